@@ -1,0 +1,70 @@
+"""Every error that a user can cause, each with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+EXIT_BAD_INPUT = 2
+
+
+class RayparError(Exception):
+    """Something that the user can mend. ``str()`` is the message to show, the way out included."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+
+
+class DataError(RayparError):
+    """A data set is absent, half-downloaded or corrupt."""
+
+
+class StoreError(RayparError):
+    """The tracking store can't be read or written."""
+
+
+class ClusterError(RayparError):
+    """Ray can't be started or reached, or has not what a trial needs."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing wrong with a study: which field, which value, what about it, and the way out."""
+
+    field: str
+    value: object
+    problem: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.field} = {self.value!r}: {self.problem}"
+        return f"{text}\n      → {self.hint}" if self.hint else text
+
+
+class StudyError(RayparError):
+    """All the mistakes of one study, told at once."""
+
+    def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None) -> None:
+        self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
+        self.where = where
+        count = len(self.mistakes)
+        head = f"{where}: " if where else ""
+        head += "1 mistake in the study" if count == 1 else f"{count} mistakes in the study"
+        super().__init__("\n".join([head, *(f"  {m}" for m in self.mistakes)]))
+
+    def at(self, where: Path | str) -> StudyError:
+        """The same mistakes, told with the file they are in."""
+        return StudyError(self.mistakes, where=where)
+
+
+def suggest(word: str, known: Sequence[str]) -> str:
+    """``did you mean `x`?`` where something known is close, else the list of what is known."""
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else "known: " + ", ".join(sorted(known))

@@ -1,0 +1,102 @@
+"""What a hyperparameter may be: a grid that is run in full, or a range that a search draws from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every value is tried; grids multiply."""
+
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A search draws one of the values, each as likely."""
+
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A search draws a float from [low, high)."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """A search draws a float from [low, high), each order of magnitude as likely."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RandInt:
+    """A search draws a whole number from [low, high)."""
+
+    low: int
+    high: int
+
+
+Domain: TypeAlias = Grid | Choice | Uniform | LogUniform | RandInt
+
+
+def grid(*values: Value) -> Grid:
+    """Try every value: ``grid(1, 2, 4)``."""
+    return Grid(values)
+
+
+def choice(*values: Value) -> Choice:
+    """Draw one of the values: ``choice("sgd", "adam")``."""
+    return Choice(values)
+
+
+def uniform(low: float, high: float) -> Uniform:
+    """Draw a float from [low, high)."""
+    return Uniform(low, high)
+
+
+def loguniform(low: float, high: float) -> LogUniform:
+    """Draw a float from [low, high) on a logarithmic scale."""
+    return LogUniform(low, high)
+
+
+def randint(low: int, high: int) -> RandInt:
+    """Draw a whole number from [low, high)."""
+    return RandInt(low, high)
+
+
+def examples(domain: Domain) -> tuple[Value, ...]:
+    """The values whose validity stands for the whole domain: all of a grid or choice, both ends of a range."""
+    match domain:
+        case Grid(values) | Choice(values):
+            return values
+        case RandInt(low, high):
+            return (low, high - 1)
+        case Uniform(low, high) | LogUniform(low, high):
+            return (low, high)
+
+
+def problem(domain: Domain) -> str | None:
+    """What is wrong with the domain itself, or None."""
+    match domain:
+        case Grid(()) | Choice(()):
+            return "is empty: give at least one value"
+        case Grid(values):
+            # True == 1 in Python; they are different values of a hyperparameter.
+            kinds = [(type(v), v) for v in values]
+            doubles = sorted({str(v) for k, v in kinds if kinds.count((k, v)) > 1})
+            return f"holds duplicate values: {', '.join(doubles)}" if doubles else None
+        case Uniform(low, high) | RandInt(low, high) if low >= high:
+            return f"needs low < high, has {low} and {high}"
+        case LogUniform(low, high) if not 0 < low < high:
+            return f"needs 0 < low < high, has {low} and {high}"
+    return None

@@ -1,0 +1,278 @@
+"""A study: one declared question about how training behaves over a space of hyperparameters."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from raypar.errors import Mistake, StudyError, suggest
+from raypar.study.options import check_together, check_value, known_options
+from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform, Value, examples, problem
+from raypar.study.trial import Placement, TrialSpec, point_label
+from raypar.study.workload import Workload
+
+DOMAINS = (Grid, Choice, Uniform, LogUniform, RandInt)
+MAX_POINTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is asked.
+
+    Attributes:
+        workload: what is trained.
+        space: the swept hyperparameters. Grids are run in full; with any other domain the study is a search.
+        baseline: what a point is compared with: the point that differs from it only in these values.
+        num_repeats: how often every point is run, each in a block (and with a seed) of its own.
+        config: fixed hyperparameters.
+        name: the study file's stem unless given.
+        seed: what everything random in the study is derived from.
+        max_retries: how often a trial is started again after its gang or one of its processes died.
+        num_trials: how many points a search draws (per grid point, if the space also has grids).
+        searcher: a ``ray.tune`` search algorithm; needs metric and mode.
+        scheduler: a ``ray.tune`` trial scheduler (ASHA …), needs metric and mode.
+        metric: what searcher and scheduler look at, a key of the reports.
+        mode: "max" or "min".
+        max_concurrent_trials: None: timed trials one at a time, each alone; a search may pack what fits.
+        description: what the study asks, for people.
+
+    Raises:
+        StudyError: with every mistake in it.
+    """
+
+    workload: Workload
+    space: Mapping[str, Domain] = field(default_factory=dict)
+    baseline: Mapping[str, Value] = field(default_factory=dict)
+    num_repeats: int = 3
+    config: Mapping[str, Value] = field(default_factory=dict)
+    name: str = ""
+    seed: int = 0
+    max_retries: int = 2
+    num_trials: int = 20
+    searcher: Any = None
+    scheduler: Any = None
+    metric: str = "accuracy"
+    mode: str = "max"
+    max_concurrent_trials: int = 1
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        mistakes = list(_mistakes(self))
+        if mistakes:
+            raise StudyError(mistakes)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether points are drawn rather than listed."""
+        return self.searcher is not None or any(not isinstance(d, Grid) for d in self.space.values())
+
+    def points(self) -> tuple[dict[str, Value], ...]:
+        """Every assignment of the grids, the last key varying fastest."""
+        grids = {k: d.values for k, d in self.space.items() if isinstance(d, Grid)}
+        return tuple(dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values()))
+
+    def trial(
+        self, point: Mapping[str, Value], repeat: int, *, order: int = 0, default_device: str = "cpu"
+    ) -> TrialSpec:
+        """The spec of one point and repeat; ``device="auto"`` becomes `default_device`."""
+        return TrialSpec(
+            study=self.name,
+            workload=self.workload.name,
+            point=dict(point),
+            config=resolve(self.workload, {**self.config, **point}, default_device),
+            repeat=repeat,
+            seed=self.seed + repeat,
+            order=order,
+        )
+
+    def trials(self, *, default_device: str = "cpu") -> tuple[TrialSpec, ...]:
+        """Every trial in execution order, the same for the same study.
+
+        Each repeat is a block that holds every point once. In a block the placements come in random order, and the
+        trials of a placement in random order: a drift over time can't pose as an effect of a hyperparameter.
+        """
+        ordered: list[TrialSpec] = []
+        for repeat in range(self.num_repeats):
+            shuffled = random.Random(f"{self.seed}/{repeat}")
+            by_placement: dict[Placement, list[TrialSpec]] = {}
+            for point in self.points():
+                spec = self.trial(point, repeat, default_device=default_device)
+                by_placement.setdefault(spec.placement, []).append(spec)
+            groups = list(by_placement.values())
+            shuffled.shuffle(groups)
+            for group in groups:
+                shuffled.shuffle(group)
+                ordered.extend(group)
+        return tuple(replace(spec, order=i) for i, spec in enumerate(ordered))
+
+    def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
+        """The point that `point` is compared with; itself where it is a baseline."""
+        return {**point, **{k: v for k, v in self.baseline.items() if k in self.space}}
+
+
+def resolve(workload: Workload, chosen: Mapping[str, Value], default_device: str = "cpu") -> dict[str, Value]:
+    """A complete config: what was chosen over the defaults; ``per_worker_batch_size`` settles ``batch_size``."""
+    config: dict[str, Any] = {key: option.default for key, option in known_options(workload).items()}
+    config.update(chosen)
+    if config.get("per_worker_batch_size") is not None:
+        config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
+    if config["device"] == "auto":
+        config["device"] = default_device
+    if config["num_threads"] is None:
+        config["num_threads"] = config["cpus_per_worker"]
+    return {
+        key: float(v) if isinstance(workload_default(workload, key), float) and v is not None else v
+        for key, v in config.items()
+    }
+
+
+def workload_default(workload: Workload, key: str) -> Value:
+    """The default of an option, or None if the key is no known option."""
+    option = known_options(workload).get(key)
+    return option.default if option else None
+
+
+def _mistakes(study: Study) -> list[Mistake]:
+    found: list[Mistake] = []
+    if not isinstance(study.workload, Workload):
+        hint = "take one from raypar.workloads, or make a raypar.Workload"
+        return [Mistake("workload", study.workload, f"is a {type(study.workload).__name__}, not a Workload", hint=hint)]
+    if study.name and not re.fullmatch(r"[\w][\w .-]*", study.name):
+        found.append(
+            Mistake("name", study.name, "may hold letters, digits, space, '_', '-' and '.'", hint="choose another name")
+        )
+    for key, low in (("num_repeats", 1), ("max_retries", 0), ("num_trials", 1), ("max_concurrent_trials", 1)):
+        value = getattr(study, key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            found.append(Mistake(key, value, f"must be a whole number of at least {low}"))
+    if study.mode not in ("max", "min"):
+        found.append(Mistake("mode", study.mode, 'must be "max" or "min"'))
+    if not isinstance(study.seed, int) or not 0 <= study.seed < 2**32:
+        found.append(Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295"))
+    for key in ("space", "config", "baseline"):
+        if not isinstance(getattr(study, key), Mapping):
+            found.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters"))
+    return found if found else [*_space_mistakes(study), *_baseline_mistakes(study)]
+
+
+def _space_mistakes(study: Study) -> list[Mistake]:
+    found: list[Mistake] = []
+    known = known_options(study.workload)
+    free = study.workload.is_train_loop  # its config is its own affair
+
+    def check_key(where: str, key: str, value: object) -> bool:
+        if key in known:
+            return True
+        if not free:
+            found.append(Mistake(f"{where}[{key!r}]", value, f"`{key}`: unknown, {suggest(key, list(known))}"))
+        return False
+
+    for key, value in study.config.items():
+        if check_key("config", key, value) and (m := check_value(f"config[{key!r}]", key, value, known[key])):
+            found.append(m)
+        if key in study.space:
+            found.append(
+                Mistake(f"config[{key!r}]", value, "is also swept in `space`", hint="say it in one of the two")
+            )
+    for key, domain in study.space.items():
+        if not isinstance(domain, DOMAINS):
+            hint = (
+                f"write grid({domain!r})"
+                if not isinstance(domain, (list, tuple))
+                else "write grid(" + ", ".join(map(repr, domain)) + ")"
+            )
+            found.append(Mistake(f"space[{key!r}]", domain, "is not a grid, choice or range", hint=hint))
+            continue
+        if wrong := problem(domain):
+            found.append(Mistake(f"space[{key!r}]", domain, wrong))
+        elif check_key("space", key, domain):
+            for value in examples(domain):
+                if m := check_value(f"space[{key!r}]", key, value, known[key]):
+                    found.append(m)
+    chosen = {**study.config, **study.space}
+    if "batch_size" in chosen and "per_worker_batch_size" in chosen and not free:
+        found.append(
+            Mistake(
+                "per_worker_batch_size",
+                chosen["per_worker_batch_size"],
+                "is given beside batch_size",
+                hint="batch_size fixes the global batch (strong scaling), per_worker_batch_size a worker's (weak): "
+                "leave one out",
+            )
+        )
+    if found:
+        return found
+    num_points = 1
+    for domain in study.space.values():
+        num_points *= len(domain.values) if isinstance(domain, Grid) else 1
+    if num_points > MAX_POINTS:
+        return [
+            Mistake(
+                "space",
+                f"{num_points:,} points",
+                f"is more than {MAX_POINTS:,}",
+                hint="narrow the grids, or search with choice/uniform and num_trials",
+            )
+        ]
+    seen: set[str] = set()
+    for point in study.points():
+        sampled = {k: examples(d)[0] for k, d in study.space.items() if not isinstance(d, Grid)}
+        config = resolve(study.workload, {**study.config, **sampled, **point})
+        for m in check_together(point_label(point), config, study.workload.num_train_samples):
+            if str(m) not in seen:
+                seen.add(str(m))
+                found.append(m)
+    return found
+
+
+def _baseline_mistakes(study: Study) -> list[Mistake]:
+    found: list[Mistake] = []
+    for key, value in study.baseline.items():
+        where = f"baseline[{key!r}]"
+        domain = study.space.get(key)
+        if domain is None:
+            found.append(
+                Mistake(
+                    where,
+                    value,
+                    f"`{key}` is not swept, so no point differs in it",
+                    hint=suggest(key, list(study.space)) if study.space else "add it to `space`",
+                )
+            )
+        elif isinstance(domain, (Grid, Choice)) and value not in domain.values:
+            found.append(
+                Mistake(
+                    where,
+                    value,
+                    "matches no point",
+                    hint=f"take one of {', '.join(map(repr, domain.values))}, or add it to the space",
+                )
+            )
+        elif not isinstance(domain, (Grid, Choice)):
+            found.append(
+                Mistake(
+                    where,
+                    value,
+                    "no point of a drawn range is sure to match it",
+                    hint="a baseline needs grid(...) or choice(...)",
+                )
+            )
+    return found
+
+
+def with_settings(study: Study, settings: Sequence[tuple[str, Value]], *, name: str | None = None) -> Study:
+    """The study with ``--set key=value`` applied: a fixed value takes the key out of the space.
+
+    Raises:
+        StudyError: as `Study` does.
+    """
+    space, config, baseline = dict(study.space), dict(study.config), dict(study.baseline)
+    for key, value in settings:
+        space.pop(key, None)
+        baseline.pop(key, None)
+        config[key] = value
+    return replace(study, space=space, config=config, baseline=baseline, name=name or study.name)

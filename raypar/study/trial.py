@@ -1,0 +1,183 @@
+"""A trial: what is to be done (`TrialSpec`) and what came of it (`TrialResult`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from raypar.study.space import Value
+
+
+class TrialState(StrEnum):
+    FINISHED = "finished"
+    STOPPED = "stopped"  # by a scheduler: complete up to its last epoch
+    FAILED = "failed"
+
+
+class FailureKind(StrEnum):
+    ERROR = "error"  # user code raised
+    CRASH = "crash"  # a rank died: signal, out of memory, exit
+    GANG_LOST = "gang_lost"  # a worker, node or controller of the gang died
+    REFUSED = "refused"  # could never be placed
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What shapes a gang: trials of the same placement can share one."""
+
+    num_workers: int
+    cpus_per_worker: int
+    device: str  # "cpu" or "cuda"; never "auto"
+
+    @property
+    def num_cpus(self) -> int:
+        return self.num_workers * self.cpus_per_worker
+
+    def __str__(self) -> str:
+        workers = f"{self.num_workers} worker" + ("s" if self.num_workers > 1 else "")
+        cores = f"{self.cpus_per_worker} core" + ("s" if self.cpus_per_worker > 1 else "")
+        return f"{workers} × {cores}" + (" + 1 GPU" if self.device == "cuda" else "")
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """One point of a study's space, once.
+
+    Attributes:
+        study: the study's name.
+        workload: the workload's name.
+        point: the swept hyperparameters.
+        config: every hyperparameter, the swept ones and the defaults included.
+        repeat: which repetition of the point, from 0; also the block it is run in.
+        seed: what seeds model, data order and workload: the same for every point of a block.
+        order: position in the study's execution order, from 0.
+    """
+
+    study: str
+    workload: str
+    point: Mapping[str, Value]
+    config: Mapping[str, Value]
+    repeat: int
+    seed: int
+    order: int = 0
+
+    @property
+    def identity(self) -> str:
+        """Hash of what determines the result (not of the order it is run in): 16 hex digits."""
+        what = [self.study, self.workload, sorted(self.config.items()), self.repeat, self.seed]
+        return hashlib.sha256(json.dumps(what, separators=(",", ":")).encode()).hexdigest()[:16]
+
+    @property
+    def placement(self) -> Placement:
+        c: Mapping[str, Any] = self.config
+        return Placement(c["num_workers"], c["cpus_per_worker"], c["device"])
+
+    @property
+    def label(self) -> str:
+        """``batch_size=64 num_workers=2 #1``, for people."""
+        return f"{point_label(self.point)} #{self.repeat + 1}"
+
+
+def point_label(point: Mapping[str, Value]) -> str:
+    """``batch_size=64 num_workers=2``; ``the only point`` for a study that sweeps nothing."""
+    return " ".join(f"{k}={v}" for k, v in point.items()) or "the only point"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial failed.
+
+    Attributes:
+        rank: the rank that failed first; None where the gang as a whole was lost.
+        log_path: where that rank's output is.
+    """
+
+    kind: FailureKind
+    message: str
+    rank: int | None = None
+    traceback: str = ""
+    log_path: str = ""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What came of a trial. Times are seconds of a monotonic clock, slowest rank.
+
+    Attributes:
+        attempts: how often it was started; more than 1 after infrastructure failures.
+        started_at: Unix time at which its ranks were started.
+        wall_s: from the start of its ranks to their end, everything included.
+        startup_s: from the start of its ranks to the first warm-up step: process group, data, model.
+        warmup_s: the undone steps before the clock.
+        train_time_s: the timed region: all counted steps, without evaluation. None for a train loop, which raypar
+            can't look into.
+        eval_time_s: evaluations.
+        throughput_samples_per_s: samples trained on in the timed region, whole gang, over train_time_s.
+        reports: one mapping per epoch (or per ``ray.train.report`` of a train loop): ``epoch``, ``train_loss``,
+            ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` …
+        step_times_s: raw step times, ``[rank][step]`` over all epochs.
+        environment: what it ran on and with: ``node``, ``cores`` per rank, ``num_threads``, ``cpu_wait_share`` per
+            rank, ``load_before``, ``gang``, ``nth_in_gang``, ``device_name``.
+    """
+
+    spec: TrialSpec
+    state: TrialState
+    attempts: int = 1
+    started_at: float = 0.0
+    wall_s: float | None = None
+    startup_s: float | None = None
+    warmup_s: float | None = None
+    train_time_s: float | None = None
+    eval_time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    reports: tuple[Mapping[str, float], ...] = ()
+    step_times_s: tuple[tuple[float, ...], ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the trial need not be run again."""
+        return self.state is not TrialState.FAILED
+
+    @property
+    def final(self) -> Mapping[str, float]:
+        """The last report; empty if there was none."""
+        return self.reports[-1] if self.reports else {}
+
+    @property
+    def gang_step_times_s(self) -> tuple[float, ...]:
+        """Per step, the slowest rank's time."""
+        return tuple(max(times) for times in zip(*self.step_times_s, strict=False))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> TrialResult:
+        """Raises ValueError, KeyError or TypeError where the text is not one of `to_json`."""
+        raw = json.loads(text)
+        failure = raw["failure"]
+        return cls(
+            **{
+                **raw,
+                "spec": spec_from_dict(raw["spec"]),
+                "state": TrialState(raw["state"]),
+                "reports": tuple(raw["reports"]),
+                "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
+                "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
+            }
+        )
+
+
+def spec_from_dict(raw: Mapping[str, Any]) -> TrialSpec:
+    """A spec from its ``dataclasses.asdict`` form as JSON gives it back (lists for tuples)."""
+
+    def values(mapping: Mapping[str, Any]) -> dict[str, Value]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in mapping.items()}
+
+    return TrialSpec(**{**raw, "point": values(raw["point"]), "config": values(raw["config"])})
