@@ -1,0 +1,206 @@
+"""What a study asks, as far as its analysis needs to know, and its results sorted by point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+from raypar.study.space import Value
+from raypar.study.study import Study
+from raypar.study.trial import TrialResult, TrialState
+
+PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
+
+TRAIN_TIME = "train_time_s"
+WALL_TIME = "wall_s"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a study asks; small enough to be stored beside its results, so that a report needs no study file.
+
+    Attributes:
+        study_name: how the study is called.
+        baseline: what a point is compared with: the point that differs only in these values; empty: with nothing.
+        space_keys: the swept hyperparameters, in the order in which they are shown.
+        metric: key of the last report that says how good a trial is.
+        mode: "max" or "min" of it is better.
+        points: every point, where the study lists them; () for a search. One without a result is shown as such.
+        num_repeats: how many trials every point should have; None: unknown.
+    """
+
+    study_name: str
+    baseline: Mapping[str, Value]
+    space_keys: tuple[str, ...]
+    metric: str = "accuracy"
+    mode: str = "max"
+    points: tuple[Mapping[str, Value], ...] = ()
+    num_repeats: int | None = None
+
+    def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
+        """The point that `point` is compared with; itself where it is a baseline."""
+        return {**point, **{k: v for k, v in self.baseline.items() if k in point}}
+
+    def is_baseline(self, point: Mapping[str, Value]) -> bool:
+        return bool(self.baseline) and point_key(self.baseline_of(point)) == point_key(point)
+
+    def compared_keys(self) -> tuple[str, ...]:
+        """The swept hyperparameters in which a point differs from its baseline."""
+        return tuple(k for k in self.space_keys if k in self.baseline)
+
+    def other_keys(self) -> tuple[str, ...]:
+        """The swept hyperparameters that a point shares with its baseline."""
+        return tuple(k for k in self.space_keys if k not in self.baseline)
+
+
+def question_of(study: Study) -> Question:
+    """What `study` asks."""
+    return Question(
+        study_name=study.name,
+        baseline=dict(study.baseline),
+        space_keys=tuple(study.space),
+        metric=study.metric,
+        mode=study.mode,
+        points=() if study.is_search else study.points(),
+        num_repeats=study.num_repeats,
+    )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one finished trial says.
+
+    Attributes:
+        time_s: the study's time metric, greater than 0; None where the trial has none.
+        throughput: samples per second of the timed region; None where raypar could not look into it.
+        metric: the study's metric of the last report, or None.
+    """
+
+    identity: str
+    time_s: float | None
+    throughput: float | None
+    metric: float | None
+
+    @property
+    def num_samples(self) -> float | None:
+        """Samples trained on in the timed region; None where unknown."""
+        return None if self.throughput is None or self.time_s is None else self.throughput * self.time_s
+
+
+@dataclass(frozen=True)
+class PointSamples:
+    """The trials of one point.
+
+    Attributes:
+        config: every hyperparameter, of any of its trials; empty for a point without one.
+        samples: its finished trials by repeat.
+        results: all its trials, whatever became of them.
+    """
+
+    point: Mapping[str, Value]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    samples: Mapping[int, Sample] = field(default_factory=dict)
+    results: tuple[TrialResult, ...] = ()
+
+    @property
+    def num_workers(self) -> int | None:
+        workers = self.config.get("num_workers", self.point.get("num_workers"))
+        return workers if isinstance(workers, int) else None
+
+    def num_in(self, state: TrialState) -> int:
+        """How many of its trials ended in this state."""
+        return sum(result.state is state for result in self.results)
+
+    def all_of(self, quantity: str) -> list[float]:
+        """Every known `quantity` (an attribute of `Sample`), in the order of the repeats."""
+        found = [getattr(self.samples[repeat], quantity) for repeat in sorted(self.samples)]
+        return [value for value in found if value is not None]
+
+
+def point_key(point: Mapping[str, Value]) -> PointKey:
+    """A hashable form, equal for equal points: 1 and 1.0 are the same value, 1 and True are not."""
+    # Sorted by key alone: values of different types have no order.
+    return tuple(
+        (k, isinstance(v, bool), tuple(v) if isinstance(v, list) else v)
+        for k, v in sorted(point.items(), key=itemgetter(0))
+    )
+
+
+def time_metric_of(results: Iterable[TrialResult]) -> str:
+    """``train_time_s`` where every finished trial has it, else ``wall_s`` (train loops that raypar can't look into)."""
+    finished = [r for r in results if r.state is TrialState.FINISHED]
+    return TRAIN_TIME if all(r.train_time_s is not None for r in finished) else WALL_TIME
+
+
+def latest(results: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
+    """One result per trial: the last complete one, or the last failure where none is complete."""
+    chosen: dict[str, TrialResult] = {}
+    for result in results:
+        old = chosen.get(result.spec.identity)
+        if old is None or (result.is_complete, result.started_at) >= (old.is_complete, old.started_at):
+            chosen[result.spec.identity] = result
+    return tuple(chosen.values())
+
+
+def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:
+    """The results sorted by point; points in the order of their values, listed ones without a result included."""
+    by_key: dict[PointKey, list[TrialResult]] = {point_key(p): [] for p in question.points}
+    points: dict[PointKey, Mapping[str, Value]] = {point_key(p): p for p in question.points}
+    for result in latest(results):
+        key = point_key(result.spec.point)
+        points.setdefault(key, result.spec.point)
+        by_key.setdefault(key, []).append(result)
+    gathered = [_point_samples(question, points[key], by_key[key], time_metric) for key in by_key]
+    return tuple(sorted(gathered, key=lambda p: _order(question, p.point)))
+
+
+def _point_samples(
+    question: Question, point: Mapping[str, Value], results: list[TrialResult], time_metric: str
+) -> PointSamples:
+    results = sorted(results, key=lambda r: (r.spec.repeat, r.started_at))
+    return PointSamples(
+        point=point,
+        config=results[-1].spec.config if results else {},
+        samples={r.spec.repeat: _sample(question, r, time_metric) for r in results if r.state is TrialState.FINISHED},
+        results=tuple(results),
+    )
+
+
+def _sample(question: Question, result: TrialResult, time_metric: str) -> Sample:
+    time_s = result.train_time_s if time_metric == TRAIN_TIME else result.wall_s
+    return Sample(
+        identity=result.spec.identity,
+        time_s=_positive(time_s),
+        # Over the wall-clock time a throughput would not be that of the same stretch of time.
+        throughput=_positive(result.throughput_samples_per_s) if time_metric == TRAIN_TIME else None,
+        metric=_finite(result.final.get(question.metric)),
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _positive(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def _order(question: Question, point: Mapping[str, Value]) -> tuple[tuple[int, Any], ...]:
+    """Sorts points by their values, key by key: None, numbers, tuples, then words."""
+
+    def rank(value: Value) -> tuple[int, Any]:
+        match value:
+            case None:
+                return (0, 0)
+            case bool() | int() | float():
+                return (1, value)
+            case tuple() | list():
+                return (2, tuple(value))
+            case _:
+                return (3, str(value))
+
+    keys = (*question.space_keys, *sorted(k for k in point if k not in question.space_keys))
+    return tuple(rank(point.get(key)) for key in keys)

@@ -1,0 +1,111 @@
+"""From the results of a study to what they say: `analyse`.
+
+Pure and fast: no Ray, no torch, no store. `question_of` takes from a `Study` what is needed; a report that is rebuilt
+from the store makes its `Question` from what was stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raypar.analysis.checks import Evidence, Finding, find_all
+from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
+from raypar.analysis.question import Question, Sample, collect, point_key, question_of, time_metric_of
+from raypar.analysis.verdicts import verdicts
+from raypar.study.space import Value
+from raypar.study.study import Study
+from raypar.study.trial import TrialResult
+
+__all__ = [
+    "PointAnalysis",
+    "Question",
+    "StudyAnalysis",
+    "analyse",
+    "pair_speedups",
+    "question_of",
+]
+
+
+@dataclass(frozen=True)
+class StudyAnalysis:
+    """What a study's results say.
+
+    Attributes:
+        study_name: how the study is called.
+        baseline: what a point is compared with; empty: with nothing, and no point has a speedup.
+        space_keys: the swept hyperparameters, in the order in which they are shown.
+        time_metric: what the times are: ``train_time_s`` (the timed steps alone) or ``wall_s`` (everything).
+        metric: name of the study's metric.
+        mode: "max" or "min" of it is better.
+        num_repeats: how many trials every point should have; None: unknown.
+        points: one each, in the order of their values.
+        warnings: what to mind when reading the numbers, the gravest first.
+        verdicts: what the numbers say, in sentences.
+    """
+
+    study_name: str
+    baseline: Mapping[str, Value]
+    space_keys: tuple[str, ...]
+    time_metric: str
+    metric: str
+    mode: str
+    num_repeats: int | None
+    points: tuple[PointAnalysis, ...]
+    warnings: tuple[Finding, ...]
+    verdicts: tuple[str, ...]
+
+    @property
+    def num_trials(self) -> int:
+        return sum(point.num_trials for point in self.points)
+
+
+def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAnalysis:
+    """What the results say.
+
+    Args:
+        asked: the study, or what was kept of it where the study file is gone.
+        results: of its trials, in any order; of two results of one trial the later complete one counts. A search's
+            points are those that have results; points that a study lists and nobody ran are shown as such.
+    """
+    question = question_of(asked) if isinstance(asked, Study) else asked
+    time_metric = time_metric_of(results)
+    gathered = collect(question, results, time_metric)
+    points = analyse_points(question, gathered)
+    return StudyAnalysis(
+        study_name=question.study_name,
+        baseline=dict(question.baseline),
+        space_keys=question.space_keys,
+        time_metric=time_metric,
+        metric=question.metric,
+        mode=question.mode,
+        num_repeats=question.num_repeats,
+        points=points,
+        warnings=find_all(Evidence(question, time_metric, gathered, points)),
+        verdicts=verdicts(question, gathered, points),
+    )
+
+
+def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[str, float]:
+    """Each finished trial's speedup over the baseline trial of its own block, by the trial's identity.
+
+    A trial whose block holds no finished baseline is left out; so are all where the study names no baseline.
+    """
+    gathered = collect(question, results, time_metric_of(results))
+    by_key = {point_key(p.point): p for p in gathered}
+    speedups: dict[str, float] = {}
+    for samples in gathered:
+        base = baseline_in(question, by_key, samples)
+        for repeat, sample in samples.samples.items():
+            partner = base.samples.get(repeat) if base else None
+            if partner is not None and (speedup := _speedup(partner, sample)) is not None:
+                speedups[sample.identity] = speedup
+    return speedups
+
+
+def _speedup(base: Sample, other: Sample) -> float | None:
+    if base.time_s is None or other.time_s is None:
+        return None
+    if base.throughput is None or other.throughput is None or same_work(base.num_samples, other.num_samples):
+        return base.time_s / other.time_s
+    return other.throughput / base.throughput

@@ -1,0 +1,17 @@
+"""Text for consoles that can't show every character."""
+
+from __future__ import annotations
+
+_STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "..."})
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text as this encoding can have it: unchanged, or with plain stand-ins for what it lacks.
+
+    A stand-in may be longer than what it stands for, by two cells for ``±``.
+    """
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_STAND_INS).encode(encoding, errors="replace").decode(encoding)
+    return text

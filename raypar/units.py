@@ -1,0 +1,191 @@
+"""How numbers are shown: every rounding and every unit in one place.
+
+What can't be shown (None, NaN, infinite) is shown as ``–``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+MISSING = "–"
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+def _is_missing(value: float | None) -> bool:
+    return value is None or not math.isfinite(value)
+
+
+def _decimals(value: float, significant: int = 3) -> int:
+    """Decimal places that show `value` with so many significant digits; 0 for what has them before the point."""
+    if value == 0:
+        return significant - 1
+    # Rounded first: 9.999 has three significant digits as 10.0, not as 10.00.
+    magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
+    return max(0, significant - 1 - magnitude)
+
+
+def number(value: float | None, significant: int = 4) -> str:
+    """A plain number: ``0.2134``; trailing zeros are kept, so that columns of them line up."""
+    if value is None or _is_missing(value):
+        return MISSING
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{significant - 1}e}"
+    return f"{value:.{_decimals(value, significant)}f}"
+
+
+def count(value: int | None) -> str:
+    """``12,345``."""
+    return MISSING if value is None or _is_missing(value) else f"{value:,.0f}"
+
+
+def counted(value: int, noun: str) -> str:
+    """``1 trial``, ``12 trials``: a count with its noun, which takes a plain -s."""
+    return f"{count(value)} {noun}" if value == 1 else f"{count(value)} {noun}s"
+
+
+def compact(value: float | None) -> str:
+    """Three significant digits and a factor: ``950``, ``18.6k``, ``2.50M``."""
+    if value is None or _is_missing(value):
+        return MISSING
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor * 0.9995:  # what rounds to 1,000 is 1.00k
+            return f"{value / factor:.{_decimals(value / factor)}f}{letter}"
+    return f"{value:.{_decimals(value)}f}"
+
+
+def rate(value: float | None, unit: str = "samples/s") -> str:
+    """``114k samples/s``."""
+    return MISSING if value is None or _is_missing(value) else f"{compact(value)} {unit}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units: ``512 B``, ``1.20 GB``."""
+    if value is None or _is_missing(value):
+        return MISSING
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= factor * 0.9995:
+            return f"{value / factor:.{_decimals(value / factor)}f} {unit}"
+    return f"{value:.0f} B"
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people: ``850 µs``, ``12.3 ms``, ``0.15 s``, ``23.5 s``, ``1 min 20 s``, ``2 h 5 min``."""
+    if value is None or _is_missing(value):
+        return MISSING
+    if value < 0:
+        return "-" + seconds(-value)
+    if value == 0:
+        return "0 s"
+    if value < 0.0009995:
+        return f"{value * 1e6:.{min(1, _decimals(value * 1e6))}f} µs"
+    if value < 0.09995:
+        return f"{value * 1e3:.{min(1, _decimals(value * 1e3))}f} ms"
+    if value < 9.995:
+        return f"{value:.2f} s"
+    if value < 59.95:
+        return f"{value:.1f} s"
+    if (whole := round(value)) < HOUR_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S} s"
+    if (minutes := round(value / MINUTE_S)) < DAY_S // MINUTE_S:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(value / HOUR_S)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def ratio(value: float | None) -> str:
+    """``1.87×``: two decimals, fewer from 10 on, more below 0.1."""
+    return MISSING if value is None or _is_missing(value) else _ratio_digits(value) + "×"
+
+
+def percent(share: float | None, decimals: int = 0) -> str:
+    """A share of 1 as ``93 %``."""
+    return MISSING if share is None or _is_missing(share) else f"{100 * share:.{decimals}f} %"
+
+
+def value_of(value: object) -> str:
+    """A hyperparameter's value in a table: floats by their first four digits, the rest as written."""
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.4g}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ",".join(map(value_of, value)) + ")"
+    return str(value)
+
+
+def score(name: str, value: float | None) -> str:
+    """A metric of a trial: accuracies as percent with one decimal, others as numbers."""
+    return percent(value, 1) if is_share(name) else number(value)
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric of this name is a share of 1, shown as percent."""
+    return name.lower().rsplit("/", 1)[-1].endswith(("accuracy", "acc"))
+
+
+def ratio_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """``1.87× [1.80, 1.95]``; without the brackets where there is no interval."""
+    return ratio(value) + _brackets(value, low, high, _ratio_digits)
+
+
+def percent_interval(value: float | None, low: float | None, high: float | None, decimals: int = 0) -> str:
+    """``93 % [90, 96]``."""
+    return percent(value, decimals) + _brackets(value, low, high, lambda v: f"{100 * v:.{decimals}f}")
+
+
+def rate_interval(value: float | None, low: float | None, high: float | None, unit: str = "samples/s") -> str:
+    """``114k samples/s [110k, 118k]``."""
+    return rate(value, unit) + _brackets(value, low, high, compact)
+
+
+def score_interval(name: str, value: float | None, low: float | None, high: float | None) -> str:
+    """``97.8 % [97.6, 97.9]`` for an accuracy, ``0.2134 [0.2100, 0.2170]`` for others."""
+    if is_share(name):
+        return percent_interval(value, low, high, 1)
+    return number(value) + _brackets(value, low, high, number)
+
+
+def seconds_interval(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """``3.21 s [3.10, 3.40]``: one unit for all three (ms, s, min or h), the bounds as finely as the value."""
+    if value is None or _is_missing(value):
+        return MISSING
+    factor, unit = next((f, u) for limit, f, u in _SCALES if value < limit)
+    decimals = _decimals(value / factor)
+    return f"{value / factor:.{decimals}f} {unit}" + _brackets(value, low, high, lambda v: _bound(v / factor, decimals))
+
+
+def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
+    """The wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
+    if not value or low is None or high is None or any(map(_is_missing, (value, low, high))):
+        return ""
+    share = max(high - value, value - low) / abs(value)
+    if share >= 9.995:
+        return "±>999 %"
+    return f"±{100 * share:.{1 if share < 0.00995 else 0}f} %"
+
+
+# Under each limit in seconds: what a unit is worth, and its name.
+_SCALES = ((0.09995, 1e-3, "ms"), (600.0, 1.0, "s"), (2.0 * HOUR_S, 60.0, "min"), (math.inf, 3600.0, "h"))
+
+
+def _brackets(value: float | None, low: float | None, high: float | None, show: Callable[[float], str]) -> str:
+    if value is None or low is None or high is None or any(map(_is_missing, (value, low, high))):
+        return ""
+    return f" [{show(low)}, {show(high)}]"
+
+
+def _bound(value: float, decimals: int) -> str:
+    """A bound as finely as its value, but no more than three significant digits where it is far larger."""
+    if abs(value) >= 9999.5:
+        return compact(value)
+    return f"{value:.{min(decimals, _decimals(value)) if abs(value) >= 1 else decimals}f}"
+
+
+def _ratio_digits(value: float) -> str:
+    if abs(value) >= 9999.5:
+        return compact(value)
+    if value == 0 or 0.0995 <= abs(value) < 9.995:
+        return f"{value:.2f}"
+    if abs(value) < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.{_decimals(value, 2 if abs(value) < 1 else 3)}f}"

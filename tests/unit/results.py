@@ -1,0 +1,56 @@
+"""Trial results made by hand, for tests of what stands above the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raypar.study.space import Value
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+
+CONFIG: Mapping[str, Value] = {
+    "num_workers": 1,
+    "cpus_per_worker": 1,
+    "device": "cpu",
+    "batch_size": 64,
+    "epochs": 3,
+    "lr": 0.1,
+}
+
+
+def make_spec(point: Mapping[str, Value], repeat: int = 0, *, study: str = "mnist", **config: Value) -> TrialSpec:
+    """The spec of a point; `config` over the defaults in CONFIG."""
+    return TrialSpec(study, "mnist_mlp", dict(point), {**CONFIG, **config, **point}, repeat, seed=repeat)
+
+
+def make_result(
+    point: Mapping[str, Value],
+    repeat: int = 0,
+    train_time_s: float | None = 4.0,
+    accuracy: float | None = 0.97,
+    *,
+    num_samples: int = 180_000,
+    state: TrialState = TrialState.FINISHED,
+    wall_s: float | None = None,
+    step_times_s: tuple[tuple[float, ...], ...] = (),
+    failure: str = "boom",
+    config: Mapping[str, Value] | None = None,
+    environment: Mapping[str, Any] | None = None,
+    started_at: float = 0.0,
+) -> TrialResult:
+    """A finished trial unless `state` says otherwise; throughput follows from samples and time."""
+    spec = make_spec(point, repeat, **(config or {}))
+    if state is TrialState.FAILED:
+        return TrialResult(spec, state, started_at=started_at, failure=Failure(FailureKind.ERROR, failure))
+    throughput = num_samples / train_time_s if train_time_s else None
+    return TrialResult(
+        spec,
+        state,
+        started_at=started_at,
+        wall_s=wall_s if wall_s is not None else (train_time_s or 4.0) + 1.0,
+        train_time_s=train_time_s,
+        throughput_samples_per_s=throughput,
+        reports=({"epoch": 3, "accuracy": accuracy},) if accuracy is not None else (),
+        step_times_s=step_times_s,
+        environment=environment if environment is not None else {"cores": [[0]], "cpu_wait_share": [0.01]},
+    )
