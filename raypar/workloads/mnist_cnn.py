@@ -1,0 +1,41 @@
+"""Handwritten digits with a small convolutional network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raypar.study.workload import Config, Workload
+from raypar.workloads.mnist_mlp import data, prepare
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build(_: Config) -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+mnist_cnn = Workload(
+    name="mnist_cnn",
+    model=build,
+    data=data,
+    num_train_samples=60_000,
+    defaults={"optimizer": "adam", "lr": 0.001, "batch_size": 64, "epochs": 10},
+    prepare=prepare,
+    description="MNIST's 60,000 digits with two convolutions and three fully connected layers",
+)

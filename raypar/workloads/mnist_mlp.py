@@ -1,0 +1,45 @@
+"""Handwritten digits with a multi-layer perceptron: 784-128-10, ReLU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raypar.study.workload import Config, Data, Workload
+from raypar.workloads.datasets import ensure_image_set
+from raypar.workloads.images import image_data
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MEAN, STD = 0.1307, 0.3081  # of MNIST's training pixels, as fractions of 255
+
+
+def build(config: Config) -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(28 * 28, config["hidden_size"]),
+        nn.ReLU(),
+        nn.Linear(config["hidden_size"], 10),
+    )
+
+
+def data(config: Config) -> Data:
+    return image_data("MNIST", config, mean=MEAN, std=STD)
+
+
+def prepare(_: Config) -> None:
+    ensure_image_set("MNIST")
+
+
+mnist_mlp = Workload(
+    name="mnist_mlp",
+    model=build,
+    data=data,
+    num_train_samples=60_000,
+    options={"hidden_size": 128},
+    defaults={"optimizer": "sgd", "lr": 0.1, "batch_size": 64, "epochs": 3},
+    prepare=prepare,
+    description="MNIST's 60,000 digits with a multi-layer perceptron, 784-128-10",
+)
