@@ -5,8 +5,9 @@ A trial's config is these options, the workload's own, and nothing else: a missp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raypar.errors import Mistake, suggest
 from raypar.study.space import Value
@@ -30,11 +31,14 @@ class Option:
 
 
 def _at_least(low: float) -> Callable[[Value], str | None]:
-    return lambda v: None if isinstance(v, (int, float)) and v >= low else f"must be at least {low}"
+    return lambda v: (
+        None if isinstance(v, (int, float)) and math.isfinite(v) and v >= low else f"must be at least {low}"
+    )
 
 
 def _positive(value: Value) -> str | None:
-    return None if isinstance(value, (int, float)) and value > 0 else "must be greater than 0"
+    fine = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+    return None if fine else "must be a number greater than 0"
 
 
 def _one_of(known: tuple[str, ...]) -> Callable[[Value], str | None]:
@@ -83,26 +87,47 @@ def known_options(workload: Workload) -> dict[str, Option]:
 
 def check_value(field: str, key: str, value: Value, option: Option) -> Mistake | None:
     """What is wrong with one value of one option, or None."""
+    usual = "" if option.default is None else f", by default {option.default}"
+    hint = f"{option.doc}; {option.kind.__name__}{usual}"
     if value is None:
-        return (
-            None if option.optional else Mistake(field, value, f"`{key}` needs a value of type {option.kind.__name__}")
-        )
+        return None if option.optional else Mistake(field, value, f"`{key}` needs a value", hint=hint)
     wanted = (int, float) if option.kind is float else (option.kind,)
     # bool is an int in Python, but `epochs=True` is a slip.
     if not isinstance(value, wanted) or (isinstance(value, bool) and option.kind is not bool):
-        return Mistake(
-            field, value, f"`{key}` is of type {option.kind.__name__}, not {type(value).__name__}", hint=option.doc
-        )
+        wrong = f"`{key}` is of type {option.kind.__name__}, not {type(value).__name__}"
+        return Mistake(field, value, wrong, hint=hint)
     problem = option.check(value)
-    return Mistake(field, value, f"`{key}` {problem}", hint=option.doc) if problem else None
+    return Mistake(field, value, f"`{key}` {problem}", hint=hint) if problem else None
+
+
+def workload_mistakes(workload: Workload) -> list[Mistake]:
+    """What is wrong with a workload, whatever a study makes of it."""
+    found: list[Mistake] = []
+    if workload.is_train_loop:
+        return found
+    for part in ("model", "data"):
+        if not callable(getattr(workload, part)):
+            hint = f"give the Workload {part}=, a function of the trial's config"
+            found.append(Mistake(f"workload.{part}", getattr(workload, part), "is no function", hint=hint))
+    for key, value in workload.options.items():
+        if not isinstance(value, (str, int, float, bool, tuple)):
+            hint = "a default is a str, int, float, bool or tuple, and its type is the option's"
+            found.append(Mistake(f"workload.options[{key!r}]", value, "is no default for an option", hint=hint))
+    known = known_options(replace(workload, defaults={}))
+    for key, value in workload.defaults.items():
+        where = f"workload.defaults[{key!r}]"
+        if key not in known:
+            hint = f"{suggest(key, list(known))}; the workload's own hyperparameters go into options={{...}}"
+            found.append(Mistake(where, value, f"`{key}`: unknown", hint=hint))
+        elif wrong := check_value(where, key, value, known[key]):
+            found.append(wrong)
+    return found
 
 
 def check_together(field: str, config: Config, num_train_samples: int | None) -> list[Mistake]:
-    """What is wrong with a complete config whose values are each fine alone."""
+    """What is wrong with a complete config whose values are each fine alone; not for a train loop's config."""
     found: list[Mistake] = []
-    workers, batch = config["num_workers"], config.get("batch_size")
-    if batch is None:
-        return found
+    workers, batch = config["num_workers"], config["batch_size"]
     if batch < workers:
         found.append(
             Mistake(
@@ -112,18 +137,17 @@ def check_together(field: str, config: Config, num_train_samples: int | None) ->
                 hint=f"use batch_size of at least {workers}, or fewer workers",
             )
         )
-    wanted = config.get("num_samples")
-    size = num_train_samples
+    wanted, size = config["num_samples"], num_train_samples
     if size is not None and wanted is not None and wanted > size:
         found.append(
             Mistake(f"{field}.num_samples", wanted, f"is more than the {size} training samples", hint="ask for fewer")
         )
-    elif size is not None and batch > (wanted or size):
+    elif (available := wanted or size) is not None and batch > available:
         found.append(
             Mistake(
                 f"{field}.batch_size",
                 batch,
-                f"is larger than the training set of {wanted or size} samples",
+                f"is larger than the training set of {available} samples",
                 hint="use a smaller batch_size" + (" or a larger num_samples" if wanted else ""),
             )
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raypar.errors import Mistake, StudyError, suggest
-from raypar.study.options import check_together, check_value, known_options
+from raypar.study.options import check_together, check_value, known_options, workload_mistakes
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform, Value, examples, problem
 from raypar.study.trial import Placement, TrialSpec, point_label
 from raypar.study.workload import Workload
@@ -116,31 +116,22 @@ class Study:
 
 def resolve(workload: Workload, chosen: Mapping[str, Value], default_device: str = "cpu") -> dict[str, Value]:
     """A complete config: what was chosen over the defaults; ``per_worker_batch_size`` settles ``batch_size``."""
-    config: dict[str, Any] = {key: option.default for key, option in known_options(workload).items()}
+    known = known_options(workload)
+    config: dict[str, Any] = {key: option.default for key, option in known.items()}
     config.update(chosen)
-    if config.get("per_worker_batch_size") is not None:
+    if not workload.is_train_loop and config["per_worker_batch_size"] is not None:
         config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
     if config["device"] == "auto":
         config["device"] = default_device
     if config["num_threads"] is None:
         config["num_threads"] = config["cpus_per_worker"]
-    return {
-        key: float(v) if isinstance(workload_default(workload, key), float) and v is not None else v
-        for key, v in config.items()
-    }
-
-
-def workload_default(workload: Workload, key: str) -> Value:
-    """The default of an option, or None if the key is no known option."""
-    option = known_options(workload).get(key)
-    return option.default if option else None
+    # So that `lr=1` and `lr=1.0` are one trial.
+    floats = {key for key, option in known.items() if option.kind is float}
+    return {key: float(v) if key in floats and v is not None else v for key, v in config.items()}
 
 
 def _mistakes(study: Study) -> list[Mistake]:
     found: list[Mistake] = []
-    if not isinstance(study.workload, Workload):
-        hint = "take one from raypar.workloads, or make a raypar.Workload"
-        return [Mistake("workload", study.workload, f"is a {type(study.workload).__name__}, not a Workload", hint=hint)]
     if study.name and not re.fullmatch(r"[\w][\w .-]*", study.name):
         found.append(
             Mistake("name", study.name, "may hold letters, digits, space, '_', '-' and '.'", hint="choose another name")
@@ -148,15 +139,26 @@ def _mistakes(study: Study) -> list[Mistake]:
     for key, low in (("num_repeats", 1), ("max_retries", 0), ("num_trials", 1), ("max_concurrent_trials", 1)):
         value = getattr(study, key)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            found.append(Mistake(key, value, f"must be a whole number of at least {low}"))
+            found.append(Mistake(key, value, f"must be a whole number of at least {low}", hint=f"say {key}={low}"))
     if study.mode not in ("max", "min"):
-        found.append(Mistake("mode", study.mode, 'must be "max" or "min"'))
-    if not isinstance(study.seed, int) or not 0 <= study.seed < 2**32:
-        found.append(Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295"))
-    for key in ("space", "config", "baseline"):
+        found.append(Mistake("mode", study.mode, 'must be "max" or "min"', hint='say mode="max" for an accuracy'))
+    if not isinstance(study.seed, int) or isinstance(study.seed, bool) or not 0 <= study.seed < 2**32:
+        found.append(Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295", hint="say seed=0"))
+    mappings = ("space", "config", "baseline")
+    for key in mappings:
         if not isinstance(getattr(study, key), Mapping):
-            found.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters"))
-    return found if found else [*_space_mistakes(study), *_baseline_mistakes(study)]
+            hint = f'say {key}={{"batch_size": …}}'
+            found.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters", hint=hint))
+    if not isinstance(study.workload, Workload):
+        hint = "take one from raypar.workloads, or make a raypar.Workload"
+        return [
+            *found,
+            Mistake("workload", study.workload, f"is a {type(study.workload).__name__}, not a Workload", hint=hint),
+        ]
+    unusable = workload_mistakes(study.workload)
+    if unusable or not all(isinstance(getattr(study, key), Mapping) for key in mappings):
+        return [*found, *unusable]
+    return [*found, *_space_mistakes(study), *_baseline_mistakes(study)]
 
 
 def _space_mistakes(study: Study) -> list[Mistake]:
@@ -168,7 +170,8 @@ def _space_mistakes(study: Study) -> list[Mistake]:
         if key in known:
             return True
         if not free:
-            found.append(Mistake(f"{where}[{key!r}]", value, f"`{key}`: unknown, {suggest(key, list(known))}"))
+            wrong = f"`{key}`: unknown to workload {study.workload.name}"
+            found.append(Mistake(f"{where}[{key!r}]", value, wrong, hint=suggest(key, list(known))))
         return False
 
     for key, value in study.config.items():
@@ -188,7 +191,8 @@ def _space_mistakes(study: Study) -> list[Mistake]:
             found.append(Mistake(f"space[{key!r}]", domain, "is not a grid, choice or range", hint=hint))
             continue
         if wrong := problem(domain):
-            found.append(Mistake(f"space[{key!r}]", domain, wrong))
+            hint = "a grid needs values that differ, a range needs low < high"
+            found.append(Mistake(f"space[{key!r}]", domain, wrong, hint=hint))
         elif check_key("space", key, domain):
             for value in examples(domain):
                 if m := check_value(f"space[{key!r}]", key, value, known[key]):
@@ -218,6 +222,8 @@ def _space_mistakes(study: Study) -> list[Mistake]:
                 hint="narrow the grids, or search with choice/uniform and num_trials",
             )
         ]
+    if free:
+        return found
     seen: set[str] = set()
     for point in study.points():
         sampled = {k: examples(d)[0] for k, d in study.space.items() if not isinstance(d, Grid)}
@@ -262,17 +268,3 @@ def _baseline_mistakes(study: Study) -> list[Mistake]:
                 )
             )
     return found
-
-
-def with_settings(study: Study, settings: Sequence[tuple[str, Value]], *, name: str | None = None) -> Study:
-    """The study with ``--set key=value`` applied: a fixed value takes the key out of the space.
-
-    Raises:
-        StudyError: as `Study` does.
-    """
-    space, config, baseline = dict(study.space), dict(study.config), dict(study.baseline)
-    for key, value in settings:
-        space.pop(key, None)
-        baseline.pop(key, None)
-        config[key] = value
-    return replace(study, space=space, config=config, baseline=baseline, name=name or study.name)

@@ -1,0 +1,246 @@
+"""From a study file to its `Study`."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.machinery
+import re
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from raypar.errors import RayparError, StudyError, suggest
+from raypar.study.settings import with_flags
+from raypar.study.study import Study
+
+MODULE_PREFIX = "raypar_study_"
+_MAX_NAMES_TOLD = 8
+
+
+@dataclass(frozen=True)
+class LoadedStudy:
+    """A study and the file it came from.
+
+    Attributes:
+        path: the file, absolute.
+        source: the file's text.
+        module_name: what the file is called in ``sys.modules``.
+        imported_modules: third-party modules that the import statements of the file and of its local modules name,
+            those inside of functions included: worth importing ahead of a trial. One may be absent.
+        local_modules: modules that the file imported from its own folder.
+    """
+
+    study: Study
+    path: Path
+    source: str
+    module_name: str
+    imported_modules: tuple[str, ...]
+    local_modules: tuple[str, ...]
+
+
+def load_study(
+    path: Path, settings: Sequence[str] = (), repeats: int | None = None, seed: int | None = None
+) -> LoadedStudy:
+    """Run a study file and apply ``--set``, ``--repeats`` and ``--seed``.
+
+    The file's folder comes first on ``sys.path`` and stays there, as when Python runs a script.
+
+    Raises:
+        RayparError: naming the file, the line, what is wrong and the way out; a StudyError with all mistakes of the
+            study, or of the flags.
+    """
+    source = _read(path)
+    module_name = _module_name(path)
+    module = _execute(path, source, module_name)
+    study = _find(path, module)
+    defaults: dict[str, Any] = {}
+    if not study.name:
+        defaults["name"] = re.sub(r"[^\w .-]", "_", path.stem).lstrip(" .-") or "study"
+    if not study.description and module.__doc__:
+        defaults["description"] = " ".join(module.__doc__.strip().split("\n\n")[0].split())
+    try:
+        study = with_flags(replace(study, **defaults), settings, repeats=repeats, seed=seed)
+    except StudyError as error:
+        raise error.at(path) from None
+    local = tuple(_local_modules(path.resolve().parent, module_name))
+    sources = [source, *(_source_of(name) for name in local)]
+    return LoadedStudy(study, path.resolve(), source, module_name, _third_party(sources, local), local)
+
+
+def _read(path: Path) -> str:
+    if path.is_dir():
+        raise RayparError(f"{path}: is a folder, not a study file", hint=_files_in(path))
+    if not path.exists():
+        folder = path.parent
+        if not folder.is_dir():
+            raise RayparError(f"{path}: there is no folder {folder}", hint="check the path to the study file")
+        names = [p.name for p in folder.glob("*.py")]
+        close = get_close_matches(path.name if path.suffix else path.name + ".py", names, n=1)
+        hint = f"did you mean {folder / close[0]}?" if close else _files_in(folder)
+        raise RayparError(f"{path}: there is no such file", hint=hint)
+    if path.suffix != ".py":
+        raise RayparError(f"{path}: is not a Python file", hint="a study file ends in .py and defines a Study")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise RayparError(f"{path}: can't be read: {error.strerror}", hint="check the file's permissions") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        message = f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise RayparError(message, hint="save the file as UTF-8") from None
+
+
+def _files_in(folder: Path) -> str:
+    names = sorted(p.name for p in folder.glob("*.py"))
+    if not names:
+        return f"{folder} holds no Python file"
+    more = ", …" if len(names) > _MAX_NAMES_TOLD else ""
+    return f"{folder} holds: {', '.join(names[:_MAX_NAMES_TOLD])}{more}"
+
+
+def _module_name(path: Path) -> str:
+    name = MODULE_PREFIX + re.sub(r"\W", "_", path.stem)
+    other = sys.modules.get(name)
+    if other is not None and getattr(other, "__file__", None) != str(path.resolve()):
+        # The same stem in another folder: both stay importable.
+        name += "_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    return name
+
+
+def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
+    file = str(path.resolve())
+    try:
+        code = compile(source, file, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise _syntax_error(path, error) from None
+    except ValueError as error:  # null bytes
+        raise RayparError(f"{path}: is not Python: {error}", hint="is it really a text file?") from None
+    module = types.ModuleType(module_name)
+    module.__file__ = file
+    module.__spec__ = importlib.machinery.ModuleSpec(module_name, None, origin=file)
+    sys.modules[module_name] = module
+    folder = str(path.resolve().parent)
+    added = folder not in sys.path
+    if added:
+        sys.path.insert(0, folder)
+    try:
+        exec(code, module.__dict__)  # the file is the user's own program
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a script's sys.exit() must not end raypar without a word
+        del sys.modules[module_name]
+        if added:
+            sys.path.remove(folder)
+        raise _told(path, error) from None
+    return module
+
+
+def _told(path: Path, error: BaseException) -> RayparError:
+    """An exception of the file as one message: its last line and where, without a traceback."""
+    if isinstance(error, StudyError):
+        return error.at(path)
+    if isinstance(error, SyntaxError) and error.filename != str(path.resolve()):  # in a module that it imports
+        return _syntax_error(Path(error.filename or path), error)
+    file = str(path.resolve())
+    frames = traceback.extract_tb(error.__traceback__)
+    where = str(path)
+    if lines := [f.lineno for f in frames if f.filename == file]:
+        where += f", line {lines[-1]}"
+    folder = str(path.resolve().parent)
+    helpers = [f for f in frames if f.filename != file and Path(f.filename).parent == Path(folder)]
+    if helpers:
+        where += f" (in {Path(helpers[-1].filename).name}, line {helpers[-1].lineno})"
+    if isinstance(error, RayparError):
+        return type(error)(f"{where}: {error.message}", hint=error.hint)
+    last = traceback.format_exception_only(error)[-1].strip()
+    return RayparError(f"{where}: {last}", hint=_way_out(error))
+
+
+def _way_out(error: BaseException) -> str:
+    text = str(error)
+    if match := re.search(r"Study.*unexpected keyword argument '(\w+)'", text):
+        known = [f.name for f in fields(Study)]
+        close = get_close_matches(match[1], known, n=1)
+        if close:
+            return f"did you mean `{close[0]}`?"
+        return f"hyperparameters go into config={{...}} or space={{...}}; a Study takes: {', '.join(known)}"
+    if re.search(r"Study.*required keyword-only argument", text):
+        return "say what is trained: Study(workload=..., …), with a workload of raypar.workloads"
+    if match := re.search(r"cannot import name '(\w+)' from '([\w.]+)'", text):
+        module = sys.modules.get(match[2])
+        names = [n for n in vars(module) if not n.startswith("_")] if module else []
+        if get_close_matches(match[1], names, n=1, cutoff=0.6) or match[2].startswith("raypar"):
+            return suggest(match[1], getattr(module, "__all__", names))
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install {error.name.split('.')[0]} into this environment, or check the spelling"
+    if isinstance(error, SystemExit):
+        return "a study file is imported, not run: leave sys.exit() out"
+    return "mend that line and try again"
+
+
+def _syntax_error(path: Path, error: SyntaxError) -> RayparError:
+    line = f", line {error.lineno}" if error.lineno else ""
+    message = f"{path}{line}: syntax error: {error.msg}"
+    if error.text:
+        text = error.text.rstrip("\n")
+        lead = len(text) - len(text.lstrip())
+        message += f"\n    {text.lstrip()}\n    {' ' * max(0, (error.offset or 1) - 1 - lead)}^"
+    return RayparError(message, hint="mend that line and try again")
+
+
+def _find(path: Path, module: types.ModuleType) -> Study:
+    named = {name: value for name, value in vars(module).items() if isinstance(value, Study)}
+    if "study" in named:
+        return named["study"]
+    if len({id(s) for s in named.values()}) == 1:
+        return next(iter(named.values()))
+    if named:
+        raise RayparError(f"{path}: holds several studies: {', '.join(named)}", hint="name the one to run `study`")
+    other = vars(module).get("study")
+    what = f"`study` is a {type(other).__name__}, not a Study" if other is not None else "defines no Study"
+    raise RayparError(f"{path}: {what}", hint="write study = Study(workload=..., space={...}), with raypar's Study")
+
+
+def _local_modules(folder: Path, module_name: str) -> Iterator[str]:
+    """What was imported from the study's own folder: ``helpers.py`` or a package beside the study."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        top = name.split(".")[0]
+        own = isinstance(file, str) and (Path(file) == folder / f"{top}.py" or folder / top in Path(file).parents)
+        if own and name != module_name and top != "raypar":
+            yield name
+
+
+def _source_of(module_name: str) -> str:
+    file = Path(str(sys.modules[module_name].__file__))
+    try:
+        return file.read_text(encoding="utf-8") if file.suffix == ".py" else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _third_party(sources: Sequence[str], local: Sequence[str]) -> tuple[str, ...]:
+    """The modules that the sources name in import statements, without raypar, Python's own and the local ones."""
+    named: dict[str, None] = {}
+    for source in sources:
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                named.update(dict.fromkeys(alias.name for alias in node.names))
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                named[node.module] = None
+                dotted = (f"{node.module}.{alias.name}" for alias in node.names)
+                named.update(dict.fromkeys(name for name in dotted if name in sys.modules))
+    apart = {"raypar", *sys.stdlib_module_names, *(name.split(".")[0] for name in local)}
+    return tuple(sorted(name for name in named if name.split(".")[0] not in apart))

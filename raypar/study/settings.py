@@ -1,0 +1,162 @@
+"""``--set key=value`` and the other flags that change a study, on top of what its file says."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from raypar.errors import Mistake, StudyError, suggest
+from raypar.study.options import check_value, known_options
+from raypar.study.space import (
+    Choice,
+    Domain,
+    Grid,
+    LogUniform,
+    RandInt,
+    Uniform,
+    Value,
+    choice,
+    examples,
+    grid,
+    loguniform,
+    problem,
+    randint,
+    uniform,
+)
+from raypar.study.study import Study
+
+_DOMAINS = (Grid, Choice, Uniform, LogUniform, RandInt)
+_MAKERS: Mapping[str, Any] = {
+    "grid": grid,
+    "choice": choice,
+    "uniform": uniform,
+    "loguniform": loguniform,
+    "randint": randint,
+}
+_FLAGS = {"num_repeats": "--repeats", "seed": "--seed"}
+
+
+def with_flags(
+    study: Study, settings: Sequence[str] = (), *, repeats: int | None = None, seed: int | None = None
+) -> Study:
+    """The study with the flags applied: a fixed value takes its key out of the space, several values sweep it.
+
+    Raises:
+        StudyError: with every mistake of every flag.
+    """
+    found: list[Mistake] = []
+    changes: dict[str, Any] = {}
+    for flag, number, field, low in (("--repeats", repeats, "num_repeats", 1), ("--seed", seed, "seed", 0)):
+        if number is None:
+            continue
+        if number < low:
+            found.append(Mistake(flag, number, f"must be at least {low}", hint=f"give {flag} {low} or more"))
+        else:
+            changes[field] = number
+    chosen: dict[str, Value | Domain] = {}
+    for setting in settings:
+        key, value, wrong = _parse(study, setting)
+        if key in chosen:
+            wrong = [Mistake(f"--set {key}", setting, "is given twice", hint=f"to sweep it, write --set {key}=A,B")]
+        found += wrong
+        if not wrong:
+            chosen[key] = value
+    try:
+        changed = replace(study, **changes, **_merged(study, chosen))
+    except StudyError as error:
+        raise StudyError([*found, *error.mistakes]) from None
+    if found:
+        raise StudyError(found)
+    return changed
+
+
+def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any]:
+    space, config, baseline = dict(study.space), dict(study.config), dict(study.baseline)
+    for key, value in chosen.items():
+        if isinstance(value, _DOMAINS):
+            config.pop(key, None)
+            space[key] = value
+        else:
+            space.pop(key, None)
+            baseline.pop(key, None)
+            config[key] = value
+    return {"space": space, "config": config, "baseline": baseline}
+
+
+def _parse(study: Study, setting: str) -> tuple[str, Value | Domain, list[Mistake]]:
+    """Key, value and what is wrong with them."""
+    key, equals, text = (part.strip() for part in setting.partition("="))
+    if not (key and equals and text):
+        missing = "`=`" if not equals else "a key before the `=`" if not key else "a value after the `=`"
+        return key, None, [Mistake("--set", setting, f"lacks {missing}", hint="write --set key=value: --set lr=0.1")]
+    where = f"--set {key}"
+    known = known_options(study.workload)
+    if key not in known:
+        if key in {f.name for f in fields(Study)}:
+            hint = f"use {_FLAGS[key]} {text}" if key in _FLAGS else "change it in the study's file"
+            return (
+                key,
+                None,
+                [Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)],
+            )
+        if not study.workload.is_train_loop:
+            wrong = f"`{key}`: unknown to workload {study.workload.name}"
+            return key, None, [Mistake(where, text, wrong, hint=suggest(key, list(known)))]
+    try:
+        value = parse_value(text)
+    except ValueError as error:
+        return key, None, [Mistake(where, text, str(error), hint=f"write --set {key}=A, {key}=A,B or {key}=grid(A,B)")]
+    wrong: list[Mistake] = []
+    if isinstance(value, _DOMAINS):
+        if trouble := problem(value):
+            wrong.append(Mistake(where, text, trouble, hint=f"give each value once: --set {key}=A,B"))
+        values: tuple[Value, ...] = () if wrong else examples(value)
+    else:
+        values = (value,)
+    if key in known:
+        wrong += [m for v in values if (m := check_value(where, key, v, known[key]))]
+    return key, value, wrong
+
+
+def parse_value(text: str) -> Value | Domain:
+    """``0.1``, ``adam``, ``true``; ``1,2`` and ``grid(1,2)`` as a grid; ``uniform(0,1)`` and the like as a range.
+
+    Raises:
+        ValueError: where the text looks like a domain but is none.
+    """
+    try:
+        node: ast.expr | None = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        node = None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MAKERS:
+        name = node.func.id
+        if node.keywords:
+            raise ValueError(f"{name}(...) takes plain values, no names")
+        values = tuple(_value_of(arg, text) for arg in node.args)
+        try:
+            domain: Domain = _MAKERS[name](*values)
+            problem(domain)
+        except TypeError:
+            raise ValueError(f"{name}(...) takes two numbers, low and high") from None
+        return domain
+    if isinstance(node, ast.Tuple) and not text.startswith("("):
+        return Grid(tuple(_value_of(item, text) for item in node.elts))
+    if node is None and "," in text and "(" not in text:
+        return Grid(tuple(_value_of(None, part.strip()) for part in text.split(",")))
+    return _value_of(node, text)
+
+
+def _value_of(node: ast.expr | None, text: str) -> Value:
+    """A Python literal's value; anything else is text, so that ``optimizer=adam`` needs no quotes."""
+    if node is None:
+        return text
+    word = ast.get_source_segment(text, node) or text
+    if word in ("true", "false"):
+        return word == "true"
+    try:
+        value: Value = ast.literal_eval(node)
+    except ValueError:
+        return word
+    return value
