@@ -177,7 +177,7 @@ class LiveView:
             text += f", {units.seconds(round(remaining))} left"
         row = Table.grid(padding=(0, 2))
         bar_width = max(5, min(BAR_WIDTH, self._console.width - len(text) - 3))
-        row.add_row(ProgressBar(self._num_trials, self._num_done, width=bar_width), self._line(text))
+        row.add_row(ProgressBar(max(1, self._num_trials), self._num_done, width=bar_width), self._line(text))
         return row
 
     def _line(self, text: str) -> Text:

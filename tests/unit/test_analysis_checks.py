@@ -1,0 +1,126 @@
+"""What a report warns of, and what it doesn't."""
+
+from __future__ import annotations
+
+import pytest
+from results import make_result
+
+from raypar.analysis.checks import CHECKS, Check, Finding
+from raypar.analysis.speedup import Question, analyse
+from raypar.study.trial import TrialResult, TrialState
+
+QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))
+
+
+def sound(num_repeats: int = 6, **more) -> list[TrialResult]:
+    """Results that there is nothing to say against."""
+    return [
+        make_result({"num_workers": w}, r, 8.0 / w + 0.01 * ((r * 7 + w) % 5), accuracy=0.97 + 0.001 * r, **more)
+        for w in (1, 2)
+        for r in range(num_repeats)
+    ]
+
+
+def findings(results: list[TrialResult], question: Question = QUESTION) -> dict[Check, Finding]:
+    return {f.check: f for f in analyse(question, results).warnings}
+
+
+def test_sound_results_raise_no_warning() -> None:
+    assert findings(sound()) == {}
+
+
+def test_every_check_has_advice_of_its_own() -> None:
+    # An enum turns members of equal value into one.
+    assert len({c.value for c in Check}) == len(Check.__members__)
+    assert all(c.value.endswith(".") for c in Check)
+    assert len(CHECKS) == len(Check)
+
+
+@pytest.mark.parametrize(("repeats", "text"), [(1, "no interval"), (2, "log-normal"), (4, "4 repeats a point: ")])
+def test_few_repeats_are_told_with_what_they_give(repeats: int, text: str) -> None:
+    assert text in findings(sound(repeats))[Check.FEW_REPEATS].detail
+
+
+def test_five_repeats_are_enough() -> None:
+    assert Check.FEW_REPEATS not in findings(sound(5))
+
+
+def test_the_point_with_the_fewest_repeats_counts() -> None:
+    assert "2 repeats a point at the least" in findings(sound()[:-4])[Check.FEW_REPEATS].detail
+
+
+def test_a_speedup_that_may_be_one_is_told() -> None:
+    level = [make_result({"num_workers": w}, r, 4.0 + 0.3 * ((r + w) % 3)) for w in (1, 2) for r in range(6)]
+    assert "1 of 1 speedup can't be told from 1: num_workers=2." in findings(level)[Check.NOT_SEPARATED].detail
+
+
+def test_times_below_a_second_are_too_short() -> None:
+    short = [make_result({"num_workers": w}, r, 0.5 / w) for w in (1, 2) for r in range(6)]
+    assert "num_workers=2: 0.25 s" in findings(short)[Check.SHORT_TIMES].detail
+
+
+@pytest.mark.parametrize("cores", [[], [[0], []]])
+def test_trials_without_cores_of_their_own_are_told(cores: list[object]) -> None:
+    detail = findings(sound(environment={"cores": cores}))[Check.SHARED_CORES].detail
+    assert detail == "12 of 12 trials had no cores of their own."
+
+
+def test_waiting_for_cores_is_told_by_its_worst_case() -> None:
+    shared = sound(environment={"cores": [[0], [1]], "cpu_wait_share": [0.01, 0.2]})
+    assert "at worst 20 %" in findings(shared)[Check.SHARED_CORES].detail
+
+
+@pytest.mark.parametrize("environment", [{}, {"cores": None, "cpu_wait_share": None}, {"cpu_wait_share": [None]}])
+def test_an_unknown_environment_is_not_held_against_a_trial(environment: dict[str, object]) -> None:
+    assert Check.SHARED_CORES not in findings(sound(environment=environment))
+
+
+def test_accuracy_that_depends_on_the_workers_is_told() -> None:
+    apart = [
+        make_result({"num_workers": w}, r, 8.0 / w, accuracy=0.97 - 0.02 * w + 0.001 * r)
+        for w in (1, 2)
+        for r in range(3)
+    ]
+    detail = findings(apart)[Check.METRIC_DIFFERS].detail
+    assert "95.1 % at num_workers=1, 93.1 % at num_workers=2" in detail
+
+
+def test_accuracy_that_differs_no_more_than_between_repeats_is_not_told() -> None:
+    noisy = [
+        make_result({"num_workers": w}, r, 8.0 / w, accuracy=0.95 + 0.01 * r - 0.005 * w)
+        for w in (1, 2)
+        for r in range(3)
+    ]
+    assert Check.METRIC_DIFFERS not in findings(noisy)
+
+
+def test_accuracy_that_differs_by_rounding_alone_is_not_told() -> None:
+    same = [make_result({"num_workers": w}, r, 8.0 / w, accuracy=0.95 + 1e-5 * w) for w in (1, 2) for r in range(3)]
+    assert Check.METRIC_DIFFERS not in findings(same)
+
+
+def test_accuracy_between_batch_sizes_is_not_what_the_workers_do() -> None:
+    question = Question("s", {}, ("batch_size", "num_workers"))
+    results = [
+        make_result({"batch_size": b, "num_workers": 1}, r, accuracy=0.97 - b / 1000)
+        for b in (32, 512)
+        for r in range(3)
+    ]
+    assert Check.METRIC_DIFFERS not in findings(results, question)
+
+
+def test_failed_trials_are_told_with_the_first_cause() -> None:
+    failed = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
+    detail = findings([*sound(), failed])[Check.FAILED_TRIALS].detail
+    assert detail == "1 trial failed; num_workers=2 #10: CUDA out of memory"
+
+
+def test_a_baseline_that_never_finished_is_told() -> None:
+    lonely = [r for r in sound() if r.spec.point["num_workers"] == 2]
+    assert "num_workers=1" in findings(lonely)[Check.BASELINE_MISSING].detail
+    assert Check.BASELINE_MISSING not in findings(lonely, Question("s", {}, ("num_workers",)))
+
+
+def test_times_of_whole_trials_are_told_to_hold_the_start() -> None:
+    loop = [make_result({"num_workers": w}, r, None, wall_s=9.0 / w + 0.01 * r) for w in (1, 2) for r in range(6)]
+    assert "process start" in findings(loop)[Check.INCLUDES_START_UP].detail

@@ -1,0 +1,201 @@
+"""Medians, ratios and their intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypar.analysis.stats import (
+    LEVEL,
+    Method,
+    mean_cost,
+    mean_rate,
+    median_estimate,
+    median_ranks,
+    ratio_estimate,
+)
+
+times = st.floats(min_value=1e-3, max_value=1e4)
+samples = st.lists(times, min_size=2, max_size=12)
+pairs = st.lists(st.tuples(times, times), min_size=2, max_size=12)
+
+
+# Conover, Practical Nonparametric Statistics, and the tables of the sign test: ranks and achieved confidence.
+@pytest.mark.parametrize(
+    ("size", "low", "high", "level"),
+    [
+        (6, 1, 6, 0.9688),
+        (7, 1, 7, 0.9844),
+        (8, 1, 8, 0.9922),
+        (9, 2, 8, 0.9609),
+        (10, 2, 9, 0.9785),
+        (15, 4, 12, 0.9648),
+        (20, 6, 15, 0.9586),
+        (25, 8, 18, 0.9567),
+    ],
+)
+def test_ranks_around_a_median_are_those_of_the_tables(size: int, low: int, high: int, level: float) -> None:
+    assert median_ranks(size) == (low, high, pytest.approx(level, abs=5e-5))
+
+
+def test_five_samples_can_not_enclose_their_median_by_ranks() -> None:
+    with pytest.raises(ValueError, match="5 samples"):
+        median_ranks(5)
+
+
+def test_from_six_samples_on_the_bounds_are_samples_and_the_achieved_level_is_told() -> None:
+    estimate = median_estimate([5.0, 1.0, 4.0, 2.0, 6.0, 3.0])
+    assert (estimate.value, estimate.low, estimate.high) == (3.5, 1.0, 6.0)
+    assert estimate.level == pytest.approx(0.96875)
+    assert estimate.method is Method.RANKS
+
+
+def test_few_times_get_a_t_interval_on_the_log_scale() -> None:
+    values = [2.0, 2.1, 2.4]
+    logs = np.log(values)
+    # 4.3027: the tabled two-sided 95 % quantile of Student's t with two degrees of freedom.
+    half = 4.3027 * math.sqrt(math.pi / 2) * np.std(logs, ddof=1) / math.sqrt(3)
+    estimate = median_estimate(values)
+    assert estimate.value == 2.1
+    assert estimate.low == pytest.approx(2.1 * math.exp(-half), rel=1e-4)
+    assert estimate.high == pytest.approx(2.1 * math.exp(half), rel=1e-4)
+    assert (estimate.num_samples, estimate.level, estimate.method) == (3, LEVEL, Method.T_LOG)
+    assert "assumes log-normal times" in estimate.method
+
+
+def test_few_scores_get_a_t_interval_on_the_linear_scale() -> None:
+    estimate = median_estimate([-0.1, 0.0, 0.1], log_scale=False)
+    assert estimate.value == 0.0
+    assert estimate.low == pytest.approx(-4.3027 * math.sqrt(math.pi / 2) * 0.1 / math.sqrt(3), rel=1e-4)
+    assert estimate.low == -estimate.high
+    assert estimate.method is Method.T_LINEAR
+
+
+def test_a_single_sample_has_no_interval_and_excludes_nothing() -> None:
+    for estimate in (median_estimate([3.0]), ratio_estimate([3.0], [1.0])):
+        assert (estimate.value, estimate.low, estimate.high, estimate.level) == (3.0, None, None, None)
+        assert not estimate.excludes(1e9)
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, math.nan], [1.0, math.inf], [1.0, 0.0], [1.0, -2.0]])
+def test_values_that_are_no_times_are_refused(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match="needs"):
+        median_estimate(bad)
+    with pytest.raises(ValueError, match="needs"):
+        ratio_estimate(bad, [1.0] * len(bad))
+
+
+def test_pairs_need_partners() -> None:
+    with pytest.raises(ValueError, match="3 numerators don't pair with 2"):
+        ratio_estimate([1.0, 2.0, 3.0], [1.0, 2.0])
+    assert ratio_estimate([1.0, 2.0, 3.0], [1.0, 2.0], paired=False).num_samples == 2
+
+
+def test_pairing_cancels_what_disturbed_a_whole_block() -> None:
+    blocks = [1.0, 1.5, 0.8, 2.0]
+    tops = [2.0 * b * e for b, e in zip(blocks, (1.0, 1.01, 0.99, 1.0), strict=True)]
+    paired, unpaired = ratio_estimate(tops, blocks), ratio_estimate(tops, blocks, paired=False)
+    assert paired.excludes(1.0)
+    assert not unpaired.excludes(1.0)
+
+
+def test_many_pairs_are_drawn_whole_too() -> None:
+    blocks = list(np.linspace(1, 3, 9))
+    estimate = ratio_estimate([2.0 * b for b in blocks], blocks)
+    assert estimate.method is Method.BOOTSTRAP
+    assert estimate.low == pytest.approx(2.0)
+    assert estimate.high == pytest.approx(2.0)
+    apart = ratio_estimate([2.0 * b for b in blocks], blocks, paired=False)
+    assert apart.high - apart.low > 0.5
+
+
+def test_the_same_samples_give_the_same_bootstrap() -> None:
+    tops, bottoms = [4.0, 4.2, 3.9, 4.4, 4.1, 4.0, 4.6], [2.0, 2.2, 2.1, 1.9, 2.0, 2.3, 2.1]
+    assert ratio_estimate(tops, bottoms) == ratio_estimate(tops, bottoms)
+
+
+def test_costs_are_averaged_arithmetically_and_rates_harmonically() -> None:
+    assert mean_cost([1.0, 3.0]) == 2.0
+    assert mean_rate([1.0, 3.0]) == pytest.approx(1.5)  # 2 units of work in 1 + 1/3 seconds
+
+
+@given(samples)
+def test_an_interval_holds_its_estimate(values: list[float]) -> None:
+    for log_scale in (True, False):
+        estimate = median_estimate(values, log_scale=log_scale)
+        assert estimate.low <= estimate.value <= estimate.high
+        assert estimate.value == pytest.approx(np.median(values))
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs, st.booleans())
+def test_an_interval_of_a_ratio_holds_its_estimate(values: list[tuple[float, float]], paired: bool) -> None:
+    tops, bottoms = zip(*values, strict=True)
+    estimate = ratio_estimate(tops, bottoms, paired=paired)
+    assert estimate.low <= estimate.value <= estimate.high
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs, st.floats(min_value=0.01, max_value=100))
+def test_scaling_both_sides_leaves_a_ratio_as_it_is(values: list[tuple[float, float]], factor: float) -> None:
+    tops, bottoms = zip(*values, strict=True)
+    before = ratio_estimate(tops, bottoms)
+    after = ratio_estimate([t * factor for t in tops], [b * factor for b in bottoms])
+    assert after.value == pytest.approx(before.value)
+    assert after.low == pytest.approx(before.low)
+    assert after.high == pytest.approx(before.high)
+
+
+@given(st.lists(st.tuples(times, times), min_size=2, max_size=5))
+def test_turning_a_ratio_of_few_pairs_over_turns_its_interval_over(values: list[tuple[float, float]]) -> None:
+    tops, bottoms = zip(*values, strict=True)
+    one, other = ratio_estimate(tops, bottoms), ratio_estimate(bottoms, tops)
+    assert other.value == pytest.approx(1 / one.value)
+    assert other.low == pytest.approx(1 / one.high)
+    assert other.high == pytest.approx(1 / one.low)
+
+
+@given(samples, st.floats(min_value=0.01, max_value=100))
+def test_a_median_scales_with_its_values(values: list[float], factor: float) -> None:
+    before, after = median_estimate(values), median_estimate([v * factor for v in values])
+    assert after.value == pytest.approx(before.scaled(factor).value)
+    assert after.low == pytest.approx(before.scaled(factor).low)
+    assert after.high == pytest.approx(before.scaled(factor).high)
+
+
+def covered(size: int, *, num_studies: int = 1000) -> float:
+    """How often the interval of `size` log-normal times holds the true median."""
+    rng = np.random.default_rng(size)
+    estimates = [median_estimate(rng.lognormal(math.log(3.0), 0.1, size)) for _ in range(num_studies)]
+    return sum(e.low <= 3.0 <= e.high for e in estimates) / num_studies
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 10])
+def test_intervals_of_log_normal_times_hold_the_truth_as_often_as_they_say(size: int) -> None:
+    assert covered(size) >= 0.93
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_intervals_of_paired_ratios_hold_the_truth_as_often_as_they_say(size: int) -> None:
+    rng = np.random.default_rng(size)
+    hits = 0
+    for _ in range(1000):
+        block = rng.lognormal(0, 0.3, size)
+        estimate = ratio_estimate(1.8 * block * rng.lognormal(0, 0.05, size), block * rng.lognormal(0, 0.05, size))
+        hits += estimate.low <= 1.8 <= estimate.high
+    assert hits >= 930
+
+
+@pytest.mark.parametrize("size", [6, 9])
+def test_bootstrap_intervals_hold_the_truth_nine_times_in_ten(size: int) -> None:
+    rng = np.random.default_rng(size)
+    hits = 0
+    for _ in range(150):
+        block = rng.lognormal(0, 0.2, size)
+        estimate = ratio_estimate(1.8 * block * rng.lognormal(0, 0.05, size), block * rng.lognormal(0, 0.05, size))
+        hits += estimate.low <= 1.8 <= estimate.high
+    assert hits >= 135

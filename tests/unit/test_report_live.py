@@ -1,0 +1,231 @@
+"""What a person sees while a study runs."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+
+import pytest
+from results import make_result, make_spec
+from rich.console import Console
+
+from raypar.report.live import MAX_SHOWN, REFRESH_PER_S, LiveView
+from raypar.run.events import (
+    GangReady,
+    GangStarting,
+    Notice,
+    TrialEnded,
+    TrialReported,
+    TrialRetried,
+    TrialStarted,
+)
+from raypar.study.trial import Placement, TrialState
+
+TWO = Placement(2, 1, "cpu")
+POINT = {"batch_size": 64, "num_workers": 2}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def piped() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=80), file
+
+
+def terminal(width: int = 100) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+
+
+def picture(view: LiveView, width: int = 100) -> str:
+    """What the view would draw now."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(view._render())
+    return console.file.getvalue()
+
+
+def test_a_pipe_gets_one_line_per_trial_gang_and_notice() -> None:
+    console, file = piped()
+    with LiveView(console, 12) as view:
+        view(GangStarting(TWO))
+        view(GangReady(TWO, 14.26))
+        view(TrialStarted(make_spec(POINT), 1))
+        view(TrialReported(make_spec(POINT), {"epoch": 1, "train_loss": 0.5}))
+        view(TrialEnded(make_result(POINT, 0, 3.2, 0.971)))
+        view(TrialEnded(make_result(POINT, 1, state=TrialState.FAILED, failure="rank 1: boom\nTraceback")))
+        view(TrialRetried(make_spec(POINT, 2), "node lost"))
+        view(Notice("waiting for [2] nodes"))
+    assert file.getvalue().splitlines() == [
+        "starting a gang of 2 workers × 1 core",
+        "gang of 2 workers × 1 core is ready after 14.3 s",
+        "[ 1/12] batch_size=64 num_workers=2 #1  trained 3.20 s  in all 4.20 s  accuracy 97.1 %",
+        "[ 2/12] batch_size=64 num_workers=2 #2  FAILED: rank 1: boom",
+        "batch_size=64 num_workers=2 #3  starting again: node lost",
+        "waiting for [2] nodes",
+    ]
+
+
+def test_a_pipe_is_flushed_after_every_line() -> None:
+    class Flushed(io.StringIO):
+        seen = ""
+
+        def flush(self) -> None:
+            self.seen = self.getvalue()
+
+    file = Flushed()
+    view = LiveView(Console(file=file, width=80), 1)
+    view(Notice("first"))
+    assert file.seen == "first\n"
+
+
+def test_a_pipe_without_unicode_gets_stand_ins() -> None:
+    buffer = io.BytesIO()
+    file = io.TextIOWrapper(buffer, encoding="ascii")
+    LiveView(Console(file=file, width=80), 1)(GangStarting(TWO))
+    assert buffer.getvalue() == b"starting a gang of 2 workers x 1 core\n"
+
+
+def test_trials_done_before_are_counted_and_told() -> None:
+    console, file = piped()
+    with LiveView(console, 5, num_done_before=3) as view:
+        view(TrialEnded(make_result(POINT)))
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "3 trials of 5 done before"
+    assert lines[1].startswith("[4/5]")
+
+
+def test_a_terminal_shows_counts_and_the_running_trial() -> None:
+    view = LiveView(terminal(), 10)
+    view(TrialEnded(make_result(POINT, 1)))
+    view(TrialStarted(make_spec(POINT), 1))
+    report = {"epoch": 2, "train_loss": 0.2134, "accuracy": 0.971, "throughput_samples_per_s": 114_321.0}
+    view(TrialReported(make_spec(POINT), report))
+    text = picture(view)
+    assert "1/10 trials, 1 running, 8 queued" in text
+    assert "failed" not in text
+    assert "batch_size=64 num_workers=2 #1  epoch 2/3  loss 0.213  accuracy 97.1 %  114k samples/s" in text
+
+
+def test_a_terminal_shows_a_gang_only_while_it_starts() -> None:
+    clock = Clock()
+    view = LiveView(terminal(), 10, clock=clock)
+    view(GangStarting(TWO))
+    clock.now_s = 12.0
+    assert "starting a gang of 2 workers × 1 core, 12.0 s" in picture(view)
+    view(GangReady(TWO, 13.0))
+    assert "gang" not in picture(view)
+
+
+def test_an_ended_or_retried_trial_is_not_running() -> None:
+    view = LiveView(terminal(), 3)
+    for repeat in range(3):
+        view(TrialStarted(make_spec(POINT, repeat), 1))
+    view(TrialRetried(make_spec(POINT, 0), "node lost"))
+    view(TrialEnded(make_result(POINT, 1, state=TrialState.FAILED)))
+    assert "1/3 trials, 1 running, 1 queued, 1 failed" in picture(view)
+
+
+def test_many_running_trials_are_summed_up() -> None:
+    view = LiveView(terminal(), 50)
+    for repeat in range(MAX_SHOWN + 3):
+        view(TrialStarted(make_spec(POINT, repeat), 1))
+    assert "and 3 more" in picture(view)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_view_never_wraps(width: int) -> None:
+    view = LiveView(terminal(width), 10)
+    view(TrialStarted(make_spec({**POINT, "optimizer": "momentum", "lr": 0.1}), 1))
+    view(TrialReported(make_spec({**POINT, "optimizer": "momentum", "lr": 0.1}), {"epoch": 1, "train_loss": 0.2}))
+    lines = picture(view, width).rstrip("\n").splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= width
+
+
+def test_the_time_left_goes_by_the_median_of_the_ended_trials() -> None:
+    clock = Clock()
+    view = LiveView(terminal(), 10, clock=clock)
+    assert view.remaining_s() is None
+    for repeat, wall_s in enumerate((10.0, 12.0, 100.0)):
+        view(TrialEnded(make_result(POINT, repeat, wall_s=wall_s)))
+    assert view.remaining_s() == 7 * 12.0
+    view(TrialStarted(make_spec(POINT, 3), 1))
+    clock.now_s = 5.0
+    assert view.remaining_s() == 6 * 12.0 + 7.0
+    clock.now_s = 500.0  # far over its time: no negative rest
+    assert view.remaining_s() == 6 * 12.0
+    assert "1 min 12 s left" in picture(view)
+
+
+def test_trials_side_by_side_share_the_time_left() -> None:
+    view = LiveView(terminal(), 9, clock=Clock())
+    view(TrialEnded(make_result(POINT, 0, wall_s=10.0)))
+    for repeat in (1, 2):
+        view(TrialStarted(make_spec(POINT, repeat), 1))
+    assert view.remaining_s() == 40.0
+
+
+def test_a_failure_stays_on_the_terminal_and_a_success_does_not() -> None:
+    console = terminal()
+    with LiveView(console, 3) as view:
+        view(TrialEnded(make_result(POINT, 0)))
+        view(TrialEnded(make_result(POINT, 1, state=TrialState.FAILED, failure="boom")))
+    text = console.file.getvalue()
+    assert "FAILED: boom" in text
+    assert "trained" not in text
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console = terminal()
+    with LiveView(console, 1) as view:
+        view(TrialEnded(make_result(POINT, 0)))
+    assert console.file.getvalue().startswith("[1/1] batch_size=64")
+
+
+def test_events_may_come_from_many_threads() -> None:
+    console = terminal()
+    with LiveView(console, 400) as view:
+
+        def run(first: int) -> None:
+            for repeat in range(first, first + 50):
+                view(TrialStarted(make_spec(POINT, repeat), 1))
+                view(Notice(f"at {repeat}"))
+                view(TrialEnded(make_result(POINT, repeat)))
+
+        threads = [threading.Thread(target=run, args=(50 * i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert "400/400 trials, 0 running, 0 queued" in picture(view)
+
+
+def test_the_view_draws_seldom_and_events_draw_nothing() -> None:
+    assert REFRESH_PER_S <= 2
+    view = LiveView(terminal(), 5000)
+    drawn = 0
+    render = view._render
+
+    def counting():
+        nonlocal drawn
+        drawn += 1
+        return render()
+
+    view._live._get_renderable = counting
+    with view:
+        before = drawn
+        assert before >= 1
+        started = time.monotonic()
+        for repeat in range(500):
+            view(TrialStarted(make_spec(POINT, repeat), 1))
+            view(TrialEnded(make_result(POINT, repeat)))
+        elapsed_s = time.monotonic() - started
+        assert drawn - before <= 1 + 2 * REFRESH_PER_S * elapsed_s
