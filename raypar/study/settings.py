@@ -102,8 +102,8 @@ def _parse(study: Study, setting: str) -> tuple[str, Value | Domain, list[Mistak
                 [Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)],
             )
         if not study.workload.is_train_loop:
-            wrong = f"`{key}`: unknown to workload {study.workload.name}"
-            return key, None, [Mistake(where, text, wrong, hint=suggest(key, list(known)))]
+            unknown = f"`{key}`: unknown to workload {study.workload.name}"
+            return key, None, [Mistake(where, text, unknown, hint=suggest(key, list(known)))]
     try:
         value = parse_value(text)
     except ValueError as error:

@@ -41,9 +41,10 @@ class Data:
     Attributes:
         train: the training samples.
         val: the samples that ``val_loss`` and the metrics are taken on.
-        transform: applied to a batch of inputs in the worker, by either loader (say, uint8 to normalised float32).
-        train_dataset: a map-style dataset of the same training samples in the same order, for ``loader="dataloader"``
-            where samples are to be prepared one by one; without it that loader serves ``train`` sample by sample.
+        transform: applied to a batch of inputs in the worker (say, uint8 to normalised float32).
+        train_dataset: a map-style dataset of the same training samples in the same order, ready for the model, for
+            ``loader="dataloader"`` where samples are to be prepared one by one; without it that loader serves
+            ``train`` sample by sample, and `transform` is applied to its batches.
     """
 
     train: Split

@@ -1,0 +1,139 @@
+"""Which samples a rank trains on at which step: the global batch never depends on the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from raypar.study.workload import Data
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of one global batch.
+
+    Attributes:
+        indices: shape ``(num_local,)``, into the training set.
+        weight: what the mean loss of this part is multiplied with, so that the average over the ranks (what DDP
+            takes) is the mean over the global batch: ``num_local * world_size / num_global``.
+    """
+
+    indices: Tensor
+    weight: float
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch visits the samples: a permutation that only seed and epoch decide."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(num_samples, generator=generator)
+
+
+def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
+    return num_samples // batch_size if drop_last else -(-num_samples // batch_size)
+
+
+def shares(order: Tensor, batch_size: int, rank: int, world_size: int, *, drop_last: bool) -> Iterator[Share]:
+    """A rank's share of each global batch ``order[step * batch_size : (step + 1) * batch_size]``.
+
+    The ranks' parts are contiguous and differ in size by one sample at most. Where a last, short batch has no sample
+    for a rank, that rank takes the batch's first one with weight 0: it has to join the collectives all the same.
+    """
+    for step in range(num_steps(len(order), batch_size, drop_last=drop_last)):
+        batch = order[step * batch_size : (step + 1) * batch_size]
+        size = len(batch)
+        begin, end = rank * size // world_size, (rank + 1) * size // world_size
+        if begin == end:
+            yield Share(batch[:1], 0.0)
+        else:
+            yield Share(batch[begin:end], (end - begin) * world_size / size)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step of one rank works on; `weight` as in `Share`, `num_samples` counts the samples that weigh."""
+
+    inputs: Any
+    targets: Any
+    weight: float
+    num_samples: int
+
+
+BatchStream = Callable[[Tensor], Iterator[Batch]]  # from an epoch's order to the rank's batches
+
+
+def resident(
+    data: Data, cast: Callable[[Any], Any], device: torch.device, split_order: Callable[[Tensor], Iterator[Share]]
+) -> BatchStream:
+    """Batches sliced from tensors that stay in (device) memory; no copy but the gather of the batch itself."""
+    inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)
+    transform = data.transform
+
+    def stream(order: Tensor) -> Iterator[Batch]:
+        for share in split_order(order.to(device)):
+            x = inputs.index_select(0, share.indices)
+            y = targets.index_select(0, share.indices)
+            size = len(share.indices) if share.weight else 0
+            yield Batch(cast(transform(x) if transform else x), y, share.weight, size)
+
+    return stream
+
+
+class _InMemory(Dataset[Any]):
+    """A Split served sample by sample, as torch's DataLoader wants it."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+class _Shares(Sampler[list[int]]):
+    """Hands a rank's shares of the current epoch to a DataLoader, which may outlive the epoch."""
+
+    def __init__(self) -> None:
+        self.current: Sequence[Share] = ()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (share.indices.tolist() for share in self.current)
+
+    def __len__(self) -> int:
+        return len(self.current)
+
+
+def dataloader(
+    data: Data,
+    cast: Callable[[Any], Any],
+    device: torch.device,
+    split_order: Callable[[Tensor], Iterator[Share]],
+    num_loader_workers: int,
+) -> BatchStream:
+    """Batches from torch's DataLoader, in the same order as `resident`."""
+    own = data.train_dataset
+    dataset: Dataset[Any] = own if own is not None else _InMemory(data.train.inputs, data.train.targets)
+    transform = data.transform if own is None else None
+    sampler = _Shares()
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_loader_workers,
+        persistent_workers=num_loader_workers > 0,
+        pin_memory=device.type == "cuda",
+    )
+
+    def stream(order: Tensor) -> Iterator[Batch]:
+        sampler.current = tuple(split_order(order))
+        for share, (x, y) in zip(sampler.current, loader, strict=True):
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            size = len(share.indices) if share.weight else 0
+            yield Batch(cast(transform(x) if transform else x), y, share.weight, size)
+
+    return stream

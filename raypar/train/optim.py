@@ -1,0 +1,29 @@
+"""From an optimizer's name to torch's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from raypar.study.workload import Config
+
+# The names are study.options.OPTIMIZERS; momentum and nesterov are SGD with the usual 0.9.
+_MAKERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "adadelta": torch.optim.Adadelta,
+}
+
+
+def build_optimizer(parameters: Iterable[Any], config: Config) -> Optimizer:
+    """The optimizer that ``config["optimizer"]`` names, with the config's lr and weight_decay."""
+    return _MAKERS[config["optimizer"]](parameters, lr=config["lr"], weight_decay=config["weight_decay"])

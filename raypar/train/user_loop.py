@@ -1,0 +1,76 @@
+"""An existing ``train_loop_per_worker(config)``, unchanged, inside a rank.
+
+Ray Train's own local mode is what makes ``ray.train.report``, ``get_context`` and ``ray.train.torch.prepare_*`` work
+outside of a Ray worker (it is meant for torchrun). The loop runs under it; only `report` goes to raypar.
+"""
+
+from __future__ import annotations
+
+import numbers
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
+
+from raypar.train.job import Channel, RankJob, RankOutcome, StopTrial
+
+# Not for the loop: what raypar itself keeps in a config.
+OWN_KEYS = ("device", "cpus_per_worker", "num_threads")
+
+
+class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
+    """Ray Train's local-mode session, with reports sent on."""
+
+    def __init__(self, job: RankJob, channel: Channel) -> None:
+        super().__init__(
+            experiment_name="raypar",
+            world_size=job.world_size,
+            world_rank=job.rank,
+            local_rank=job.local_rank,
+            local_world_size=job.local_world_size,
+            node_rank=job.node_rank,
+        )
+        self._channel = channel
+        self._count = 0
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().report(metrics, checkpoint, *args, **kwargs)
+        self._count += 1
+        numeric = {
+            key: float(value)
+            for key, value in metrics.items()
+            if isinstance(value, numbers.Real) and not isinstance(value, bool)
+        }
+        if not self._channel.report({"epoch": self._count, **numeric}):
+            raise StopTrial
+
+    def barrier(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.barrier()
+
+    def broadcast_from_rank_zero(self, data: Any) -> Any:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            return data
+        box = [data]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+def run_train_loop(loop: Callable[..., Any], job: RankJob, channel: Channel) -> RankOutcome:
+    """Call the loop with the trial's config; what it spends its time on stays its own secret."""
+    import inspect
+
+    set_train_fn_utils(ReportingUtils(job, channel))
+    config = {key: value for key, value in job.config.items() if key not in OWN_KEYS}
+    startup_s = time.monotonic() - job.requested_at_s
+    stopped = False
+    try:
+        loop(config) if inspect.signature(loop).parameters else loop()
+    except StopTrial:
+        stopped = True
+    return RankOutcome(stopped=stopped, startup_s=startup_s)

@@ -1,0 +1,150 @@
+"""One rank of one trial, in a process of its own: take the cores, seed, join the others, train, tell.
+
+Whatever starts the process (a fork server, a fresh interpreter) calls `main` with a line to the runner; nothing is
+left behind for the next trial, because the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from raypar.train.affinity import pin
+from raypar.train.job import RankJob, RankOutcome, StopTrial
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+
+
+class PipeChannel:
+    """A rank's line to whoever supervises it; messages are ``(kind, …)`` tuples."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def report(self, metrics: Mapping[str, float]) -> bool:
+        self._connection.send(("report", dict(metrics)))
+        return bool(self._connection.recv())
+
+
+def main(connection: Connection, listen_fd: int | None = None) -> None:
+    """Receive a `RankJob`, run it, send ``("done", RankOutcome)`` or ``("error", type, message, traceback)``.
+
+    Args:
+        listen_fd: rank 0 of several: the listening socket behind ``job.master_address``.
+    """
+    job: RankJob = connection.recv()
+    try:
+        outcome = run_rank(job, PipeChannel(connection), listen_fd)
+        connection.send(("done", outcome))
+    except BaseException as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr)
+        connection.send(("error", type(error).__name__, str(error), text))
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:
+    """Set the process up as the job says, and train."""
+    cores = pin(job.cores) if job.cores else ()  # still single-threaded: every later thread inherits it
+    os.environ.update(job.environment)
+    sys.path[:0] = [folder for folder in job.sys_path if folder not in sys.path]
+
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(job.config["num_threads"])
+    # A fork carries its server's generators: every one of them is seeded anew.
+    random.seed(job.seed)
+    np.random.seed(job.seed % 2**32)
+    torch.manual_seed(job.seed)
+    device = _device(job)
+    started_at_s = job.requested_at_s
+    with _process_group(job, device, listen_fd):
+        workload = pickle.loads(job.workload)
+        if workload.is_train_loop:
+            from raypar.train.user_loop import run_train_loop
+
+            outcome = run_train_loop(workload.train_loop, job, channel)
+        else:
+            from raypar.train.loop import Place, train
+
+            place = Place(job.rank, job.world_size, device)
+            outcome = train(workload, job.config, job.seed, place, cores, channel, started_at_s)
+    return replace(
+        outcome,
+        wall_s=time.monotonic() - started_at_s,
+        environment={**outcome.environment, **_environment(cores, device)},
+    )
+
+
+def _device(job: RankJob) -> Any:
+    import torch
+
+    if job.config["device"] != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def _process_group(job: RankJob, device: Any, listen_fd: int | None) -> Any:
+    """The ranks' process group, if there are several; torchrun's variables are set for whoever reads them."""
+    host, port = job.master_address
+    os.environ.update(
+        MASTER_ADDR=host,
+        MASTER_PORT=str(port),
+        RANK=str(job.rank),
+        WORLD_SIZE=str(job.world_size),
+        LOCAL_RANK=str(job.local_rank),
+        LOCAL_WORLD_SIZE=str(job.local_world_size),
+        GROUP_RANK=str(job.node_rank),
+    )
+    if job.world_size == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    if job.local_world_size == job.world_size:
+        # One node: no host name has to resolve, and nothing listens beyond the machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    store = dist.TCPStore(
+        host,
+        port,
+        job.world_size,
+        is_master=job.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd if job.rank == 0 else None,
+    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size, timeout=timeout)
+    try:
+        yield
+    except BaseException:
+        raise  # the peers may hang in a collective; they are ended by their supervisors, not waited for
+    else:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _environment(cores: tuple[int, ...], device: Any) -> dict[str, Any]:
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"cores": list(cores), "num_threads": torch.get_num_threads(), "device_name": name, "pid": os.getpid()}
+
+
+__all__ = ["PipeChannel", "StopTrial", "main", "run_rank"]
