@@ -87,7 +87,7 @@ class LiveView:
         if self._num_done:
             self._say(f"{units.counted(self._num_done, 'trial')} of {self._num_trials} done before")
         if self._live:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
