@@ -140,8 +140,7 @@ class LiveView:
         return f"[{self._num_done:>{width}}/{self._num_trials}] {_ended(result)}"
 
     def _say(self, line: str) -> None:
-        self._console.print(Text(encodable(line, self._console.encoding)), soft_wrap=True)
-        self._console.file.flush()
+        self._console.print(Text(encodable(line, self._console.encoding)), soft_wrap=True)  # rich flushes
 
     def remaining_s(self) -> float | None:
         """Seconds until the last trial ends, going by the median of those ended; None before the first."""

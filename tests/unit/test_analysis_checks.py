@@ -94,6 +94,16 @@ def test_accuracy_that_differs_no_more_than_between_repeats_is_not_told() -> Non
     assert Check.METRIC_DIFFERS not in findings(noisy)
 
 
+def test_accuracy_of_two_wavering_repeats_proves_nothing() -> None:
+    scores = {1: (0.95, 0.96), 2: (0.935, 0.93)}  # further apart than either spreads, but by 1.5 and by 3 points
+    results = [
+        make_result({"num_workers": w}, r, 8.0 / w, accuracy=score)
+        for w, repeats in scores.items()
+        for r, score in enumerate(repeats)
+    ]
+    assert Check.METRIC_DIFFERS not in findings(results)
+
+
 def test_accuracy_that_differs_by_rounding_alone_is_not_told() -> None:
     same = [make_result({"num_workers": w}, r, 8.0 / w, accuracy=0.95 + 1e-5 * w) for w in (1, 2) for r in range(3)]
     assert Check.METRIC_DIFFERS not in findings(same)

@@ -120,6 +120,13 @@ def test_a_repeat_without_baseline_is_left_out_of_the_pairs() -> None:
     assert two.speedup.value == pytest.approx(2.0)
 
 
+def test_a_single_common_block_is_no_reason_to_give_up_the_interval() -> None:
+    one = {"batch_size": 64, "num_workers": 1}
+    results = [*(make_result(one, r, t) for r, t in ((2, 4.0), (8, 4.2), (9, 4.1))), *scaling()[3:]]
+    two = at(analyse(QUESTION, results), batch_size=64, num_workers=2)
+    assert (two.speedup.num_samples, two.speedup.method) == (3, Method.T_LOG)
+
+
 def test_points_that_share_no_block_are_compared_as_independent_samples() -> None:
     one = {"batch_size": 64, "num_workers": 1}
     results = [*(make_result(one, r, t) for r, t in ((7, 4.0), (8, 4.2), (9, 4.1))), *scaling()[3:]]

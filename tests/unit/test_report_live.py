@@ -208,6 +208,27 @@ def test_events_may_come_from_many_threads() -> None:
         assert "400/400 trials, 0 running, 0 queued" in picture(view)
 
 
+def test_drawing_and_printing_do_not_wait_for_each_other() -> None:
+    with LiveView(terminal(), 10) as view:
+        done = threading.Event()
+
+        def draw() -> None:
+            while not done.is_set():
+                view._live.refresh()
+
+        def tell() -> None:
+            for i in range(300):
+                view(Notice(f"at {i}"))
+
+        threads = [threading.Thread(target=f, daemon=True) for f in (draw, tell)]
+        for thread in threads:
+            thread.start()
+        threads[1].join(timeout=30)
+        hangs = threads[1].is_alive()
+        done.set()
+        assert not hangs
+
+
 def test_the_view_draws_seldom_and_events_draw_nothing() -> None:
     assert REFRESH_PER_S <= 2
     view = LiveView(terminal(), 5000)
