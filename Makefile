@@ -1,0 +1,38 @@
+# make study    the quick start: sets up what it needs, then runs studies/quickstart.py
+# make test     everything that is checked: style, types, tests, and the quick start end to end
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+
+.DELETE_ON_ERROR:
+.PHONY: study test clean
+
+study: $(VENV)/.installed
+	$(BIN)/raypar study studies/quickstart.py
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+	$(BIN)/python .ci/check_quickstart.py
+
+# The stamps keep a second run from installing again; a change of pyproject.toml makes them stale.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing raypar into $(VENV) (torch and Ray are large: this takes minutes, once) …"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing raypar and what checks it into $(VENV) (this takes minutes, once) …"
+	@$(PIP) -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("raypar needs Python 3.11 or later: make PYTHON=python3.12 …")'
+	@$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
