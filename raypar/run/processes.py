@@ -196,7 +196,7 @@ def serve() -> None:
     clients: dict[int, Connection] = {}
     owners: dict[int, Connection] = {}  # pid of a rank: who asked for it
     while True:
-        readable, _, _ = select.select([listener, owner, child_ended, *clients], [], [])
+        readable, _, _ = select.select([listener.fileno(), owner, child_ended, *clients], [], [])
         if owner in readable:
             for pid in owners:
                 _kill_group(pid)
@@ -204,11 +204,11 @@ def serve() -> None:
         if child_ended in readable:
             os.read(child_ended, 4096)
             _tell_ended(owners)
-        if listener in readable:
+        if listener.fileno() in readable:
             line, _ = listener.accept()
             client = Connection(line.detach())
             clients[client.fileno()] = client
-        for fd in [fd for fd in readable if isinstance(fd, int) and fd in clients]:
+        for fd in [fd for fd in readable if fd in clients]:
             client = clients[fd]
             try:
                 request = json.loads(client.recv_bytes())

@@ -1,0 +1,193 @@
+"""A gang: the workers of one TorchTrainer, which serve trial after trial of one placement.
+
+The Train workers themselves never train. Each takes assignments from the broker, has its rank run in a process of
+its own (see `raypar.run.processes`), and passes reports and the end back. They import no torch, so that a gang starts
+in about a second and can stay parked at little cost.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.backend import BackendConfig
+
+from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
+from raypar.run.supervise import supervise
+from raypar.study.trial import Placement
+from raypar.train.affinity import allowed_cores
+from raypar.train.job import RankJob
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a gang's worker tells the broker about itself."""
+
+    node_id: str
+    host: str  # the machine: nodes of one host share its cores
+    hostname: str
+    ip: str
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    placement_group: Any
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One trial as the broker hands it to a gang's worker; the rest of a `RankJob` the worker knows itself."""
+
+    uid: str
+    workload: bytes
+    config: Mapping[str, Any]
+    seed: int
+    master_address: tuple[str, int]
+    cores: tuple[int, ...]
+    environment: Mapping[str, str]
+    sys_path: tuple[str, ...]
+    log_dir: str
+    attempt: int
+
+
+class GangBackend(BackendConfig):  # type: ignore[misc]
+    """In place of TorchConfig: no process group in the workers, as every trial's ranks make their own."""
+
+    backend = "gloo"  # TorchTrainer looks at it, nothing else does
+
+
+def train_gang(
+    broker: Any, gang_id: str, placement: Placement, resources: Mapping[str, float], storage: str, *, fresh: bool
+) -> None:
+    """Run a gang to its end; blocks. Raises what `TorchTrainer.fit` raises when the gang is lost."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    TorchTrainer(
+        serve,
+        train_loop_config={"broker": broker, "gang_id": gang_id, "fresh": fresh},
+        torch_config=GangBackend(),
+        scaling_config=ScalingConfig(
+            num_workers=placement.num_workers,
+            use_gpu=placement.device == "cuda",
+            resources_per_worker=dict(resources),
+            placement_strategy="PACK",
+        ),
+        run_config=RunConfig(
+            name=f"gang-{gang_id}",
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+        ),
+    ).fit()
+
+
+def serve(config: Mapping[str, Any]) -> None:
+    """The ``train_loop_per_worker`` of a gang: greet the broker, then do what it assigns until it says enough."""
+    broker, gang_id = config["broker"], config["gang_id"]
+    context = ray.train.get_context()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    ip = ray.util.get_node_ip_address()
+    greeting = Greeting(
+        node_id=ray.get_runtime_context().get_node_id(),
+        host=host_id(),
+        hostname=socket.gethostname(),
+        ip=ip,
+        local_rank=context.get_local_rank(),
+        local_world_size=context.get_local_world_size(),
+        node_rank=context.get_node_rank(),
+        placement_group=ray.util.get_current_placement_group(),
+    )
+    fork_address: str = ray.get(broker.hello.remote(gang_id, rank, greeting))
+    forks = None if config["fresh"] else ForkClient(fork_address)
+    turn = 0
+    while True:
+        with socket.socket() as listen:
+            address = None
+            if rank == 0:
+                # Bound before anybody is told the port, and handed to the rank as it is: nobody can take it meanwhile.
+                one_node = greeting.local_world_size == world_size
+                listen.bind(("127.0.0.1" if one_node else ip, 0))
+                listen.listen()
+                address = listen.getsockname()
+            task: Assignment | None = ray.get(broker.next_assignment.remote(gang_id, rank, turn, address))
+            if task is None:
+                return
+            _serve_one(broker, gang_id, task, forks, greeting, rank, world_size, listen if rank == 0 else None)
+        turn += 1
+
+
+def _serve_one(
+    broker: Any,
+    gang_id: str,
+    task: Assignment,
+    forks: ForkClient | None,
+    greeting: Greeting,
+    rank: int,
+    world_size: int,
+    listen: socket.socket | None,
+) -> None:
+    log_path = Path(task.log_dir) / f"attempt{task.attempt}-rank{rank}.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    environment = dict(task.environment)
+    # Ray sets this for the worker's own GPUs; the rank, which is no child of the worker, has to see the same. A trial
+    # on the CPU sees none, whatever its code asks torch.cuda.
+    on_gpu = task.config["device"] == "cuda"
+    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else ""
+    job = RankJob(
+        workload=task.workload,
+        config=task.config,
+        seed=task.seed,
+        rank=rank,
+        world_size=world_size,
+        local_rank=greeting.local_rank,
+        local_world_size=greeting.local_world_size,
+        node_rank=greeting.node_rank,
+        master_address=task.master_address,
+        cores=task.cores,
+        environment=environment,
+        sys_path=task.sys_path,
+        requested_at_s=time.monotonic(),
+        log_path=str(log_path),
+    )
+    process: RankProcess = forks.fork(log_path, listen) if forks else SpawnedRank(log_path, listen)
+    over = threading.Event()
+
+    def kill_when_told() -> None:
+        if ray.get(broker.wait_for_kill.remote(task.uid, task.attempt)) and not over.is_set():
+            process.kill()
+
+    threading.Thread(target=kill_when_told, daemon=True).start()
+
+    def on_report(index: int, metrics: Mapping[str, float]) -> bool:
+        return bool(ray.get(broker.report.remote(task.uid, task.attempt, rank, index, metrics if rank == 0 else None)))
+
+    end = supervise(process, job, on_report)
+    over.set()
+    ray.get(broker.finish.remote(gang_id, task.uid, task.attempt, rank, end))
+
+
+class ForkAgent:
+    """An actor, one per node: owns the node's fork server, which every gang's worker on the node asks for its ranks."""
+
+    def __init__(self, preload: tuple[str, ...], sys_path: tuple[str, ...]) -> None:
+        self._server = ForkServer(preload, sys_path)
+
+    def describe(self) -> tuple[str, tuple[int, ...]]:
+        """The fork server's address, and the cores of this machine that ranks may use."""
+        return self._server.address, allowed_cores()
+
+
+def host_id() -> str:
+    """The same for every Ray node on one machine (and PID namespace's kernel), different between machines."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"

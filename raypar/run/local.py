@@ -1,0 +1,151 @@
+"""Trials on this machine without Ray: ranks are forked directly. For tests, debugging, and machines without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+import cloudpickle
+
+from raypar.run.events import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted
+from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
+from raypar.run.runner import Interrupted, RunSettings, is_retried
+from raypar.run.supervise import RankEnd, supervise
+from raypar.study.study import Study
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
+from raypar.train.affinity import allowed_cores
+from raypar.train.job import RankJob, merge
+
+
+class LocalRunner:
+    """Runs one trial after the other; a search needs Ray."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._server: ForkServer | None = None
+
+    def __enter__(self) -> LocalRunner:
+        if self._settings.isolation == "warm":
+            self._server = ForkServer(self._settings.preload, self._settings.sys_path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server:
+            self._server.close()
+            self._server = None
+
+    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+        workload = cloudpickle.dumps(study.workload)
+        try:
+            for spec in specs:
+                for attempt in range(1, study.max_retries + 2):
+                    listener(TrialStarted(spec, attempt))
+                    result = self._run_trial(workload, spec, attempt, listener)
+                    if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
+                        break
+                    listener(TrialRetried(spec, result.failure.message))
+                listener(TrialEnded(result))
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+    def _run_trial(self, workload: bytes, spec: TrialSpec, attempt: int, listener: Listener) -> TrialResult:
+        started_at, requested_at_s = time.time(), time.monotonic()
+        world_size = spec.placement.num_workers
+        cores = allowed_cores()
+        width = spec.placement.cpus_per_worker
+        pinned = world_size * width <= len(cores) and sys.platform == "linux"
+        reports: list[Mapping[str, float]] = []
+        failures: list[Failure] = []
+        processes: list[RankProcess] = []
+        lock = threading.Lock()
+
+        def on_report(rank: int, metrics: Mapping[str, float]) -> bool:
+            if rank == 0:
+                reports.append(metrics)
+                listener(TrialReported(spec, metrics))
+            return True
+
+        def run_rank(rank: int, job: RankJob, process: RankProcess) -> RankEnd:
+            end = supervise(process, job, lambda _, metrics: on_report(rank, metrics))
+            if end.failure is not None:
+                with lock:
+                    failures.append(end.failure)
+                for other in processes:  # they may hang in a collective
+                    other.kill()
+            return end
+
+        timer: threading.Timer | None = None
+        with contextlib.ExitStack() as stack:
+            listen = stack.enter_context(socket.socket())
+            listen.bind(("127.0.0.1", 0))
+            listen.listen()
+            jobs = []
+            for rank in range(world_size):
+                log_path = self._settings.log_dir / spec.identity / f"attempt{attempt}-rank{rank}.log"
+                log_path.parent.mkdir(parents=True, exist_ok=True)
+                master = listen if rank == 0 else None
+                if self._server:
+                    client = ForkClient(self._server.address)
+                    stack.callback(client.close)
+                    processes.append(client.fork(log_path, master))
+                else:
+                    processes.append(SpawnedRank(log_path, master))
+                jobs.append(
+                    RankJob(
+                        workload=workload,
+                        config=spec.config,
+                        seed=spec.seed,
+                        rank=rank,
+                        world_size=world_size,
+                        local_rank=rank,
+                        local_world_size=world_size,
+                        node_rank=0,
+                        master_address=listen.getsockname(),
+                        cores=cores[rank * width : (rank + 1) * width] if pinned else (),
+                        environment=self._settings.environment,
+                        sys_path=self._settings.sys_path,
+                        requested_at_s=requested_at_s,
+                        log_path=str(log_path),
+                    )
+                )
+            if self._settings.trial_timeout_s is not None:
+                limit_s = self._settings.trial_timeout_s
+
+                def too_long() -> None:
+                    with lock:
+                        failures.append(
+                            Failure(FailureKind.CRASH, f"took longer than {limit_s:g} s", log_path=jobs[0].log_path)
+                        )
+                    for process in processes:
+                        process.kill()
+
+                timer = threading.Timer(limit_s, too_long)
+                timer.start()
+            try:
+                with ThreadPoolExecutor(world_size) as pool:
+                    ends = list(pool.map(run_rank, range(world_size), jobs, processes))
+            except BaseException:
+                for process in processes:
+                    process.kill()
+                raise
+            finally:
+                if timer:
+                    timer.cancel()
+        outcomes = {rank: end.outcome for rank, end in enumerate(ends) if end.outcome is not None}
+        return merge(
+            spec,
+            outcomes,
+            tuple(reports),
+            attempts=attempt,
+            started_at=started_at,
+            environment={"node": [socket.gethostname()] * world_size},
+            failure=failures[0] if failures else None,
+        )

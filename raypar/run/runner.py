@@ -1,0 +1,59 @@
+"""What a runner is: something that gets trials done and tells about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from raypar.run.events import Listener
+from raypar.study.study import Study
+from raypar.study.trial import Failure, FailureKind, TrialSpec
+
+ISOLATIONS = ("warm", "fresh")
+RETRIED = (FailureKind.CRASH, FailureKind.GANG_LOST)  # a user's error would only come again
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where and how a study is run; nothing here determines a result.
+
+    Attributes:
+        log_dir: where the ranks' output goes, a folder per trial; an absolute path, the same on every node.
+        isolation: "warm": ranks are forks in gangs that serve trial after trial; "fresh": every trial gets a gang
+            and interpreters of its own.
+        environment: variables that every rank gets.
+        sys_path: folders from which the study's own modules are imported.
+        preload: modules imported ahead of the trials, once per node.
+        trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
+        stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
+    """
+
+    log_dir: Path
+    isolation: str = "warm"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sys_path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    trial_timeout_s: float | None = None
+    stop_grace_s: float = 10.0
+
+
+class Interrupted(Exception):
+    """The study was stopped from outside (Ctrl-C); every trial that ended has been told."""
+
+
+class Runner(Protocol):
+    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+        """Run the specs in their order (a search draws its own); every trial ends in exactly one `TrialEnded`.
+
+        Raises:
+            Interrupted: on SIGINT, with nothing left running.
+            ClusterError: the runner itself can't go on.
+        """
+        ...
+
+
+def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
+    """Whether a trial that failed at its `attempt`-th start (from 1) is started again."""
+    return failure.kind in RETRIED and attempt <= max_retries

@@ -1,0 +1,243 @@
+"""Trials as a Ray Tune study over warm gangs.
+
+Tune sees trials that are all alike: thin trainables on the head node, which ask the broker to run something and wait.
+So its actor cache always hits, and whatever searches, schedules or stops in Tune works as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import ray
+from ray import tune
+
+from raypar.run.broker import Broker, BrokerConfig
+from raypar.run.events import Listener, TrialEnded
+from raypar.run.runner import Interrupted, RunSettings
+from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
+from raypar.study.study import Study
+from raypar.study.trial import TrialSpec, TrialState
+
+# A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
+ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
+QUIET = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # resuming goes by the store, not by Tune's snapshots
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+# The first is the price of noticing a dead gang; polling more often would take time from the trials being timed.
+TRAIN_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+
+
+class TrialFailed(RuntimeError):
+    """Tells Tune (and a searcher) that a trial gave no result; the broker's result says why."""
+
+
+class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
+    """What Tune runs: asks the broker, waits, and hands the reports on."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        # By name: a handle in the config would make Tune treat every restart as a new study.
+        self._broker = ray.get_actor(config["broker"])
+        self._seen = 0
+
+    def step(self) -> dict[str, Any]:
+        while True:
+            reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
+            if reports and self.config["in_lockstep"]:
+                self._seen += 1
+                return {**reports[0], "done": False}
+            self._seen += len(reports)
+            self._last = reports[-1] if reports else getattr(self, "_last", {})
+            if state == TrialState.FAILED:
+                raise TrialFailed(self.trial_id)
+            if state is not None:
+                return {**self._last, "done": True}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._seen, self._last = 0, {}
+        return True
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        return {}
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        pass
+
+
+class _Driver(tune.Callback):  # type: ignore[misc]
+    """On the driver: says what each Tune trial is to do, and takes its result at once when it ends."""
+
+    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec], listener: Listener) -> None:
+        self._broker, self._spec_of, self._listener = broker, spec_of, listener
+        self._running: set[str] = set()
+        self.num_ended = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its callbacks for a restore that is not used here
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.trial_id not in self._running:
+            self._running.add(trial.trial_id)
+            ray.get(self._broker.define.remote(trial.trial_id, self._spec_of(trial.config)))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._end(trial.trial_id)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._end(trial.trial_id)
+
+    def _end(self, trial_id: str) -> None:
+        if trial_id not in self._running:
+            return
+        self._running.discard(trial_id)
+        # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
+        self._broker.stop.remote(trial_id)
+        result = ray.get(self._broker.take.remote(trial_id))
+        self.num_ended += 1
+        # Before Tune starts the next trial: writing the result takes no time from a trial that is being timed.
+        self._listener(TrialEnded(result))
+
+
+class TuneRunner:
+    """Runs a study on the Ray that this process is connected to."""
+
+    def __init__(self, settings: RunSettings, *, owns_cluster: bool, max_parked_gangs: int = 4) -> None:
+        self._settings = settings
+        self._owns_cluster = owns_cluster
+        self._max_parked_gangs = max_parked_gangs
+
+    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+        os.environ.update(QUIET)
+        in_lockstep = study.scheduler is not None
+        name = f"raypar-{os.getpid()}-{time.time_ns()}"
+        config = BrokerConfig(
+            workload=cloudpickle.dumps(study.workload),
+            settings=self._settings,
+            max_retries=study.max_retries,
+            owns_cluster=self._owns_cluster,
+            in_lockstep=in_lockstep,
+            max_parked_gangs=self._max_parked_gangs,
+        )
+        broker = (
+            ray.remote(Broker)
+            .options(
+                name=name,
+                num_cpus=0,
+                resources={"node:__internal_head__": 0.001},
+                max_concurrency=1000,
+                runtime_env={"env_vars": TRAIN_ENVIRONMENT},
+            )
+            .remote(config)
+        )
+        ray.get(broker.start.remote())
+        ears = _Ears(broker, listener)
+        try:
+            self._tune(study, specs, name, in_lockstep, broker, ears.tell)
+        finally:
+            ray.get(broker.close.remote())
+            ears.close()
+            ray.kill(broker)
+
+    def _tune(
+        self, study: Study, specs: Sequence[TrialSpec], name: str, in_lockstep: bool, broker: Any, listener: Listener
+    ) -> None:
+        space: dict[str, Any] = {"broker": name, "in_lockstep": in_lockstep}
+        if study.is_search:
+            space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
+            count = study.num_trials - len(specs)  # specs: what a search has done already
+            drawn = iter(range(10**9))
+            device = specs[0].config["device"] if specs else "cpu"
+
+            def spec_of(tune_config: Mapping[str, Any]) -> TrialSpec:
+                point = {key: tune_config[key] for key in study.space}
+                return study.trial(point, 0, order=next(drawn), default_device=str(device))
+
+        else:
+            space["order"] = tune.grid_search(list(range(len(specs))))
+            count = 1
+
+            def spec_of(tune_config: Mapping[str, Any]) -> TrialSpec:
+                order: int = tune_config["order"]
+                return specs[order]
+
+        driver = _Driver(broker, spec_of, listener)
+        needs_metric = study.searcher is not None or study.scheduler is not None
+        tuner = tune.Tuner(
+            tune.with_resources(BrokeredTrial, ON_HEAD),
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                num_samples=count,
+                search_alg=study.searcher,
+                scheduler=study.scheduler,
+                metric=study.metric if needs_metric else None,
+                mode=study.mode if needs_metric else None,
+                max_concurrent_trials=study.max_concurrent_trials,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name="tune", storage_path=str(self._settings.log_dir), verbose=0, callbacks=[driver]
+            ),
+        )
+        results = tuner.fit()
+        expected = len(specs) if not study.is_search else len(results)
+        if driver.num_ended < expected:
+            raise Interrupted
+
+
+class _Ears:
+    """Listens to the broker's news in a thread; what it tells comes one event at a time."""
+
+    def __init__(self, broker: Any, listener: Listener) -> None:
+        self._broker, self._listener = broker, listener
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def tell(self, event: Any) -> None:
+        with self._lock:
+            self._listener(event)
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.join(1.0)
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                events = ray.get(self._broker.news.remote())
+            except Exception:  # the broker is gone, and with it the news
+                return
+            for event in events:
+                self.tell(event)
+
+
+def _tune_domain(domain: Domain) -> Any:
+    match domain:
+        case Grid(values):
+            return tune.grid_search(list(values))
+        case Choice(values):
+            return tune.choice(list(values))
+        case Uniform(low, high):
+            return tune.uniform(low, high)
+        case LogUniform(low, high):
+            return tune.loguniform(low, high)
+        case RandInt(low, high):
+            return tune.randint(low, high)
