@@ -1,4 +1,4 @@
-"""Runs the quick start as a user would, in an empty project folder: it tells the speedup and leaves no process behind."""
+"""Runs the quick start as a user would, in an empty folder: it tells the speedup and leaves no process behind."""
 
 from __future__ import annotations
 
