@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -95,8 +96,16 @@ def problem(domain: Domain) -> str | None:
             kinds = [(type(v), v) for v in values]
             doubles = sorted({str(v) for k, v in kinds if kinds.count((k, v)) > 1})
             return f"holds duplicate values: {', '.join(doubles)}" if doubles else None
+        case Uniform(low, high) | LogUniform(low, high) if not _are_numbers(low, high):
+            return f"needs two numbers, has {low!r} and {high!r}"
+        case RandInt(low, high) if not (_are_numbers(low, high) and int(low) == low and int(high) == high):
+            return f"needs two whole numbers, has {low!r} and {high!r}"
         case Uniform(low, high) | RandInt(low, high) if low >= high:
             return f"needs low < high, has {low} and {high}"
         case LogUniform(low, high) if not 0 < low < high:
             return f"needs 0 < low < high, has {low} and {high}"
     return None
+
+
+def _are_numbers(*values: object) -> bool:
+    return all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)

@@ -191,7 +191,7 @@ def _space_mistakes(study: Study) -> list[Mistake]:
             found.append(Mistake(f"space[{key!r}]", domain, "is not a grid, choice or range", hint=hint))
             continue
         if wrong := problem(domain):
-            hint = "a grid needs values that differ, a range needs low < high"
+            hint = "a grid needs values that differ, a range two numbers with low < high"
             found.append(Mistake(f"space[{key!r}]", domain, wrong, hint=hint))
         elif check_key("space", key, domain):
             for value in examples(domain):

@@ -36,6 +36,10 @@ def test_a_domain_is_judged_by_all_of_its_values_or_by_both_ends(domain: Domain,
         (loguniform(0.0, 1.0), "0 < low < high"),
         (loguniform(-1.0, 1.0), "has -1.0 and 1.0"),
         (loguniform(1.0, 0.1), "0 < low < high"),
+        (uniform("a", 1), "needs two numbers, has 'a' and 1"),  # type: ignore[arg-type]
+        (uniform(0, float("inf")), "needs two numbers"),
+        (loguniform(float("nan"), 1), "needs two numbers"),
+        (randint(1, 2.5), "needs two whole numbers"),  # type: ignore[arg-type]
     ],
 )
 def test_a_domain_that_holds_nothing_or_doubles_says_so(domain: Domain, told: str) -> None:
