@@ -1,0 +1,139 @@
+"""How raypar talks to MLflow: imported late, quick to give up, silent. The only module that imports it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from raypar.errors import StoreError
+
+# MLflow's own default retries for four minutes while a study waits. What a user has set stays.
+_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+_LOGGERS = ("mlflow", "alembic")
+
+
+class Unreachable(Exception):
+    """The store can't take or give anything now; it may later."""
+
+
+class Rejected(Exception):
+    """The store will never take this."""
+
+
+def import_mlflow() -> Any:
+    """The mlflow module, set to be quick and silent. Takes a second the first time."""
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import mlflow
+        import mlflow.entities
+        import mlflow.exceptions
+    _silence()
+    return mlflow
+
+
+@cache
+def _silence() -> None:
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Everything that a store can raise, as `Unreachable` or `Rejected`, without a word on the terminal."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (Unreachable, Rejected):
+        raise
+    except Exception as e:
+        kind = Rejected if getattr(e, "error_code", None) == "INVALID_PARAMETER_VALUE" else Unreachable
+        raise kind(_first_line(e)) from e
+
+
+def connect(tracking_uri: str) -> Any:
+    """An `MlflowClient`. The first use of an embedded database creates its tables (2 s).
+
+    Raises:
+        Unreachable: if there is no such store, or none that this MLflow can use.
+    """
+    with store_errors():
+        mlflow = import_mlflow()
+        if path := sqlite_path(tracking_uri):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return mlflow.MlflowClient(tracking_uri=tracking_uri)
+
+
+def sqlite_path(tracking_uri: str) -> Path | None:
+    """The database file of an embedded store; None for every other store."""
+    parts = urlsplit(tracking_uri)
+    if parts.scheme.partition("+")[0] != "sqlite":
+        return None
+    # sqlite:///relative.db and sqlite:////absolute.db
+    path = unquote(parts.path)[1:]
+    return Path(path) if path and path != ":memory:" else None
+
+
+def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
+    """Where a store without a server keeps its files; None where the server says."""
+    if urlsplit(tracking_uri).scheme in ("http", "https", "databricks"):
+        return None
+    database = sqlite_path(tracking_uri)
+    return (database.absolute().parent if database else project_dir.absolute()) / "mlartifacts"
+
+
+def local_folder(artifact_uri: str) -> Path | None:
+    """The folder behind an artifact URI, where it is one."""
+    parts = urlsplit(artifact_uri)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path))
+    return Path(artifact_uri) if not parts.scheme and artifact_uri.startswith("/") else None
+
+
+def shown_uri(tracking_uri: str) -> str:
+    """The URI without a password."""
+    try:
+        parts = urlsplit(tracking_uri)
+        if parts.password is None:
+            return tracking_uri
+        host = parts.netloc.rpartition("@")[2]
+        return parts._replace(netloc=f"{parts.username}:***@{host}").geturl()
+    except ValueError:
+        return tracking_uri.partition("://")[0] + "://…"
+
+
+def unreachable(tracking_uri: str, reason: object) -> StoreError:
+    """What a user is told when the store doesn't answer."""
+    where = shown_uri(tracking_uri)
+    if urlsplit(tracking_uri).scheme in ("http", "https"):
+        hint = "start the server (`mlflow server`), or leave --tracking-uri out to use the file mlflow.db here"
+    else:
+        hint = "check the address, or leave --tracking-uri out to use the file mlflow.db here"
+    return StoreError(f"The tracking store {where} can't be used: {_hide(str(reason), tracking_uri)}", hint=hint)
+
+
+def _hide(text: str, tracking_uri: str) -> str:
+    return text.replace(tracking_uri, shown_uri(tracking_uri))
+
+
+def _first_line(error: Exception) -> str:
+    if type(error).__name__ == "MlflowException" and "Connection refused" in str(error):
+        return "connection refused"
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__

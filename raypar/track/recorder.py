@@ -1,0 +1,231 @@
+"""The one writer of an execution: every result is on disk before anything else, and in the store as soon as may be."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raypar.errors import StoreError
+from raypar.study.trial import TrialResult
+from raypar.track import spool
+from raypar.track.client import Rejected, Unreachable
+from raypar.track.replay import num_pending, replay
+from raypar.track.upload import Uploader
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+RETRY_AFTER_S = 30.0
+# At the end another upload from the same folder is waited for; before, there will be a next record.
+LAST_LOCK_TIMEOUT_S = 20.0
+
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One execution of a study.
+
+    Attributes:
+        uid: unique over all executions.
+        started_at: Unix time.
+        params: what is the same for all trials, for people.
+        tags: free; ``raypar.question`` (JSON) is what `Store.question` gives back.
+        description: what the study asks, for people.
+        study_file: where the study was read from.
+        study_source: its text, so that the study can be reread.
+    """
+
+    uid: str
+    study: str
+    started_at: float
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    description: str = ""
+    study_file: Path | None = None
+    study_source: str = ""
+
+
+class Recorder:
+    """Writes an execution's results: first into a local journal, then into the store.
+
+    A store that can't be reached costs no result and raises nothing: it is tried again with a later record, at most
+    every `retry_after_s`, and at the end; `raypar.track.sync.sync` brings the rest.
+
+    Attributes:
+        upload_time_s: time spent in recording trials, all in all.
+        outage: why the store could not be reached last; empty if it could.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        *,
+        tracking_uri: str,
+        project_dir: Path,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        retry_after_s: float = RETRY_AFTER_S,
+    ) -> None:
+        self.upload_time_s = 0.0
+        self.outage = ""
+        self._execution = execution
+        self._tracking_uri = tracking_uri
+        self._project_dir = project_dir
+        self._clock = clock
+        self._now = now
+        self._retry_after_s = retry_after_s
+        self._retry_at_s = float("-inf")
+        self._totals = {"num_finished": 0, "num_failed": 0}
+        self._path = spool.spool_path(project_dir, execution.study, execution.uid)
+        self._uploader = Uploader(tracking_uri, project_dir)
+        self._journal: spool.Journal | None = None
+        self._owner_lock: BaseFileLock | None = None
+        self._upload_lock: BaseFileLock | None = None
+
+    def start(self) -> None:
+        """Journals the execution, and makes its run where the store can be reached.
+
+        Raises:
+            StoreError: if the journal can't be written.
+        """
+        started = self._execution
+        try:
+            self._upload_lock = spool.upload_lock(self._project_dir)
+            self._owner_lock = spool.owner_lock(self._path)
+            self._owner_lock.acquire(timeout=0)
+            self._journal = spool.Journal(self._path)
+            if is_first := self._journal.size == 0:
+                spool.write_ack(self._path, self._tracking_uri, 0)
+        except (OSError, NotImplementedError) as e:  # a lock's Timeout is an OSError
+            self._let_go()
+            raise self._unwritable(e) from e
+        tags = dict(started.tags)
+        if started.study_file is not None:
+            tags["mlflow.source.name"] = str(started.study_file)
+            tags["mlflow.source.type"] = "LOCAL"
+        self._write(
+            "execution",
+            at=started.started_at,
+            is_new=is_first,
+            name=time.strftime("execution %Y-%m-%d %H:%M:%S", time.localtime(started.started_at)),
+            params=dict(started.params),
+            tags=tags,
+            description=started.description,
+            study_source=started.study_source,
+        )
+
+    def record(self, result: TrialResult) -> None:
+        """A trial's result, its child run.
+
+        Raises:
+            StoreError: if neither the journal nor the store takes it.
+        """
+        begun_s = self._clock()
+        self._totals["num_finished" if result.is_complete else "num_failed"] += 1
+        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()))
+        self.upload_time_s += self._clock() - begun_s
+
+    def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
+        """(key, value, step) on the execution's own run: speedup curves. Raises StoreError as `record` does."""
+        if metrics:
+            self._write("metrics", points=[list(point) for point in metrics])
+
+    def record_trial_metrics(self, by_identity: Mapping[str, Mapping[str, float]]) -> None:
+        """Metrics on the runs of trials, those of earlier executions included. Raises StoreError as `record` does."""
+        if by_identity:
+            self._write("trial_metrics", by_identity={k: dict(v) for k, v in by_identity.items()})
+
+    def add_artifact(self, path_in_run: str, text: str) -> None:
+        """A text among the files of the execution's run. Raises StoreError as `record` does."""
+        self._write("artifact", path=path_in_run, text=text)
+
+    def close(self, status: Literal["finished", "failed", "killed"]) -> int:
+        """Ends the execution; how many of its records are still not in the store. Does nothing a second time.
+
+        Raises:
+            StoreError: as `record` does.
+        """
+        if self._journal is None:
+            return 0
+        try:
+            self._retry_at_s = float("-inf")
+            self._write("close", lock_timeout_s=LAST_LOCK_TIMEOUT_S, status=_STATUS[status])
+            return num_pending(self._path, self._tracking_uri)
+        finally:
+            self._let_go()
+
+    def _write(
+        self, kind: str, *, at: float | None = None, is_new: bool = True, lock_timeout_s: float = 0, **fields: Any
+    ) -> None:
+        if self._journal is None or self._upload_lock is None:
+            raise RuntimeError("a Recorder records between start() and close()")
+        record = {
+            "kind": kind,
+            "study": self._execution.study,
+            "execution": self._execution.uid,
+            "at": self._now() if at is None else at,
+            "totals": dict(self._totals),
+            **fields,
+        }
+        # Locked before it is written: so nobody else can have begun to upload it, and it need not be looked for.
+        has_lock = self._lock(lock_timeout_s)
+        try:
+            try:
+                start = self._journal.append(json.dumps(record, separators=(",", ":")))
+            except OSError as e:
+                self._write_through(record, e)
+                return
+            if has_lock and self._clock() >= self._retry_at_s:
+                self._upload(start if is_new else None, is_last=kind == "close")
+        finally:
+            if has_lock:
+                self._upload_lock.release()
+
+    def _lock(self, timeout_s: float) -> bool:
+        assert self._upload_lock is not None
+        try:
+            self._upload_lock.acquire(timeout=timeout_s)
+        except OSError:  # held by another upload (Timeout), or the folder is gone
+            return False
+        return True
+
+    def _upload(self, new_from: int | None, *, is_last: bool) -> None:
+        try:
+            done = replay(self._path, self._uploader, self._tracking_uri, new_from=new_from)
+        except OSError as e:  # the spool's folder is full or gone; the records that are in it stay
+            self.outage = str(e)
+        else:
+            self.outage = done.outage
+            if is_last and not done.outage:
+                spool.remove(self._path)
+        if self.outage:
+            self._retry_at_s = self._clock() + self._retry_after_s
+
+    def _write_through(self, record: Mapping[str, Any], error: OSError) -> None:
+        """Without a journal, a result that the store takes at once is not lost either."""
+        try:
+            self._uploader.apply(record)
+        except (Unreachable, Rejected):
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: Exception) -> StoreError:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return StoreError(
+            f"The results can't be written to {self._path.parent}: {reason}",
+            hint="free some space there or run in a folder that you may write to; what was recorded before is kept, "
+            "and running the study again goes on from there",
+        )
+
+    def _let_go(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        if self._owner_lock is not None:
+            self._owner_lock.release()
+            self._owner_lock = None

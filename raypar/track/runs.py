@@ -1,0 +1,191 @@
+"""A trial's result as the fields of an MLflow run, and back. Pure: no store, no mlflow."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raypar.study.trial import TrialResult, TrialState
+from raypar.track.names import MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
+
+RESULT_TAG = "raypar.result"
+RESULT_FILE = "trial.json"
+SOURCE_FILE = "study.py"
+TRACEBACK_FILE = "traceback.txt"
+
+RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}
+SCALARS = ("train_time_s", "eval_time_s", "startup_s", "warmup_s", "wall_s", "throughput_samples_per_s")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric."""
+
+    key: str
+    value: float
+    time_ms: int
+    step: int
+
+
+@dataclass(frozen=True)
+class ChildRun:
+    """A trial as MLflow shows it.
+
+    Attributes:
+        files: name in the run's artifacts to text.
+    """
+
+    name: str
+    start_ms: int
+    end_ms: int
+    status: str
+    params: Mapping[str, str]
+    points: Sequence[Point]
+    tags: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> ChildRun:
+    """What MLflow is given of a result; the same for the same arguments, so it can be sent twice."""
+    start_s = result.started_at or recorded_at
+    start_ms = round(start_s * 1000)
+    end_ms = round((start_s + result.wall_s) * 1000) if result.wall_s else round(recorded_at * 1000)
+    files = {RESULT_FILE: result_json}
+    if result.failure and result.failure.traceback:
+        files[TRACEBACK_FILE] = result.failure.traceback
+    return ChildRun(
+        name=clip(result.spec.label, 500),
+        start_ms=start_ms,
+        end_ms=max(start_ms, end_ms),
+        status=RUN_STATUS[result.state],
+        params=_params(result),
+        points=[*_scalars(result, max(start_ms, end_ms)), *_series(result, start_ms, max(start_ms, end_ms))],
+        tags={**_tags(result), **(result_tags(result) or {})},
+        files=files,
+    )
+
+
+def result_tags(result: TrialResult) -> dict[str, str] | None:
+    """The result without its step times as tags, so that a study is read in one query; None if it is far too long."""
+    return split_tag(RESULT_TAG, without_step_times(result).to_json())
+
+
+def result_from_tags(tags: Mapping[str, str]) -> TrialResult | None:
+    """The inverse of `result_tags`; None where they are absent or damaged."""
+    text = join_tag(tags, RESULT_TAG)
+    if text is None:
+        return None
+    try:
+        return TrialResult.from_json(text)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def without_step_times(result: TrialResult) -> TrialResult:
+    return replace(result, step_times_s=())
+
+
+def latest(results: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
+    """Per identity the latest complete result, or the latest failed one where there is none; oldest first."""
+    best: dict[str, TrialResult] = {}
+    for result in results:
+        known = best.get(result.spec.identity)
+        if known is None or (result.is_complete, result.started_at) >= (known.is_complete, known.started_at):
+            best[result.spec.identity] = result
+    return tuple(sorted(best.values(), key=lambda r: (r.started_at, r.spec.order)))
+
+
+def _params(result: TrialResult) -> dict[str, str]:
+    values = {**result.spec.config, **result.spec.point}
+    keys = key_names(values)
+    return {keys[k]: clip(v if isinstance(v, str) else _plain(v), MAX_PARAM_LENGTH) for k, v in values.items()}
+
+
+def _plain(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
+    # Params are strings in MLflow and sort 1, 16, 2: what is swept, and the number of workers, are metrics as well.
+    swept = {**{k: result.spec.config.get(k) for k in ("num_workers", "batch_size")}, **result.spec.point}
+    keys = key_names(swept)
+    values = {keys[k]: v for k, v in swept.items()}
+    values.update({key: getattr(result, key) for key in SCALARS})
+    steps = sorted(result.gang_step_times_s)
+    if steps:
+        values["step_time_median_s"] = statistics.median(steps)
+        values["step_time_p95_s"] = _quantile(steps, 0.95)
+    return [Point(k, v, time_ms, 0) for k, v in ((k, _number(v)) for k, v in values.items()) if v is not None]
+
+
+def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
+    """Every numeric key of the reports, by epoch. Reports carry no time of day: they are spread over the trial."""
+    reports = result.reports
+    names = [key for key in dict.fromkeys(k for report in reports for k in report) if key != "epoch"]
+    taken = {*SCALARS, "step_time_median_s", "step_time_p95_s", "num_workers", "batch_size", *result.spec.point}
+    # One metric can't hold both the trial's figure and its figure per epoch.
+    keys = key_names(f"epoch/{name}" if name in taken else name for name in names)
+    steps = _steps(reports)
+    points = []
+    for i, report in enumerate(reports):
+        time_ms = start_ms + (end_ms - start_ms) * (i + 1) // len(reports)
+        for name in names:
+            if (value := _number(report.get(name))) is not None:
+                key = keys[f"epoch/{name}" if name in taken else name]
+                points.append(Point(key, value, time_ms, steps[i]))
+    return points
+
+
+def _steps(reports: Sequence[Mapping[str, float]]) -> list[int]:
+    epochs = [_number(report.get("epoch")) for report in reports]
+    whole = [int(e) for e in epochs if e is not None and abs(e) < 2**53 and e.is_integer()]
+    return whole if len(set(whole)) == len(reports) else list(range(len(reports)))
+
+
+def _tags(result: TrialResult) -> dict[str, str]:
+    spec = result.spec
+    tags: dict[str, Any] = {
+        "raypar.kind": "trial",
+        "raypar.study": spec.study,
+        "raypar.workload": spec.workload,
+        "raypar.identity": spec.identity,
+        "raypar.repeat": spec.repeat,
+        "raypar.seed": spec.seed,
+        "raypar.order": spec.order,
+        "raypar.state": result.state.value,
+        "raypar.attempts": result.attempts,
+    }
+    environment = key_names(f"raypar.env.{key}" for key in result.environment)
+    for key, value in result.environment.items():
+        tags[environment[f"raypar.env.{key}"]] = value
+    if failure := result.failure:
+        tags["raypar.failure"] = failure.message
+        tags["raypar.failure_kind"] = failure.kind.value
+        tags["mlflow.note.content"] = failure.message
+        if failure.rank is not None:
+            tags["raypar.failure_rank"] = failure.rank
+        if failure.log_path:
+            tags["raypar.log_path"] = failure.log_path
+    return {key: tag_text(value) for key, value in tags.items()}
+
+
+def _number(value: object) -> float | None:
+    """The value as MLflow stores it, infinity as the largest float; None for what is no number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

@@ -1,0 +1,188 @@
+"""What is known: results of all executions of a study, from the store and from what has not reached it yet."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raypar.study.trial import TrialResult
+from raypar.track import spool
+from raypar.track.check import check_writable
+from raypar.track.names import join_tag
+from raypar.track.reader import RunReader
+from raypar.track.runs import RESULT_FILE, SOURCE_FILE, latest, result_from_tags, without_step_times
+
+log = logging.getLogger(__name__)
+
+
+def default_tracking_uri(project_dir: Path) -> str:
+    """``MLFLOW_TRACKING_URI`` if it is set, else the embedded database ``mlflow.db`` of the folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{project_dir.absolute()}/mlflow.db"
+
+
+@dataclass(frozen=True)
+class StudySummary:
+    """A study at a glance; the counts are sums over its executions.
+
+    Attributes:
+        last_used_at: Unix time.
+        experiment_id: MLflow's; empty while the study is in a spool only.
+    """
+
+    name: str
+    num_executions: int
+    num_finished: int
+    num_failed: int
+    last_used_at: float
+    experiment_id: str = ""
+
+
+class Store:
+    """Reads one store, and the spools of one project folder that are meant for it. Connects when first asked.
+
+    All methods raise StoreError where the store can't be read.
+    """
+
+    def __init__(self, tracking_uri: str, project_dir: Path) -> None:
+        self._tracking_uri = tracking_uri
+        self._project_dir = project_dir
+        self._reader = RunReader(tracking_uri, project_dir)
+
+    def results(self, study_name: str) -> tuple[TrialResult, ...]:
+        """One result per identity over all executions, oldest first, without step times.
+
+        It is the latest complete one, or the latest failed one where none is complete.
+        """
+        # The spool before the store: what is uploaded in between is then seen twice, not missed.
+        pending = self._pending_results(study_name)
+        found: list[TrialResult] = []
+        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'trial'"):
+            result = result_from_tags(run.data.tags) or self._result_from_file(run)
+            if result is None:
+                log.warning("the run %s holds no result that can be read, skipped", run.info.run_id)
+            else:
+                found.append(result)
+        return latest([without_step_times(result) for result in (*found, *pending)])
+
+    def step_times(self, study_name: str, identity: str) -> tuple[tuple[float, ...], ...]:
+        """``[rank][step]`` of the trial that `results` gives for this identity; empty if there is none."""
+        found = [result for result in self._pending_results(study_name) if result.spec.identity == identity]
+        if identity.isalnum():
+            for run in self._reader.runs(study_name, f"tags.`raypar.identity` = '{identity}'"):
+                if (result := self._result_from_file(run)) is not None:
+                    found.insert(0, result)
+        best = latest(found)
+        return best[0].step_times_s if best else ()
+
+    def studies(self) -> tuple[StudySummary, ...]:
+        """Every study, the last used first. Looks at executions only, not at trials."""
+        pending = list(self._pending())
+        experiment_ids = self._reader.experiments()
+        executions: dict[str, _Execution] = {}
+        for run in self._reader.search(list(experiment_ids.values()), "tags.`raypar.kind` = 'execution'"):
+            tags = run.data.tags
+            executions[tags.get("raypar.uid", run.info.run_id)] = _Execution(
+                tags.get("raypar.study", ""),
+                int(tags.get("raypar.num_finished", 0)),
+                int(tags.get("raypar.num_failed", 0)),
+                float(tags.get("raypar.last_used_at", run.info.start_time / 1000)),
+            )
+        for record in pending:  # later than what the store has of the same execution
+            totals = record["totals"]
+            executions[record["execution"]] = _Execution(
+                record["study"], totals["num_finished"], totals["num_failed"], record["at"]
+            )
+        by_study: dict[str, list[_Execution]] = {}
+        for execution in executions.values():
+            by_study.setdefault(execution.study, []).append(execution)
+        summaries = [
+            StudySummary(
+                name=name,
+                num_executions=len(own),
+                num_finished=sum(e.num_finished for e in own),
+                num_failed=sum(e.num_failed for e in own),
+                last_used_at=max(e.last_used_at for e in own),
+                experiment_id=experiment_ids.get(name, ""),
+            )
+            for name, own in by_study.items()
+        ]
+        return tuple(sorted(summaries, key=lambda s: (-s.last_used_at, s.name)))
+
+    def study_source(self, study_name: str) -> str | None:
+        """The text of the study's file as of its latest execution; None if none is kept."""
+        if record := self._pending_execution(study_name):
+            return str(record["study_source"]) or None
+        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
+            return self._reader.read_file(run, SOURCE_FILE)
+        return None
+
+    def question(self, study_name: str) -> dict[str, Any]:
+        """What the latest execution stored as JSON under the tag ``raypar.question``; empty if nothing."""
+        if record := self._pending_execution(study_name):
+            return _json_object(record["tags"].get("raypar.question"))
+        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
+            return _json_object(join_tag(run.data.tags, "raypar.question"))
+        return {}
+
+    def experiment_id(self, study_name: str) -> str | None:
+        """MLflow's id of the study's experiment, for links; None if there is none."""
+        return self._reader.experiment_id(study_name)
+
+    def check_writable(self) -> None:
+        """See `raypar.track.check.check_writable`."""
+        check_writable(self._tracking_uri, self._project_dir)
+
+    def _result_from_file(self, run: Any) -> TrialResult | None:
+        try:
+            return TrialResult.from_json(self._reader.read_file(run, RESULT_FILE) or "")
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _pending(self) -> Iterator[dict[str, Any]]:
+        """The records of this project that are meant for this store and not there yet."""
+        for path in spool.spools(self._project_dir):
+            if spool.target(path) != self._tracking_uri:
+                continue
+            try:
+                for line in spool.read_lines(path, spool.read_ack(path, self._tracking_uri)):
+                    if line.record is None:
+                        log.warning("%s", line.problem)
+                    elif {"study", "execution", "at", "totals"} <= line.record.keys():
+                        yield line.record
+            except OSError:  # uploaded and removed by now: then it is in the store
+                continue
+
+    def _pending_results(self, study_name: str) -> list[TrialResult]:
+        found = []
+        for record in self._pending():
+            if record["kind"] == "trial" and record["study"] == study_name:
+                try:
+                    found.append(TrialResult.from_json(json.dumps(record["result"])))
+                except (ValueError, KeyError, TypeError):
+                    log.warning("a pending result of %s can't be read, skipped", study_name)
+        return found
+
+    def _pending_execution(self, study_name: str) -> dict[str, Any] | None:
+        own = [r for r in self._pending() if r["kind"] == "execution" and r["study"] == study_name]
+        return max(own, key=lambda r: float(r["at"]), default=None)
+
+
+@dataclass(frozen=True)
+class _Execution:
+    study: str
+    num_finished: int
+    num_failed: int
+    last_used_at: float
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
