@@ -240,7 +240,5 @@ def _third_party(sources: Sequence[str], local: Sequence[str]) -> tuple[str, ...
                 named.update(dict.fromkeys(alias.name for alias in node.names))
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 named[node.module] = None
-                dotted = (f"{node.module}.{alias.name}" for alias in node.names)
-                named.update(dict.fromkeys(name for name in dotted if name in sys.modules))
     apart = {"raypar", *sys.stdlib_module_names, *(name.split(".")[0] for name in local)}
     return tuple(sorted(name for name in named if name.split(".")[0] not in apart))
