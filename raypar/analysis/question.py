@@ -69,6 +69,27 @@ def question_of(study: Study) -> Question:
     )
 
 
+def question_from_dict(raw: Mapping[str, Any]) -> Question:
+    """A question from its ``dataclasses.asdict`` form as JSON gives it back.
+
+    Raises:
+        KeyError, TypeError: it is none.
+    """
+
+    def values(mapping: Mapping[str, Any]) -> dict[str, Value]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in mapping.items()}
+
+    return Question(
+        study_name=raw["study_name"],
+        baseline=values(raw["baseline"]),
+        space_keys=tuple(raw["space_keys"]),
+        metric=raw["metric"],
+        mode=raw["mode"],
+        points=tuple(values(point) for point in raw["points"]),
+        num_repeats=raw["num_repeats"],
+    )
+
+
 @dataclass(frozen=True)
 class Sample:
     """What one finished trial says.

@@ -449,7 +449,11 @@ class Broker:
 
             strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
             settings = self._config.settings
-            agent = ray.remote(num_cpus=0)(ForkAgent).options(scheduling_strategy=strategy).remote(settings.preload, settings.sys_path)
+            agent = (
+                ray.remote(num_cpus=0)(ForkAgent)
+                .options(scheduling_strategy=strategy)
+                .remote(settings.preload, settings.sys_path)
+            )
             self._agents[node_id] = (agent, asyncio.ensure_future(_answer(agent.describe.remote())))
         return self._agents[node_id][1]
 

@@ -1,0 +1,332 @@
+"""One execution of a study: plan it, run what is missing, store every result, say what it all means."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TypeAlias
+
+from raypar.analysis.question import question_of
+from raypar.analysis.speedup import StudyAnalysis, analyse, pair_speedups
+from raypar.errors import ClusterError, Mistake, StudyError
+from raypar.provenance import provenance
+from raypar.run.cluster import Cluster, joined_cluster, private_cluster, this_machine
+from raypar.run.events import Event, Listener, Notice, TrialEnded
+from raypar.run.runner import Interrupted, Runner, RunSettings
+from raypar.study.loader import LoadedStudy
+from raypar.study.study import Study
+from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState
+from raypar.track.recorder import Execution, Recorder
+from raypar.track.store import Store
+
+# What a trial's processes have to see of the driver's environment.
+PASSED_ON = ("RAYPAR_DATA_DIR", "XDG_CACHE_HOME", "HOME")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and how a study is run; what is run stands in its file.
+
+    Attributes:
+        address: of a Ray cluster that is there (``auto``, ``host:port``); None: a private one.
+        with_ray: False: ranks are forked on this machine, without Ray.
+        rerun_all: run trials too whose results the store has.
+        command: the command line, for the record.
+        settings: ``--set`` as given, for a later ``resume``.
+    """
+
+    project_dir: Path
+    tracking_uri: str
+    address: str | None = None
+    with_ray: bool = True
+    isolation: str = "warm"
+    rerun_all: bool = False
+    trial_timeout_s: float | None = None
+    command: Sequence[str] = ()
+    settings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an execution would do.
+
+    Attributes:
+        specs: every trial of the study, in order; empty for a search, which draws its points as it goes.
+        done: results that the store has already.
+        missing: the specs still to run.
+    """
+
+    study: Study
+    specs: tuple[TrialSpec, ...]
+    done: tuple[TrialResult, ...]
+    missing: tuple[TrialSpec, ...]
+    cluster: Cluster
+
+    @property
+    def num_trials(self) -> int:
+        return self.study.num_trials if self.study.is_search else len(self.specs)
+
+    @property
+    def num_missing(self) -> int:
+        return max(0, self.study.num_trials - len(self.done)) if self.study.is_search else len(self.missing)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return tuple(dict.fromkeys(spec.placement for spec in self.specs))
+
+    def estimated_s(self) -> float | None:
+        """Seconds for what is missing, from the wall times of what is done; None where nothing tells."""
+        known: dict[Placement, list[float]] = {}
+        for result in self.done:
+            if result.wall_s is not None:
+                known.setdefault(result.spec.placement, []).append(result.wall_s)
+        every = [s for times in known.values() for s in times]
+        if not every:
+            return None
+        mean_s = sum(every) / len(every)
+        total_s = 0.0
+        for spec in self.missing:
+            times = known.get(spec.placement)
+            total_s += sum(times) / len(times) if times else mean_s
+        return total_s if self.missing else mean_s * self.num_missing
+
+
+ListenerOf: TypeAlias = Callable[[Plan], contextlib.AbstractContextManager[Listener]]
+
+
+@dataclass
+class Outcome:
+    """How an execution ended."""
+
+    analysis: StudyAnalysis
+    num_failed: int
+    num_unsent: int
+    was_interrupted: bool
+    log_dir: Path
+    failures: list[TrialResult] = field(default_factory=list)
+
+
+def make_plan(study: Study, cluster: Cluster, done: Sequence[TrialResult], *, where: Path | str = "study") -> Plan:
+    """Expand the study, refuse what can never run, and leave out what is done.
+
+    Raises:
+        StudyError: some placement fits nowhere on the cluster.
+    """
+    complete = {result.spec.identity: result for result in done if result.is_complete}
+    if study.is_search:
+        return Plan(study, (), tuple(complete.values()), (), cluster)
+    specs = study.trials(default_device=cluster.default_device)
+    refused = cluster.refusals(tuple(dict.fromkeys(spec.placement for spec in specs)))
+    if refused:
+        hint = "drop the point, ask for less, or give the --address of a larger cluster"
+        raise StudyError([Mistake("placement", str(p), why, hint=hint) for p, why in refused.items()], where=where)
+    mine = {spec.identity for spec in specs}
+    return Plan(
+        study,
+        specs,
+        tuple(result for identity, result in complete.items() if identity in mine),
+        tuple(spec for spec in specs if spec.identity not in complete),
+        cluster,
+    )
+
+
+def check_data(study: Study) -> None:
+    """Make sure, before anything starts, that the data is there. Raises DataError."""
+    if study.is_search:
+        study.workload.prepare(dict(study.config))
+        return
+    seen: set[str] = set()
+    for spec in study.trials():
+        own = {key: spec.config[key] for key in study.workload.options}
+        if (key := json.dumps(own, sort_keys=True, default=str)) not in seen:
+            seen.add(key)
+            study.workload.prepare(spec.config)
+
+
+def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]:
+    """What the store and the spool have of the study, unless everything is to be run again."""
+    return () if options.rerun_all else Store(options.tracking_uri, options.project_dir).results(study_name)
+
+
+@contextlib.contextmanager
+def cluster_for(study: Study, options: Options) -> Iterator[Cluster]:
+    """The Ray (or the bare machine) that the options ask for, while it is needed."""
+    machine = this_machine()
+    if not options.with_ray:
+        yield machine
+    elif options.address:
+        with joined_cluster(options.address) as cluster:
+            yield cluster
+    else:
+        make_plan(study, machine, ())  # what can't run here is refused before Ray is started
+        specs = study.trials(default_device=machine.default_device) if not study.is_search else ()
+        widest = max((spec.placement.num_cpus for spec in specs), default=0)
+        with private_cluster(machine, widest) as cluster:
+            yield cluster
+
+
+def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, notice: Listener) -> Outcome:
+    """Run what is missing of a study.
+
+    Args:
+        listener_of: called with the plan; a context manager that gives the listener to show progress with.
+        notice: gets what is to be said before there is a plan.
+
+    Raises:
+        RayparError: before anything was run.
+    """
+    study = loaded.study
+    check_data(study)
+    store = Store(options.tracking_uri, options.project_dir)
+    store.check_writable()
+    started = datetime.now()
+    log_dir = options.project_dir / ".raypar" / "logs" / f"{started:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+    log_dir.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        # Reading the store imports mlflow (1 s): done while Ray starts.
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        stored = pool.submit(stored_results, study.name, options)
+        cluster = stack.enter_context(cluster_for(study, options))
+        plan = make_plan(study, cluster, stored.result(), where=loaded.path)
+        if plan.done and (old := store.study_source(study.name)) is not None and old != loaded.source:
+            notice(
+                Notice(
+                    "the study file has changed since its stored results were made; those of unchanged points are "
+                    "kept (--fresh runs everything again)"
+                )
+            )
+        results = {result.spec.identity: result for result in plan.done}
+        if not plan.num_missing:
+            return Outcome(analyse(study, tuple(results.values())), 0, 0, False, log_dir)
+        recorder = Recorder(
+            _execution(loaded, options), tracking_uri=options.tracking_uri, project_dir=options.project_dir
+        )
+        recorder.start()
+        told = _Keeper(study, results, recorder, stack.enter_context(listener_of(plan)))
+        interrupted = False
+        try:
+            runner = stack.enter_context(_runner(loaded, options, cluster, log_dir))
+            todo = plan.missing if not study.is_search else tuple(result.spec for result in plan.done)
+            runner.run(study, todo, told)
+        except Interrupted:
+            interrupted = True
+        except BaseException:
+            recorder.close("failed")
+            raise
+        analysis = analyse(study, tuple(results.values()))
+        recorder.record_metrics(_scaling(analysis))
+        num_unsent = recorder.close("killed" if interrupted else "failed" if told.failures else "finished")
+    return Outcome(analysis, len(told.failures), num_unsent, interrupted, log_dir, told.failures)
+
+
+class _Keeper:
+    """Listens to a run: keeps and stores every result, and passes everything on to whoever shows it."""
+
+    def __init__(self, study: Study, results: dict[str, TrialResult], recorder: Recorder, view: Listener) -> None:
+        self._question = question_of(study)
+        self._results, self._recorder, self._view = results, recorder, view
+        self._paired: set[str] = set(pair_speedups(self._question, tuple(results.values())))
+        self.failures: list[TrialResult] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, TrialEnded):
+            result = event.result
+            self._recorder.record(result)
+            if result.state is TrialState.FAILED:
+                self.failures.append(result)
+            self._results[result.spec.identity] = result
+            self._record_speedups()
+        self._view(event)
+
+    def _record_speedups(self) -> None:
+        speedups = pair_speedups(self._question, tuple(self._results.values()))
+        fresh = {identity: s for identity, s in speedups.items() if identity not in self._paired}
+        if not fresh:
+            return
+        self._paired |= fresh.keys()
+        metrics: dict[str, Mapping[str, float]] = {}
+        for identity, speedup in fresh.items():
+            spec = self._results[identity].spec
+            metrics[identity] = {"speedup": speedup}
+            base = self._question.baseline.get("num_workers")
+            if isinstance(base, int):
+                metrics[identity] = {"speedup": speedup, "efficiency": speedup * base / spec.placement.num_workers}
+        self._recorder.record_trial_metrics(metrics)
+
+
+def _scaling(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
+    """Speedup and efficiency of the points as metrics over the number of workers, so that MLflow draws the curves."""
+    found: list[tuple[str, float, int]] = []
+    for point in analysis.points:
+        others = [f"{k}_{v}" for k, v in point.point.items() if k != "num_workers"]
+        suffix = "/" + "-".join(others) if others else ""
+        for name, estimate in (("speedup", point.speedup), ("efficiency", point.efficiency)):
+            if estimate is None or point.num_workers is None:
+                continue
+            found.append((name + suffix, estimate.value, point.num_workers))
+            for side, value in (("low", estimate.low), ("high", estimate.high)):
+                if value is not None:
+                    found.append((f"{name}_{side}{suffix}", value, point.num_workers))
+    return found
+
+
+@contextlib.contextmanager
+def _runner(loaded: LoadedStudy, options: Options, cluster: Cluster, log_dir: Path) -> Iterator[Runner]:
+    import cloudpickle
+
+    # The study's functions travel by value: the ranks don't import the study file.
+    for name in (loaded.module_name, *loaded.local_modules):
+        cloudpickle.register_pickle_by_value(sys.modules[name])
+    settings = RunSettings(
+        log_dir=log_dir,
+        isolation=options.isolation,
+        environment={key: os.environ[key] for key in PASSED_ON if key in os.environ},
+        sys_path=(str(loaded.path.parent),),
+        preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
+        trial_timeout_s=options.trial_timeout_s,
+    )
+    if options.with_ray:
+        from raypar.run.tuner import TuneRunner
+
+        yield TuneRunner(settings, owns_cluster=cluster.is_own)
+        return
+    if loaded.study.is_search or loaded.study.scheduler is not None:
+        raise ClusterError("a search needs Ray", hint="leave out --no-ray")
+    from raypar.run.local import LocalRunner
+
+    with LocalRunner(settings) as runner:
+        yield runner
+
+
+def _execution(loaded: LoadedStudy, options: Options) -> Execution:
+    study = loaded.study
+    resume = {"file": str(loaded.path), "set": list(options.settings), "repeats": study.num_repeats, "seed": study.seed}
+    return Execution(
+        uid=uuid.uuid4().hex,
+        study=study.name,
+        started_at=datetime.now().timestamp(),
+        params={
+            "workload": study.workload.name,
+            "num_repeats": str(study.num_repeats),
+            "seed": str(study.seed),
+            **{key: str(value) for key, value in study.config.items()},
+            **{f"space.{key}": str(domain) for key, domain in study.space.items()},
+            **{f"baseline.{key}": str(value) for key, value in study.baseline.items()},
+        },
+        tags={
+            **provenance(loaded.path, options.command),
+            "raypar.question": json.dumps(asdict(question_of(study)), separators=(",", ":")),
+            "raypar.resume": json.dumps(resume, separators=(",", ":")),
+        },
+        description=study.description,
+        study_file=loaded.path,
+        study_source=loaded.source,
+    )

@@ -1,0 +1,128 @@
+"""The Ray that a study runs on: a private one that ends with the study, or one that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from raypar.errors import ClusterError
+from raypar.run.capacity import refusal
+from raypar.study.trial import Placement
+from raypar.train.affinity import CAN_PIN, allowed_cores, pin
+
+OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
+CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What there is to run on.
+
+    Attributes:
+        nodes: the totals of each node, ``{"CPU": 8, "GPU": 1}``.
+        is_own: nobody else uses it.
+        may_grow: an autoscaler may add nodes.
+    """
+
+    nodes: tuple[Mapping[str, float], ...]
+    is_own: bool
+    may_grow: bool = False
+
+    @property
+    def default_device(self) -> str:
+        """What ``device="auto"`` means here."""
+        return "cuda" if any(node.get("GPU", 0) for node in self.nodes) else "cpu"
+
+    @property
+    def num_cpus(self) -> float:
+        return sum(node.get("CPU", 0) for node in self.nodes)
+
+    def refusals(self, placements: Sequence[Placement]) -> dict[Placement, str]:
+        """Which of the placements can never run here, and why."""
+        if self.may_grow:
+            return {}
+        found = {placement: refusal(placement, self.nodes) for placement in placements}
+        return {placement: why for placement, why in found.items() if why}
+
+
+def this_machine() -> Cluster:
+    """What a private Ray would have, told without starting it."""
+    gpus = Path("/proc/driver/nvidia/gpus")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        num_gpus = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+    else:
+        num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    node: dict[str, float] = {"CPU": len(allowed_cores())}
+    if num_gpus:
+        node["GPU"] = num_gpus
+    return Cluster((node,), is_own=True)
+
+
+@contextlib.contextmanager
+def private_cluster(machine: Cluster, widest: int) -> Iterator[Cluster]:
+    """A Ray of our own: loopback only, quiet, gone at the end.
+
+    Args:
+        machine: from `this_machine`.
+        widest: cores of the largest gang. Where it leaves cores free, this process (and so Ray's own, which inherit
+            it) keeps to them.
+
+    Raises:
+        ClusterError: Ray doesn't start.
+    """
+    cores = allowed_cores()
+    before = os.sched_getaffinity(0) if CAN_PIN else set()
+    if CAN_PIN and 0 < widest < len(cores):
+        pin(cores[widest:])
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray._private import ray_constants
+
+    # What Ray does on macOS and Windows, where clusters are off: every port of it on 127.0.0.1. On Linux it would
+    # listen on all interfaces.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        ray.init(
+            address="local",  # a bare init would join whatever cluster it finds
+            num_cpus=len(cores),
+            num_gpus=int(machine.nodes[0].get("GPU", 0)),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=OBJECT_STORE_BYTES,
+        )
+    except Exception as error:
+        raise ClusterError(f"Ray does not start here: {error}", hint="`raypar doctor` looks for the cause") from error
+    try:
+        yield machine
+    finally:
+        ray.shutdown()
+        if before:
+            pin(before)
+
+
+@contextlib.contextmanager
+def joined_cluster(address: str) -> Iterator[Cluster]:
+    """A Ray that is there already (``auto``, ``host:port``); it is left running.
+
+    Raises:
+        ClusterError: it can't be reached.
+    """
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
+    try:
+        from ray._private.state import state
+
+        nodes = tuple(dict(node["Resources"]) for node in ray.nodes() if node["Alive"])
+        yield Cluster(nodes, is_own=False, may_grow=bool(state.get_max_resources_from_cluster_config()))
+    finally:
+        ray.shutdown()
