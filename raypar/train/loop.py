@@ -55,7 +55,13 @@ class _Timed:
 
 
 def train(
-    workload: Workload, config: Config, seed: int, place: Place, cores: tuple[int, ...], channel: Channel, start_s: float
+    workload: Workload,
+    config: Config,
+    seed: int,
+    place: Place,
+    cores: tuple[int, ...],
+    channel: Channel,
+    start_s: float,
 ) -> RankOutcome:
     """Train one trial's rank and tell what it took.
 

@@ -51,6 +51,6 @@ class StepTimer:
         return [b - a for a, b in zip(self._stamps, self._stamps[1:], strict=False)]
 
     def _mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._events.append(event)

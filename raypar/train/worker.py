@@ -120,7 +120,7 @@ def _process_group(job: RankJob, device: Any, listen_fd: int | None) -> Any:
         # One node: no host name has to resolve, and nothing listens beyond the machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         job.world_size,
