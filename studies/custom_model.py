@@ -34,5 +34,5 @@ study = Study(
     workload=Workload(name="small_cnn", model=model, data=data, num_train_samples=1500, options={"channels": 16}),
     space={"channels": grid(8, 32), "num_workers": grid(1, 2)},
     baseline={"num_workers": 1},
-    config={"epochs": 10, "batch_size": 250, "optimizer": "adam", "lr": 0.005},
+    config={"epochs": 30, "batch_size": 250, "optimizer": "adam", "lr": 0.005},
 )

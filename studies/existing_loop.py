@@ -1,6 +1,6 @@
 """What does a second worker bring to a Ray Train loop that exists already? (Ray's guide for PyTorch.)
 
-Each worker takes 128 images a step, so that two have half the steps: expect somewhat more than half the time.
+Expect well below 2: each of two workers has half the steps, but start-up and data loading are part of a loop's time.
 """
 
 import ray.train.torch
