@@ -234,7 +234,9 @@ def load(
     file: Path, settings: list[str] | None, repeats: int | None, seed: int | None, data_dir: Path | None
 ) -> LoadedStudy:
     from raypar.study.loader import load_study
+    from raypar.trace import mark
 
+    mark("cli: starts")
     set_data_dir(data_dir)
     return load_study(file, settings or (), repeats, seed)
 
@@ -299,13 +301,12 @@ def options_of(
 
 
 def show_plan(loaded: LoadedStudy, options: Options) -> None:
-    from raypar.execution import check_data, make_plan, stored_results
+    from raypar.execution import check_data, cluster_at, make_plan, stored_results
     from raypar.report.plan import print_plan
-    from raypar.run.cluster import joined_cluster, this_machine
 
     check_data(loaded.study)
     done = stored_results(loaded.study.name, options)
-    with joined_cluster(options.address) if options.address else contextlib.nullcontext(this_machine()) as cluster:
+    with cluster_at(options.address) as cluster:
         made = make_plan(loaded.study, cluster, done, where=loaded.path)
     print_plan(
         stdout(),

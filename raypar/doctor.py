@@ -13,7 +13,7 @@ from pathlib import Path
 from raypar import units
 from raypar.errors import ClusterError, DataError, StoreError
 from raypar.provenance import cpu_model, gpu_model, versions
-from raypar.run.cluster import private_cluster, this_machine
+from raypar.run.cluster import private_ray, this_machine
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores
 from raypar.workloads.datasets import data_dir, ensure_image_set, named_dir
@@ -80,7 +80,7 @@ def _data() -> Finding:
 def _ray() -> Finding:
     started_s = time.monotonic()
     try:
-        with private_cluster(this_machine(), 0):
+        with private_ray(this_machine(), 0):
             took_s = time.monotonic() - started_s
         return Finding("Ray", f"starts in {units.seconds(took_s)}")
     except ClusterError as error:

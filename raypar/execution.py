@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import TypeAlias
 
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import StudyAnalysis, analyse, pair_speedups
-from raypar.errors import ClusterError, Mistake, StudyError
+from raypar.errors import Mistake, RayparError, StudyError
 from raypar.provenance import provenance
-from raypar.run.cluster import Cluster, joined_cluster, private_cluster, this_machine
+from raypar.run.cluster import Cluster, joined_cluster, private_ray, this_machine
 from raypar.run.events import Event, Listener, Notice, TrialEnded
+from raypar.run.processes import ForkServer
 from raypar.run.runner import Interrupted, Runner, RunSettings
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
@@ -27,6 +28,10 @@ from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 
+CHANGED_FILE = (
+    "the study file has changed since its stored results were made; those of unchanged points are kept "
+    "(--fresh runs everything again)"
+)
 # What a trial's processes have to see of the driver's environment.
 PASSED_ON = ("RAYPAR_DATA_DIR", "XDG_CACHE_HOME", "HOME")
 
@@ -114,12 +119,22 @@ class Outcome:
     failures: list[TrialResult] = field(default_factory=list)
 
 
-def make_plan(study: Study, cluster: Cluster, done: Sequence[TrialResult], *, where: Path | str = "study") -> Plan:
+def make_plan(
+    study: Study,
+    cluster: Cluster,
+    done: Sequence[TrialResult],
+    *,
+    where: Path | str = "study",
+    with_ray: bool = True,
+) -> Plan:
     """Expand the study, refuse what can never run, and leave out what is done.
 
     Raises:
         StudyError: some placement fits nowhere on the cluster.
+        RayparError: it is a search, and there is no Ray to search with.
     """
+    if (study.is_search or study.scheduler is not None) and not with_ray:
+        raise RayparError("a search needs Ray", hint="leave out --no-ray")
     complete = {result.spec.identity: result for result in done if result.is_complete}
     if study.is_search:
         return Plan(study, (), tuple(complete.values()), (), cluster)
@@ -156,23 +171,6 @@ def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]
     return () if options.rerun_all else Store(options.tracking_uri, options.project_dir).results(study_name)
 
 
-@contextlib.contextmanager
-def cluster_for(study: Study, options: Options) -> Iterator[Cluster]:
-    """The Ray (or the bare machine) that the options ask for, while it is needed."""
-    machine = this_machine()
-    if not options.with_ray:
-        yield machine
-    elif options.address:
-        with joined_cluster(options.address) as cluster:
-            yield cluster
-    else:
-        make_plan(study, machine, ())  # what can't run here is refused before Ray is started
-        specs = study.trials(default_device=machine.default_device) if not study.is_search else ()
-        widest = max((spec.placement.num_cpus for spec in specs), default=0)
-        with private_cluster(machine, widest) as cluster:
-            yield cluster
-
-
 def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, notice: Listener) -> Outcome:
     """Run what is missing of a study.
 
@@ -187,44 +185,39 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
     check_data(study)
     store = Store(options.tracking_uri, options.project_dir)
     store.check_writable()
-    started = datetime.now()
-    log_dir = options.project_dir / ".raypar" / "logs" / f"{started:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
-    log_dir.mkdir(parents=True)
+    done = stored_results(study.name, options)
+    log_dir = options.project_dir / ".raypar" / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
     with contextlib.ExitStack() as stack:
-        # Reading the store imports mlflow (1 s): done while Ray starts.
-        pool = stack.enter_context(ThreadPoolExecutor(1))
-        stored = pool.submit(stored_results, study.name, options)
-        cluster = stack.enter_context(cluster_for(study, options))
-        plan = make_plan(study, cluster, stored.result(), where=loaded.path)
+        cluster = stack.enter_context(cluster_at(options.address))
+        plan = make_plan(study, cluster, done, where=loaded.path, with_ray=options.with_ray)
         if plan.done and (old := store.study_source(study.name)) is not None and old != loaded.source:
-            notice(
-                Notice(
-                    "the study file has changed since its stored results were made; those of unchanged points are "
-                    "kept (--fresh runs everything again)"
-                )
-            )
+            notice(Notice(CHANGED_FILE))
         results = {result.spec.identity: result for result in plan.done}
         if not plan.num_missing:
             return Outcome(analyse(study, tuple(results.values())), 0, 0, False, log_dir)
-        recorder = Recorder(
-            _execution(loaded, options), tracking_uri=options.tracking_uri, project_dir=options.project_dir
-        )
+        execution = _execution(loaded, options)
+        recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
         recorder.start()
-        told = _Keeper(study, results, recorder, stack.enter_context(listener_of(plan)))
+        keeper = _Keeper(study, results, recorder, stack.enter_context(listener_of(plan)))
         interrupted = False
         try:
-            runner = stack.enter_context(_runner(loaded, options, cluster, log_dir))
-            todo = plan.missing if not study.is_search else tuple(result.spec for result in plan.done)
-            runner.run(study, todo, told)
-        except Interrupted:
+            log_dir.mkdir(parents=True)
+            with _runner(loaded, options, plan, log_dir) as runner:
+                runner.run(study, plan.missing or tuple(result.spec for result in plan.done), keeper)
+        except (Interrupted, KeyboardInterrupt):
             interrupted = True
         except BaseException:
             recorder.close("failed")
             raise
         analysis = analyse(study, tuple(results.values()))
         recorder.record_metrics(_scaling(analysis))
-        num_unsent = recorder.close("killed" if interrupted else "failed" if told.failures else "finished")
-    return Outcome(analysis, len(told.failures), num_unsent, interrupted, log_dir, told.failures)
+        num_unsent = recorder.close("killed" if interrupted else "failed" if keeper.failures else "finished")
+    return Outcome(analysis, len(keeper.failures), num_unsent, interrupted, log_dir, keeper.failures)
+
+
+def cluster_at(address: str | None) -> contextlib.AbstractContextManager[Cluster]:
+    """The cluster at the address, joined; without one, what a private Ray would have, before it is started."""
+    return joined_cluster(address) if address else contextlib.nullcontext(this_machine())
 
 
 class _Keeper:
@@ -279,7 +272,8 @@ def _scaling(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
 
 
 @contextlib.contextmanager
-def _runner(loaded: LoadedStudy, options: Options, cluster: Cluster, log_dir: Path) -> Iterator[Runner]:
+def _runner(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path) -> Iterator[Runner]:
+    """What runs the trials, ready to; with all that had to be started for it, and is stopped after."""
     import cloudpickle
 
     # The study's functions travel by value: the ranks don't import the study file.
@@ -293,17 +287,32 @@ def _runner(loaded: LoadedStudy, options: Options, cluster: Cluster, log_dir: Pa
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
     )
-    if options.with_ray:
+    if not options.with_ray:
+        from raypar.run.local import LocalRunner
+
+        with LocalRunner(settings) as local:
+            yield local
+        return
+    with contextlib.ExitStack() as stack:
+        fork_address = ""
+        if plan.cluster.is_own:
+            if options.isolation == "warm":
+                # Before Ray, so that its imports run while Ray starts.
+                server = stack.enter_context(contextlib.closing(ForkServer(settings.preload, settings.sys_path)))
+                fork_address = server.address
+            # Ray's start is mostly waiting; Tune's import is not.
+            importing = threading.Thread(target=_import_tuner)
+            importing.start()
+            widest = max((placement.num_cpus for placement in plan.placements), default=0)
+            stack.enter_context(private_ray(plan.cluster, widest))
+            importing.join()
         from raypar.run.tuner import TuneRunner
 
-        yield TuneRunner(settings, owns_cluster=cluster.is_own)
-        return
-    if loaded.study.is_search or loaded.study.scheduler is not None:
-        raise ClusterError("a search needs Ray", hint="leave out --no-ray")
-    from raypar.run.local import LocalRunner
+        yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address)
 
-    with LocalRunner(settings) as runner:
-        yield runner
+
+def _import_tuner() -> None:
+    import raypar.run.tuner  # noqa: F401
 
 
 def _execution(loaded: LoadedStudy, options: Options) -> Execution:

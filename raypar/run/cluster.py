@@ -11,9 +11,22 @@ from pathlib import Path
 from raypar.errors import ClusterError
 from raypar.run.capacity import refusal
 from raypar.study.trial import Placement
+from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, allowed_cores, pin
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
+# Read by Train in the processes that start gangs. The first is the price of noticing a dead gang: polling more often
+# would take time from the trials that are being timed.
+TRAIN_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 
 
@@ -63,7 +76,7 @@ def this_machine() -> Cluster:
 
 
 @contextlib.contextmanager
-def private_cluster(machine: Cluster, widest: int) -> Iterator[Cluster]:
+def private_ray(machine: Cluster, widest: int) -> Iterator[None]:
     """A Ray of our own: loopback only, quiet, gone at the end.
 
     Args:
@@ -79,6 +92,7 @@ def private_cluster(machine: Cluster, widest: int) -> Iterator[Cluster]:
     if CAN_PIN and 0 < widest < len(cores):
         pin(cores[widest:])
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray._private import ray_constants
@@ -86,6 +100,7 @@ def private_cluster(machine: Cluster, widest: int) -> Iterator[Cluster]:
     # What Ray does on macOS and Windows, where clusters are off: every port of it on 127.0.0.1. On Linux it would
     # listen on all interfaces.
     ray_constants.ENABLE_RAY_CLUSTER = False
+    mark("ray: init")
     try:
         ray.init(
             address="local",  # a bare init would join whatever cluster it finds
@@ -98,12 +113,20 @@ def private_cluster(machine: Cluster, widest: int) -> Iterator[Cluster]:
         )
     except Exception as error:
         raise ClusterError(f"Ray does not start here: {error}", hint="`raypar doctor` looks for the cause") from error
+    mark("ray: is up")
     try:
-        yield machine
+        yield
     finally:
         ray.shutdown()
         if before:
             pin(before)
+
+
+def may_grow() -> bool:
+    """Whether the cluster that this process is connected to has an autoscaler that may add nodes."""
+    from ray._private.state import state
+
+    return bool(state.get_max_resources_from_cluster_config())
 
 
 @contextlib.contextmanager
@@ -120,9 +143,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     except Exception as error:
         raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
     try:
-        from ray._private.state import state
-
         nodes = tuple(dict(node["Resources"]) for node in ray.nodes() if node["Alive"])
-        yield Cluster(nodes, is_own=False, may_grow=bool(state.get_max_resources_from_cluster_config()))
+        yield Cluster(nodes, is_own=False, may_grow=may_grow())
     finally:
         ray.shutdown()

@@ -23,6 +23,7 @@ from ray.train.backend import BackendConfig
 from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
 from raypar.run.supervise import supervise
 from raypar.study.trial import Placement
+from raypar.trace import mark
 from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankJob
 
@@ -70,6 +71,7 @@ def train_gang(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
+    mark("gang: fit")
     TorchTrainer(
         serve,
         train_loop_config={"broker": broker, "gang_id": gang_id, "fresh": fresh},
@@ -90,6 +92,7 @@ def train_gang(
 
 def serve(config: Mapping[str, Any]) -> None:
     """The ``train_loop_per_worker`` of a gang: greet the broker, then do what it assigns until it says enough."""
+    mark("gang: worker serves")
     broker, gang_id = config["broker"], config["gang_id"]
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()

@@ -122,7 +122,7 @@ class LocalRunner:
                 def too_long() -> None:
                     with lock:
                         failures.append(
-                            Failure(FailureKind.CRASH, f"took longer than {limit_s:g} s", log_path=jobs[0].log_path)
+                            Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=jobs[0].log_path)
                         )
                     for process in processes:
                         process.kill()

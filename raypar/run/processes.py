@@ -22,6 +22,8 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Protocol
 
+from raypar.trace import mark
+
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
 
@@ -179,12 +181,14 @@ class ForkServer:
 
 def serve() -> None:
     """The fork server's main: import, then fork on request until the owner is gone. Arguments: see `ForkServer`."""
+    mark("fork server: starts")
     listener = socket.socket(fileno=int(sys.argv[1]))
     owner = int(sys.argv[2])
     for name in sys.argv[3:]:
         # A module that can't be imported will say so in the trial that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    mark("fork server: imported")
     import gc
 
     gc.freeze()  # what is here stays: a fork's collector need not touch (and so copy) its pages

@@ -12,7 +12,7 @@ from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialSpec
 
 ISOLATIONS = ("warm", "fresh")
-RETRIED = (FailureKind.CRASH, FailureKind.GANG_LOST)  # a user's error would only come again
+RETRIED = (FailureKind.CRASH, FailureKind.HUNG, FailureKind.GANG_LOST)  # a user's error would only come again
 
 
 @dataclass(frozen=True)

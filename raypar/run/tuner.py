@@ -17,11 +17,14 @@ import ray
 from ray import tune
 
 from raypar.run.broker import Broker, BrokerConfig
+from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.events import Listener, TrialEnded
+from raypar.run.gangs import GangPolicy
 from raypar.run.runner import Interrupted, RunSettings
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState
+from raypar.trace import mark
 
 # A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
 ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
@@ -31,17 +34,6 @@ QUIET = {
     "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # resuming goes by the store, not by Tune's snapshots
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
-}
-# The first is the price of noticing a dead gang; polling more often would take time from the trials being timed.
-TRAIN_ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
-    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
-    "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
 
@@ -116,44 +108,45 @@ class _Driver(tune.Callback):  # type: ignore[misc]
 
 
 class TuneRunner:
-    """Runs a study on the Ray that this process is connected to."""
+    """Runs a study on the Ray that this process is connected to.
 
-    def __init__(self, settings: RunSettings, *, owns_cluster: bool, max_parked_gangs: int = 4) -> None:
+    Args:
+        owns_cluster: nobody else uses that Ray (see `GangPolicy`).
+        fork_address: of the fork server of this machine, if there is one already.
+    """
+
+    def __init__(
+        self, settings: RunSettings, *, owns_cluster: bool, fork_address: str = "", max_parked_gangs: int = 4
+    ) -> None:
         self._settings = settings
-        self._owns_cluster = owns_cluster
-        self._max_parked_gangs = max_parked_gangs
+        self._policy = GangPolicy(owns_cluster, max_parked_gangs, fork_address)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
         os.environ.update(QUIET)
-        in_lockstep = study.scheduler is not None
         name = f"raypar-{os.getpid()}-{time.time_ns()}"
         config = BrokerConfig(
             workload=cloudpickle.dumps(study.workload),
             settings=self._settings,
+            policy=self._policy,
             max_retries=study.max_retries,
-            owns_cluster=self._owns_cluster,
-            in_lockstep=in_lockstep,
-            max_parked_gangs=self._max_parked_gangs,
+            in_lockstep=study.scheduler is not None,
         )
-        broker = (
-            ray.remote(Broker)
-            .options(
-                name=name,
-                num_cpus=0,
-                resources={"node:__internal_head__": 0.001},
-                max_concurrency=1000,
-                runtime_env={"env_vars": TRAIN_ENVIRONMENT},
-            )
-            .remote(config)
-        )
-        ray.get(broker.start.remote())
+        mark("tuner: broker asked for")
+        options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
+        if not self._policy.owns_cluster:
+            options["runtime_env"] = {"env_vars": TRAIN_ENVIRONMENT}
+        broker = ray.remote(num_cpus=0)(Broker).options(name=name, **options).remote(config)
+        ray.get(broker.start.remote(None if study.is_search or not specs else specs[0].placement))
+        mark("tuner: broker is up")
         ears = _Ears(broker, listener)
         try:
-            self._tune(study, specs, name, in_lockstep, broker, ears.tell)
+            self._tune(study, specs, name, config.in_lockstep, broker, ears.tell)
         finally:
-            ray.get(broker.close.remote())
+            if not self._policy.owns_cluster:  # otherwise everything ends with Ray, at once
+                ray.get(broker.close.remote())
             ears.close()
             ray.kill(broker)
+            mark("tuner: closed")
 
     def _tune(
         self, study: Study, specs: Sequence[TrialSpec], name: str, in_lockstep: bool, broker: Any, listener: Listener
@@ -195,7 +188,9 @@ class TuneRunner:
                 name="tune", storage_path=str(self._settings.log_dir), verbose=0, callbacks=[driver]
             ),
         )
+        mark("tuner: fit")
         results = tuner.fit()
+        mark("tuner: fit is over")
         expected = len(specs) if not study.is_search else len(results)
         if driver.num_ended < expected:
             raise Interrupted
@@ -217,7 +212,6 @@ class _Ears:
 
     def close(self) -> None:
         self._closed = True
-        self._thread.join(1.0)
 
     def _listen(self) -> None:
         while not self._closed:

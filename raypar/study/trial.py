@@ -21,6 +21,7 @@ class TrialState(StrEnum):
 class FailureKind(StrEnum):
     ERROR = "error"  # user code raised
     CRASH = "crash"  # a rank died: signal, out of memory, exit
+    HUNG = "hung"  # took longer than it may
     GANG_LOST = "gang_lost"  # a worker, node or controller of the gang died
     REFUSED = "refused"  # could never be placed
 

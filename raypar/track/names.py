@@ -53,7 +53,7 @@ def key_names(texts: Iterable[str]) -> dict[str, str]:
     keys: dict[str, str] = {}
     taken: set[str] = set()
     # What needs no change comes first, so it keeps its name.
-    for text in sorted(texts, key=lambda t: key_name(t) != t):
+    for text in sorted(dict.fromkeys(texts), key=lambda t: key_name(t) != t):
         key = key_name(text)
         if key in taken:
             key = f"{key[: MAX_KEY_LENGTH - 9]}-{short_hash(text)}"

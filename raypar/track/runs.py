@@ -81,7 +81,7 @@ def result_from_tags(tags: Mapping[str, str]) -> TrialResult | None:
         return None
     try:
         return TrialResult.from_json(text)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

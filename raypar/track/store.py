@@ -140,7 +140,7 @@ class Store:
     def _result_from_file(self, run: Any) -> TrialResult | None:
         try:
             return TrialResult.from_json(self._reader.read_file(run, RESULT_FILE) or "")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def _pending(self) -> Iterator[dict[str, Any]]:
@@ -163,7 +163,7 @@ class Store:
             if record["kind"] == "trial" and record["study"] == study_name:
                 try:
                     found.append(TrialResult.from_json(json.dumps(record["result"])))
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, AttributeError):
                     log.warning("a pending result of %s can't be read, skipped", study_name)
         return found
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raypar.study.workload import Config, Data, Split, Workload
+from raypar.trace import mark
 from raypar.train import batches
 from raypar.train.affinity import CpuWatch
 from raypar.train.job import Channel, RankOutcome
@@ -105,6 +106,7 @@ def train(
         # Dropout and the like: a stream of its own for every rank.
         torch.manual_seed(seed * 7919 + place.rank + 1)
 
+    mark("rank: first step")
     warm_start_s = time.monotonic()
     reseed()
     _warm_up(model, bare, stream, loss_of, config, len(data.train), seed)

@@ -19,6 +19,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import RankJob, RankOutcome, StopTrial
 
@@ -43,6 +44,7 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
         listen_fd: rank 0 of several: the listening socket behind ``job.master_address``.
     """
     job: RankJob = connection.recv()
+    mark("rank: starts")
     try:
         outcome = run_rank(job, PipeChannel(connection), listen_fd)
         connection.send(("done", outcome))

@@ -1,0 +1,188 @@
+"""The gangs of a broker: which there are, which can be started, and who may have which cores."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from raypar.run.capacity import CoreLeases
+from raypar.run.gang import ForkAgent, Greeting, host_id, train_gang
+from raypar.run.runner import RunSettings
+from raypar.study.trial import Placement
+from raypar.trace import mark
+from raypar.train.affinity import allowed_cores
+
+TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
+
+
+@dataclass(frozen=True)
+class GangPolicy:
+    """How gangs get their resources.
+
+    Attributes:
+        owns_cluster: nobody else uses this Ray: gangs reserve next to no CPU, and the leases keep trials apart.
+            Otherwise gangs reserve what they need, and parked ones make room for others.
+        max_parked: more idle gangs than this are closed, least recently used first.
+        fork_address: the fork server of this machine, where the driver has started one.
+    """
+
+    owns_cluster: bool
+    max_parked: int
+    fork_address: str = ""
+
+
+@dataclass(eq=False)
+class Gang:
+    """A gang that was started; ``num_turns`` trials were assigned to it."""
+
+    id: str
+    placement: Placement
+    started_s: float = field(default_factory=time.monotonic)
+    last_used_s: float = field(default_factory=time.monotonic)
+    workers: dict[int, Greeting] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)  # ranks that are ready for the next turn
+    master_address: tuple[str, int] = ("", 0)
+    turns: list[Any] = field(default_factory=list)  # what was assigned, by turn
+    is_busy: bool = False
+    is_closing: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.is_busy and not self.is_closing and len(self.waiting) == self.placement.num_workers
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        return {rank: self.workers[rank].host for rank in sorted(self.workers)}
+
+
+class GangPool:
+    """Starts gangs, parks them, closes them, and leases cores to their trials. Lives on the broker's event loop."""
+
+    def __init__(self, settings: RunSettings, policy: GangPolicy, on_end: Callable[[Gang, str], Any]) -> None:
+        self.gangs: dict[str, Gang] = {}
+        self._settings, self._policy, self._on_end = settings, policy, on_end
+        self._loop = asyncio.get_running_loop()
+        self._broker = ray.get_runtime_context().current_actor
+        self._numbers = itertools.count(1)
+        self._cores = CoreLeases()
+        self._agents: dict[str, tuple[Any, asyncio.Future[tuple[str, tuple[int, ...]]]]] = {}
+        self._is_warm = settings.isolation == "warm"
+        if self._is_warm and not policy.fork_address:
+            for node in alive_nodes():  # before the first gang asks for them
+                self._agent(node["NodeID"])
+
+    def idle_for(self, placement: Placement) -> Gang | None:
+        return next((g for g in self.gangs.values() if g.is_idle and g.placement == placement), None)
+
+    def num_coming(self, placement: Placement) -> int:
+        """Gangs of the placement that are starting or busy: each will take a trial that waits."""
+        return sum(g.placement == placement and not g.is_idle and not g.is_closing for g in self.gangs.values())
+
+    def make_room(self, placement: Placement, wanted: set[Placement]) -> bool:
+        """Whether a gang can be started now; where not yet, closes parked gangs that nobody in `wanted` waits for."""
+        idle = sorted((g for g in self.gangs.values() if g.is_idle), key=lambda g: g.last_used_s)
+        spare = [g for g in idle if g.placement not in wanted]
+        if len(idle) >= self._policy.max_parked and spare:
+            spare.pop(0).is_closing = True
+        totals = [node["Resources"] for node in alive_nodes()]
+        for kind in ("CPU", "GPU"):
+            held = sum(self._reserved(g.placement).get(kind, 0) * g.placement.num_workers for g in self.gangs.values())
+            need = self._reserved(placement).get(kind, 0) * placement.num_workers
+            if need and held + need > sum(node.get(kind, 0) for node in totals):
+                for gang in spare:
+                    gang.is_closing = True
+                return False
+        return True
+
+    def start(self, placement: Placement) -> Gang:
+        """Start a gang in a thread of its own; its workers will say hello."""
+        gang = Gang(f"{next(self._numbers)}", placement)
+        self.gangs[gang.id] = gang
+        mark("broker: gang starts")
+
+        def run() -> None:
+            error = "it ended"
+            try:
+                train_gang(
+                    self._broker,
+                    gang.id,
+                    placement,
+                    self._reserved(placement),
+                    str(Path(self._settings.log_dir) / "gangs"),
+                    fresh=not self._is_warm,
+                )
+            except BaseException as e:
+                error = f"{type(e).__name__}: {e}"
+            asyncio.run_coroutine_threadsafe(self._ended(gang, error), self._loop)
+
+        threading.Thread(target=run, daemon=True, name=f"gang-{gang.id}").start()
+        return gang
+
+    async def greet(self, gang: Gang, rank: int, greeting: Greeting) -> str:
+        """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
+        if not self._is_warm:
+            address, cores = "", allowed_cores()
+        elif self._policy.fork_address and greeting.host == host_id():
+            address, cores = self._policy.fork_address, allowed_cores()
+        else:
+            address, cores = await self._agent(greeting.node_id)
+        self._cores.add_host(greeting.host, cores)
+        gang.workers[rank] = greeting
+        return address
+
+    def ready(self, gang: Gang, rank: int) -> None:
+        """A rank is ready for its gang's next turn."""
+        gang.waiting.add(rank)
+        if len(gang.waiting) == gang.placement.num_workers:
+            gang.last_used_s = time.monotonic()
+            if not self._is_warm and gang.turns:
+                gang.is_closing = True
+
+    def lease(self, gang: Gang) -> dict[int, tuple[int, ...]] | None:
+        """Cores for every rank of the gang, each core to one rank at a time; None where they are not free now."""
+        return self._cores.lease(gang.hosts, gang.placement.cpus_per_worker)
+
+    def release(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> None:
+        self._cores.release(gang.hosts, cores)
+        gang.is_busy = False
+
+    async def _ended(self, gang: Gang, error: str) -> None:
+        del self.gangs[gang.id]
+        group = next((w.placement_group for w in gang.workers.values() if w.placement_group), None)
+        if not gang.is_closing and group is not None:
+            # Train's own cleaner needs the dashboard; without it the group of a lost gang would hold its resources.
+            ray.util.remove_placement_group(group)
+        await self._on_end(gang, error)
+
+    def _reserved(self, placement: Placement) -> dict[str, float]:
+        """What a worker of a gang reserves in Ray."""
+        gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
+        return {"CPU": TINY_CPU if self._policy.owns_cluster else float(placement.cpus_per_worker), **gpu}
+
+    def _agent(self, node_id: str) -> asyncio.Future[tuple[str, tuple[int, ...]]]:
+        """The node's fork server (its address, the machine's cores), started where there is none yet."""
+        if node_id not in self._agents:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            agent = ray.remote(num_cpus=0)(ForkAgent).options(scheduling_strategy=where)
+            handle = agent.remote(self._settings.preload, self._settings.sys_path)
+            self._agents[node_id] = (handle, asyncio.ensure_future(_answer(handle.describe.remote())))
+        return self._agents[node_id][1]
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+async def _answer(reference: Any) -> tuple[str, tuple[int, ...]]:
+    address, cores = await reference
+    return address, tuple(cores)
