@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
 from raypar.track.client import (
+    SERVERS,
     Rejected,
     Unreachable,
     artifact_root,
@@ -24,7 +25,6 @@ from raypar.track.client import (
 from raypar.track.spool import spool_dir
 
 EMBEDDED = ("sqlite",)
-SERVERS = ("http", "https", "databricks")
 DATABASES = ("postgresql", "mysql", "mssql")
 
 

@@ -23,6 +23,7 @@ _ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+SERVERS = ("http", "https", "databricks")
 _LOGGERS = ("mlflow", "alembic")
 
 
@@ -75,9 +76,19 @@ def connect(tracking_uri: str) -> Any:
     """
     with store_errors():
         mlflow = import_mlflow()
+        if urlsplit(tracking_uri).scheme not in SERVERS:
+            _give_up_early()
         if path := sqlite_path(tracking_uri):
             path.parent.mkdir(parents=True, exist_ok=True)
         return mlflow.MlflowClient(tracking_uri=tracking_uri)
+
+
+def _give_up_early() -> None:
+    """One attempt to open a database: MLflow makes ten, over 100 s, and has no setting for it."""
+    from mlflow.store.db import utils
+
+    if hasattr(utils, "MAX_RETRY_COUNT"):
+        utils.MAX_RETRY_COUNT = 1
 
 
 def sqlite_path(tracking_uri: str) -> Path | None:
@@ -92,7 +103,7 @@ def sqlite_path(tracking_uri: str) -> Path | None:
 
 def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
     """Where a store without a server keeps its files; None where the server says."""
-    if urlsplit(tracking_uri).scheme in ("http", "https", "databricks"):
+    if urlsplit(tracking_uri).scheme in SERVERS:
         return None
     database = sqlite_path(tracking_uri)
     return (database.absolute().parent if database else project_dir.absolute()) / "mlartifacts"
@@ -121,7 +132,7 @@ def shown_uri(tracking_uri: str) -> str:
 def unreachable(tracking_uri: str, reason: object) -> StoreError:
     """What a user is told when the store doesn't answer."""
     where = shown_uri(tracking_uri)
-    if urlsplit(tracking_uri).scheme in ("http", "https"):
+    if urlsplit(tracking_uri).scheme in SERVERS:
         hint = "start the server (`mlflow server`), or leave --tracking-uri out to use the file mlflow.db here"
     else:
         hint = "check the address, or leave --tracking-uri out to use the file mlflow.db here"

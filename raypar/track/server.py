@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
+from raypar.track.check import check_writable
 from raypar.track.client import artifact_root, shown_uri
 
 HOST = "127.0.0.1"
@@ -94,10 +95,12 @@ def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT
     """Starts a server over a store, on this machine only, on the port or the next free one; returns when it answers.
 
     Raises:
-        StoreError: if the store has a server already, or the server doesn't start.
+        StoreError: if the store has a server already or can't be used, or the server doesn't start.
     """
     if urlsplit(tracking_uri).scheme in ("http", "https"):
         raise StoreError(f"{shown_uri(tracking_uri)} is a server already", hint="open it in a browser")
+    # The server itself would try for minutes, and then fail without a word on the way out.
+    check_writable(tracking_uri, project_dir)
     root = artifact_root(tracking_uri, project_dir)
     port = free_port(port)
     command = [sys.executable, "-m", "mlflow", "server"]

@@ -82,20 +82,24 @@ class Journal:
         """
         before = os.fstat(self._fd).st_size
         start = before + self._is_torn
-        data = b"\n" * self._is_torn + text.encode("utf-8", "surrogatepass") + b"\n"
+        view = memoryview(b"\n" * self._is_torn + text.encode("utf-8", "surrogatepass") + b"\n")
         try:
-            view = memoryview(data)
             while view:
                 view = view[os.write(self._fd, view) :]
             os.fsync(self._fd)
-        except OSError:
-            try:
-                os.ftruncate(self._fd, before)
-            except OSError:
-                self._is_torn = True
+        except BaseException as e:
+            # Ctrl-C in the middle leaves half a line as well; after the whole line, only the sync is missing.
+            if view or isinstance(e, OSError):
+                self._undo(before)
             raise
         self._is_torn = False
         return start
+
+    def _undo(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError:
+            self._is_torn = True
 
     @property
     def size(self) -> int:

@@ -134,3 +134,24 @@ def test_removing_a_spool_leaves_what_the_store_refused(path):
     spool.remove(path)
     assert [p.suffix for p in path.parent.iterdir()] == [".rejected"]
     assert json.loads(path.with_suffix(".rejected").read_text())["reason"] == "too odd"
+
+
+@pytest.mark.parametrize(("interrupted", "kept"), [("write", [0, 2]), ("fsync", [0, 1, 2])])
+def test_an_interrupt_leaves_a_whole_line_or_none(path, monkeypatch, interrupted, kept):
+    journal = Journal(path)
+    journal.append(record(0))
+    write = os.write
+
+    def interrupt(fd: int, *data: bytes) -> int:
+        if data and len(data[0]) > 10:
+            return write(fd, data[0][:5])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, interrupted, interrupt)
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        journal.append(record(1) if interrupted == "fsync" else '{"kind": "x"}')
+    monkeypatch.undo()
+    journal.append(record(2))
+    assert numbers(path) == kept
+    assert not [line.problem for line in read_lines(path) if line.problem]

@@ -333,6 +333,20 @@ def test_an_outage_costs_no_result_and_is_tried_again_after_a_while(project, emp
     assert len(Store(uri, project).results("mnist")) == 3
 
 
+def test_a_database_that_can_not_be_opened_is_not_waited_for(project, monkeypatch):
+    from mlflow.store.db import utils
+
+    (project / "down.db").mkdir()
+    uri = f"sqlite:///{project}/down.db"
+    client(f"sqlite:///{project}/mlflow.db")
+    monkeypatch.setattr(utils.time, "sleep", lambda s: pytest.fail(f"slept {s} s"))
+    rec = recorder(project, uri)
+    rec.record(make_result(32))
+    assert rec.close("finished") == 3
+    with pytest.raises(StoreError, match="unable to open"):
+        Store(uri, project).results("mnist")
+
+
 def test_the_store_is_tried_at_close_however_short_the_outage(project, empty_database):
     uri = block(project)
     rec = recorder(project, uri, clock=Clock())
