@@ -24,7 +24,7 @@ def refusal(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> str |
         need = placement.num_workers * _need(placement).get(kind, 0)
         total = sum(node.get(kind, 0) for node in nodes)
         if need > total:
-            return f"needs {need:g} {kind}s in one gang, the cluster has {total:g}".replace(" 1 GPUs", " 1 GPU")
+            return f"needs {need:g} {kind}{'s' if need > 1 else ''} in one gang, the cluster has {total:g}"
     shape = ", ".join(f"{k} {v:g}" for k, v in _need(placement).items())
     return f"needs {placement.num_workers} workers with {shape} each, and no {placement.num_workers} fit on the nodes"
 
