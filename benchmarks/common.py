@@ -28,7 +28,7 @@ BASELINES = FOLDER / "baselines"
 BUSY_CORES = 0.5  # a load average above it means that others are at work
 MARK = "@@ "  # what a child has to tell stands on lines that begin so
 LOG_TAIL_CHARS = 3000
-TITLE_WIDTH = 58
+TITLE_WIDTH = 64
 
 
 # ---- arguments
@@ -111,7 +111,8 @@ class Figure:
         return cls.of([a / b for a, b in zip(above, below, strict=True)])
 
     def show(self, how: Callable[[float], str]) -> str:
-        return f"{how(self.value)}  [{how(self.low)} … {how(self.high)}], n = {self.count}"
+        spread = f"  [{how(self.low)} … {how(self.high)}]" if self.count > 1 else ""
+        return f"{how(self.value)}{spread}, n = {self.count}"
 
 
 def tell(title: str, shown: str) -> None:
@@ -261,7 +262,9 @@ def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, re
 
     with LocalRunner(RunSettings(log_dir=log_dir)) as runner:
         runner.run(study, [spec], listen)
-    return checked(ended[0])
+    result = checked(ended[0])
+    assert len(result.step_times_s) == spec.placement.num_workers
+    return result
 
 
 def checked(result: TrialResult) -> TrialResult:
@@ -277,6 +280,8 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
     Args:
         listener: gets every result at once. The next trial starts when it returns.
     """
+    import cloudpickle
+
     from raypar.run.cluster import private_ray, this_machine
     from raypar.run.events import Event, TrialEnded
     from raypar.run.processes import ForkServer
@@ -287,6 +292,7 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
         if isinstance(event, TrialEnded):
             listener(checked(event.result))
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks can't import it
     with scratch() as folder:
         settings = RunSettings(log_dir=folder, preload=study.workload.preload)
         with contextlib.closing(ForkServer(settings.preload)) as server:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from common import (
@@ -61,29 +62,25 @@ def compare(
         found = measured_in_child([script, workload, *sizes, *more], core if on_core else None)
         return float(found["samples_per_s"])
 
+    def torchvision(num_loader_workers: int) -> float:
+        more = ("--num-loader-workers", str(num_loader_workers))
+        return in_child(BASELINES / "torchvision_loop.py", *loader_size, *more)
+
     variants: dict[str, Callable[[], float]] = {
         "raypar": lambda: in_child(Path(__file__), *size, "--measure", on_core=False),  # the trial takes its core
         "plain loop": lambda: in_child(BASELINES / "plain_loop.py", *size),
     }
+    bars = {"plain loop": bar}
     if workload == "mnist_mlp":
         for n in LOADER_WORKERS:
-            script = BASELINES / "torchvision_loop.py"
-            variants[f"torchvision, {n} loader processes"] = lambda n=n: in_child(  # type: ignore[misc]
-                script, *loader_size, "--num-loader-workers", str(n)
-            )
+            name = f"torchvision, {n} loader processes"
+            variants[name], bars[name] = partial(torchvision, n), MIN_AGAINST_TORCHVISION
     found = interleaved(variants, num_rounds)
     who = f"{workload}, batch {batch_size}"
     for name, values in found.items():
         tell(f"{who}, {name}", Figure.of(values).show(rate))
-    for name, values in found.items():
-        if name != "raypar":
-            ratio = Figure.ratio(found["raypar"], values)
-            judge(
-                f"{who}, raypar / {name}",
-                ratio,
-                times,
-                at_least=bar if name == "plain loop" else MIN_AGAINST_TORCHVISION,
-            )
+    for name, least in bars.items():
+        judge(f"{who}, raypar / {name}", Figure.ratio(found["raypar"], found[name]), times, at_least=least)
     print(flush=True)
 
 

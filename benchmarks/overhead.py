@@ -4,7 +4,8 @@ An empty trial imports torch, joins the others, does one all-reduce (where there
 are measured side by side, 1 and 2 workers: raypar's TuneRunner on a private Ray (a warm gang, each trial's ranks in
 pristine processes), a loop of `torchrun --standalone`, and documented Tune + TorchTrainer (baselines/
 documented_tune.py). The two Rays are up at the same time and wait while another's trial runs; who is next is random in
-every round. A trial's time is from the moment at which the runner may go on from the last one to the moment at which
+every round, and there is a pause before. In its turn raypar runs four trials, all of them counted: a study runs them
+one after the other, too. A trial's time is from the moment at which the runner may go on from the last one to the moment at which
 the driver has the next one's result. The first trial, which starts Ray's gang, is not counted.
 
 Apart from that: what writing a trial's result into MLflow (the embedded SQLite store) takes.
@@ -45,6 +46,8 @@ MIN_AGAINST_TORCHRUN = 20.0
 MIN_AGAINST_DOCUMENTED = 60.0
 MAX_RECORD_S = 0.05
 NUM_RECORDED, NUM_STEPS = 30, 2000
+TRIALS_PER_TURN = {"raypar": 4, "torchrun": 1, "documented": 1}
+PAUSE_S = 1.0  # what the last one has left behind may end
 
 
 # ---- raypar's side, in a process of its own
@@ -84,32 +87,37 @@ def torchrun_trial(num_workers: int) -> float:
 
 
 def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
-    """Measure the variants in turns; `counts`: trials after the first of each."""
+    """Measure the variants in turns; `counts`: turns after the first trial of each."""
     scripts: dict[str, list[str | Path]] = {
         "raypar": [Path(__file__), "--serve"],
         "documented": [BASELINES / "documented_tune.py"],
     }
     children: dict[str, SteppedChild] = {}
     found: dict[str, list[float]] = {name: [] for name in counts}
+    num_turns = dict.fromkeys(counts, 0)
     pids: set[int] = set()
     try:
         for name in counts:
             if name in scripts:
                 progress(f"{num_workers} workers: starting {name}")
-                sizes = ["--num-workers", str(num_workers), "--num-trials", str(counts[name] + 2)]
+                num_trials = 1 + counts[name] * TRIALS_PER_TURN[name] + 1  # it is left before the last one
+                sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_trials)]
                 children[name] = SteppedChild([*scripts[name], *sizes], folder / f"{name}-{num_workers}.log")
                 first = children[name].next_answer()
                 tell(f"{num_workers} workers, {name}: start and first trial", units.seconds(first["seconds"]))
                 pids.update(first.get("pids", ()))
         shuffled = random.Random(num_workers)
         for i in range(max(counts.values())):
-            # Where a variant has fewer trials, they are spread over the rounds.
-            names = [n for n, count in counts.items() if (i + 1) * count // max(counts.values()) > len(found[n])]
+            # Where a variant has fewer turns, they are spread over the rounds.
+            names = [n for n, count in counts.items() if (i + 1) * count // max(counts.values()) > num_turns[n]]
             shuffled.shuffle(names)
             for name in names:
-                if name == "torchrun":
-                    found[name].append(torchrun_trial(num_workers))
-                else:
+                time.sleep(PAUSE_S)
+                num_turns[name] += 1
+                for _ in range(TRIALS_PER_TURN[name]):
+                    if name == "torchrun":
+                        found[name].append(torchrun_trial(num_workers))
+                        continue
                     got = children[name].step()
                     assert got["sum"] == num_workers, got
                     found[name].append(got["seconds"])
@@ -179,8 +187,8 @@ def measure_recorder(num_trials: int) -> None:
 
 def main() -> None:
     parser = parser_for(__doc__)
-    parser.add_argument("--trials", type=int, default=11, help="after the first; raypar and torchrun [default: 11]")
-    parser.add_argument("--documented-trials", type=int, default=4, help="after the first [default: 4]")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds after the first trial [default: 11]")
+    parser.add_argument("--documented-trials", type=int, default=4, help="trials after the first [default: 4]")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--workers", nargs="+", type=int, default=(1, 2))
     for internal in ("--num-workers", "--num-trials"):
@@ -191,7 +199,7 @@ def main() -> None:
         serve_raypar(args.num_workers, args.num_trials)
         return
     args = begin(parser)
-    counts = {"raypar": args.trials, "torchrun": args.trials, "documented": args.documented_trials}
+    counts = {"raypar": args.rounds, "torchrun": args.rounds, "documented": args.documented_trials}
     if args.quick:
         counts = {"raypar": 3, "torchrun": 2, "documented": 1}
     with scratch() as folder:
