@@ -125,7 +125,7 @@ def resume(
     with told(debug):
         store = store_of(tracking_uri)
         last = store.resume_info(name)
-        if last is None:
+        if not last:
             raise unknown_study(name, store)
         settings = [str(setting) for setting in last["set"]]
         loaded = load(Path(last["file"]), settings, int(last["repeats"]), int(last["seed"]), data_dir)
@@ -199,9 +199,9 @@ def ui(
 ) -> None:
     """Open MLflow's UI on the store, on this machine only, until Ctrl-C."""
     with told(debug):
-        from raypar.track.server import serve_ui
+        from raypar.track.server import serve
 
-        serve_ui(uri_of(tracking_uri), Path.cwd(), port=port, tell=lambda line: typer.echo(line))
+        serve(uri_of(tracking_uri), Path.cwd(), port=port, announce=typer.echo)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from raypar import units
 from raypar.errors import ClusterError, DataError, StoreError
 from raypar.provenance import cpu_model, gpu_model, versions
 from raypar.run.cluster import private_ray, this_machine
+from raypar.track.client import shown_uri
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores
 from raypar.workloads.datasets import data_dir, ensure_image_set, named_dir
@@ -50,7 +51,7 @@ def examine(project_dir: Path, tracking_uri: str) -> Iterator[Finding]:
     yield _data()
     try:
         Store(tracking_uri, project_dir).check_writable()
-        yield Finding("store", tracking_uri)
+        yield Finding("store", shown_uri(tracking_uri))
     except StoreError as error:
         yield Finding("store", error.message, False, error.hint or "")
     yield _ray()

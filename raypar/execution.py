@@ -28,6 +28,7 @@ from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 
+CLUSTER_LOGS = Path("/tmp/raypar")  # on every node of a cluster that is not our own
 CHANGED_FILE = (
     "the study file has changed since its stored results were made; those of unchanged points are kept "
     "(--fresh runs everything again)"
@@ -197,7 +198,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             return Outcome(analyse(study, tuple(results.values())), 0, 0, False, log_dir)
         execution = _execution(loaded, options)
         recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
-        recorder.start()
+        recorder.start(upload=False)
         keeper = _Keeper(study, results, recorder, stack.enter_context(listener_of(plan)))
         interrupted = False
         try:
@@ -280,7 +281,8 @@ def _runner(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path) ->
     for name in (loaded.module_name, *loaded.local_modules):
         cloudpickle.register_pickle_by_value(sys.modules[name])
     settings = RunSettings(
-        log_dir=log_dir,
+        # Other nodes don't have this project's folder.
+        log_dir=log_dir if plan.cluster.is_own else CLUSTER_LOGS / log_dir.name,
         isolation=options.isolation,
         environment={key: os.environ[key] for key in PASSED_ON if key in os.environ},
         sys_path=(str(loaded.path.parent),),
@@ -292,6 +294,11 @@ def _runner(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path) ->
 
         with LocalRunner(settings) as local:
             yield local
+        return
+    if options.address and options.address.startswith("ray://"):
+        from raypar.run.remote import RemoteRunner
+
+        yield RemoteRunner(settings)
         return
     with contextlib.ExitStack() as stack:
         fork_address = ""

@@ -141,6 +141,8 @@ def rate_interval(value: float | None, low: float | None, high: float | None, un
 def score_interval(name: str, value: float | None, low: float | None, high: float | None) -> str:
     """``97.8 % [97.6, 97.9]`` for an accuracy, ``0.2134 [0.2100, 0.2170]`` for others."""
     if is_share(name):
+        # The interval's arithmetic knows nothing of the bounds that a share has.
+        low, high = (None if bound is None else min(max(bound, 0.0), 1.0) for bound in (low, high))
         return percent_interval(value, low, high, 1)
     return number(value) + _brackets(value, low, high, number)
 

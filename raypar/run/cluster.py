@@ -144,6 +144,8 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
         raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
     try:
         nodes = tuple(dict(node["Resources"]) for node in ray.nodes() if node["Alive"])
-        yield Cluster(nodes, is_own=False, may_grow=may_grow())
+        # Asked on the cluster: a ray:// client has no view of the autoscaler.
+        grows: bool = ray.get(ray.remote(num_cpus=0)(may_grow).remote())
+        yield Cluster(nodes, is_own=False, may_grow=grows)
     finally:
         ray.shutdown()

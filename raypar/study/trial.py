@@ -121,8 +121,8 @@ class TrialResult:
         reports: one mapping per epoch (or per ``ray.train.report`` of a train loop): ``epoch``, ``train_loss``,
             ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` …
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
-        environment: what it ran on and with: ``node``, ``cores`` per rank, ``num_threads``, ``cpu_wait_share`` per
-            rank, ``load_before``, ``gang``, ``nth_in_gang``, ``device_name``.
+        environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, and lists by rank: ``node``,
+            ``cores``, ``num_threads``, ``device_name``, ``cpu_wait_share``, ``foreign_cpu_share``.
     """
 
     spec: TrialSpec
@@ -160,7 +160,7 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> TrialResult:
-        """Raises ValueError, KeyError or TypeError where the text is not one of `to_json`."""
+        """Raises ValueError, KeyError, TypeError or AttributeError where the text is not one of `to_json`."""
         raw = json.loads(text)
         failure = raw["failure"]
         return cls(

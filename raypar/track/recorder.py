@@ -88,8 +88,11 @@ class Recorder:
         self._owner_lock: BaseFileLock | None = None
         self._upload_lock: BaseFileLock | None = None
 
-    def start(self) -> None:
+    def start(self, *, upload: bool = True) -> None:
         """Journals the execution, and makes its run where the store can be reached.
+
+        Args:
+            upload: False leaves the store, whose first use takes seconds, to the first result.
 
         Raises:
             StoreError: if the journal can't be written.
@@ -111,6 +114,7 @@ class Recorder:
             tags["mlflow.source.type"] = "LOCAL"
         self._write(
             "execution",
+            upload=upload,
             at=started.started_at,
             is_new=is_first,
             name=time.strftime("execution %Y-%m-%d %H:%M:%S", time.localtime(started.started_at)),
@@ -161,7 +165,14 @@ class Recorder:
             self._let_go()
 
     def _write(
-        self, kind: str, *, at: float | None = None, is_new: bool = True, lock_timeout_s: float = 0, **fields: Any
+        self,
+        kind: str,
+        *,
+        at: float | None = None,
+        is_new: bool = True,
+        upload: bool = True,
+        lock_timeout_s: float = 0,
+        **fields: Any,
     ) -> None:
         if self._journal is None or self._upload_lock is None:
             raise RuntimeError("a Recorder records between start() and close()")
@@ -181,7 +192,7 @@ class Recorder:
             except OSError as e:
                 self._write_through(record, e)
                 return
-            if has_lock and self._clock() >= self._retry_at_s:
+            if upload and has_lock and self._clock() >= self._retry_at_s:
                 self._upload(start if is_new else None, is_last=kind == "close")
         finally:
             if has_lock:

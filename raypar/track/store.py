@@ -123,11 +123,11 @@ class Store:
 
     def question(self, study_name: str) -> dict[str, Any]:
         """What the latest execution stored as JSON under the tag ``raypar.question``; empty if nothing."""
-        if record := self._pending_execution(study_name):
-            return _json_object(record["tags"].get("raypar.question"))
-        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
-            return _json_object(join_tag(run.data.tags, "raypar.question"))
-        return {}
+        return self._execution_json(study_name, "raypar.question")
+
+    def resume_info(self, study_name: str) -> dict[str, Any]:
+        """What the latest execution stored under the tag ``raypar.resume``: its file and flags; empty if nothing."""
+        return self._execution_json(study_name, "raypar.resume")
 
     def experiment_id(self, study_name: str) -> str | None:
         """MLflow's id of the study's experiment, for links; None if there is none."""
@@ -136,6 +136,13 @@ class Store:
     def check_writable(self) -> None:
         """See `raypar.track.check.check_writable`."""
         check_writable(self._tracking_uri, self._project_dir)
+
+    def _execution_json(self, study_name: str, tag: str) -> dict[str, Any]:
+        if record := self._pending_execution(study_name):
+            return _json_object(record["tags"].get(tag))
+        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
+            return _json_object(join_tag(run.data.tags, tag))
+        return {}
 
     def _result_from_file(self, run: Any) -> TrialResult | None:
         try:

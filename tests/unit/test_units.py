@@ -146,3 +146,7 @@ def test_a_compact_number_is_within_half_a_percent(value: float) -> None:
     shown = units.compact(value)
     factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(shown[-1], 1.0)
     assert float(shown.rstrip("kMG")) * factor == pytest.approx(value, rel=0.0051)
+
+
+def test_an_accuracy_s_interval_stays_between_none_and_all() -> None:
+    assert units.score_interval("accuracy", 0.96, 0.81, 1.11) == "96.0 % [81.0, 100.0]"
