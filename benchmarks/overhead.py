@@ -5,8 +5,8 @@ are measured side by side, 1 and 2 workers: raypar's TuneRunner on a private Ray
 pristine processes), a loop of `torchrun --standalone`, and documented Tune + TorchTrainer (baselines/
 documented_tune.py). The two Rays are up at the same time and wait while another's trial runs; who is next is random in
 every round, and there is a pause before. In its turn raypar runs four trials, all of them counted: a study runs them
-one after the other, too. A trial's time is from the moment at which the runner may go on from the last one to the moment at which
-the driver has the next one's result. The first trial, which starts Ray's gang, is not counted.
+one after the other, too. A trial's time is from the moment at which the runner may go on from the last one to the
+moment at which the driver has the next one's result. The first trial, which starts Ray's gang, is not counted.
 
 Apart from that: what writing a trial's result into MLflow (the embedded SQLite store) takes.
 """
@@ -39,6 +39,7 @@ from common import (
 
 from raypar import Study, units
 from raypar.study.trial import TrialResult, TrialState
+from raypar.units import counted
 
 VARIANTS = ("raypar", "torchrun", "documented")
 MAX_OVERHEAD_S = 0.2
@@ -47,7 +48,7 @@ MIN_AGAINST_DOCUMENTED = 60.0
 MAX_RECORD_S = 0.05
 NUM_RECORDED, NUM_STEPS = 30, 2000
 TRIALS_PER_TURN = {"raypar": 4, "torchrun": 1, "documented": 1}
-PAUSE_S = 1.0  # what the last one has left behind may end
+PAUSE_S = 2.0  # what the last one has left behind may end
 
 
 # ---- raypar's side, in a process of its own
@@ -99,12 +100,14 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
     try:
         for name in counts:
             if name in scripts:
-                progress(f"{num_workers} workers: starting {name}")
+                progress(f"{counted(num_workers, 'worker')}: starting {name}")
                 num_trials = 1 + counts[name] * TRIALS_PER_TURN[name] + 1  # it is left before the last one
                 sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_trials)]
                 children[name] = SteppedChild([*scripts[name], *sizes], folder / f"{name}-{num_workers}.log")
                 first = children[name].next_answer()
-                tell(f"{num_workers} workers, {name}: start and first trial", units.seconds(first["seconds"]))
+                tell(
+                    f"{counted(num_workers, 'worker')}, {name}: start and first trial", units.seconds(first["seconds"])
+                )
                 pids.update(first.get("pids", ()))
         shuffled = random.Random(num_workers)
         for i in range(max(counts.values())):
@@ -130,7 +133,7 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
 
 
 def report(num_workers: int, found: dict[str, list[float]], num_processes: int) -> None:
-    who = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+    who = counted(num_workers, "worker")
     if "raypar" in found:
         warm = Figure.of(found["raypar"])
         judge(f"{who}, raypar, warm gang: per trial", warm, units.seconds, at_most=MAX_OVERHEAD_S)
