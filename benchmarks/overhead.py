@@ -93,6 +93,7 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
         "raypar": [Path(__file__), "--serve"],
         "documented": [BASELINES / "documented_tune.py"],
     }
+    who = counted(num_workers, "worker")
     children: dict[str, SteppedChild] = {}
     found: dict[str, list[float]] = {name: [] for name in counts}
     num_turns = dict.fromkeys(counts, 0)
@@ -100,7 +101,7 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
     try:
         for name in counts:
             if name in scripts:
-                progress(f"{counted(num_workers, 'worker')}: starting {name}")
+                progress(f"{who}: starting {name}")
                 num_trials = 1 + counts[name] * TRIALS_PER_TURN[name] + 1  # it is left before the last one
                 sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_trials)]
                 children[name] = SteppedChild([*scripts[name], *sizes], folder / f"{name}-{num_workers}.log")
@@ -129,11 +130,10 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
     finally:
         for child in children.values():
             child.__exit__()
-    report(num_workers, found, len(pids))
+    report(who, num_workers, found, len(pids))
 
 
-def report(num_workers: int, found: dict[str, list[float]], num_processes: int) -> None:
-    who = counted(num_workers, "worker")
+def report(who: str, num_workers: int, found: dict[str, list[float]], num_processes: int) -> None:
     if "raypar" in found:
         warm = Figure.of(found["raypar"])
         judge(f"{who}, raypar, warm gang: per trial", warm, units.seconds, at_most=MAX_OVERHEAD_S)
