@@ -27,6 +27,10 @@ from raypar.trace import mark
 from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankJob
 
+# Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
+# The broker itself removes the placement group of a gang that was lost.
+UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
+
 
 @dataclass(frozen=True)
 class Greeting:
@@ -71,8 +75,13 @@ def train_gang(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
+    class GangTrainer(TorchTrainer):  # type: ignore[misc]
+        def _create_default_callbacks(self) -> list[Any]:
+            every = super()._create_default_callbacks()
+            return [callback for callback in every if type(callback).__name__ not in UNUSED_CALLBACKS]
+
     mark("gang: fit")
-    TorchTrainer(
+    GangTrainer(
         serve,
         train_loop_config={"broker": broker, "gang_id": gang_id, "fresh": fresh},
         torch_config=GangBackend(),
