@@ -28,7 +28,7 @@ from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 
-CLUSTER_LOGS = Path("/tmp/raypar")  # on every node of a cluster that is not our own
+CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that is not our own
 CHANGED_FILE = (
     "the study file has changed since its stored results were made; those of unchanged points are kept "
     "(--fresh runs everything again)"
