@@ -25,6 +25,7 @@ ORDER = (
     "track",
     "analysis",
     "report",
+    "planning",
     "execution",
     "doctor",
     "cli",

@@ -1,0 +1,44 @@
+"""The command line: verbs only. Whatever is heavy is imported inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raypar.cli import running, stored
+
+app = typer.Typer(
+    name="raypar",
+    help="Declare a training study, run it on warm Ray Train gangs, and learn what parallelism bought.",
+    epilog="Examples:  raypar study studies/quickstart.py    raypar report quickstart    raypar ui",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False) -> None:
+    if version:
+        from raypar import __version__
+
+        typer.echo(f"raypar {__version__}")
+        raise typer.Exit
+
+
+app.command(epilog="Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")(
+    running.study
+)
+app.command(epilog="Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")(running.plan)
+app.command(epilog="Example:  raypar resume batch_size")(running.resume)
+app.command("list")(stored.list_studies)
+app.command()(stored.show)
+app.command()(stored.report)
+app.command()(stored.sync)
+app.command(epilog="Example:  raypar ui --port 5050")(stored.ui)
+app.command()(stored.doctor)
+
+
+def main() -> None:
+    app()

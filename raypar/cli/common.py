@@ -1,0 +1,102 @@
+"""What the commands have in common: the store, the console, how errors are told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from raypar.errors import EXIT_BAD_INPUT, RayparError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def set_data_dir(data_dir: Path | None) -> None:
+    if data_dir is None:
+        return
+    if not data_dir.is_dir():
+        raise RayparError(f"--data-dir {data_dir}: there is no such folder", hint="name the folder that holds the data")
+    os.environ["RAYPAR_DATA_DIR"] = str(data_dir.resolve())
+
+
+def uri_of(tracking_uri: str | None) -> str:
+    from raypar.track.store import default_tracking_uri
+
+    return tracking_uri or default_tracking_uri(Path.cwd())
+
+
+def store_of(tracking_uri: str | None) -> Any:
+    from raypar.track.store import Store
+
+    return Store(uri_of(tracking_uri), Path.cwd())
+
+
+def unknown_study(name: str, store: Any) -> RayparError:
+    from raypar.errors import suggest
+
+    known = [s.name for s in store.studies()]
+    hint = suggest(name, known) if known else "the store is empty: `raypar study FILE` makes a study"
+    return RayparError(f"no study `{name}` in the store", hint=hint)
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def stdout() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False)
+
+
+@contextlib.contextmanager
+def quiet(log_path: Path) -> Iterator[Console]:
+    """A console on the real standard output, while everything else that prints (Ray, MLflow, whatever they start)
+    writes to a log file instead."""
+    from rich.console import Console
+
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = {fd: os.dup(fd) for fd in (1, 2)}
+    with log_path.open("ab") as log, os.fdopen(os.dup(saved[1]), "w", encoding=sys.stdout.encoding) as real:
+        for fd in saved:
+            os.dup2(log.fileno(), fd)
+        try:
+            yield Console(file=real)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for fd, original in saved.items():
+                os.dup2(original, fd)
+                os.close(original)
+
+
+@contextlib.contextmanager
+def told(debug: bool) -> Iterator[None]:
+    """What the user can mend is told in one message, exit code 2; tracebacks only where they were asked for."""
+    try:
+        yield
+    except RayparError as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"error: {type(error).__name__}: {error}\n  → --debug shows where; .raypar/logs has more", err=True)
+        raise typer.Exit(EXIT_FAILED) from None

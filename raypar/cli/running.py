@@ -1,0 +1,200 @@
+"""The commands that run something, or say what they would run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raypar.cli.common import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    quiet,
+    say,
+    set_data_dir,
+    stdout,
+    store_of,
+    told,
+    unknown_study,
+    uri_of,
+)
+from raypar.cli.options import (
+    Address,
+    DataDir,
+    Debug,
+    Fresh,
+    Isolation,
+    NoRay,
+    Repeats,
+    Seed,
+    Settings,
+    StudyFile,
+    StudyName,
+    Timeout,
+    TrackingUri,
+)
+from raypar.errors import RayparError
+
+if TYPE_CHECKING:
+    from raypar.execution import Options, Outcome
+    from raypar.planning import Plan
+    from raypar.study.loader import LoadedStudy
+
+
+def study(
+    file: StudyFile,
+    settings: Settings = None,
+    repeats: Repeats = None,
+    seed: Seed = None,
+    address: Address = None,
+    data_dir: DataDir = None,
+    tracking_uri: TrackingUri = None,
+    isolation: Isolation = "warm",
+    fresh: Fresh = False,
+    no_ray: NoRay = False,
+    trial_timeout: Timeout = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
+    with told(debug):
+        loaded = load(file, settings, repeats, seed, data_dir)
+        options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings)
+        if dry_run:
+            show_plan(loaded, options)
+        else:
+            run(loaded, options)
+
+
+def plan(
+    file: StudyFile,
+    settings: Settings = None,
+    repeats: Repeats = None,
+    seed: Seed = None,
+    address: Address = None,
+    data_dir: DataDir = None,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
+    with told(debug):
+        loaded = load(file, settings, repeats, seed, data_dir)
+        show_plan(loaded, options_of(address, tracking_uri, "warm", False, False, None, settings))
+
+
+def resume(
+    name: StudyName,
+    address: Address = None,
+    data_dir: DataDir = None,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
+    with told(debug):
+        store = store_of(tracking_uri)
+        last = store.resume_info(name)
+        if not last:
+            raise unknown_study(name, store)
+        settings = [str(setting) for setting in last["set"]]
+        loaded = load(Path(last["file"]), settings, int(last["repeats"]), int(last["seed"]), data_dir)
+        run(loaded, options_of(address, tracking_uri, "warm", False, False, None, settings))
+
+
+def load(
+    file: Path, settings: list[str] | None, repeats: int | None, seed: int | None, data_dir: Path | None
+) -> LoadedStudy:
+    from raypar.study.loader import load_study
+    from raypar.trace import mark
+
+    mark("cli: starts")
+    set_data_dir(data_dir)
+    return load_study(file, settings or (), repeats, seed)
+
+
+def options_of(
+    address: str | None,
+    tracking_uri: str | None,
+    isolation: str,
+    fresh: bool,
+    no_ray: bool,
+    trial_timeout: float | None,
+    settings: list[str] | None,
+) -> Options:
+    from raypar.execution import Options
+    from raypar.run.runner import ISOLATIONS
+
+    if isolation not in ISOLATIONS:
+        raise RayparError(f"--isolation {isolation}: unknown", hint=f"one of {', '.join(ISOLATIONS)}")
+    if trial_timeout is not None and trial_timeout <= 0:
+        raise RayparError(f"--trial-timeout {trial_timeout:g}: must be greater than 0", hint="give it in seconds")
+    if no_ray and address:
+        raise RayparError(f"--address {address} and --no-ray exclude each other", hint="leave one out")
+    return Options(
+        project_dir=Path.cwd(),
+        tracking_uri=uri_of(tracking_uri),
+        address=address,
+        with_ray=not no_ray,
+        isolation=isolation,
+        rerun_all=fresh,
+        trial_timeout_s=trial_timeout,
+        command=("raypar", *sys.argv[1:]),
+        settings=settings or (),
+    )
+
+
+def show_plan(loaded: LoadedStudy, options: Options) -> None:
+    from raypar.execution import cluster_at, stored_results
+    from raypar.planning import check_data, make_plan
+    from raypar.report.plan import print_plan
+
+    check_data(loaded.study)
+    done = stored_results(loaded.study.name, options)
+    with cluster_at(options.address) as cluster:
+        made = make_plan(loaded.study, cluster, done, where=loaded.path)
+    print_plan(
+        stdout(),
+        loaded.study,
+        made.missing,
+        num_trials=made.num_trials,
+        num_missing=made.num_missing,
+        placements=made.placements,
+        num_cpus=made.cluster.num_cpus,
+        estimated_s=made.estimated_s(),
+        isolation=options.isolation,
+    )
+
+
+def run(loaded: LoadedStudy, options: Options) -> None:
+    from raypar.execution import execute
+    from raypar.report.console import print_report
+    from raypar.report.live import LiveView
+    from raypar.report.plan import print_failures
+    from raypar.run.events import Notice
+
+    with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
+
+        def view(made: Plan) -> LiveView:
+            done = made.num_trials - made.num_missing
+            if done:
+                say(console, f"{done} of {made.num_trials} trials are in the store already and are not run again")
+            return LiveView(console, made.num_trials, num_done_before=done)
+
+        def notice(event: Any) -> None:
+            if isinstance(event, Notice):
+                say(console, event.text)
+
+        outcome: Outcome = execute(loaded, options, view, notice)
+        print_report(outcome.analysis, console)
+        if outcome.failures:
+            print_failures(console, outcome.failures, outcome.log_dir)
+        if outcome.num_unsent:
+            say(console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them")
+        if outcome.was_interrupted:
+            say(console, f"interrupted; `raypar resume {loaded.study.name}` runs the rest")
+        say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {loaded.study.name}` this table again")
+    if outcome.was_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if outcome.num_failed:
+        raise typer.Exit(EXIT_FAILED)

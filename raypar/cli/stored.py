@@ -1,0 +1,100 @@
+"""The commands that look at what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raypar.cli.common import EXIT_FAILED, quiet, say, set_data_dir, stdout, store_of, told, unknown_study, uri_of
+from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
+
+
+def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+    """List the studies in the store."""
+    with told(debug):
+        from raypar.report.plan import print_studies
+
+        studies = store_of(tracking_uri).studies()
+        if not studies:
+            stdout().print("no studies yet: `raypar study FILE` makes one")
+            return
+        rows = [(s.name, s.num_executions, s.num_finished, s.num_failed, s.last_used_at) for s in studies]
+        print_studies(stdout(), rows)
+
+
+def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+    """Show every trial of a study."""
+    with told(debug):
+        from raypar.report.plan import print_trials
+
+        store = store_of(tracking_uri)
+        results = store.results(name)
+        if not results:
+            raise unknown_study(name, store)
+        print_trials(stdout(), results)
+
+
+def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+    """Say what a study found, from the store; nothing is run."""
+    with told(debug):
+        from raypar.analysis.question import question_from_dict
+        from raypar.analysis.speedup import analyse
+        from raypar.report.console import print_report
+
+        store = store_of(tracking_uri)
+        results = store.results(name)
+        if not results:
+            raise unknown_study(name, store)
+        print_report(analyse(question_from_dict(store.question(name)), results), stdout())
+
+
+def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+    """Write results to the store that it could not take when they were made."""
+    with told(debug):
+        from raypar.track.sync import sync as send
+
+        sent = send(Path.cwd(), tracking_uri)
+        say(
+            stdout(),
+            f"sent {sent.num_uploaded} records; {sent.num_left} wait on disk, {sent.num_rejected} were refused",
+        )
+        for problem in sent.problems:
+            say(stdout(), problem)
+        if sent.num_left:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def ui(
+    tracking_uri: TrackingUri = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The next free port from here on.")] = 5000,
+    debug: Debug = False,
+) -> None:
+    """Open MLflow's UI on the store, on this machine only, until Ctrl-C."""
+    with told(debug):
+        from raypar.track.server import serve
+
+        serve(uri_of(tracking_uri), Path.cwd(), port=port, announce=typer.echo)
+
+
+def doctor(
+    data_dir: DataDir = None,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Check versions, cores, data, the store, and that Ray starts; say how to mend what is amiss."""
+    with told(debug):
+        set_data_dir(data_dir)
+        from raypar.doctor import examine
+
+        with quiet(Path.cwd() / ".raypar" / "logs" / "doctor.log") as console:
+            all_well = True
+            for finding in examine(Path.cwd(), uri_of(tracking_uri)):
+                all_well &= finding.is_well
+                mark = "ok  " if finding.is_well else "AMISS"
+                console.print(f"{mark:5} {finding.what}: {finding.found}", highlight=False, markup=False)
+                if finding.mend:
+                    console.print(f"      → {finding.mend}", highlight=False, markup=False)
+        if not all_well:
+            raise typer.Exit(EXIT_FAILED)
