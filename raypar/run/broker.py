@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raypar.run.capacity import fits
+from raypar.run.capacity import fits, refusal
 from raypar.run.cluster import may_grow
 from raypar.run.events import Event, GangReady, GangStarting, Notice, TrialReported, TrialRetried, TrialStarted
 from raypar.run.gang import Assignment, Greeting
@@ -55,6 +55,7 @@ class _Run:
     spec: TrialSpec
     attempt: int = 1
     gang: Gang | None = None
+    nth_in_gang: int = 0
     cores: dict[int, tuple[int, ...]] = field(default_factory=dict)
     started_at: float = 0.0
     started_s: float = 0.0
@@ -78,6 +79,7 @@ class Broker:
         self._runs: dict[str, _Run] = {}
         self._queue: list[_Run] = []
         self._news: list[Event] = []
+        self._num_told = 0
         self._waits_for_nodes: set[Placement] = set()
         # Importing TorchTrainer takes seconds: alongside what else starts, not after it.
         threading.Thread(target=_import_trainer, daemon=True).start()
@@ -94,7 +96,8 @@ class Broker:
     async def define(self, uid: str, spec: TrialSpec) -> None:
         """Say what the Tune trial `uid` is to do, and queue it."""
         run = self._runs[uid] = _Run(uid, spec)
-        if fits(spec.placement, [node["Resources"] for node in alive_nodes()]):
+        why_not = refusal(spec.placement, [node["Resources"] for node in alive_nodes()])
+        if why_not is None:
             self._queue.append(run)
         elif may_grow():
             if spec.placement not in self._waits_for_nodes:
@@ -102,7 +105,7 @@ class Broker:
                 self._news.append(Notice(f"{spec.placement}: waiting for the cluster to add nodes"))
             self._queue.append(run)
         else:
-            self._conclude(run, Failure(FailureKind.REFUSED, f"{spec.placement} can never fit on the cluster's nodes"))
+            self._conclude(run, Failure(FailureKind.REFUSED, why_not))
         await self._wake()
 
     async def follow(self, uid: str, after: int) -> tuple[list[Mapping[str, float]], str | None]:
@@ -117,8 +120,13 @@ class Broker:
         run.decided = max(run.decided, after - 1)
         await self._wake()
         run.followed_s = float("inf")
-        await self._until(lambda: len(self._runs[uid].reports) > after or self._runs[uid].result is not None, POLL_S)
-        run = self._runs[uid]  # a later attempt, maybe
+
+        def has_news() -> bool:
+            now = self._runs.get(uid)  # a later attempt, maybe; none where the driver has taken the result
+            return now is None or len(now.reports) > after or now.result is not None
+
+        await self._until(has_news, POLL_S)
+        run = self._runs.get(uid, run)
         run.followed_s = time.monotonic()
         return run.reports[after:], run.result.state.value if run.result else None
 
@@ -136,17 +144,18 @@ class Broker:
             asyncio.get_running_loop().call_later(grace_s, self._kill_soon, run)
         await self._wake()
 
-    async def take(self, uid: str) -> TrialResult:
-        """A trial's result, once it is over; the broker forgets the trial."""
+    async def take(self, uid: str) -> tuple[TrialResult, int]:
+        """A trial's result, once it is over, and how many news there were before; the broker forgets the trial."""
         await self._until(lambda: self._runs[uid].result is not None)
         result = self._runs.pop(uid).result
         assert result is not None
-        return result
+        return result, self._num_told + len(self._news)
 
     async def news(self) -> list[Event]:
         """What has happened since it was last asked; waits for something, though not for ever."""
         await self._until(lambda: bool(self._news), POLL_S)
         told, self._news = self._news, []
+        self._num_told += len(told)
         return told
 
     async def close(self) -> None:
@@ -180,11 +189,11 @@ class Broker:
             gang.master_address = master_address
         self._pool.ready(gang, rank)
         await self._wake()
-        await self._until(lambda: len(gang.turns) > turn or (gang.is_closing and not gang.is_busy))
-        if len(gang.turns) <= turn:
+        await self._until(lambda: gang.num_turns > turn or (gang.is_closing and gang.current is None))
+        if gang.num_turns <= turn:
             return None
         gang.waiting.discard(rank)
-        run: _Run = gang.turns[turn]
+        run: _Run = gang.current
         settings = self._config.settings
         return Assignment(
             uid=run.uid,
@@ -195,7 +204,7 @@ class Broker:
             cores=run.cores.get(rank, ()),
             environment=settings.environment,
             sys_path=settings.sys_path,
-            log_dir=str(settings.log_dir / run.spec.identity),
+            log_path=str(settings.log_path(run.spec, run.attempt, rank)),
             attempt=run.attempt,
         )
 
@@ -255,7 +264,7 @@ class Broker:
         environment: dict[str, Any] = {}
         if run.gang is not None:
             environment["node"] = [run.gang.workers[rank].hostname for rank in sorted(run.gang.workers)]
-            environment |= {"gang": run.gang.id, "nth_in_gang": run.gang.turns.index(run) + 1}
+            environment |= {"gang": run.gang.id, "nth_in_gang": run.nth_in_gang}
         outcomes = {rank: end.outcome for rank, end in run.ends.items() if end.outcome is not None}
         if failure is None and not outcomes:
             failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
@@ -293,20 +302,22 @@ class Broker:
     def _start_run(self, run: _Run, gang: Gang, cores: dict[int, tuple[int, ...]]) -> None:
         run.gang, run.cores = gang, cores
         run.started_at, run.started_s = time.time(), time.monotonic()
-        gang.is_busy = True
-        gang.turns.append(run)
+        gang.current = run
+        gang.num_turns += 1
+        run.nth_in_gang = gang.num_turns
         self._news.append(TrialStarted(run.spec, run.attempt))
         limit_s = self._config.settings.trial_timeout_s
         if limit_s is not None:
-            failure = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s")
+            log_path = str(self._config.settings.log_path(run.spec, run.attempt, 0))
+            failure = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=log_path)
             asyncio.get_running_loop().call_later(limit_s, self._kill_soon, run, failure)
 
     async def _gang_ended(self, gang: Gang, error: str) -> None:
-        run: _Run | None = gang.turns[-1] if gang.is_busy else None
+        run: _Run | None = gang.current
         if run is not None and run.result is None:
             self._pool.release(gang, run.cores)
             self._retry_or_conclude(run, Failure(FailureKind.GANG_LOST, f"its gang was lost: {error[:2000]}"))
-        elif not gang.turns and not gang.is_closing:
+        elif not gang.num_turns and not gang.is_closing:
             # It never served anybody: to try again for ever would help nobody.
             first = next((run for run in self._queue if run.spec.placement == gang.placement), None)
             if first is not None:

@@ -58,7 +58,7 @@ class Assignment:
     cores: tuple[int, ...]
     environment: Mapping[str, str]
     sys_path: tuple[str, ...]
-    log_dir: str
+    log_path: str
     attempt: int
 
 
@@ -145,7 +145,7 @@ def _serve_one(
     world_size: int,
     listen: socket.socket | None,
 ) -> None:
-    log_path = Path(task.log_dir) / f"attempt{task.attempt}-rank{rank}.log"
+    log_path = Path(task.log_path)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     environment = dict(task.environment)
     # Ray sets this for the worker's own GPUs; the rank, which is no child of the worker, has to see the same. A trial

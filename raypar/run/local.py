@@ -89,7 +89,7 @@ class LocalRunner:
             listen.listen()
             jobs = []
             for rank in range(world_size):
-                log_path = self._settings.log_dir / spec.identity / f"attempt{attempt}-rank{rank}.log"
+                log_path = self._settings.log_path(spec, attempt, rank)
                 log_path.parent.mkdir(parents=True, exist_ok=True)
                 master = listen if rank == 0 else None
                 if self._server:

@@ -38,6 +38,10 @@ class RunSettings:
     trial_timeout_s: float | None = None
     stop_grace_s: float = 10.0
 
+    def log_path(self, spec: TrialSpec, attempt: int, rank: int) -> Path:
+        """Where a rank's output goes."""
+        return self.log_dir / spec.identity / f"attempt{attempt}-rank{rank}.log"
+
 
 class Interrupted(Exception):
     """The study was stopped from outside (Ctrl-C); every trial that ended has been told."""

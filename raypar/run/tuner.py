@@ -6,15 +6,18 @@ So its actor cache always hits, and whatever searches, schedules or stops in Tun
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import ray
 from ray import tune
+from ray.tune.search import BasicVariantGenerator
 
 from raypar.run.broker import Broker, BrokerConfig
 from raypar.run.cluster import TRAIN_ENVIRONMENT
@@ -76,8 +79,8 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
 class _Driver(tune.Callback):  # type: ignore[misc]
     """On the driver: says what each Tune trial is to do, and takes its result at once when it ends."""
 
-    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec], listener: Listener) -> None:
-        self._broker, self._spec_of, self._listener = broker, spec_of, listener
+    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec], ears: _Ears) -> None:
+        self._broker, self._spec_of, self._ears = broker, spec_of, ears
         self._running: set[str] = set()
         self.num_ended = 0
 
@@ -101,10 +104,11 @@ class _Driver(tune.Callback):  # type: ignore[misc]
         self._running.discard(trial_id)
         # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
         self._broker.stop.remote(trial_id)
-        result = ray.get(self._broker.take.remote(trial_id))
+        result, num_news = ray.get(self._broker.take.remote(trial_id))
+        self._ears.catch_up(num_news)
         self.num_ended += 1
         # Before Tune starts the next trial: writing the result takes no time from a trial that is being timed.
-        self._listener(TrialEnded(result))
+        self._ears.tell(TrialEnded(result))
 
 
 class TuneRunner:
@@ -140,7 +144,7 @@ class TuneRunner:
         mark("tuner: broker is up")
         ears = _Ears(broker, listener)
         try:
-            self._tune(study, specs, name, config.in_lockstep, broker, ears.tell)
+            self._tune(study, specs, name, config.in_lockstep, broker, ears)
         finally:
             if not self._policy.owns_cluster:  # otherwise everything ends with Ray, at once
                 ray.get(broker.close.remote())
@@ -149,39 +153,48 @@ class TuneRunner:
             mark("tuner: closed")
 
     def _tune(
-        self, study: Study, specs: Sequence[TrialSpec], name: str, in_lockstep: bool, broker: Any, listener: Listener
+        self, study: Study, specs: Sequence[TrialSpec], name: str, in_lockstep: bool, broker: Any, ears: _Ears
     ) -> None:
         space: dict[str, Any] = {"broker": name, "in_lockstep": in_lockstep}
         if study.is_search:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
             count = study.num_trials - len(specs)  # specs: what a search has done already
-            drawn = iter(range(10**9))
+            order = itertools.count()
+            drawn = Counter(tuple(spec.point.items()) for spec in specs)
             device = specs[0].config["device"] if specs else "cpu"
 
             def spec_of(tune_config: Mapping[str, Any]) -> TrialSpec:
                 point = {key: tune_config[key] for key in study.space}
-                return study.trial(point, 0, order=next(drawn), default_device=str(device))
+                # What is drawn again is a repeat, and a trial of its own.
+                repeat = drawn[tuple(point.items())]
+                drawn[tuple(point.items())] += 1
+                return study.trial(point, repeat, order=next(order), default_device=str(device))
 
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
             count = 1
 
             def spec_of(tune_config: Mapping[str, Any]) -> TrialSpec:
-                order: int = tune_config["order"]
-                return specs[order]
+                return specs[int(tune_config["order"])]
 
-        driver = _Driver(broker, spec_of, listener)
+        driver = _Driver(broker, spec_of, ears)
+        searcher = study.searcher
+        num_concurrent: int | None = study.max_concurrent_trials
+        if study.is_search and searcher is None:
+            # A search that goes on draws anew, not what it has drawn before.
+            searcher = BasicVariantGenerator(max_concurrent=num_concurrent, random_state=study.seed + len(specs))
+            num_concurrent = None
         needs_metric = study.searcher is not None or study.scheduler is not None
         tuner = tune.Tuner(
             tune.with_resources(BrokeredTrial, ON_HEAD),
             param_space=space,
             tune_config=tune.TuneConfig(
                 num_samples=count,
-                search_alg=study.searcher,
+                search_alg=searcher,
                 scheduler=study.scheduler,
                 metric=study.metric if needs_metric else None,
                 mode=study.mode if needs_metric else None,
-                max_concurrent_trials=study.max_concurrent_trials,
+                max_concurrent_trials=num_concurrent,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -203,12 +216,20 @@ class _Ears:
         self._broker, self._listener = broker, listener
         self._lock = threading.Lock()
         self._closed = False
+        self._num_heard = 0
+        self._heard = threading.Condition()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     def tell(self, event: Any) -> None:
         with self._lock:
             self._listener(event)
+
+    def catch_up(self, num_news: int) -> None:
+        """Wait until so many news have been told, so that what came before a trial's end is told before it."""
+        with self._heard:
+            while self._num_heard < num_news and self._thread.is_alive():
+                self._heard.wait(1.0)
 
     def close(self) -> None:
         self._closed = True
@@ -221,6 +242,9 @@ class _Ears:
                 return
             for event in events:
                 self.tell(event)
+            with self._heard:
+                self._num_heard += len(events)
+                self._heard.notify_all()
 
 
 def _tune_domain(domain: Domain) -> Any:

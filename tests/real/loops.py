@@ -1,0 +1,200 @@
+"""Workloads that behave or misbehave as their config says; the ranks import them from here.
+
+``act`` says what a trial does (see `_act`). Where two ranks train, it is the last one that misbehaves: the other waits
+for it in a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raypar import Data, Split, Workload
+
+NUM_TRAIN = 256
+NUM_VAL = 101  # two ranks can't share it evenly
+NUM_FEATURES = 16
+NUM_CLASSES = 4
+
+
+def model(config: Mapping[str, Any]) -> Any:
+    from torch import nn
+
+    print(json.dumps(state_of_this_process()), flush=True)
+    _act(config)
+    return nn.Sequential(
+        _learning(nn.Linear(NUM_FEATURES, 32)),
+        nn.ReLU(),
+        nn.Dropout(config["dropout"]),
+        _learning(nn.Linear(32, NUM_CLASSES)),
+    )
+
+
+def data(_: Mapping[str, Any]) -> Data:
+    """Classes that a straight line nearly separates; the same ones every time."""
+    import torch
+
+    generator = torch.Generator().manual_seed(11)
+    size = NUM_TRAIN + NUM_VAL
+    inputs = torch.randn(size, NUM_FEATURES, generator=generator, dtype=torch.float32)
+    directions = torch.randn(NUM_FEATURES, NUM_CLASSES, generator=generator, dtype=torch.float32)
+    targets = (inputs @ directions).argmax(1)
+    return Data(
+        train=Split(inputs[:NUM_TRAIN], targets[:NUM_TRAIN]), val=Split(inputs[NUM_TRAIN:], targets[NUM_TRAIN:])
+    )
+
+
+def loss(outputs: Any, targets: Any) -> Any:
+    import torch
+
+    with torch.set_grad_enabled(outputs.requires_grad):
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+acting = Workload(
+    name="acting",
+    model=model,
+    data=data,
+    loss=loss,
+    num_train_samples=NUM_TRAIN,
+    options={"act": "train", "scratch": "", "dropout": 0.0},
+    defaults={"epochs": 2, "batch_size": 64, "lr": 0.5, "num_warmup_steps": 2},
+)
+
+
+def state_of_this_process() -> dict[str, Any]:
+    """What a trial could find changed by the one before."""
+    import numpy as np
+    import torch
+
+    return {
+        "pid": os.getpid(),
+        "dtype": str(torch.get_default_dtype()),
+        "grad": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "dirt": os.environ.get("DIRT", ""),
+        "cwd": str(Path.cwd()),
+        "seeds": [random.getstate()[1][0], int(np.random.get_state()[1][0]), torch.initial_seed()],  # type: ignore[index]
+    }
+
+
+def _act(config: Mapping[str, Any]) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank != world_size - 1:
+        return
+    match config["act"]:
+        case "raise":
+            raise ValueError("no such luck")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "heal":
+            if _first_time(config):
+                os.kill(os.getpid(), signal.SIGKILL)
+        case "wait":
+            if _first_time(config):
+                threading.Event().wait()  # for whoever kills this process
+        case "hang":
+            threading.Event().wait()
+        case "soil":
+            _soil()
+        case "stray" | "stray and kill" as act:
+            stray = subprocess.Popen(["sleep", "600"])
+            print(json.dumps({"stray": stray.pid}), flush=True)
+            if act == "stray and kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first_time(config: Mapping[str, Any]) -> bool:
+    """Whether no attempt before this one came here; leaves this process's id in the trial's scratch file."""
+    path = Path(config["scratch"])
+    if path.exists():
+        return False
+    draft = path.with_suffix(".draft")
+    draft.write_text(str(os.getpid()))
+    draft.rename(path)  # whoever sees the file sees the id in it
+    return True
+
+
+def _soil() -> None:
+    """Leave all the dirt that a trial can leave in its process, and go on."""
+    import numpy as np
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(7)
+    torch.manual_seed(12345)
+    random.seed(12345)
+    np.random.seed(12345)
+    os.environ["DIRT"] = "left"
+    os.environ["OMP_NUM_THREADS"] = "7"
+    os.chdir("/")
+
+
+def _learning(inner: Any) -> Any:
+    """A layer that learns even where gradients were switched off, so that a trial that soils can finish."""
+    import torch
+
+    class Learning(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Any) -> Any:
+            with torch.set_grad_enabled(self.training):
+                return self.inner(x)
+
+    return Learning()
+
+
+# ---- train loops as Ray's documentation writes them; nothing in them is raypar's
+
+
+def train_func(config: dict[str, Any]) -> None:
+    import ray.train
+    import ray.train.torch
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    samples = data({}).train
+    model = ray.train.torch.prepare_model(torch.nn.Linear(NUM_FEATURES, NUM_CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+    loader = DataLoader(TensorDataset(samples.inputs, samples.targets), batch_size=config["batch"], shuffle=True)
+    loader = ray.train.torch.prepare_data_loader(loader)
+    context = ray.train.get_context()
+    for epoch in range(config["num_epochs"]):
+        if context.get_world_size() > 1:
+            loader.sampler.set_epoch(epoch)
+        num_seen = 0
+        for inputs, targets in loader:
+            loss_value = torch.nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss_value.backward()
+            optimizer.step()
+            num_seen += len(targets)
+        ray.train.report(
+            {
+                "loss": loss_value.item(),
+                "num_seen": num_seen,
+                "world_size": context.get_world_size(),
+                "rank": context.get_world_rank(),
+                "note": "not a number",
+            }
+        )
+
+
+def lr_func(config: dict[str, Any]) -> None:
+    """Its accuracy is its lr, in every epoch; whoever asks for more of it gets no more."""
+    import ray.train
+
+    for epoch in range(4):
+        ray.train.report({"accuracy": config["lr"], "of_epoch": epoch + 1})

@@ -1,0 +1,217 @@
+"""What every runner owes: each trial ends once, is told whole, and neither its failure nor its dirt meets the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import NUM_TRAIN, acting, train_func
+from telling import Told, is_running, losses, run, settings_at, until
+
+from raypar import Study, Workload
+from raypar.run.events import TrialEnded, TrialReported, TrialRetried, TrialStarted
+from raypar.run.local import LocalRunner
+from raypar.run.tuner import TuneRunner
+from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.train.affinity import CAN_PIN, allowed_cores
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
+]
+
+SEED = 3
+MAX_RETRIES = 1
+EPOCHS = 2
+# In this order; every trial that ends badly or leaves something has one after it that must not notice.
+TRIALS: dict[str, dict[str, Any]] = {
+    "clean": {"dropout": 0.5},
+    "raises": {"act": "raise", "num_workers": 2},
+    "after it raised": {"num_workers": 2},
+    "dies": {"act": "kill", "num_workers": 2},
+    "after it died": {"num_workers": 2, "num_samples": 200},
+    "heals": {"act": "heal", "num_workers": 2},
+    "soils": {"act": "soil"},
+    "after it soiled": {"dropout": 0.5},
+    "strays": {"act": "stray", "loader": "dataloader", "num_loader_workers": 2},
+    "strays and dies": {"act": "stray and kill"},
+}
+
+RunIn = Callable[..., Told]
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def run_in(request: pytest.FixtureRequest) -> RunIn:
+    """Runs a study in a folder with the runner under test."""
+    address = request.getfixturevalue("fork_address") if request.param == "ray" else ""
+
+    def run_(study: Study, specs: list[TrialSpec], folder: Path, **settings: Any) -> Told:
+        made = settings_at(folder, **settings)
+        if request.param == "ray":
+            return run(TuneRunner(made, owns_cluster=True, fork_address=address), study, specs)
+        with LocalRunner(made) as runner:
+            return run(runner, study, specs)
+
+    return run_
+
+
+@dataclass
+class Run:
+    """One run of all `TRIALS`, found by their names."""
+
+    specs: dict[str, TrialSpec]
+    told: Told
+    folder: Path
+
+    def __getitem__(self, name: str) -> TrialResult:
+        return self.told.result(self.specs[name])
+
+    def log(self, name: str, attempt: int = 1, rank: int = 0) -> str:
+        folder = self.folder / "logs" / self.specs[name].identity
+        return (folder / f"attempt{attempt}-rank{rank}.log").read_text()
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Of rank 0's process before it trained."""
+        state: dict[str, Any] = json.loads(self.log(name).splitlines()[0])
+        return state
+
+
+@pytest.fixture(scope="module")
+def study_run(run_in: RunIn, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("contract")
+    study = Study(workload=acting, name="contract", max_retries=MAX_RETRIES, config={"epochs": EPOCHS})
+    specs = {}
+    for i, (name, point) in enumerate(TRIALS.items()):
+        scratch = str(folder / f"scratch{i}")  # also tells trials of the same point apart
+        specs[name] = study.trial({**point, "scratch": scratch}, 0, order=i)
+    return Run(specs, run_in(study, list(specs.values()), folder), folder)
+
+
+def test_every_trial_ends_exactly_once_and_in_its_order(study_run: Run) -> None:
+    assert [result.spec for result in study_run.told.results] == list(study_run.specs.values())
+
+
+def test_a_trial_starts_before_it_reports_and_reports_before_it_ends(study_run: Run) -> None:
+    for name, spec in study_run.specs.items():
+        kinds = [type(event) for event in study_run.told.about(spec)]
+        if study_run[name].state is TrialState.FINISHED and study_run[name].attempts == 1:
+            assert kinds == [TrialStarted, *[TrialReported] * EPOCHS, TrialEnded], name
+        assert kinds[0] is TrialStarted and kinds[-1] is TrialEnded, name
+
+
+@pytest.mark.parametrize("name", ["clean", "after it raised"])
+def test_a_finished_trial_is_told_whole(study_run: Run, name: str) -> None:
+    result, spec = study_run[name], study_run.specs[name]
+    num_workers = spec.placement.num_workers
+    assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 1, None)
+    assert [report["epoch"] for report in result.reports] == [1, 2]
+    assert all({"train_loss", "val_loss", "accuracy", "train_time_s", "eval_time_s"} <= set(r) for r in result.reports)
+    assert [e.report for e in study_run.told.of(TrialReported) if e.spec == spec] == list(result.reports)
+    steps_per_epoch = NUM_TRAIN // 64
+    assert [len(steps) for steps in result.step_times_s] == [EPOCHS * steps_per_epoch] * num_workers
+    times = (result.startup_s, result.warmup_s, result.train_time_s, result.eval_time_s)
+    assert all(time_s is not None and time_s > 0 for time_s in times)
+    assert result.wall_s is not None and result.wall_s > max(time_s or 0 for time_s in times)
+    assert result.started_at > 0
+    environment = result.environment
+    assert len(environment["node"]) == len(set(environment["pid"])) == num_workers
+    assert environment["num_threads"] == [1] * num_workers
+    cores = [core for of_rank in environment["cores"] for core in of_rank]
+    if CAN_PIN:
+        assert len(cores) == len(set(cores)) == num_workers and set(cores) <= set(allowed_cores())
+
+
+def test_a_trial_that_raises_fails_with_its_traceback_and_its_log_and_is_not_retried(study_run: Run) -> None:
+    result = study_run["raises"]
+    failure = result.failure
+    assert (result.state, result.attempts) == (TrialState.FAILED, 1)
+    assert failure is not None and (failure.kind, failure.rank) == (FailureKind.ERROR, 1)
+    assert failure.message == "ValueError: no such luck"
+    assert "Traceback" in failure.traceback and "loops.py" in failure.traceback
+    assert "no such luck" in Path(failure.log_path).read_text()
+    assert study_run.specs["raises"] not in [event.spec for event in study_run.told.of(TrialRetried)]
+
+
+def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run: Run) -> None:
+    result, spec = study_run["dies"], study_run.specs["dies"]
+    failure = result.failure
+    assert (result.state, result.attempts) == (TrialState.FAILED, 1 + MAX_RETRIES)
+    assert failure is not None and (failure.kind, failure.rank) == (FailureKind.CRASH, 1)
+    assert "SIGKILL" in failure.message and Path(failure.log_path).is_file()
+    events = study_run.told.about(spec)
+    assert [e.attempt for e in events if isinstance(e, TrialStarted)] == [1, 2]
+    (retried,) = [e for e in events if isinstance(e, TrialRetried)]
+    assert "SIGKILL" in retried.reason
+
+
+def test_a_trial_that_heals_at_its_second_attempt_is_finished(study_run: Run) -> None:
+    result = study_run["heals"]
+    assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 2, None)
+    assert [report["epoch"] for report in result.reports] == [1, 2]  # none of the first attempt's
+    assert "pid" in study_run.log("heals", attempt=1) and "pid" in study_run.log("heals", attempt=2)
+
+
+@pytest.mark.parametrize("name", ["after it raised", "after it died", "after it soiled"])
+def test_the_trial_after_a_bad_one_is_fine(study_run: Run, name: str) -> None:
+    assert (study_run[name].state, study_run[name].attempts) == (TrialState.FINISHED, 1)
+
+
+def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run: Run) -> None:
+    assert study_run["soils"].state is TrialState.FINISHED
+    assert losses(study_run["after it soiled"]) == losses(study_run["clean"])
+    before, after = (study_run.state(name) for name in ("clean", "after it soiled"))
+    assert before.pop("pid") != after.pop("pid")
+    assert before == after
+    assert (after["dtype"], after["grad"], after["threads"], after["dirt"]) == ("torch.float32", True, 1, "")
+
+
+def test_the_processes_that_a_trial_started_are_gone_with_it(study_run: Run) -> None:
+    states = {name: study_run[name].state for name in ("strays", "strays and dies")}
+    assert states == {"strays": TrialState.FINISHED, "strays and dies": TrialState.FAILED}
+    lines = [line for name in states for line in study_run.log(name).splitlines() if "stray" in line]
+    strays = [json.loads(line)["stray"] for line in lines]
+    assert len(strays) == 2
+    ranks = [pid for result in study_run.told.results for pid in result.environment.get("pid", ())]
+    until(lambda: not any(map(is_running, [*strays, *ranks])), "the end of a trial's processes")
+
+
+def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit(run_in: RunIn, study_run: Run, tmp_path: Path) -> None:
+    study = Study(workload=acting, name="contract", config={"epochs": EPOCHS})
+    specs = [study_run.specs["clean"], study_run.specs["after it raised"]]
+    told = run_in(study, specs, tmp_path, isolation="fresh")
+    assert losses(told.result(specs[0])) == losses(study_run["after it soiled"])
+    assert losses(told.result(specs[1])) == losses(study_run["after it raised"])
+
+
+def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in: RunIn, tmp_path: Path) -> None:
+    study = Study(workload=acting, name="hanging", max_retries=0)
+    points = [{"act": "hang", "num_workers": 2}, {"num_workers": 2}]
+    hangs, next_one = (study.trial(point, 0, order=i) for i, point in enumerate(points))
+    told = run_in(study, [hangs, next_one], tmp_path, trial_timeout_s=10.0)
+    result = told.result(hangs)
+    assert (result.state, result.attempts) == (TrialState.FAILED, 1)
+    assert result.failure is not None and result.failure.kind is FailureKind.HUNG
+    assert result.failure.message == "took longer than 10 s"
+    assert Path(result.failure.log_path).is_file()
+    assert told.result(next_one).state is TrialState.FINISHED
+
+
+def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in: RunIn, tmp_path: Path) -> None:
+    config = {"lr": 0.1, "num_epochs": 3, "batch": 32}
+    study = Study(workload=Workload.from_train_loop(train_func), name="loop", config=config, max_retries=0)
+    one, two = (study.trial({"num_workers": n}, 0, order=n) for n in (1, 2))
+    told = run_in(study, [one, two], tmp_path)
+    for spec, num_seen in ((one, NUM_TRAIN), (two, NUM_TRAIN // 2)):
+        result = told.result(spec)
+        assert (result.state, result.failure) == (TrialState.FINISHED, None)
+        assert [report["epoch"] for report in result.reports] == [1, 2, 3]
+        assert {report["num_seen"] for report in result.reports} == {num_seen}
+        assert {report["world_size"] for report in result.reports} == {spec.placement.num_workers}
+        assert {report["rank"] for report in result.reports} == {0}  # rank 0 speaks for all
+        assert result.final["loss"] < result.reports[0]["loss"]
+        assert "note" not in result.final
+        assert result.train_time_s is None and result.startup_s is not None and result.wall_s is not None
