@@ -31,11 +31,13 @@ class Plan:
 
     @property
     def num_trials(self) -> int:
-        return self.study.num_trials if self.study.is_search else len(self.specs)
+        if self.study.is_search:
+            return self.study.num_trials * len(self.study.points())
+        return len(self.specs)
 
     @property
     def num_missing(self) -> int:
-        return max(0, self.study.num_trials - len(self.done)) if self.study.is_search else len(self.missing)
+        return max(0, self.num_trials - len(self.done)) if self.study.is_search else len(self.missing)
 
     @property
     def placements(self) -> tuple[Placement, ...]:

@@ -175,8 +175,8 @@ def _short_times(evidence: Evidence) -> Iterator[Finding]:
 
 def _few_repeats(evidence: Evidence) -> Iterator[Finding]:
     counts = [p.time_s.num_samples for p in evidence.points if p.time_s]
-    if not counts or (fewest := min(counts)) >= MIN_REPEATS:
-        return
+    if evidence.question.is_search or not counts or (fewest := min(counts)) >= MIN_REPEATS:
+        return  # a search asks for a good point, not for the effect of one
     where = "" if fewest == max(counts) else " at the least"
     if fewest == 1:
         text = f"1 repeat a point{where}: no interval, and no telling an effect from noise."

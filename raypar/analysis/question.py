@@ -29,7 +29,7 @@ class Question:
         metric: key of the last report that says how good a trial is.
         mode: "max" or "min" of it is better.
         points: every point, where the study lists them; () for a search. One without a result is shown as such.
-        num_repeats: how many trials every point should have; None: unknown.
+        num_repeats: how many trials every point should have, 1 in a search; None: unknown.
     """
 
     study_name: str
@@ -46,6 +46,11 @@ class Question:
 
     def is_baseline(self, point: Mapping[str, Value]) -> bool:
         return bool(self.baseline) and point_key(self.baseline_of(point)) == point_key(point)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether its points are drawn, not listed."""
+        return not self.points and bool(self.space_keys)
 
     def compared_keys(self) -> tuple[str, ...]:
         """The swept hyperparameters in which a point differs from its baseline."""
@@ -65,7 +70,7 @@ def question_of(study: Study) -> Question:
         metric=study.metric,
         mode=study.mode,
         points=() if study.is_search else study.points(),
-        num_repeats=study.num_repeats,
+        num_repeats=1 if study.is_search else study.num_repeats,
     )
 
 

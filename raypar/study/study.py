@@ -193,6 +193,9 @@ def _space_mistakes(study: Study) -> list[Mistake]:
         if wrong := problem(domain):
             hint = "a grid needs values that differ, a range two numbers with low < high"
             found.append(Mistake(f"space[{key!r}]", domain, wrong, hint=hint))
+        elif study.searcher is not None and isinstance(domain, Grid):
+            hint = f"write choice({', '.join(map(repr, domain.values))})"
+            found.append(Mistake(f"space[{key!r}]", domain, "is a grid, but a searcher draws every value", hint=hint))
         elif check_key("space", key, domain):
             for value in examples(domain):
                 if m := check_value(f"space[{key!r}]", key, value, known[key]):

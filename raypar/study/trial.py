@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from raypar.study.space import Value
+from raypar.units import value_of
 
 
 class TrialState(StrEnum):
@@ -85,7 +86,7 @@ class TrialSpec:
 
 def point_label(point: Mapping[str, Value]) -> str:
     """``batch_size=64 num_workers=2``; ``the only point`` for a study that sweeps nothing."""
-    return " ".join(f"{k}={v}" for k, v in point.items()) or "the only point"
+    return " ".join(f"{k}={value_of(v)}" for k, v in point.items()) or "the only point"
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def test_the_baseline_of_a_point_differs_only_in_the_baselines_keys() -> None:
 def test_a_drawn_domain_makes_a_search_and_grids_alone_do_not() -> None:
     assert a_study(space={"lr": uniform(0.1, 0.2)}).is_search
     assert a_study(space={"lr": choice(0.1, 0.2)}).is_search
-    assert a_study(searcher=object()).is_search
+    assert a_study(space={}, baseline={}, searcher=object()).is_search
     assert not a_study().is_search
 
 

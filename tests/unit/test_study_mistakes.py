@@ -61,6 +61,12 @@ MISTAKES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("space['lr']", "Uniform(low=1, high=0)", "low < high", {"space": {"lr": uniform(1, 0)}}),
     ("space['lr']", "LogUniform(low=0, high=1)", "low < high", {"space": {"lr": loguniform(0, 1)}}),
     ("space['epochs']", "RandInt(low=3, high=3)", "low < high", {"space": {"epochs": randint(3, 3)}}),
+    (
+        "space['batch_size']",
+        "Grid(values=(1, 2))",
+        "write choice(1, 2)",
+        {"space": {"batch_size": grid(1, 2)}, "searcher": object()},
+    ),
     ("space['bach_size']", "Grid(values=(1, 2))", "did you mean `batch_size`?", {"space": {"bach_size": grid(1, 2)}}),
     ("space['epochs']", "0", "passes over the training set", {"space": {"epochs": grid(0, 1)}}),
     ("space['epochs']", "1.5", "passes over the training set", {"space": {"epochs": choice(1, 1.5)}}),

@@ -1,0 +1,73 @@
+"""What an execution would do, from a study and what is done already."""
+
+from __future__ import annotations
+
+import pytest
+from results import make_result
+
+from raypar import RayparError, Study, StudyError, choice, grid
+from raypar.planning import make_plan
+from raypar.run.cluster import Cluster
+from raypar.study.trial import TrialResult, TrialState
+from raypar.workloads import digits
+
+TWO_CORES = Cluster(({"CPU": 2},), is_own=True)
+
+
+def a_study(**changes: object) -> Study:
+    asked: dict[str, object] = {"workload": digits, "name": "s", "space": {"num_workers": grid(1, 2)}, "num_repeats": 2}
+    return Study(**{**asked, **changes})  # type: ignore[arg-type]
+
+
+def done(study: Study, *orders: int, state: TrialState = TrialState.FINISHED) -> list[TrialResult]:
+    return [TrialResult(study.trials()[i], state, wall_s=2.0) for i in orders]
+
+
+def test_only_what_has_no_complete_result_is_missing() -> None:
+    study = a_study()
+    plan = make_plan(study, TWO_CORES, [*done(study, 0, 3), *done(study, 1, state=TrialState.FAILED)])
+    assert [spec.order for spec in plan.missing] == [1, 2]
+    assert (plan.num_trials, plan.num_missing, len(plan.done)) == (4, 2, 2)
+
+
+def test_results_of_points_that_the_study_has_no_more_are_left_out() -> None:
+    before, now = a_study(space={"num_workers": grid(1, 2)}), a_study(space={"num_workers": grid(2)})
+    plan = make_plan(now, TWO_CORES, done(before, 0, 1, 2, 3))
+    assert {result.spec.config["num_workers"] for result in plan.done} == {2}
+    assert not plan.missing
+
+
+def test_a_gang_that_never_fits_is_refused_with_the_numbers() -> None:
+    with pytest.raises(StudyError) as told:
+        make_plan(a_study(space={"num_workers": grid(1, 4)}), TWO_CORES, ())
+    assert "needs 4 CPUs in one gang, the cluster has 2" in str(told.value)
+
+
+def test_a_gang_that_does_not_fit_yet_is_planned_where_nodes_may_be_added() -> None:
+    growing = Cluster(({"CPU": 2},), is_own=False, may_grow=True)
+    assert make_plan(a_study(space={"num_workers": grid(1, 4)}), growing, ()).num_missing == 4
+
+
+def test_a_gpu_is_refused_where_there_is_none_and_auto_takes_what_there_is() -> None:
+    with pytest.raises(StudyError, match="GPU"):
+        make_plan(a_study(config={"device": "cuda"}), TWO_CORES, ())
+    with_gpu = Cluster(({"CPU": 2, "GPU": 2},), is_own=True)
+    assert {spec.placement.device for spec in make_plan(a_study(), with_gpu, ()).specs} == {"cuda"}
+    assert {spec.placement.device for spec in make_plan(a_study(), TWO_CORES, ()).specs} == {"cpu"}
+
+
+def test_a_search_counts_its_draws_for_every_grid_point() -> None:
+    study = a_study(space={"num_workers": grid(1, 2), "lr": choice(0.1, 0.2)}, num_trials=5)
+    plan = make_plan(study, TWO_CORES, [make_result({"num_workers": 1, "lr": 0.1})])
+    assert (plan.num_trials, plan.num_missing) == (10, 9)
+
+
+def test_a_search_without_ray_is_refused() -> None:
+    with pytest.raises(RayparError, match="needs Ray"):
+        make_plan(a_study(space={"lr": choice(0.1, 0.2)}), TWO_CORES, (), with_ray=False)
+
+
+def test_the_time_to_come_is_told_from_trials_of_the_same_placement() -> None:
+    study = a_study()
+    assert make_plan(study, TWO_CORES, ()).estimated_s() is None
+    assert make_plan(study, TWO_CORES, done(study, 0)).estimated_s() == pytest.approx(6.0)
