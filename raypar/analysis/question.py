@@ -50,7 +50,7 @@ class Question:
     @property
     def is_search(self) -> bool:
         """Whether its points are drawn, not listed."""
-        return not self.points and bool(self.space_keys)
+        return not self.points and self.num_repeats == 1
 
     def compared_keys(self) -> tuple[str, ...]:
         """The swept hyperparameters in which a point differs from its baseline."""
