@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from raypar.run.capacity import CoreLeases
@@ -20,6 +21,7 @@ from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import allowed_cores
 
+MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of a parked one
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
 
@@ -41,7 +43,7 @@ class GangPolicy:
 
 @dataclass(eq=False)
 class Gang:
-    """A gang that was started; ``num_turns`` trials were assigned to it."""
+    """A gang that was started; `num_turns` trials were assigned to it, `current` is the one it is busy with."""
 
     id: str
     placement: Placement
@@ -50,13 +52,13 @@ class Gang:
     workers: dict[int, Greeting] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)  # ranks that are ready for the next turn
     master_address: tuple[str, int] = ("", 0)
-    turns: list[Any] = field(default_factory=list)  # what was assigned, by turn
-    is_busy: bool = False
+    num_turns: int = 0
+    current: Any = None
     is_closing: bool = False
 
     @property
     def is_idle(self) -> bool:
-        return not self.is_busy and not self.is_closing and len(self.waiting) == self.placement.num_workers
+        return self.current is None and not self.is_closing and len(self.waiting) == self.placement.num_workers
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -90,7 +92,9 @@ class GangPool:
         """Whether a gang can be started now; where not yet, closes parked gangs that nobody in `wanted` waits for."""
         idle = sorted((g for g in self.gangs.values() if g.is_idle), key=lambda g: g.last_used_s)
         spare = [g for g in idle if g.placement not in wanted]
-        if len(idle) >= self._policy.max_parked and spare:
+        memory = psutil.virtual_memory()
+        is_short = memory.available < MIN_FREE_MEMORY * memory.total
+        if spare and (len(idle) >= self._policy.max_parked or is_short):
             spare.pop(0).is_closing = True
         totals = [node["Resources"] for node in alive_nodes()]
         for kind in ("CPU", "GPU"):
@@ -143,7 +147,7 @@ class GangPool:
         gang.waiting.add(rank)
         if len(gang.waiting) == gang.placement.num_workers:
             gang.last_used_s = time.monotonic()
-            if not self._is_warm and gang.turns:
+            if not self._is_warm and gang.num_turns:
                 gang.is_closing = True
 
     def lease(self, gang: Gang) -> dict[int, tuple[int, ...]] | None:
@@ -152,7 +156,7 @@ class GangPool:
 
     def release(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> None:
         self._cores.release(gang.hosts, cores)
-        gang.is_busy = False
+        gang.current = None
 
     async def _ended(self, gang: Gang, error: str) -> None:
         del self.gangs[gang.id]
