@@ -68,7 +68,8 @@ class CpuWatch:
         self._elapsed_s += after.at_s - before.at_s
         self._ran_s += max(0.0, after.ran_s - before.ran_s)
         self._waited_s += max(0.0, after.waited_s - before.waited_s)
-        self._foreign_s += max(0.0, (after.busy_s - before.busy_s) - (after.own_s - before.own_s))
+        # Signed: the ticks' rounding cancels out over the epochs.
+        self._foreign_s += (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
 
     def summary(self) -> dict[str, float]:
         """``cpu_wait_share`` and ``foreign_cpu_share``, from 0 to 1; without what the system doesn't tell."""
@@ -76,7 +77,8 @@ class CpuWatch:
         if self._ran_s + self._waited_s > 0:
             found["cpu_wait_share"] = self._waited_s / (self._ran_s + self._waited_s)
         if self._cores and self._elapsed_s > 0:
-            found["foreign_cpu_share"] = min(1.0, self._foreign_s / self._elapsed_s / len(self._cores))
+            share = self._foreign_s / self._elapsed_s / len(self._cores)
+            found["foreign_cpu_share"] = min(1.0, max(0.0, share))
         return found
 
     def _snapshot(self) -> _Snapshot:

@@ -52,5 +52,5 @@ def make_result(
         throughput_samples_per_s=throughput,
         reports=({"epoch": 3, "accuracy": accuracy},) if accuracy is not None else (),
         step_times_s=step_times_s,
-        environment=environment if environment is not None else {"cores": [[0]], "cpu_wait_share": [0.01]},
+        environment=environment if environment is not None else {"cores": [[0]], "foreign_cpu_share": [0.01]},
     )
