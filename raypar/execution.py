@@ -196,6 +196,7 @@ def _runner(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path) ->
         sys_path=(str(loaded.path.parent),),
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
+        default_device=plan.cluster.default_device,
     )
     if not options.with_ray:
         from raypar.run.local import LocalRunner
@@ -232,7 +233,17 @@ def _import_tuner() -> None:
 
 def _execution(loaded: LoadedStudy, options: Options) -> Execution:
     study = loaded.study
-    resume = {"file": str(loaded.path), "set": list(options.settings), "repeats": study.num_repeats, "seed": study.seed}
+    resume = {
+        "file": str(loaded.path),
+        "set": list(options.settings),
+        "repeats": study.num_repeats,
+        "seed": study.seed,
+        "data_dir": os.environ.get("RAYPAR_DATA_DIR"),
+        "address": options.address,
+        "isolation": options.isolation,
+        "no_ray": not options.with_ray,
+        "trial_timeout": options.trial_timeout_s,
+    }
     return Execution(
         uid=uuid.uuid4().hex,
         study=study.name,

@@ -98,8 +98,16 @@ def resume(
         if not last:
             raise unknown_study(name, store)
         settings = [str(setting) for setting in last["set"]]
-        loaded = load(Path(last["file"]), settings, int(last["repeats"]), int(last["seed"]), data_dir)
-        run(loaded, options_of(address, tracking_uri, "warm", False, False, None, settings))
+        if data_dir is None and last["data_dir"] is not None:
+            data_dir = Path(last["data_dir"])
+        loaded = load(Path(last["file"]), settings, last["repeats"], last["seed"], data_dir)
+        address = address or last["address"]
+        run(
+            loaded,
+            options_of(
+                address, tracking_uri, last["isolation"], False, last["no_ray"], last["trial_timeout"], settings
+            ),
+        )
 
 
 def load(

@@ -27,6 +27,7 @@ class RunSettings:
         sys_path: folders from which the study's own modules are imported.
         preload: modules imported ahead of the trials, once per node.
         trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
+        default_device: what ``device="auto"`` means for the points that a search draws.
         stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
     """
 
@@ -37,6 +38,7 @@ class RunSettings:
     preload: tuple[str, ...] = ()
     trial_timeout_s: float | None = None
     stop_grace_s: float = 10.0
+    default_device: str = "cpu"
 
     def log_path(self, spec: TrialSpec, attempt: int, rank: int) -> Path:
         """Where a rank's output goes."""

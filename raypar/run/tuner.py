@@ -158,17 +158,19 @@ class TuneRunner:
         space: dict[str, Any] = {"broker": name, "in_lockstep": in_lockstep}
         if study.is_search:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
-            count = study.num_trials - len(specs)  # specs: what a search has done already
+            num_grid_points = len(study.points())
+            num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
+            count = -(-num_missing // num_grid_points)  # Tune draws so many for every grid point
             order = itertools.count()
             drawn = Counter(tuple(spec.point.items()) for spec in specs)
-            device = specs[0].config["device"] if specs else "cpu"
+            device = self._settings.default_device
 
             def spec_of(tune_config: Mapping[str, Any]) -> TrialSpec:
                 point = {key: tune_config[key] for key in study.space}
                 # What is drawn again is a repeat, and a trial of its own.
                 repeat = drawn[tuple(point.items())]
                 drawn[tuple(point.items())] += 1
-                return study.trial(point, repeat, order=next(order), default_device=str(device))
+                return study.trial(point, repeat, order=next(order), default_device=device)
 
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
