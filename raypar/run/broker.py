@@ -13,9 +13,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
+from raypar.run.attempt import Attempt
 from raypar.run.capacity import fits, refusal
 from raypar.run.cluster import may_grow
 from raypar.run.events import Event, GangReady, GangStarting, Notice, TrialReported, TrialRetried, TrialStarted
@@ -25,7 +25,6 @@ from raypar.run.runner import RunSettings, is_retried
 from raypar.run.supervise import RankEnd
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
 from raypar.trace import mark
-from raypar.train.job import merge
 
 POLL_S = 10.0  # how long a question waits for news before it is asked anew
 LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
@@ -47,37 +46,14 @@ class BrokerConfig:
     in_lockstep: bool
 
 
-@dataclass(eq=False)
-class _Run:
-    """One attempt at a trial."""
-
-    uid: str
-    spec: TrialSpec
-    attempt: int = 1
-    gang: Gang | None = None
-    nth_in_gang: int = 0
-    cores: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    started_at: float = 0.0
-    started_s: float = 0.0
-    reports: list[Mapping[str, float]] = field(default_factory=list)
-    verdicts: dict[int, bool] = field(default_factory=dict)  # of report i: go on?
-    decided: int = -1  # the last report that Tune has decided on
-    stop_wanted: bool = False
-    kill: bool = False
-    ends: dict[int, RankEnd] = field(default_factory=dict)
-    first_failure: Failure | None = None
-    result: TrialResult | None = None
-    followed_s: float = field(default_factory=time.monotonic)
-
-
 class Broker:
     """See the module. Every method runs on one event loop, so that none is interrupted between two awaits."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self._changed = asyncio.Condition()
-        self._runs: dict[str, _Run] = {}
-        self._queue: list[_Run] = []
+        self._runs: dict[str, Attempt] = {}
+        self._queue: list[Attempt] = []
         self._news: list[Event] = []
         self._num_told = 0
         self._waits_for_nodes: set[Placement] = set()
@@ -95,7 +71,7 @@ class Broker:
 
     async def define(self, uid: str, spec: TrialSpec) -> None:
         """Say what the Tune trial `uid` is to do, and queue it."""
-        run = self._runs[uid] = _Run(uid, spec)
+        run = self._runs[uid] = Attempt(uid, spec)
         why_not = refusal(spec.placement, [node["Resources"] for node in alive_nodes()])
         if why_not is None:
             self._queue.append(run)
@@ -105,7 +81,7 @@ class Broker:
                 self._news.append(Notice(f"{spec.placement}: waiting for the cluster to add nodes"))
             self._queue.append(run)
         else:
-            self._conclude(run, Failure(FailureKind.REFUSED, why_not))
+            run.conclude(Failure(FailureKind.REFUSED, why_not))
         await self._wake()
 
     async def follow(self, uid: str, after: int) -> tuple[list[Mapping[str, float]], str | None]:
@@ -138,10 +114,10 @@ class Broker:
         run.stop_wanted = True
         if run.gang is None:
             self._queue.remove(run)
-            self._conclude(run, None)
+            run.conclude(None)
         else:
             grace_s = self._config.settings.stop_grace_s
-            asyncio.get_running_loop().call_later(grace_s, self._kill_soon, run)
+            run.timers.append(asyncio.get_running_loop().call_later(grace_s, self._kill_soon, run))
         await self._wake()
 
     async def take(self, uid: str) -> tuple[TrialResult, int]:
@@ -193,7 +169,7 @@ class Broker:
         if gang.num_turns <= turn:
             return None
         gang.waiting.discard(rank)
-        run: _Run = gang.current
+        run: Attempt = gang.current
         settings = self._config.settings
         return Assignment(
             uid=run.uid,
@@ -204,8 +180,8 @@ class Broker:
             cores=run.cores.get(rank, ()),
             environment=settings.environment,
             sys_path=settings.sys_path,
-            log_path=str(settings.log_path(run.spec, run.attempt, rank)),
-            attempt=run.attempt,
+            log_path=str(settings.log_path(run.spec, run.number, rank)),
+            attempt=run.number,
         )
 
     async def report(self, uid: str, attempt: int, rank: int, index: int, metrics: Mapping[str, float] | None) -> bool:
@@ -247,37 +223,19 @@ class Broker:
 
     # ---- inside
 
-    def _attempt(self, uid: str, attempt: int) -> _Run | None:
+    def _attempt(self, uid: str, attempt: int) -> Attempt | None:
         run = self._runs.get(uid)
-        return run if run is not None and run.attempt == attempt else None
+        return run if run is not None and run.number == attempt else None
 
-    def _retry_or_conclude(self, run: _Run, failure: Failure | None) -> None:
-        if failure is not None and not run.stop_wanted and is_retried(failure, run.attempt, self._config.max_retries):
+    def _retry_or_conclude(self, run: Attempt, failure: Failure | None) -> None:
+        if failure is not None and not run.stop_wanted and is_retried(failure, run.number, self._config.max_retries):
+            run.give_up()
             self._news.append(TrialRetried(run.spec, failure.message))
-            again = _Run(run.uid, run.spec, run.attempt + 1, followed_s=run.followed_s)
+            again = Attempt(run.uid, run.spec, run.number + 1, followed_s=run.followed_s)
             self._runs[run.uid] = again
             self._queue.insert(0, again)
         else:
-            self._conclude(run, failure)
-
-    def _conclude(self, run: _Run, failure: Failure | None) -> None:
-        environment: dict[str, Any] = {}
-        if run.gang is not None:
-            environment["node"] = [run.gang.workers[rank].hostname for rank in sorted(run.gang.workers)]
-            environment |= {"gang": run.gang.id, "nth_in_gang": run.nth_in_gang}
-        outcomes = {rank: end.outcome for rank, end in run.ends.items() if end.outcome is not None}
-        if failure is None and not outcomes:
-            failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
-        result = merge(
-            run.spec,
-            outcomes,
-            tuple(run.reports),
-            attempts=run.attempt,
-            started_at=run.started_at,
-            environment=environment,
-            failure=failure,
-        )
-        run.result = replace(result, wall_s=time.monotonic() - run.started_s) if run.started_s else result
+            run.conclude(failure)
 
     def _pump(self) -> None:
         """Start what can be started."""
@@ -299,21 +257,19 @@ class Broker:
         self._news.append(GangStarting(placement))
         self._pool.start(placement)
 
-    def _start_run(self, run: _Run, gang: Gang, cores: dict[int, tuple[int, ...]]) -> None:
-        run.gang, run.cores = gang, cores
-        run.started_at, run.started_s = time.time(), time.monotonic()
+    def _start_run(self, run: Attempt, gang: Gang, cores: dict[int, tuple[int, ...]]) -> None:
         gang.current = run
         gang.num_turns += 1
-        run.nth_in_gang = gang.num_turns
-        self._news.append(TrialStarted(run.spec, run.attempt))
+        run.begin(gang, cores)
+        self._news.append(TrialStarted(run.spec, run.number))
         limit_s = self._config.settings.trial_timeout_s
         if limit_s is not None:
-            log_path = str(self._config.settings.log_path(run.spec, run.attempt, 0))
+            log_path = str(self._config.settings.log_path(run.spec, run.number, 0))
             failure = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=log_path)
-            asyncio.get_running_loop().call_later(limit_s, self._kill_soon, run, failure)
+            run.timers.append(asyncio.get_running_loop().call_later(limit_s, self._kill_soon, run, failure))
 
     async def _gang_ended(self, gang: Gang, error: str) -> None:
-        run: _Run | None = gang.current
+        run: Attempt | None = gang.current
         if run is not None and run.result is None:
             self._pool.release(gang, run.cores)
             self._retry_or_conclude(run, Failure(FailureKind.GANG_LOST, f"its gang was lost: {error[:2000]}"))
@@ -326,8 +282,8 @@ class Broker:
                 self._retry_or_conclude(first, failure)
         await self._wake()
 
-    def _kill_soon(self, run: _Run, failure: Failure | None = None) -> None:
-        if run.result is None and run.gang is not None and len(run.ends) < run.gang.placement.num_workers:
+    def _kill_soon(self, run: Attempt, failure: Failure | None = None) -> None:
+        if run.is_running:
             run.first_failure = run.first_failure or failure
             run.kill = True
             self._waking = asyncio.ensure_future(self._wake())
