@@ -168,15 +168,14 @@ def _scaling(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     """Speedup and efficiency of the points as metrics over the number of workers, so that MLflow draws the curves."""
     found: list[tuple[str, float, int]] = []
     for point in analysis.points:
-        others = [f"{k}_{v}" for k, v in point.point.items() if k != "num_workers"]
-        suffix = "/" + "-".join(others) if others else ""
+        suffix = "".join(f" {k} {v}" for k, v in point.point.items() if k != "num_workers")
         for name, estimate in (("speedup", point.speedup), ("efficiency", point.efficiency)):
             if estimate is None or point.num_workers is None:
                 continue
-            found.append((name + suffix, estimate.value, point.num_workers))
+            found.append((f"scaling/{name}{suffix}", estimate.value, point.num_workers))
             for side, value in (("low", estimate.low), ("high", estimate.high)):
                 if value is not None:
-                    found.append((f"{name}_{side}{suffix}", value, point.num_workers))
+                    found.append((f"scaling/{name}{suffix} {side}", value, point.num_workers))
     return found
 
 
