@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
+CONNECT_TIMEOUT_S = 5.0
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 
 
@@ -122,6 +124,17 @@ def private_ray(machine: Cluster, widest: int) -> Iterator[None]:
             pin(before)
 
 
+def _check_reachable(address: str) -> None:
+    """Raises an OSError where nobody listens: `ray.init` would wait for minutes, and say little then."""
+    if address == "auto":
+        from ray._private.services import canonicalize_bootstrap_address
+
+        address = canonicalize_bootstrap_address(address) or address
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():  # otherwise Ray knows best what is wrong with it
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+
+
 def may_grow() -> bool:
     """Whether the cluster that this process is connected to has an autoscaler that may add nodes."""
     from ray._private.state import state
@@ -139,6 +152,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     import ray
 
     try:
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error

@@ -131,11 +131,12 @@ class LocalRunner:
                 timer.start()
             try:
                 with ThreadPoolExecutor(world_size) as pool:
-                    ends = list(pool.map(run_rank, range(world_size), jobs, processes))
-            except BaseException:
-                for process in processes:
-                    process.kill()
-                raise
+                    try:
+                        ends = list(pool.map(run_rank, range(world_size), jobs, processes))
+                    except BaseException:  # here: at its end the pool waits for its threads, and they for the ranks
+                        for process in processes:
+                            process.kill()
+                        raise
             finally:
                 if timer:
                     timer.cancel()
