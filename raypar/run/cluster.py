@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from raypar.errors import ClusterError
 from raypar.run.capacity import refusal
@@ -29,6 +32,7 @@ TRAIN_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 CONNECT_TIMEOUT_S = 5.0
+AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 
 
@@ -117,11 +121,34 @@ def private_ray(machine: Cluster, widest: int) -> Iterator[None]:
         raise ClusterError(f"Ray does not start here: {error}", hint="`raypar doctor` looks for the cause") from error
     mark("ray: is up")
     try:
-        yield
+        with _agents_that_end_with_us():
+            yield
     finally:
         ray.shutdown()
         if before:
             pin(before)
+
+
+@contextlib.contextmanager
+def _agents_that_end_with_us() -> Iterator[None]:
+    """Where this process is killed, Ray's processes end with it, but for the raylet's agents: these try for a minute to
+    tell a GCS that is gone. A shell waits for our end, to end them."""
+    agents = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(name in " ".join(process.cmdline()) for name in AGENTS):
+                agents.append(str(process.pid))
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", f"read line || kill -9 {' '.join(agents)}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        shell.communicate(b"\n")
 
 
 def _check_reachable(address: str) -> None:
