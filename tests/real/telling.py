@@ -61,11 +61,11 @@ def losses(result: TrialResult) -> list[str]:
     return [float(report[key]).hex() for report in result.reports for key in ("train_loss", "val_loss")]
 
 
-def until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], what: str | Callable[[], str], limit_s: float = 60.0) -> None:
     """Wait for something that is bound to happen."""
     give_up_s = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < give_up_s, f"waited in vain: {what}"
+        assert time.monotonic() < give_up_s, f"waited in vain: {what() if callable(what) else what}"
         time.sleep(0.05)
 
 
