@@ -6,12 +6,14 @@ So its actor cache always hits, and whatever searches, schedules or stops in Tun
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -35,6 +37,7 @@ QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # resuming goes by the store, not by Tune's snapshots
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would wait for the running trials, ten seconds long
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
@@ -83,9 +86,14 @@ class _Driver(tune.Callback):  # type: ignore[misc]
         self._broker, self._spec_of, self._ears = broker, spec_of, ears
         self._running: set[str] = set()
         self.num_ended = 0
+        self.ctrl_c = threading.Event()
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore that is not used here
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        if self.ctrl_c.is_set():
+            raise KeyboardInterrupt
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._running:
@@ -145,6 +153,8 @@ class TuneRunner:
         ears = _Ears(broker, listener)
         try:
             self._tune(study, specs, name, config.in_lockstep, broker, ears)
+        except KeyboardInterrupt:
+            raise Interrupted from None
         finally:
             if not self._policy.owns_cluster:  # otherwise everything ends with Ray, at once
                 ray.get(broker.close.remote())
@@ -204,7 +214,8 @@ class TuneRunner:
             ),
         )
         mark("tuner: fit")
-        results = tuner.fit()
+        with _noted_ctrl_c(driver.ctrl_c):
+            results = tuner.fit()
         mark("tuner: fit is over")
         expected = len(specs) if not study.is_search else len(results)
         if driver.num_ended < expected:
@@ -247,6 +258,25 @@ class _Ears:
             with self._heard:
                 self._num_heard += len(events)
                 self._heard.notify_all()
+
+
+@contextlib.contextmanager
+def _noted_ctrl_c(noted: threading.Event) -> Iterator[None]:
+    """Ctrl-C sets the event, so that nothing is torn in the middle; the second time it interrupts as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(*_: object) -> None:
+        noted.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _tune_domain(domain: Domain) -> Any:
