@@ -1,0 +1,255 @@
+"""An execution runs what is missing, keeps each result before it shows it, and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypar import Study, Workload, grid
+from raypar import execution as module
+from raypar.errors import DataError, StoreError, StudyError
+from raypar.execution import CHANGED_FILE, Options, execute
+from raypar.planning import check_data
+from raypar.run.cluster import Cluster
+from raypar.run.events import Event, Listener, Notice, TrialEnded
+from raypar.run.runner import Interrupted
+from raypar.study.loader import LoadedStudy
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+
+TWO_CORES = Cluster(({"CPU": 2.0},), is_own=True)
+
+
+def a_study(**changes: Any) -> Study:
+    prepare = changes.pop("prepare", lambda config: None)
+    workload = Workload(name="w", model=lambda c: None, data=lambda c: None, options={"width": 8}, prepare=prepare)
+    fields = {"space": {"num_workers": grid(1, 2), "width": grid(4, 8)}, "baseline": {"num_workers": 1}, **changes}
+    return Study(**{"workload": workload, "num_repeats": 2, "name": "s", **fields})
+
+
+def finished(spec: TrialSpec, **changes: Any) -> TrialResult:
+    time_s = 4.0 / spec.placement.num_workers
+    fields = {"train_time_s": time_s, "wall_s": time_s + 1, "reports": ({"epoch": 1, "accuracy": 0.9},), **changes}
+    return TrialResult(**{"spec": spec, "state": TrialState.FINISHED, **fields})
+
+
+def failed(spec: TrialSpec) -> TrialResult:
+    return TrialResult(spec=spec, state=TrialState.FAILED, failure=Failure(FailureKind.ERROR, "no luck"))
+
+
+# ---- data
+
+
+def test_data_is_asked_for_once_for_each_choice_of_the_workloads_own_options() -> None:
+    asked: list[Any] = []
+    check_data(a_study(prepare=lambda config: asked.append(config["width"])))
+    assert sorted(asked) == [4, 8]
+
+
+# ---- executions
+
+
+class Stage:
+    """Stands in for the store, the recorder and the runner; `happened` has what they were asked, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.happened: list[Any] = []
+        self.stored: list[TrialResult] = []
+        self.source: str | None = None
+        self.shown: list[Event] = []
+        self.notices: list[str] = []
+        self.trial: Callable[[TrialSpec], TrialResult] = finished
+        self.error: BaseException | None = None  # instead of the second trial's result
+        self.num_unsent = 0
+        self.tmp_path = tmp_path
+        stage = self
+
+        class Store:
+            def __init__(self, uri: str, project_dir: Path) -> None:
+                pass
+
+            def check_writable(self) -> None:
+                stage.happened.append("checked")
+
+            def results(self, name: str) -> tuple[TrialResult, ...]:
+                return tuple(stage.stored)
+
+            def study_source(self, name: str) -> str | None:
+                return stage.source
+
+        class Recorder:
+            def __init__(self, execution: Any, **where: Any) -> None:
+                stage.execution = execution
+
+            def start(self, **_: Any) -> None:
+                stage.happened.append("started")
+
+            def record(self, result: TrialResult) -> None:
+                stage.happened.append(("recorded", result.spec))
+
+            def record_trial_metrics(self, metrics: dict[str, dict[str, float]]) -> None:
+                stage.happened.append(("metrics", metrics))
+
+            def record_metrics(self, points: Sequence[tuple[str, float, int]]) -> None:
+                stage.happened.append(("scaling", {(key, step): value for key, value, step in points}))
+
+            def close(self, status: str) -> int:
+                stage.happened.append(("closed", status))
+                return stage.num_unsent
+
+        class Runner:
+            def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+                stage.happened.append(("ran", tuple(specs)))
+                for i, spec in enumerate(specs):
+                    if i == 1 and stage.error is not None:
+                        raise stage.error
+                    listener(TrialEnded(stage.trial(spec)))
+
+        @contextlib.contextmanager
+        def runner(*_: Any) -> Iterator[Runner]:
+            stage.happened.append("runner up")
+            try:
+                yield Runner()
+            finally:
+                stage.happened.append("runner down")
+
+        monkeypatch.setattr(module, "Store", Store)
+        monkeypatch.setattr(module, "Recorder", Recorder)
+        monkeypatch.setattr(module, "_runner", runner)
+        monkeypatch.setattr(module, "this_machine", lambda: TWO_CORES)
+
+    def execute(self, study: Study, **options: Any) -> module.Outcome:
+        path = self.tmp_path / "s.py"
+        path.write_text("source")
+        loaded = LoadedStudy(study, path, "source", "raypar_study_s", (), ())
+
+        def show(event: Event) -> None:
+            self.happened.append("shown")
+            self.shown.append(event)
+
+        @contextlib.contextmanager
+        def listener_of(plan: module.Plan) -> Iterator[Listener]:
+            yield show
+
+        def notice(event: Event) -> None:
+            assert isinstance(event, Notice)
+            self.notices.append(event.text)
+
+        made = Options(project_dir=self.tmp_path, tracking_uri="sqlite:///x", **options)
+        return execute(loaded, made, listener_of, notice)
+
+    def of(self, what: str) -> list[Any]:
+        return [entry[1] for entry in self.happened if isinstance(entry, tuple) and entry[0] == what]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
+    return Stage(monkeypatch, tmp_path)
+
+
+def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_said(stage: Stage) -> None:
+    study = a_study()
+    outcome = stage.execute(study)
+    assert stage.of("ran") == [study.trials()]
+    assert tuple(stage.of("recorded")) == study.trials()
+    for i, entry in enumerate(stage.happened):
+        if isinstance(entry, tuple) and entry[0] == "recorded":
+            later = stage.happened[i + 1 :]
+            assert "shown" in later and stage.happened[:i].count("shown") == stage.of("recorded").index(entry[1])
+    assert stage.happened[:3] == ["checked", "started", "runner up"]
+    assert stage.happened[-1] == ("closed", "finished")
+    assert not outcome.was_interrupted and outcome.num_failed == 0 and outcome.analysis.num_trials == 8
+
+
+def test_speedups_of_pairs_go_to_their_trials_as_soon_as_both_are_there_and_once(stage: Stage) -> None:
+    study = a_study()
+    stage.execute(study)
+    specs = {spec.identity: spec for spec in study.trials()}
+    told = [(identity, values) for metrics in stage.of("metrics") for identity, values in metrics.items()]
+    assert len(told) == len({identity for identity, _ in told}) == 8
+    for identity, values in told:
+        two = specs[identity].placement.num_workers == 2
+        assert values == {"speedup": pytest.approx(2.0 if two else 1.0), "efficiency": pytest.approx(1.0)}
+    (scaling,) = stage.of("scaling")
+    for width in (4, 8):
+        curve = {num_workers: v for (key, num_workers), v in scaling.items() if key == f"scaling/speedup width {width}"}
+        assert curve == {1: 1.0, 2: pytest.approx(2.0)}
+
+
+def test_what_is_stored_is_not_run_again_unless_asked(stage: Stage) -> None:
+    study = a_study()
+    stage.stored = [finished(spec) for spec in study.trials()[:5]]
+    outcome = stage.execute(study)
+    assert stage.of("ran") == [study.trials()[5:]] and outcome.analysis.num_trials == 8
+    stage.happened.clear()
+    stage.execute(study, rerun_all=True)
+    assert stage.of("ran") == [study.trials()]
+
+
+def test_where_nothing_is_missing_nothing_is_started(stage: Stage) -> None:
+    study = a_study()
+    stage.stored = [finished(spec) for spec in study.trials()]
+    outcome = stage.execute(study)
+    assert stage.happened == ["checked"]
+    assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists()
+
+
+def test_a_changed_file_is_told_where_results_of_the_old_one_are_kept(stage: Stage) -> None:
+    study = a_study()
+    stage.source = "older source"
+    stage.execute(study)
+    assert stage.notices == []  # nothing of it is kept
+    stage.stored = [finished(study.trials()[0])]
+    stage.execute(study)
+    assert stage.notices == [CHANGED_FILE]
+    stage.notices, stage.source = [], "source"
+    stage.execute(study)
+    assert stage.notices == []
+
+
+def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage: Stage) -> None:
+    study = a_study()
+    bad = study.trials()[2]
+    stage.trial = lambda spec: failed(spec) if spec == bad else finished(spec)
+    outcome = stage.execute(study)
+    assert [result.spec for result in outcome.failures] == [bad] and outcome.num_failed == 1
+    assert len(stage.of("recorded")) == 8 and stage.of("closed") == ["failed"]
+
+
+@pytest.mark.parametrize("error", [Interrupted(), KeyboardInterrupt()], ids=["by its runner", "anywhere"])
+def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(stage: Stage, error: BaseException) -> None:
+    stage.error = error
+    outcome = stage.execute(a_study())
+    assert outcome.was_interrupted and outcome.analysis.num_trials == 1
+    assert len(stage.of("recorded")) == 1 and stage.of("closed") == ["killed"]
+    assert "runner down" in stage.happened
+
+
+def test_a_runner_that_breaks_closes_the_execution_and_is_told(stage: Stage) -> None:
+    stage.error = StoreError("the disk is full")
+    with pytest.raises(StoreError, match="the disk is full"):
+        stage.execute(a_study())
+    assert stage.of("closed") == ["failed"] and "runner down" in stage.happened
+
+
+def test_what_the_store_did_not_take_is_counted(stage: Stage) -> None:
+    stage.num_unsent = 3
+    assert stage.execute(a_study()).num_unsent == 3
+
+
+def test_missing_data_stops_the_execution_before_anything_is_started(stage: Stage) -> None:
+    def prepare(config: Any) -> None:
+        raise DataError("no such folder")
+
+    with pytest.raises(DataError):
+        stage.execute(a_study(prepare=prepare))
+    assert stage.happened == []
+
+
+def test_a_placement_that_can_never_run_stops_the_execution_before_anything_is_started(stage: Stage) -> None:
+    with pytest.raises(StudyError, match="needs 64 CPUs"):
+        stage.execute(a_study(space={"num_workers": grid(1, 64)}))
+    assert stage.happened == ["checked"]
