@@ -135,8 +135,8 @@ class ForkServer:
     """Owns a fork server process: the server ends with its owner, and the forks with the server."""
 
     def __init__(self, preload: tuple[str, ...] = (), sys_path: tuple[str, ...] = ()) -> None:
-        self._folder = tempfile.mkdtemp(prefix="raypar-")  # mode 0700: nobody else can ask for a fork
-        self.address = str(Path(self._folder) / "fork")
+        # Mode 0700: nobody else can ask for a fork.
+        self.address = str(Path(tempfile.mkdtemp(prefix="raypar-")) / "fork")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.address)
         listener.listen(64)
@@ -174,9 +174,7 @@ class ForkServer:
     def close(self) -> None:
         os.close(self._owner_end)
         self._process.wait()
-        with contextlib.suppress(OSError):
-            Path(self.address).unlink()
-            Path(self._folder).rmdir()
+        _remove_socket(self.address)  # where the server was killed
 
 
 def serve() -> None:
@@ -204,6 +202,7 @@ def serve() -> None:
         if owner in readable:
             for pid in owners:
                 _kill_group(pid)
+            _remove_socket(listener.getsockname())
             os._exit(0)
         if child_ended in readable:
             os.read(child_ended, 4096)
@@ -276,6 +275,12 @@ def _tell_ended(owners: dict[int, Connection]) -> None:
         if asker is not None:
             with contextlib.suppress(OSError):
                 asker.send_bytes(json.dumps({"pid": pid, "exit_code": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _remove_socket(address: str) -> None:
+    with contextlib.suppress(OSError):
+        Path(address).unlink()
+        Path(address).parent.rmdir()
 
 
 def _die_with_parent() -> None:

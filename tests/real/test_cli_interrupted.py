@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from commands import TIMEOUT_S, Cli, runs_of
-from telling import until
+from telling import is_running, until
 
 from raypar.train.affinity import allowed_cores
 
@@ -129,6 +131,19 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 of 4 trials" in done.stdout
     everything_is_there(cli)
+
+
+def test_a_fork_server_ends_with_its_owner_and_removes_its_socket() -> None:
+    own = "from raypar.run.processes import ForkServer; s = ForkServer(); print(s.pid, s.address, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        pid, address = owner.stdout.readline().split()
+        assert is_running(int(pid)) and Path(address).exists()
+        owner.kill()
+    until(lambda: not is_running(int(pid)), "the end of the fork server")
+    assert not Path(address).parent.exists()
 
 
 def test_a_point_that_fails_is_told_with_its_log_and_the_others_are_finished(tmp_path: Path) -> None:
