@@ -1,6 +1,6 @@
 """Draws docs/quickstart.svg, README's picture, from a study that was run in the current folder.
 
-    raypar study studies/quickstart.py && python docs/picture.py
+raypar study studies/quickstart.py && python docs/picture.py
 """
 
 from __future__ import annotations
