@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from raypar.errors import EXIT_BAD_INPUT, RayparError
+from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,10 +61,19 @@ def stdout() -> Console:
 @contextlib.contextmanager
 def quiet(log_path: Path) -> Iterator[Console]:
     """A console on the real standard output, while everything else that prints (Ray, MLflow, whatever they start)
-    writes to a log file instead."""
+    writes to a log file instead.
+
+    Raises:
+        StoreError: the log can't be written.
+    """
     from rich.console import Console
 
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.touch()
+    except OSError as error:
+        hint = "run in a folder that you may write to"
+        raise StoreError(f"{log_path}: can't be written: {error.strerror}", hint=hint) from None
     sys.stdout.flush()
     sys.stderr.flush()
     saved = {fd: os.dup(fd) for fd in (1, 2)}
