@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import ray
 import ray.train
 from ray.train.backend import BackendConfig
 
-from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
+from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank, answers
 from raypar.run.supervise import supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
@@ -133,6 +134,8 @@ def serve(config: Mapping[str, Any]) -> None:
                 return
             _serve_one(broker, gang_id, task, forks, greeting, rank, world_size, listen if rank == 0 else None)
         turn += 1
+        if forks is not None and forks.is_gone:
+            raise RuntimeError("the fork server of this node is gone; the next gang will have a new one")
 
 
 def _serve_one(
@@ -189,10 +192,13 @@ class ForkAgent:
     """An actor, one per node: owns the node's fork server, which every gang's worker on the node asks for its ranks."""
 
     def __init__(self, preload: tuple[str, ...], sys_path: tuple[str, ...]) -> None:
-        self._server = ForkServer(preload, sys_path)
+        self._make = partial(ForkServer, preload, sys_path)
+        self._server = self._make()
 
     def describe(self) -> tuple[str, tuple[int, ...]]:
-        """The fork server's address, and the cores of this machine that ranks may use."""
+        """The fork server's address, and the cores of this machine that ranks may use. A dead server is replaced."""
+        if not answers(self._server.address):
+            self._server = self._make()
         return self._server.address, allowed_cores()
 
 

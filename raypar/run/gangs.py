@@ -16,6 +16,7 @@ import ray
 
 from raypar.run.capacity import CoreLeases
 from raypar.run.gang import ForkAgent, Greeting, host_id, train_gang
+from raypar.run.processes import answers
 from raypar.run.runner import RunSettings
 from raypar.study.trial import Placement
 from raypar.trace import mark
@@ -75,7 +76,7 @@ class GangPool:
         self._broker = ray.get_runtime_context().current_actor
         self._numbers = itertools.count(1)
         self._cores = CoreLeases()
-        self._agents: dict[str, tuple[Any, asyncio.Future[tuple[str, tuple[int, ...]]]]] = {}
+        self._agents: dict[str, Any] = {}
         self._is_warm = settings.isolation == "warm"
         if self._is_warm and not policy.fork_address:
             for node in alive_nodes():  # before the first gang asks for them
@@ -134,10 +135,10 @@ class GangPool:
         """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
         if not self._is_warm:
             address, cores = "", allowed_cores()
-        elif self._policy.fork_address and greeting.host == host_id():
+        elif greeting.host == host_id() and answers(self._policy.fork_address):
             address, cores = self._policy.fork_address, allowed_cores()
         else:
-            address, cores = await self._agent(greeting.node_id)
+            address, cores = await self._agent(greeting.node_id).describe.remote()
         self._cores.add_host(greeting.host, cores)
         gang.workers[rank] = greeting
         return address
@@ -171,22 +172,16 @@ class GangPool:
         gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
         return {"CPU": TINY_CPU if self._policy.owns_cluster else float(placement.cpus_per_worker), **gpu}
 
-    def _agent(self, node_id: str) -> asyncio.Future[tuple[str, tuple[int, ...]]]:
-        """The node's fork server (its address, the machine's cores), started where there is none yet."""
+    def _agent(self, node_id: str) -> Any:
+        """The actor that owns the node's fork server, started where there is none yet."""
         if node_id not in self._agents:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             where = NodeAffinitySchedulingStrategy(node_id, soft=False)
             agent = ray.remote(num_cpus=0)(ForkAgent).options(scheduling_strategy=where)
-            handle = agent.remote(self._settings.preload, self._settings.sys_path)
-            self._agents[node_id] = (handle, asyncio.ensure_future(_answer(handle.describe.remote())))
-        return self._agents[node_id][1]
+            self._agents[node_id] = agent.remote(self._settings.preload, self._settings.sys_path)
+        return self._agents[node_id]
 
 
 def alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-async def _answer(reference: Any) -> tuple[str, tuple[int, ...]]:
-    address, cores = await reference
-    return address, tuple(cores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -13,10 +14,11 @@ import psutil
 import pytest
 from conftest import NUM_CORES
 from loops import acting, lr_func
-from telling import Meanwhile, Told, is_running, run, settings_at, until
+from telling import HERE, PRELOAD, Meanwhile, Told, is_running, run, settings_at, until
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
 from raypar.run.events import GangReady, GangStarting, TrialRetried, TrialStarted
+from raypar.run.processes import ForkServer
 from raypar.run.tuner import TuneRunner
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 
@@ -109,6 +111,30 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(
         (first, _), *_ = gangs
         assert gangs == [(first, 1), (first, 3), (first, 4)]
         assert "SIGKILL" in retried.reason
+
+
+def test_a_fork_server_that_dies_is_replaced_and_its_trial_done_again(fork_address: str, tmp_path: Path) -> None:
+    study = Study(workload=acting, name="no-server", max_retries=1)
+    scratch = tmp_path / "waits"
+    points: list[dict[str, Any]] = [{"act": "wait", "scratch": str(scratch)}, {"lr": 0.2}]
+    waits, after = (study.trial({"num_workers": 2, **p}, 0, order=i) for i, p in enumerate(points))
+
+    with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server:
+
+        def kill() -> None:
+            until(scratch.exists, "the trial to be under way")
+            os.kill(server.pid, signal.SIGKILL)
+
+        with Meanwhile(kill):
+            runner = TuneRunner(settings_at(tmp_path), owns_cluster=True, fork_address=server.address)
+            told = run(runner, study, (waits, after))
+    assert len(told.of(TrialRetried)) == 1
+    assert [(result.state, result.attempts) for result in told.results] == [
+        (TrialState.FINISHED, 2),
+        (TrialState.FINISHED, 1),
+    ]
+    (first, _), (second, _) = map(gang_of, told.results)
+    assert first == second != "1"
 
 
 def test_a_scheduler_stops_trials_early_and_their_gang_goes_on(on_ray: RunIn) -> None:
