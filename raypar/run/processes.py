@@ -24,6 +24,14 @@ from raypar.run.forkserver import kill_group, remove_socket
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
 
+# A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and are
+# paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+}
+
 
 class RankProcess(Protocol):
     """A started rank. `connection` talks to `raypar.train.worker.main`."""
@@ -57,6 +65,7 @@ class SpawnedRank:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **ALLOCATOR},
                 start_new_session=True,
             )
         theirs.close()
@@ -158,6 +167,7 @@ class ForkServer:
             **os.environ,
             # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
             "OPENBLAS_NUM_THREADS": "1",
+            **ALLOCATOR,
             "PYTHONPATH": os.pathsep.join([*sys_path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         }
         self._process = subprocess.Popen(

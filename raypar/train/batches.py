@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,18 +12,19 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from raypar.study.workload import Data
 
 
-@dataclass(frozen=True)
-class Share:
-    """A rank's part of one global batch.
+class Share(NamedTuple):
+    """A rank's part of one global batch; a tuple, because one is made in every timed step.
 
     Attributes:
         indices: shape ``(num_local,)``, into the training set.
         weight: what the mean loss of this part is multiplied with, so that the average over the ranks (what DDP
             takes) is the mean over the global batch: ``num_local * world_size / num_global``.
+        num_samples: how many of the indices weigh.
     """
 
     indices: Tensor
     weight: float
+    num_samples: int
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
@@ -43,18 +43,20 @@ def shares(order: Tensor, batch_size: int, rank: int, world_size: int, *, drop_l
     The ranks' parts are contiguous and differ in size by one sample at most. Where a last, short batch has no sample
     for a rank, that rank takes the batch's first one with weight 0: it has to join the collectives all the same.
     """
-    for step in range(num_steps(len(order), batch_size, drop_last=drop_last)):
-        batch = order[step * batch_size : (step + 1) * batch_size]
+    for batch in order.split(batch_size):
         size = len(batch)
+        if drop_last and size < batch_size:
+            return
         begin, end = rank * size // world_size, (rank + 1) * size // world_size
-        if begin == end:
-            yield Share(batch[:1], 0.0)
+        if world_size == 1:
+            yield Share(batch, 1.0, size)
+        elif begin == end:
+            yield Share(batch[:1], 0.0, 0)
         else:
-            yield Share(batch[begin:end], (end - begin) * world_size / size)
+            yield Share(batch[begin:end], (end - begin) * world_size / size, end - begin)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """What one step of one rank works on; `weight` as in `Share`, `num_samples` counts the samples that weigh."""
 
     inputs: Any
@@ -74,11 +76,10 @@ def resident(
     transform = data.transform
 
     def stream(order: Tensor) -> Iterator[Batch]:
-        for share in split_order(order.to(device)):
-            x = inputs.index_select(0, share.indices)
-            y = targets.index_select(0, share.indices)
-            size = len(share.indices) if share.weight else 0
-            yield Batch(cast(transform(x) if transform else x), y, share.weight, size)
+        for indices, weight, size in split_order(order.to(device)):
+            x = inputs.index_select(0, indices)
+            y = targets.index_select(0, indices)
+            yield Batch(cast(transform(x) if transform else x), y, weight, size)
 
     return stream
 
@@ -133,7 +134,6 @@ def dataloader(
         sampler.current = tuple(split_order(order))
         for share, (x, y) in zip(sampler.current, loader, strict=True):
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            size = len(share.indices) if share.weight else 0
-            yield Batch(cast(transform(x) if transform else x), y, share.weight, size)
+            yield Batch(cast(transform(x) if transform else x), y, share.weight, share.num_samples)
 
     return stream

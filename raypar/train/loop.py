@@ -76,7 +76,7 @@ def train(
     dtype = DTYPES[config["precision"]]
 
     def cast(inputs: Tensor) -> Tensor:
-        return inputs.to(dtype) if inputs.dtype != dtype and _is_numeric_input(inputs) else inputs
+        return inputs if inputs.dtype == dtype or not _is_numeric_input(inputs) else inputs.to(dtype)
 
     data = _limited(workload.data(config), config.get("num_samples"))
     if not batches.num_steps(len(data.train), config["batch_size"], drop_last=config["drop_last"]):
