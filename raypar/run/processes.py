@@ -24,8 +24,8 @@ from raypar.run.forkserver import kill_group, remove_socket
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
 
-# A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and are
-# paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
+# A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and
+# are paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
