@@ -43,7 +43,7 @@ def shares(order: Tensor, batch_size: int, rank: int, world_size: int, *, drop_l
     The ranks' parts are contiguous and differ in size by one sample at most. Where a last, short batch has no sample
     for a rank, that rank takes the batch's first one with weight 0: it has to join the collectives all the same.
     """
-    for batch in order.split(batch_size):
+    for batch in order.split(batch_size):  # type: ignore[no-untyped-call]
         size = len(batch)
         if drop_last and size < batch_size:
             return
