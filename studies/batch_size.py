@@ -1,7 +1,8 @@
 """How batch size trades runtime against accuracy on MNIST, on one worker and on two.
 
-Expect the runtime to fall with the batch size and accuracy with it, at a learning rate that stays the same. Larger
-batches exchange gradients less often, so that the second worker pays off from some batch size on.
+Expect the runtime to fall with the batch size and accuracy with it, at a learning rate that stays the same. A second
+worker costs this small network more than it brings: gradients are exchanged after every step, and a step takes a
+fraction of a millisecond. The loss shrinks as the batch grows.
 """
 
 from raypar import Study, grid
