@@ -3,14 +3,16 @@
 from raypar.errors import RayparError, StudyError
 from raypar.study.space import choice, grid, loguniform, randint, uniform
 from raypar.study.study import Study
-from raypar.study.workload import Data, Split, Workload
+from raypar.study.workload import Data, Option, Split, Statistic, Workload
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Data",
+    "Option",
     "RayparError",
     "Split",
+    "Statistic",
     "Study",
     "StudyError",
     "Workload",

@@ -6,28 +6,21 @@ A trial's config is these options, the workload's own, and nothing else: a missp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from raypar.errors import Mistake, suggest
+from raypar.study.affinity import affinity_problem, listed_cores
 from raypar.study.space import Value
-from raypar.study.workload import Config, Workload
+from raypar.study.workload import Config, Option, Workload, one_of
 
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta")
-DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("fp32", "fp64")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "lars", "lamb")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("fp32", "fp64", "tf32", "bf16", "fp16")
 LOADERS = ("resident", "dataloader")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One hyperparameter: its default, the type that the default's type or ``kind`` names, and a check."""
-
-    default: Value
-    kind: type
-    doc: str
-    check: Callable[[Value], str | None] = lambda _: None
-    optional: bool = False  # None is allowed, and means what `doc` says
+LR_SCALINGS = ("none", "linear", "sqrt")
+LR_SCHEDULES = ("constant", "linear", "cosine")
+STRATEGIES = ("ddp", "gather_broadcast")
 
 
 def _at_least(low: float) -> Callable[[Value], str | None]:
@@ -41,12 +34,9 @@ def _positive(value: Value) -> str | None:
     return None if fine else "must be a number greater than 0"
 
 
-def _one_of(known: tuple[str, ...]) -> Callable[[Value], str | None]:
-    return lambda v: None if v in known else f"unknown, {suggest(str(v), known)}"
-
-
 OPTIONS: Mapping[str, Option] = {
     "num_workers": Option(1, int, "ranks that train together", _at_least(1)),
+    "strategy": one_of("ddp", STRATEGIES, "how the workers of a step come to the same weights"),
     "batch_size": Option(64, int, "global batch: samples per optimizer step over all workers", _at_least(1)),
     "per_worker_batch_size": Option(
         None, int, "samples per step and worker, instead of batch_size (weak scaling)", _at_least(1), optional=True
@@ -54,20 +44,49 @@ OPTIONS: Mapping[str, Option] = {
     "epochs": Option(1, int, "passes over the training set", _at_least(1)),
     "num_samples": Option(None, int, "train on this many samples only; None: all", _at_least(1), optional=True),
     "lr": Option(0.1, float, "learning rate", _positive),
-    "optimizer": Option("sgd", str, ", ".join(OPTIMIZERS), _one_of(OPTIMIZERS)),
+    "lr_scaling": one_of("none", LR_SCALINGS, "lr times batch_size / lr_base_batch_size, or its square root"),
+    "lr_base_batch_size": Option(
+        None, int, "the batch that lr is meant for; None: the workload's own batch_size", _at_least(1), optional=True
+    ),
+    "lr_schedule": one_of("constant", LR_SCHEDULES, "constant, or down to 0 over the training: linear, cosine"),
+    "lr_warmup_steps": Option(0, int, "steps over which lr rises from 0 (other than num_warmup_steps)", _at_least(0)),
+    "optimizer": one_of("sgd", OPTIMIZERS),
     "weight_decay": Option(0.0, float, "weight decay", _at_least(0)),
-    "device": Option("auto", str, "cpu, cuda, or auto (a GPU where the cluster has one)", _one_of(DEVICES)),
-    "precision": Option("fp32", str, ", ".join(PRECISIONS), _one_of(PRECISIONS)),
-    "loader": Option("resident", str, "resident (tensors in memory) or dataloader (torch's)", _one_of(LOADERS)),
+    "clip_grad_norm": Option(
+        None, float, "gradients of a larger norm are scaled down to it; None: not", _positive, optional=True
+    ),
+    "device": one_of("auto", DEVICES, "cpu, cuda, mps, or auto (a GPU where the cluster has one)"),
+    "precision": one_of("fp32", PRECISIONS, "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling"),
+    "loader": one_of("resident", LOADERS, "resident (tensors in memory) or dataloader (torch's)"),
     "num_loader_workers": Option(0, int, "loader processes per worker, for loader=dataloader", _at_least(0)),
+    "prefetch_factor": Option(
+        None, int, "batches that a loader process makes ahead; None: torch's 2", _at_least(1), optional=True
+    ),
+    "pin_memory": Option(
+        None, bool, "loader=dataloader puts batches into page-locked memory; None: where there is a GPU", optional=True
+    ),
     "cpus_per_worker": Option(1, int, "cores that each worker has to itself", _at_least(1)),
+    "cpu_affinity": Option(
+        None,
+        object,
+        'cores to pin workers to: a count for each, a list ("0-3" or (0, 1)) shared out, "spread" or "compact"',
+        affinity_problem,
+        optional=True,
+    ),
     "num_threads": Option(None, int, "torch threads per worker; None: cpus_per_worker", _at_least(1), optional=True),
+    "compile": Option(False, bool, "torch.compile the model, in the warm-up"),
+    "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
     "drop_last": Option(False, bool, "leave out a last, smaller batch"),
     "num_warmup_steps": Option(10, int, "steps run and undone before the clock starts", _at_least(0)),
+    "eval_every_steps": Option(
+        None, int, "evaluate and report every so many steps; None: after each epoch", _at_least(1), optional=True
+    ),
+    "eval_batch_size": Option(1000, int, "samples at once in an evaluation", _at_least(1)),
+    "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
 }
 
 # What means something for a train_loop_per_worker, whose batches and optimizer raypar does not see.
-LOOP_OPTIONS = ("num_workers", "device", "cpus_per_worker", "num_threads")
+LOOP_OPTIONS = ("num_workers", "device", "cpus_per_worker", "cpu_affinity", "num_threads")
 
 
 def known_options(workload: Workload) -> dict[str, Option]:
@@ -77,23 +96,29 @@ def known_options(workload: Workload) -> dict[str, Option]:
     else:
         known = dict(OPTIONS)
     for key, value in workload.options.items():
-        known[key] = Option(value, type(value), f"option of workload {workload.name}")
+        own = (
+            Option(value, type(value), f"option of workload {workload.name}")
+            if not isinstance(value, Option)
+            else value
+        )
+        known[key] = own
     for key, value in workload.defaults.items():
         if key in known:
             old = known[key]
-            known[key] = Option(value, old.kind, old.doc, old.check, old.optional)
+            known[key] = replace(old, default=value)
     return known
 
 
 def check_value(field: str, key: str, value: Value, option: Option) -> Mistake | None:
     """What is wrong with one value of one option, or None."""
     usual = "" if option.default is None else f", by default {option.default}"
-    hint = f"{option.doc}; {option.kind.__name__}{usual}"
+    kind = "" if option.kind is object else f"; {option.kind.__name__}"
+    hint = f"{option.doc}{kind}{usual}"
     if value is None:
         return None if option.optional else Mistake(field, value, f"`{key}` needs a value", hint=hint)
     wanted = (int, float) if option.kind is float else (option.kind,)
     # bool is an int in Python, but `epochs=True` is a slip.
-    if not isinstance(value, wanted) or (isinstance(value, bool) and option.kind is not bool):
+    if not isinstance(value, wanted) or (isinstance(value, bool) and option.kind not in (bool, object)):
         wrong = f"`{key}` is of type {option.kind.__name__}, not {type(value).__name__}"
         return Mistake(field, value, wrong, hint=hint)
     problem = option.check(value)
@@ -110,8 +135,8 @@ def workload_mistakes(workload: Workload) -> list[Mistake]:
             hint = f"give the Workload {part}=, a function of the trial's config"
             found.append(Mistake(f"workload.{part}", getattr(workload, part), "is no function", hint=hint))
     for key, value in workload.options.items():
-        if not isinstance(value, (str, int, float, bool, tuple)):
-            hint = "a default is a str, int, float, bool or tuple, and its type is the option's"
+        if not isinstance(value, (str, int, float, bool, tuple, Option)):
+            hint = "a default is a str, int, float, bool or tuple (its type is the option's), or a raypar.Option"
             found.append(Mistake(f"workload.options[{key!r}]", value, "is no default for an option", hint=hint))
     known = known_options(replace(workload, defaults={}))
     for key, value in workload.defaults.items():
@@ -124,10 +149,25 @@ def workload_mistakes(workload: Workload) -> list[Mistake]:
     return found
 
 
-def check_together(field: str, config: Config, num_train_samples: int | None) -> list[Mistake]:
-    """What is wrong with a complete config whose values are each fine alone; not for a train loop's config."""
+def check_together(field: str, config: Config, workload: Workload) -> list[Mistake]:
+    """What is wrong with a complete config whose values are each fine alone."""
     found: list[Mistake] = []
-    workers, batch = config["num_workers"], config["batch_size"]
+    cores, workers = listed_cores(config["cpu_affinity"]), config["num_workers"]
+    if cores is not None and len(cores) % workers:
+        found.append(
+            Mistake(
+                f"{field}.cpu_affinity",
+                config["cpu_affinity"],
+                f"{len(cores)} cores can't be shared out evenly among num_workers={workers}",
+                hint=f"list a multiple of {workers} cores",
+            )
+        )
+    return found if workload.is_train_loop else [*found, *_check_training(field, config, workload)]
+
+
+def _check_training(field: str, config: Config, workload: Workload) -> list[Mistake]:
+    found: list[Mistake] = []
+    workers, batch, num_train_samples = config["num_workers"], config["batch_size"], workload.num_train_samples
     if batch < workers:
         found.append(
             Mistake(
@@ -151,13 +191,32 @@ def check_together(field: str, config: Config, num_train_samples: int | None) ->
                 hint="use a smaller batch_size" + (" or a larger num_samples" if wanted else ""),
             )
         )
-    if config["num_loader_workers"] and config["loader"] != "dataloader":
+    if config["loader"] not in workload.loaders:
         found.append(
             Mistake(
-                f"{field}.num_loader_workers",
-                config["num_loader_workers"],
-                f'has no effect with loader="{config["loader"]}"',
-                hint='add loader="dataloader", or leave num_loader_workers out',
+                f"{field}.loader",
+                config["loader"],
+                f"is not for workload {workload.name}",
+                hint=f"it has: {', '.join(workload.loaders)}",
             )
         )
+    found += [
+        Mistake(f"{field}.{key}", config[key], f"has no effect {why}", hint=hint) for key, why, hint in _idle(config)
+    ]
     return found
+
+
+def _idle(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Options that would do nothing in this config, why, and the way out: a sweep over them would show nothing."""
+    if config["loader"] != "dataloader":
+        for key in ("num_loader_workers", "pin_memory"):
+            if config[key]:
+                yield key, f'with loader="{config["loader"]}"', f'add loader="dataloader", or leave {key} out'
+    if config["prefetch_factor"] and not config["num_loader_workers"]:
+        yield "prefetch_factor", "without loader processes", "add num_loader_workers of at least 1, or leave it out"
+    if config["compile"] and not config["num_warmup_steps"]:
+        yield (
+            "num_warmup_steps",
+            "but to time the compilation",
+            "leave it out: the warm-up is where compile=True compiles",
+        )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raypar.errors import Mistake, StudyError, suggest
+from raypar.study.affinity import affinity_width
 from raypar.study.options import check_together, check_value, known_options, workload_mistakes
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform, Value, examples, problem
 from raypar.study.trial import Placement, TrialSpec, point_label
@@ -35,8 +36,9 @@ class Study:
         num_trials: how many points a search draws (per grid point, if the space also has grids).
         searcher: a ``ray.tune`` search algorithm; needs metric and mode.
         scheduler: a ``ray.tune`` trial scheduler (ASHA …), needs metric and mode.
-        metric: what searcher and scheduler look at, a key of the reports.
-        mode: "max" or "min".
+        metric: what says how good a trial is (to searcher and scheduler as well), a key of the reports; empty: the
+            workload's own.
+        mode: "max" or "min"; empty: the workload's own.
         max_concurrent_trials: None: timed trials one at a time, each alone; a search may pack what fits.
         description: what the study asks, for people.
 
@@ -55,12 +57,15 @@ class Study:
     num_trials: int = 20
     searcher: Any = None
     scheduler: Any = None
-    metric: str = "accuracy"
-    mode: str = "max"
+    metric: str = ""
+    mode: str = ""
     max_concurrent_trials: int = 1
     description: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.workload, Workload):
+            for key in ("metric", "mode"):
+                object.__setattr__(self, key, getattr(self, key) or getattr(self.workload, key))
         mistakes = list(_mistakes(self))
         if mistakes:
             raise StudyError(mistakes)
@@ -119,8 +124,13 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], default_device: str
     known = known_options(workload)
     config: dict[str, Any] = {key: option.default for key, option in known.items()}
     config.update(chosen)
-    if not workload.is_train_loop and config["per_worker_batch_size"] is not None:
-        config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
+    if not workload.is_train_loop:
+        if config["per_worker_batch_size"] is not None:
+            config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
+        if config["lr_base_batch_size"] is None:
+            config["lr_base_batch_size"] = known["batch_size"].default
+    if (width := affinity_width(config["cpu_affinity"], config["num_workers"])) is not None:
+        config["cpus_per_worker"] = width
     if config["device"] == "auto":
         config["device"] = default_device
     if config["num_threads"] is None:
@@ -211,6 +221,12 @@ def _space_mistakes(study: Study) -> list[Mistake]:
                 "leave one out",
             )
         )
+    if not found and "cpus_per_worker" in chosen and "cpu_affinity" in chosen:
+        taken = [v for v in _values(chosen["cpu_affinity"]) if affinity_width(v, 1) is not None]
+        if taken:
+            wrong = f"is given beside cpu_affinity={taken[0]!r}, which says how many cores as well"
+            hint = 'leave cpus_per_worker out, or say cpu_affinity="spread" or "compact"'
+            found.append(Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint))
     if found:
         return found
     num_points = 1
@@ -225,17 +241,19 @@ def _space_mistakes(study: Study) -> list[Mistake]:
                 hint="narrow the grids, or search with choice/uniform and num_trials",
             )
         ]
-    if free:
-        return found
     seen: set[str] = set()
     for point in study.points():
         sampled = {k: examples(d)[0] for k, d in study.space.items() if not isinstance(d, Grid)}
         config = resolve(study.workload, {**study.config, **sampled, **point})
-        for m in check_together(point_label(point), config, study.workload.num_train_samples):
+        for m in check_together(point_label(point), config, study.workload):
             if str(m) not in seen:
                 seen.add(str(m))
                 found.append(m)
     return found
+
+
+def _values(chosen: object) -> tuple[Value, ...]:
+    return examples(chosen) if isinstance(chosen, DOMAINS) else (chosen,)  # type: ignore[return-value]
 
 
 def _baseline_mistakes(study: Study) -> list[Mistake]:

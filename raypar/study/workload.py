@@ -5,10 +5,12 @@ Nothing here imports torch: a study file stays quick to load, and the functions 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from raypar.errors import suggest
 from raypar.study.space import Value
 
 if TYPE_CHECKING:
@@ -39,18 +41,73 @@ class Data:
     """What a workload's ``data`` function returns.
 
     Attributes:
-        train: the training samples.
-        val: the samples that ``val_loss`` and the metrics are taken on.
+        train: the training samples; None where they are too many to be held in memory (then `train_dataset`).
+        val: the samples that ``val_loss`` and the metrics are taken on; None: `val_dataset`.
         transform: applied to a batch of inputs in the worker (say, uint8 to normalised float32).
         train_dataset: a map-style dataset of the same training samples in the same order, ready for the model, for
             ``loader="dataloader"`` where samples are to be prepared one by one; without it that loader serves
             ``train`` sample by sample, and `transform` is applied to its batches.
+        val_dataset: the like for `val`, used only where that is None.
+        test: samples that no trial sees: only the models that were chosen on `val`, once, at a study's end.
     """
 
-    train: Split
-    val: Split
+    train: Split | None = None
+    val: Split | None = None
     transform: Callable[[Tensor], Tensor] | None = None
     train_dataset: Dataset[Any] | None = None
+    val_dataset: Dataset[Any] | None = None
+    test: Split | None = None
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A metric that is no mean of per-sample scores, say a macro-F1.
+
+    Attributes:
+        collect: ``collect(outputs, targets) -> tensor`` of one shape for every batch; summed over batches and ranks.
+        finish: what that sum comes to.
+    """
+
+    collect: Callable[[Any, Any], Tensor]
+    finish: Callable[[Tensor], float]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One hyperparameter.
+
+    Attributes:
+        default: its value unless a study says otherwise.
+        kind: the type of its values (an int will do for a float); `object`: `check` decides.
+        doc: what it means, for people.
+        check: what is wrong with a value (``"must be at least 1"``), or None.
+        optional: None is allowed, and means what `doc` says.
+    """
+
+    default: Value
+    kind: type
+    doc: str
+    check: Callable[[Value], str | None] = lambda _: None
+    optional: bool = False
+
+
+def one_of(default: str, known: Iterable[str], doc: str = "") -> Option:
+    """A hyperparameter that is one of some names."""
+    names = tuple(known)
+    return Option(
+        default, str, doc or ", ".join(names), lambda v: None if v in names else f"unknown, {suggest(str(v), names)}"
+    )
+
+
+def whole_number(default: int | None, doc: str, *, at_least: int = 1) -> Option:
+    """A hyperparameter that is a whole number with a lower bound; None as default makes it optional."""
+    return Option(
+        default,
+        int,
+        doc,
+        lambda v: None if isinstance(v, int) and v >= at_least else f"must be at least {at_least}",
+        optional=default is None,
+    )
 
 
 def _no_preparation(config: Config) -> None:
@@ -68,13 +125,20 @@ class Workload:
         num_train_samples: size of the training set, known without loading it, so that a plan can be
             checked; None: unknown.
         loss: ``loss(outputs, targets) -> scalar``, a mean over the batch; None means cross-entropy.
-        metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``;
-            None means accuracy.
-        options: the workload's own hyperparameters with their defaults; a default's type is the option's type.
+        metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``,
+            or to a `Statistic`; None means accuracy.
+        metric: what a study of it looks at unless it says otherwise: a key of the reports.
+        mode: "max" or "min" of it is better.
+        options: the workload's own hyperparameters, each with its default (whose type is the option's) or an `Option`.
         defaults: what raypar's own options are here, unless a study says otherwise (``{"lr": 0.1}``).
+        loaders: what `loader` may be: a set too large for memory has no "resident".
         prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
         preload: modules that the model or data functions import, imported ahead so that no trial pays for it.
         description: one line for a person.
+        dataset: the data set's name and size, for people.
+        has_test: `data` gives a test split.
+        save: writes a trained model into an (empty) folder, for ``keep_model``; None: its weights as ``weights.pt``.
+        generate: ``generate(folder, prompt, max_new_tokens) -> text`` by a model that `save` wrote.
         train_loop: an existing ``train_loop_per_worker(config)``; then nothing above but name and options counts.
     """
 
@@ -83,12 +147,19 @@ class Workload:
     data: Callable[[Config], Data] | None = None
     num_train_samples: int | None = None
     loss: Callable[[Any, Any], Any] | None = None
-    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
-    options: Mapping[str, Value] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
+    metric: str = "accuracy"
+    mode: str = "max"
+    options: Mapping[str, Value | Option] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
+    loaders: tuple[str, ...] = ("resident", "dataloader")
     prepare: Callable[[Config], None] = _no_preparation
     preload: tuple[str, ...] = ()
     description: str = ""
+    dataset: str = ""
+    has_test: bool = False
+    save: Callable[[nn.Module, Config, Path], None] | None = None
+    generate: Callable[[Path, str, int], str] | None = None
     train_loop: Callable[[dict[str, Any]], Any] | None = None
 
     @classmethod
@@ -98,6 +169,7 @@ class Workload:
         *,
         name: str | None = None,
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
+        prepare: Callable[[Config], None] = _no_preparation,
         description: str = "",
     ) -> Workload:
         """Take a Ray Train ``train_loop_per_worker(config)`` as it is.
@@ -109,6 +181,7 @@ class Workload:
             name=name or str(getattr(train_loop_per_worker, "__name__", "train_loop")),
             train_loop=train_loop_per_worker,
             preload=preload,
+            prepare=prepare,
             description=description,
         )
 

@@ -48,7 +48,7 @@ def test_a_valid_value_is_taken(key: str, value: Value) -> None:
         ("weight_decay", float("nan"), "at least 0"),
         ("optimizer", "adamm", "did you mean `adam`?"),
         ("device", "tpu", "did you mean `cpu`?"),
-        ("precision", "fp8", "known: fp32, fp64"),
+        ("precision", "fp8", "known: bf16, fp16, fp32"),
         ("drop_last", 1, "of type bool, not int"),
         ("num_warmup_steps", -1, "at least 0"),
     ],
