@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from raypar.study.workload import Config
+from raypar.train.schedule import scaled_lr
 
 # The names are study.options.OPTIMIZERS; momentum and nesterov are SGD with the usual 0.9.
 _MAKERS: dict[str, Callable[..., Optimizer]] = {
@@ -25,5 +26,5 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
 
 
 def build_optimizer(parameters: Iterable[Any], config: Config) -> Optimizer:
-    """The optimizer that ``config["optimizer"]`` names, with the config's lr and weight_decay."""
-    return _MAKERS[config["optimizer"]](parameters, lr=config["lr"], weight_decay=config["weight_decay"])
+    """The optimizer that ``config["optimizer"]`` names, with the config's scaled lr and weight_decay."""
+    return _MAKERS[config["optimizer"]](parameters, lr=scaled_lr(config), weight_decay=config["weight_decay"])

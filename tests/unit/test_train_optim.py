@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from raypar.study.options import OPTIMIZERS
 from raypar.train.optim import build_optimizer
+
+
+def named(name: str, lr: float, weight_decay: float = 0.0) -> dict[str, Any]:
+    return {"optimizer": name, "lr": lr, "lr_scaling": "none", "weight_decay": weight_decay}
 
 
 def parameter() -> torch.nn.Parameter:
@@ -16,7 +22,7 @@ def parameter() -> torch.nn.Parameter:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_that_a_study_may_name_takes_lr_and_weight_decay_and_makes_the_loss_smaller(name: str) -> None:
     weights = parameter()
-    optimizer = build_optimizer([weights], {"optimizer": name, "lr": 0.05, "weight_decay": 0.01})
+    optimizer = build_optimizer([weights], named(name, 0.05, 0.01))
     (group,) = optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.05, 0.01)
     before = float(weights.detach().square().sum())
@@ -33,14 +39,14 @@ def test_every_optimizer_that_a_study_may_name_takes_lr_and_weight_decay_and_mak
 def test_momentum_and_nesterov_are_sgd_with_momentum_of_the_usual_size(
     name: str, momentum: float, nesterov: bool
 ) -> None:
-    optimizer = build_optimizer([parameter()], {"optimizer": name, "lr": 0.1, "weight_decay": 0.0})
+    optimizer = build_optimizer([parameter()], named(name, 0.1))
     assert type(optimizer) is torch.optim.SGD
     assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[0]["nesterov"]) == (momentum, nesterov)
 
 
 def test_one_step_of_sgd_is_the_textbooks() -> None:
     weights = parameter()
-    optimizer = build_optimizer([weights], {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.0})
+    optimizer = build_optimizer([weights], named("sgd", 0.5))
     (weights * torch.tensor([1.0, 4.0])).sum().backward()
     optimizer.step()
     assert weights.tolist() == [2.5, -4.0]
