@@ -1,4 +1,4 @@
-"""From an optimizer's name to torch's optimizer."""
+"""From an optimizer's name to torch's optimizer, or to one for large batches that torch lacks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from raypar.study.workload import Config
+from raypar.train.large_batch import LAMB, LARS
 from raypar.train.schedule import scaled_lr
 
 # The names are study.options.OPTIMIZERS; momentum and nesterov are SGD with the usual 0.9.
@@ -22,6 +23,8 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
     "adadelta": torch.optim.Adadelta,
+    "lars": partial(LARS, momentum=0.9, trust_coefficient=0.001),
+    "lamb": LAMB,
 }
 
 
