@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
+import tarfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from raypar.provenance import provenance
 from raypar.run.cluster import Cluster, joined_cluster, private_ray, this_machine
 from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.processes import ForkServer
-from raypar.run.runner import Interrupted, Runner, RunSettings
+from raypar.run.runner import MODEL_FOLDER, Interrupted, Runner, RunSettings
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
@@ -107,7 +109,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         execution = _execution(loaded, options)
         recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
         recorder.start(upload=False)
-        keeper = _Keeper(study, results, recorder, stack.enter_context(listener_of(plan)))
+        keeper = _Keeper(study, results, recorder, stack.enter_context(listener_of(plan)), log_dir)
         interrupted = False
         try:
             log_dir.mkdir(parents=True)
@@ -132,21 +134,32 @@ def cluster_at(address: str | None) -> contextlib.AbstractContextManager[Cluster
 class _Keeper:
     """Listens to a run: keeps and stores every result, and passes everything on to whoever shows it."""
 
-    def __init__(self, study: Study, results: dict[str, TrialResult], recorder: Recorder, view: Listener) -> None:
+    def __init__(
+        self, study: Study, results: dict[str, TrialResult], recorder: Recorder, view: Listener, log_dir: Path
+    ) -> None:
         self._question = question_of(study)
-        self._results, self._recorder, self._view = results, recorder, view
+        self._results, self._recorder, self._view, self._log_dir = results, recorder, view, log_dir
         self._paired: set[str] = set(pair_speedups(self._question, tuple(results.values())))
         self.failures: list[TrialResult] = []
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrialEnded):
             result = event.result
-            self._recorder.record(result)
+            self._recorder.record(result, model_dir=self._model_dir(event))
             if result.state is TrialState.FAILED:
                 self.failures.append(result)
             self._results[result.spec.identity] = result
             self._record_speedups()
         self._view(event)
+
+    def _model_dir(self, ended: TrialEnded) -> Path | None:
+        """The folder of the model that the trial has kept, if it has."""
+        folder = self._log_dir / ended.result.spec.identity / MODEL_FOLDER
+        if ended.model:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(fileobj=io.BytesIO(ended.model)) as tar:
+                tar.extractall(folder, filter="data")
+        return folder if folder.is_dir() else None
 
     def _record_speedups(self) -> None:
         speedups = pair_speedups(self._question, tuple(self._results.values()))
@@ -196,6 +209,7 @@ def _runner(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path) ->
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
         default_device=plan.cluster.default_device,
+        ships_models=not plan.cluster.is_own,
     )
     if not options.with_ray:
         from raypar.run.local import LocalRunner

@@ -120,12 +120,13 @@ class Broker:
             run.timers.append(asyncio.get_running_loop().call_later(grace_s, self._kill_soon, run))
         await self._wake()
 
-    async def take(self, uid: str) -> tuple[TrialResult, int]:
-        """A trial's result, once it is over, and how many news there were before; the broker forgets the trial."""
+    async def take(self, uid: str) -> tuple[TrialResult, bytes, int]:
+        """A trial's result, once it is over, its model if that is shipped, and how many news there were before; the
+        broker forgets the trial."""
         await self._until(lambda: self._runs[uid].result is not None)
-        result = self._runs.pop(uid).result
-        assert result is not None
-        return result, self._num_told + len(self._news)
+        run = self._runs.pop(uid)
+        assert run.result is not None
+        return run.result, run.model, self._num_told + len(self._news)
 
     async def news(self) -> list[Event]:
         """What has happened since it was last asked; waits for something, though not for ever."""
@@ -181,6 +182,8 @@ class Broker:
             environment=settings.environment,
             sys_path=settings.sys_path,
             log_path=str(settings.log_path(run.spec, run.number, rank)),
+            model_dir=str(settings.model_dir(run.spec)),
+            ships_model=settings.ships_models,
             attempt=run.number,
         )
 
@@ -241,7 +244,11 @@ class Broker:
         """Start what can be started."""
         for run in list(self._queue):
             gang = self._pool.idle_for(run.spec.placement)
-            cores = self._pool.lease(gang) if gang is not None else None
+            if gang is not None and (why_not := self._pool.refusal(gang, run.spec)) is not None:
+                self._queue.remove(run)
+                run.conclude(Failure(FailureKind.REFUSED, why_not))
+                continue
+            cores = self._pool.lease(gang, run.spec) if gang is not None else None
             if gang is not None and cores is not None:
                 self._queue.remove(run)
                 self._start_run(run, gang, cores)

@@ -25,7 +25,7 @@ from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRan
 from raypar.run.supervise import supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
-from raypar.train.affinity import allowed_cores
+from raypar.train.affinity import Core, host_cores
 from raypar.train.job import RankJob
 
 # Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
@@ -45,6 +45,7 @@ class Greeting:
     local_world_size: int
     node_rank: int
     placement_group: Any
+    cores: tuple[Core, ...]  # of the host
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Assignment:
     environment: Mapping[str, str]
     sys_path: tuple[str, ...]
     log_path: str
+    model_dir: str
+    ships_model: bool
     attempt: int
 
 
@@ -116,6 +119,7 @@ def serve(config: Mapping[str, Any]) -> None:
         local_world_size=context.get_local_world_size(),
         node_rank=context.get_node_rank(),
         placement_group=ray.util.get_current_placement_group(),
+        cores=host_cores(),
     )
     fork_address: str = ray.get(broker.hello.remote(gang_id, rank, greeting))
     forks = None if config["fresh"] else ForkClient(fork_address)
@@ -170,6 +174,8 @@ def _serve_one(
         sys_path=task.sys_path,
         requested_at_s=time.monotonic(),
         log_path=str(log_path),
+        model_dir=task.model_dir,
+        ships_model=task.ships_model,
     )
     process: RankProcess = forks.fork(log_path, listen) if forks else SpawnedRank(log_path, listen)
     over = threading.Event()
@@ -195,11 +201,11 @@ class ForkAgent:
         self._make = partial(ForkServer, preload, sys_path)
         self._server = self._make()
 
-    def describe(self) -> tuple[str, tuple[int, ...]]:
-        """The fork server's address, and the cores of this machine that ranks may use. A dead server is replaced."""
+    def address(self) -> str:
+        """Where the node's fork server listens. A dead one is replaced."""
         if not answers(self._server.address):
             self._server = self._make()
-        return self._server.address, allowed_cores()
+        return self._server.address
 
 
 def host_id() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,14 @@ from types import TracebackType
 
 import cloudpickle
 
+from raypar.run.capacity import CoreLeases
 from raypar.run.events import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted
 from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
 from raypar.run.runner import Interrupted, RunSettings, is_retried
 from raypar.run.supervise import RankEnd, supervise
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
-from raypar.train.affinity import allowed_cores
+from raypar.train.affinity import host_cores
 from raypar.train.job import RankJob, merge
 
 
@@ -59,9 +59,13 @@ class LocalRunner:
     def _run_trial(self, workload: bytes, spec: TrialSpec, attempt: int, listener: Listener) -> TrialResult:
         started_at, requested_at_s = time.time(), time.monotonic()
         world_size = spec.placement.num_workers
-        cores = allowed_cores()
-        width = spec.placement.cpus_per_worker
-        pinned = world_size * width <= len(cores) and sys.platform == "linux"
+        here, affinity = dict.fromkeys(range(world_size), "here"), spec.config.get("cpu_affinity")
+        leases = CoreLeases()
+        leases.add_host("here", host_cores())
+        if (why_not := leases.refusal(here, affinity)) is not None:
+            refused = Failure(FailureKind.REFUSED, why_not)
+            return merge(spec, {}, (), attempts=attempt, started_at=started_at, environment={}, failure=refused)
+        cores = leases.lease(here, spec.placement.cpus_per_worker, affinity) or {}  # one trial at a time: all are free
         reports: list[Mapping[str, float]] = []
         failures: list[Failure] = []
         processes: list[RankProcess] = []
@@ -109,11 +113,13 @@ class LocalRunner:
                         local_world_size=world_size,
                         node_rank=0,
                         master_address=listen.getsockname(),
-                        cores=cores[rank * width : (rank + 1) * width] if pinned else (),
+                        cores=cores.get(rank, ()),
                         environment=self._settings.environment,
                         sys_path=self._settings.sys_path,
                         requested_at_s=requested_at_s,
                         log_path=str(log_path),
+                        model_dir=str(self._settings.model_dir(spec)),
+                        ships_model=False,
                     )
                 )
             if self._settings.trial_timeout_s is not None:

@@ -11,6 +11,7 @@ from raypar.run.events import Listener
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialSpec
 
+MODEL_FOLDER = "model"
 ISOLATIONS = ("warm", "fresh")
 RETRIED = (FailureKind.CRASH, FailureKind.HUNG, FailureKind.GANG_LOST)  # a user's error would only come again
 
@@ -27,6 +28,7 @@ class RunSettings:
         sys_path: folders from which the study's own modules are imported.
         preload: modules imported ahead of the trials, once per node.
         trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
+        ships_models: kept models travel with the results: the ranks' machines are not the driver's.
         default_device: what ``device="auto"`` means for the points that a search draws.
         stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
     """
@@ -39,10 +41,15 @@ class RunSettings:
     trial_timeout_s: float | None = None
     stop_grace_s: float = 10.0
     default_device: str = "cpu"
+    ships_models: bool = False
 
     def log_path(self, spec: TrialSpec, attempt: int, rank: int) -> Path:
         """Where a rank's output goes."""
         return self.log_dir / spec.identity / f"attempt{attempt}-rank{rank}.log"
+
+    def model_dir(self, spec: TrialSpec) -> Path:
+        """Where rank 0 leaves the trained model, if it is kept."""
+        return self.log_dir / spec.identity / MODEL_FOLDER
 
 
 class Interrupted(Exception):

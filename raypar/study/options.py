@@ -200,10 +200,23 @@ def _check_training(field: str, config: Config, workload: Workload) -> list[Mist
                 hint=f"it has: {', '.join(workload.loaders)}",
             )
         )
+    for key, value, problem, hint in _impossible(config):
+        found.append(Mistake(f"{field}.{key}", value, problem, hint=hint))
     found += [
         Mistake(f"{field}.{key}", config[key], f"has no effect {why}", hint=hint) for key, why, hint in _idle(config)
     ]
     return found
+
+
+def _impossible(config: Config) -> Iterator[tuple[str, Value, str, str]]:
+    if config["device"] == "mps":
+        if config["num_workers"] > 1:
+            yield "num_workers", config["num_workers"], "can't share the one MPS device", "use num_workers=1 with it"
+        if config["precision"] == "fp64":
+            yield "precision", "fp64", "is not to be had on MPS", 'use precision="fp32", or device="cpu"'
+    if config["strategy"] == "gather_broadcast" and config["precision"] == "fp16":
+        hint = 'use precision="bf16", which needs no scaling, or strategy="ddp"'
+        yield "precision", "fp16", "scales its loss by rank: gather_broadcast would mix the scales", hint
 
 
 def _idle(config: Config) -> Iterator[tuple[str, str, str]]:

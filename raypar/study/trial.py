@@ -33,7 +33,7 @@ class Placement:
 
     num_workers: int
     cpus_per_worker: int
-    device: str  # "cpu" or "cuda"; never "auto"
+    device: str  # "cpu", "cuda" or "mps"; never "auto"
 
     @property
     def num_cpus(self) -> int:
@@ -42,7 +42,8 @@ class Placement:
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker" + ("s" if self.num_workers > 1 else "")
         cores = f"{self.cpus_per_worker} core" + ("s" if self.cpus_per_worker > 1 else "")
-        return f"{workers} × {cores}" + (" + 1 GPU" if self.device == "cuda" else "")
+        # Apple's GPU is part of the machine, and nothing that Ray counts.
+        return f"{workers} × {cores}" + {"cuda": " + 1 GPU", "mps": " + mps"}.get(self.device, "")
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class TrialResult:
         started_at: Unix time at which its ranks were started.
         wall_s: from the start of its ranks to their end, everything included.
         startup_s: from the start of its ranks to the first warm-up step: process group, data, model.
+        data_time_s: of that, loading and preparing the data.
         warmup_s: the undone steps before the clock.
         train_time_s: the timed region: all counted steps, without evaluation. None for a train loop, which raypar
             can't look into.
@@ -132,6 +134,7 @@ class TrialResult:
     started_at: float = 0.0
     wall_s: float | None = None
     startup_s: float | None = None
+    data_time_s: float | None = None
     warmup_s: float | None = None
     train_time_s: float | None = None
     eval_time_s: float | None = None

@@ -92,6 +92,20 @@ class RunReader:
         except (OSError, ValueError, Unreachable, Rejected):
             return None
 
+    def read_folder(self, run: Any, name: str, to: Path) -> Path | None:
+        """A folder among a run's artifacts, brought to `to` where it is not on this machine; None if it isn't there."""
+        folder = local_folder(run.info.artifact_uri)
+        try:
+            if folder is not None:
+                here = self._moved(folder) / name
+                return here if here.is_dir() else None
+            to.mkdir(parents=True, exist_ok=True)
+            with store_errors():
+                path = Path(self._client().download_artifacts(run.info.run_id, name, str(to)))
+            return path if path.is_dir() else None
+        except (OSError, ValueError, Unreachable, Rejected):
+            return None
+
     def _moved(self, folder: Path) -> Path:
         """Where a run's files are if the project's folder was moved as a whole since."""
         root = artifact_root(self._tracking_uri, self._project_dir)

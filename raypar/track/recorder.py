@@ -124,15 +124,16 @@ class Recorder:
             study_source=started.study_source,
         )
 
-    def record(self, result: TrialResult) -> None:
-        """A trial's result, its child run.
+    def record(self, result: TrialResult, model_dir: Path | None = None) -> None:
+        """A trial's result, its child run; the files of `model_dir`, which stay there, as its artifact ``model``.
 
         Raises:
             StoreError: if neither the journal nor the store takes it.
         """
         begun_s = self._clock()
         self._totals["num_finished" if result.is_complete else "num_failed"] += 1
-        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()))
+        model: dict[str, Any] = {"model_dir": str(model_dir)} if model_dir else {}
+        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **model)
         self.upload_time_s += self._clock() - begun_s
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:

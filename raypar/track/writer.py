@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,15 @@ class RunWriter:
                 path = folder.joinpath(*parts)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8", errors="replace")
+
+    def write_folder(self, run: RunRef, name: str, source: Path) -> None:
+        """A copy of a folder's files among the run's artifacts."""
+        folder = local_folder(run.artifact_uri)
+        with store_errors():
+            if folder is None:
+                self._connected().log_artifacts(run.run_id, str(source), name)
+            else:
+                shutil.copytree(source, folder / name, dirs_exist_ok=True)
 
     def end(self, run: RunRef, status: str, end_ms: int) -> None:
         """FINISHED, FAILED or KILLED."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from raypar.study.workload import Data
+from raypar.study.workload import Config, Data
 
 
 class Share(NamedTuple):
@@ -68,11 +68,27 @@ class Batch(NamedTuple):
 BatchStream = Callable[[Tensor], Iterator[Batch]]  # from an epoch's order to the rank's batches
 
 
+def num_train_samples(data: Data) -> int:
+    """How many training samples there are."""
+    if data.train is not None:
+        return len(data.train)
+    if data.train_dataset is None:
+        raise ValueError("the workload's data has neither train nor train_dataset")
+    return len(data.train_dataset)  # type: ignore[arg-type]
+
+
 def resident(
-    data: Data, cast: Callable[[Any], Any], device: torch.device, split_order: Callable[[Tensor], Iterator[Share]]
+    data: Data,
+    num_samples: int,
+    cast: Callable[[Any], Any],
+    device: torch.device,
+    split_order: Callable[[Tensor], Iterator[Share]],
 ) -> BatchStream:
-    """Batches sliced from tensors that stay in (device) memory; no copy but the gather of the batch itself."""
-    inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)
+    """Batches sliced from the first `num_samples` samples, tensors that stay in (device) memory; no copy but the
+    gather of the batch itself."""
+    if data.train is None:
+        raise ValueError('the workload\'s data is not in memory: use loader="dataloader"')
+    inputs, targets = data.train.inputs[:num_samples].to(device), data.train.targets[:num_samples].to(device)
     transform = data.transform
 
     def stream(order: Tensor) -> Iterator[Batch]:
@@ -115,11 +131,15 @@ def dataloader(
     cast: Callable[[Any], Any],
     device: torch.device,
     split_order: Callable[[Tensor], Iterator[Share]],
-    num_loader_workers: int,
+    config: Config,
 ) -> BatchStream:
-    """Batches from torch's DataLoader, in the same order as `resident`."""
-    own = data.train_dataset
-    dataset: Dataset[Any] = own if own is not None else _InMemory(data.train.inputs, data.train.targets)
+    """Batches from torch's DataLoader as the config wants it, in the same order as `resident`."""
+    own, num_loader_workers, pin_memory = data.train_dataset, config["num_loader_workers"], config["pin_memory"]
+    if own is not None:
+        dataset = own
+    else:
+        assert data.train is not None
+        dataset = _InMemory(data.train.inputs, data.train.targets)
     transform = data.transform if own is None else None
     sampler = _Shares()
     loader: DataLoader[Any] = DataLoader(
@@ -127,7 +147,8 @@ def dataloader(
         batch_sampler=sampler,
         num_workers=num_loader_workers,
         persistent_workers=num_loader_workers > 0,
-        pin_memory=device.type == "cuda",
+        prefetch_factor=config["prefetch_factor"],
+        pin_memory=device.type == "cuda" if pin_memory is None else pin_memory,
     )
 
     def stream(order: Tensor) -> Iterator[Batch]:

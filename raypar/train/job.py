@@ -22,6 +22,8 @@ class RankJob:
         sys_path: folders from which the study's own modules are imported.
         requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
         log_path: where the rank's output goes.
+        model_dir: where rank 0 leaves the trained model, if the config keeps it.
+        ships_model: that folder is on another machine than the driver's: the model goes into the outcome as well.
     """
 
     workload: bytes
@@ -38,14 +40,21 @@ class RankJob:
     sys_path: tuple[str, ...]
     requested_at_s: float
     log_path: str
+    model_dir: str
+    ships_model: bool
 
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What one rank has to tell at its end; times in seconds on its own clock."""
+    """What one rank has to tell at its end; times in seconds on its own clock.
+
+    Attributes:
+        model: the kept model, packed by `raypar.train.keep.pack`, where it is to be shipped.
+    """
 
     stopped: bool = False
     startup_s: float | None = None
+    data_time_s: float | None = None
     warmup_s: float | None = None
     train_time_s: float | None = None
     eval_time_s: float | None = None
@@ -53,6 +62,7 @@ class RankOutcome:
     num_samples: int | None = None
     step_times_s: tuple[float, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    model: bytes = b""
 
 
 class StopTrial(BaseException):
@@ -99,6 +109,7 @@ def merge(
         started_at=started_at,
         wall_s=slowest("wall_s"),
         startup_s=slowest("startup_s"),
+        data_time_s=slowest("data_time_s"),
         warmup_s=slowest("warmup_s"),
         train_time_s=train_time_s,
         eval_time_s=slowest("eval_time_s"),

@@ -1,58 +1,41 @@
-"""The training of one trial on one rank: warm up and undo it, then timed epochs, each followed by an evaluation."""
+"""The training of one trial on one rank: warm up and undo it, then timed steps, with evaluations between them."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import islice
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from raypar.study.workload import Config, Data, Split, Workload
+from raypar.parallel.place import Place
+from raypar.parallel.strategy import Strategy, build_strategy
+from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import batches
 from raypar.train.affinity import CpuWatch
+from raypar.train.evaluate import Evaluation
 from raypar.train.job import Channel, RankOutcome
-from raypar.train.optim import build_optimizer
+from raypar.train.keep import Keeper
+from raypar.train.numerics import numerics_of
+from raypar.train.step import Stepper
 from raypar.train.timer import StepTimer
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
-EVAL_BATCH_SIZE = 1000
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this rank stands among the others."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-
-    def reduce(self, values: list[float], how: dist.ReduceOp.RedOpType) -> list[float]:
-        """The values reduced over all ranks, in double precision."""
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if self.world_size > 1:
-            dist.all_reduce(tensor, how)
-        return [float(v) for v in tensor.tolist()]
-
-    def barrier(self) -> None:
-        if self.world_size > 1:
-            dist.barrier()
 
 
 @dataclass
 class _Timed:
-    """What the epochs add up to on this rank."""
+    """What the counted steps add up to on this rank."""
 
     train_time_s: float = 0.0
     eval_time_s: float = 0.0
     num_samples: int = 0
+    num_steps: int = 0
+    step_times_s: list[float] = field(default_factory=list)
 
 
 def train(
@@ -63,31 +46,30 @@ def train(
     cores: tuple[int, ...],
     channel: Channel,
     start_s: float,
+    model_dir: Path | None = None,
 ) -> RankOutcome:
     """Train one trial's rank and tell what it took.
 
     Args:
         start_s: ``time.monotonic()`` when the rank was asked for.
+        model_dir: where rank 0 leaves the trained model, if the config keeps it.
 
     The model's weights, the data order and so the losses depend on config and seed, not on the number of ranks
     (up to the rounding of a different order of summation).
     """
     assert workload.model is not None and workload.data is not None
-    dtype = DTYPES[config["precision"]]
-
-    def cast(inputs: Tensor) -> Tensor:
-        return inputs if inputs.dtype == dtype or not _is_numeric_input(inputs) else inputs.to(dtype)
-
-    data = _limited(workload.data(config), config.get("num_samples"))
-    if not batches.num_steps(len(data.train), config["batch_size"], drop_last=config["drop_last"]):
-        raise ValueError(f"batch_size={config['batch_size']} leaves no full batch of {len(data.train)} samples")
+    numerics = numerics_of(config, place.device)
+    data_start_s = time.monotonic()
+    data = workload.data(config)
+    num_samples = _num_samples(batches.num_train_samples(data), config)
+    data_time_s = time.monotonic() - data_start_s
+    steps_per_epoch = batches.num_steps(num_samples, config["batch_size"], drop_last=config["drop_last"])
+    if not steps_per_epoch:
+        raise ValueError(f"batch_size={config['batch_size']} leaves no full batch of {num_samples} samples")
+    total_steps = steps_per_epoch * config["epochs"]
     torch.manual_seed(seed)  # the same weights on every rank
-    bare = workload.model(config).to(place.device, dtype)
-    if place.world_size > 1:
-        devices = [place.device.index] if place.device.type == "cuda" else None
-        model: nn.Module = nn.parallel.DistributedDataParallel(bare, device_ids=devices)
-    else:
-        model = bare
+    bare = numerics.place(workload.model(config))
+    strategy = build_strategy(config["strategy"], bare, place)
     split_order = partial(
         batches.shares,
         batch_size=config["batch_size"],
@@ -96,107 +78,109 @@ def train(
         drop_last=config["drop_last"],
     )
     if config["loader"] == "resident":
-        stream = batches.resident(data, cast, place.device, split_order)
+        stream = batches.resident(data, num_samples, numerics.cast, place.device, split_order)
     else:
-        stream = batches.dataloader(data, cast, place.device, split_order, config["num_loader_workers"])
-    loss_of = workload.loss or nn.functional.cross_entropy
-    metrics = workload.metrics if workload.metrics is not None else {"accuracy": accuracy}
+        stream = batches.dataloader(data, numerics.cast, place.device, split_order, config)
+    loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
+    evaluation = Evaluation(workload, data, config, numerics, place)
 
-    def reseed() -> None:
+    def new_stepper() -> Stepper:
         # Dropout and the like: a stream of its own for every rank.
         torch.manual_seed(seed * 7919 + place.rank + 1)
+        return Stepper(strategy, numerics, loss_of, config, total_steps)
 
     mark("rank: first step")
     warm_start_s = time.monotonic()
-    reseed()
-    _warm_up(model, bare, stream, loss_of, config, len(data.train), seed)
+    _warm_up(new_stepper(), bare, strategy, stream, config, batches.epoch_order(num_samples, seed, 0))
     warmup_s = time.monotonic() - warm_start_s
 
-    reseed()
-    optimizer = build_optimizer(model.parameters(), config)
+    stepper = new_stepper()
+    keeper = Keeper(workload, config, model_dir if place.rank == 0 and config["keep_model"] else None)
     watch = CpuWatch(cores)
-    step_times_s: list[float] = []
     timed = _Timed()
     stopped = False
-    for epoch in range(1, config["epochs"] + 1):
-        order = batches.epoch_order(len(data.train), seed, epoch)
+    orders = (batches.epoch_order(num_samples, seed, epoch) for epoch in range(1, config["epochs"] + 1))
+    for steps in _segments((stream(order) for order in orders), total_steps, config["eval_every_steps"]):
         place.barrier()
         watch.start()
         timer = StepTimer(place.device)
-        losses, sizes = _run_epoch(model, optimizer, stream(order), loss_of, timer)
+        losses, sizes = _run_segment(stepper, strategy, steps, timer)
         watch.stop()
-        step_times_s += timer.step_times_s()
         eval_start_s = time.perf_counter()
-        val = _evaluate(bare, data, cast, loss_of, metrics, place)
+        val = evaluation(bare)
         eval_time_s = time.perf_counter() - eval_start_s
-        weighted = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
-        loss_sum, count = place.reduce([weighted, float(sum(sizes))], dist.ReduceOp.SUM)
-        slowest_s, slowest_eval_s = place.reduce([timer.total_s, eval_time_s], dist.ReduceOp.MAX)
+        timed.step_times_s += timer.step_times_s()
         timed.train_time_s += timer.total_s
         timed.eval_time_s += eval_time_s
         timed.num_samples += sum(sizes)
+        timed.num_steps += len(sizes)
+        weighted = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+        loss_sum, count = place.sum(torch.tensor([weighted, sum(sizes)], dtype=torch.float64)).tolist()
+        slowest_s, slowest_eval_s = place.max([timer.total_s, eval_time_s])
+        epoch = timed.num_steps / steps_per_epoch
         report = {
-            "epoch": epoch,
+            "epoch": int(epoch) if epoch.is_integer() else epoch,
+            "step": timed.num_steps,
             "train_loss": loss_sum / count,
             **val,
+            "lr": stepper.lr,
+            **stepper.take_grad_norm(),
             "train_time_s": slowest_s,
             "eval_time_s": slowest_eval_s,
             "throughput_samples_per_s": count / slowest_s,
+            "eval_samples_per_s": evaluation.size / slowest_eval_s,
+            "eval_steps_per_s": evaluation.num_steps / slowest_eval_s,
         }
+        keeper.look_at(bare, report)
         if not channel.report(report):
-            stopped = epoch < config["epochs"]
+            stopped = timed.num_steps < total_steps
             break
+    keeper.save(bare)
     return RankOutcome(
         stopped=stopped,
         startup_s=warm_start_s - start_s,
+        data_time_s=data_time_s,
         warmup_s=warmup_s,
         train_time_s=timed.train_time_s,
         eval_time_s=timed.eval_time_s,
         num_samples=timed.num_samples,
-        step_times_s=tuple(step_times_s),
+        step_times_s=tuple(timed.step_times_s),
         environment=watch.summary(),
     )
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sample: 1 where the largest output is the target's. Shapes ``(batch, classes)``, ``(batch,)``."""
-    return outputs.argmax(1) == targets
+def _num_samples(available: int, config: Config) -> int:
+    wanted = config["num_samples"]
+    if wanted is not None and wanted > available:
+        raise ValueError(f"num_samples={wanted} is more than the {available} training samples")
+    return wanted or available
 
 
-def _is_numeric_input(inputs: Tensor) -> bool:
-    # int64 inputs are token numbers for an embedding and stay what they are.
-    return inputs.is_floating_point() or inputs.dtype == torch.uint8
+def _segments(
+    epochs: Iterator[Iterator[batches.Batch]], total_steps: int, eval_every_steps: int | None
+) -> Iterator[Iterator[batches.Batch]]:
+    """The training in parts with an evaluation after each: the epochs, or so many steps at a time.
+
+    A part has to be used up before the next one is asked for.
+    """
+    if eval_every_steps is None:
+        yield from epochs
+        return
+    every = (batch for epoch in epochs for batch in epoch)
+    for _ in range(-(-total_steps // eval_every_steps)):
+        yield islice(every, eval_every_steps)
 
 
-def _limited(data: Data, num_samples: int | None) -> Data:
-    if num_samples is None:
-        return data
-    train = Split(data.train.inputs[:num_samples], data.train.targets[:num_samples])
-    return Data(train, data.val, data.transform, data.train_dataset)
-
-
-def _step(model: nn.Module, optimizer: Optimizer, batch: batches.Batch, loss_of: Callable[..., Tensor]) -> Tensor:
-    optimizer.zero_grad()
-    loss = loss_of(model(batch.inputs), batch.targets)
-    (loss if batch.weight == 1.0 else loss * batch.weight).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return loss.detach()
-
-
-def _run_epoch(
-    model: nn.Module,
-    optimizer: Optimizer,
-    stream: Iterator[batches.Batch],
-    loss_of: Callable[..., Tensor],
-    timer: StepTimer,
+def _run_segment(
+    stepper: Stepper, strategy: Strategy, steps: Iterator[batches.Batch], timer: StepTimer
 ) -> tuple[list[float], list[int]]:
-    """One timed pass; returns each step's mean loss and number of samples on this rank."""
-    model.train()
+    """The timed region; returns each step's mean loss and number of samples on this rank."""
+    strategy.module.train()
     losses: list[Tensor] = []
     sizes: list[int] = []
     timer.start()
-    for batch in stream:
-        losses.append(_step(model, optimizer, batch, loss_of))
+    for batch in steps:
+        losses.append(stepper.step(batch))
         sizes.append(batch.num_samples)
         timer.lap()
     timer.stop()
@@ -204,47 +188,23 @@ def _run_epoch(
 
 
 def _warm_up(
-    model: nn.Module,
+    stepper: Stepper,
     bare: nn.Module,
+    strategy: Strategy,
     stream: batches.BatchStream,
-    loss_of: Callable[..., Tensor],
     config: Config,
-    num_samples: int,
-    seed: int,
+    order: Tensor,
 ) -> None:
     """Run some steps so that what is done once (threads, kernels, buckets) is done, then put the weights back."""
-    if not config["num_warmup_steps"]:
+    num_steps, batch_size = config["num_warmup_steps"], config["batch_size"]
+    if not num_steps:
         return
     initial = copy.deepcopy(bare.state_dict())
-    optimizer = build_optimizer(model.parameters(), config)
-    model.train()
-    order = batches.epoch_order(num_samples, seed, 0)[: config["num_warmup_steps"] * config["batch_size"]]
-    for batch in stream(order):
-        _step(model, optimizer, batch, loss_of)
+    strategy.module.train()
+    for batch in stream(order[: num_steps * batch_size]):
+        stepper.step(batch)
+    if config["compile"] and not config["drop_last"] and (last := len(order) % batch_size):
+        for batch in stream(order[:last]):  # compiled for a batch of another size as well
+            stepper.step(batch)
     bare.load_state_dict(initial)
-    optimizer.zero_grad()
-
-
-def _evaluate(
-    bare: nn.Module,
-    data: Data,
-    cast: Callable[[Tensor], Tensor],
-    loss_of: Callable[..., Tensor],
-    metrics: Mapping[str, Callable[[Any, Any], Any]],
-    place: Place,
-) -> dict[str, float]:
-    """``val_loss`` and every metric, each a mean over ``data.val``; the ranks share the samples."""
-    size = len(data.val)
-    begin, end = place.rank * size // place.world_size, (place.rank + 1) * size // place.world_size
-    sums = dict.fromkeys(["val_loss", *metrics], 0.0)
-    bare.eval()
-    with torch.inference_mode():
-        for at in range(begin, end, EVAL_BATCH_SIZE):
-            part = slice(at, min(end, at + EVAL_BATCH_SIZE))
-            x, y = data.val.inputs[part].to(place.device), data.val.targets[part].to(place.device)
-            outputs = bare(cast(data.transform(x) if data.transform else x))
-            sums["val_loss"] += float(loss_of(outputs, y)) * len(y)
-            for name, metric in metrics.items():
-                sums[name] += float(metric(outputs, y).double().sum())
-    totals = place.reduce(list(sums.values()), dist.ReduceOp.SUM)
-    return {name: total / size for name, total in zip(sums, totals, strict=True)}
+    stepper.clear()

@@ -27,6 +27,8 @@ class StepTimer:
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
             self._mark()
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
         self._start_s = time.perf_counter()
         self._stamps = [self._start_s]
 
@@ -41,6 +43,8 @@ class StepTimer:
         """Close the timed region, the device idle again."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
         self.total_s = time.perf_counter() - self._start_s
 
     def step_times_s(self) -> list[float]:

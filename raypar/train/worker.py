@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from raypar.trace import mark
@@ -79,10 +80,15 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
 
             outcome = run_train_loop(workload.train_loop, job, channel)
         else:
-            from raypar.train.loop import Place, train
+            from raypar.parallel.place import Place
+            from raypar.train.keep import pack
+            from raypar.train.loop import train
 
             place = Place(job.rank, job.world_size, device)
-            outcome = train(workload, job.config, job.seed, place, cores, channel, started_at_s)
+            model_dir = Path(job.model_dir)
+            outcome = train(workload, job.config, job.seed, place, cores, channel, started_at_s, model_dir)
+            if job.ships_model and job.rank == 0:
+                outcome = replace(outcome, model=pack(model_dir))
     return replace(
         outcome,
         wall_s=time.monotonic() - started_at_s,
@@ -94,7 +100,7 @@ def _device(job: RankJob) -> Any:
     import torch
 
     if job.config["device"] != "cuda":
-        return torch.device("cpu")
+        return torch.device(job.config["device"])
     device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
@@ -145,7 +151,7 @@ def _process_group(job: RankJob, device: Any, listen_fd: int | None) -> Any:
 def _environment(cores: tuple[int, ...], device: Any) -> dict[str, Any]:
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"cores": list(cores), "num_threads": torch.get_num_threads(), "device_name": name, "pid": os.getpid()}
 
 

@@ -8,6 +8,7 @@ from raypar import Workload
 from raypar.study.options import OPTIONS, check_together, check_value, known_options
 from raypar.study.space import Value
 from raypar.study.study import resolve
+from raypar.study.workload import one_of
 
 
 def a_workload(**changes: object) -> Workload:
@@ -74,7 +75,7 @@ def test_a_workloads_own_option_takes_the_type_of_its_default() -> None:
 
 def test_a_train_loop_knows_only_what_raypar_needs_to_place_it() -> None:
     loop = Workload.from_train_loop(lambda config: None)
-    assert set(known_options(loop)) == {"num_workers", "device", "cpus_per_worker", "num_threads"}
+    assert set(known_options(loop)) == {"num_workers", "device", "cpus_per_worker", "cpu_affinity", "num_threads"}
 
 
 def test_a_config_is_complete_and_whole_numbers_of_float_options_become_floats() -> None:
@@ -102,14 +103,71 @@ def test_the_global_batch_is_the_workers_batches_together() -> None:
         ({"batch_size": 64, "num_samples": 50}, None, "larger than the training set of 50 samples"),
         ({"num_samples": 101}, 100, "more than the 100 training samples"),
         ({"num_loader_workers": 2}, 100, 'no effect with loader="resident"'),
+        ({"pin_memory": True}, 100, 'no effect with loader="resident"'),
+        ({"loader": "dataloader", "prefetch_factor": 2}, 100, "no effect without loader processes"),
+        ({"compile": True, "num_warmup_steps": 0}, 100, "time the compilation"),
+        ({"cpu_affinity": (0, 1, 2), "num_workers": 2}, 100, "3 cores can't be shared out evenly among num_workers=2"),
+        ({"device": "mps", "num_workers": 2}, 100, "the one MPS device"),
+        ({"device": "mps", "precision": "fp64"}, 100, "not to be had on MPS"),
+        ({"strategy": "gather_broadcast", "precision": "fp16"}, 100, "mix the scales"),
     ],
 )
 def test_values_that_do_not_go_together_are_told_with_a_way_out(
     chosen: dict[str, Value], size: int | None, told: str
 ) -> None:
-    [mistake] = check_together("point", resolve(a_workload(), chosen), size)
+    [mistake] = check_together("point", resolve(a_workload(), chosen), a_workload(num_train_samples=size))
     assert told in mistake.problem and mistake.hint
 
 
 def test_an_unknown_training_set_size_is_no_mistake() -> None:
-    assert check_together("point", resolve(a_workload(), {"batch_size": 10**6}), None) == []
+    assert check_together("point", resolve(a_workload(), {"batch_size": 10**6}), a_workload()) == []
+
+
+def test_a_set_too_large_for_memory_has_no_resident_loader() -> None:
+    [mistake] = check_together("point", resolve(a_workload(), {}), a_workload(loaders=("dataloader",)))
+    assert "not for workload" in mistake.problem and "dataloader" in (mistake.hint or "")
+
+
+def test_the_lr_is_meant_for_the_workloads_own_batch_unless_told_otherwise() -> None:
+    own = a_workload(defaults={"batch_size": 96})
+    assert resolve(own, {"batch_size": 512})["lr_base_batch_size"] == 96
+    assert resolve(own, {"batch_size": 512, "lr_base_batch_size": 256})["lr_base_batch_size"] == 256
+
+
+@pytest.mark.parametrize(
+    ("affinity", "num_workers", "width"), [(2, 4, 2), ((0, 3), 1, 2), ("0-3", 2, 2), ("4,6", 2, 1)]
+)
+def test_an_affinity_of_cores_says_how_many_each_worker_has(affinity: Value, num_workers: int, width: int) -> None:
+    config = resolve(a_workload(), {"cpu_affinity": affinity, "num_workers": num_workers})
+    assert config["cpus_per_worker"] == width and config["num_threads"] == width
+
+
+@pytest.mark.parametrize("affinity", [None, "spread", "compact"])
+def test_a_layout_leaves_the_number_of_cores_to_cpus_per_worker(affinity: Value) -> None:
+    assert resolve(a_workload(), {"cpu_affinity": affinity, "cpus_per_worker": 3})["cpus_per_worker"] == 3
+
+
+@pytest.mark.parametrize(
+    ("affinity", "told"),
+    [
+        (0, "at least 1"),
+        (True, "must be a count"),
+        (1.5, "must be a count"),
+        ("every other", "write a count"),
+        ("3-1", "backwards"),
+        ("1-", "write a count"),
+        ("0,0", "twice"),
+        ((), "empty"),
+        ((-1,), "from 0"),
+    ],
+)
+def test_an_affinity_that_names_no_cores_is_told(affinity: Value, told: str) -> None:
+    mistake = check_value("config['cpu_affinity']", "cpu_affinity", affinity, OPTIONS["cpu_affinity"])
+    assert mistake is not None and told in mistake.problem
+
+
+def test_a_workloads_option_may_bring_its_own_check() -> None:
+    known = known_options(a_workload(options={"size": one_of("tiny", ("tiny", "small"))}))
+    assert check_value("f", "size", "small", known["size"]) is None
+    wrong = check_value("f", "size", "smal", known["size"])
+    assert wrong is not None and "did you mean `small`?" in wrong.problem

@@ -127,6 +127,9 @@ def test_epochs_and_seeds_have_orders_of_their_own(seed: int, epoch: int) -> Non
     assert order != epoch_order(200, (seed + 1) % 2**32, epoch).tolist()
 
 
+IN_PROCESS = {"num_loader_workers": 0, "prefetch_factor": None, "pin_memory": None}
+
+
 def _data(num_samples: int) -> Data:
     generator = torch.Generator().manual_seed(4)
     inputs = torch.randint(0, 256, (num_samples, 3, 2), dtype=torch.uint8, generator=generator)
@@ -144,8 +147,8 @@ def test_resident_and_dataloader_serve_the_same_batches_to_the_bit(
         shares, batch_size=batch_size, rank=rank % world_size, world_size=world_size, drop_last=drop_last
     )
     cpu = torch.device("cpu")
-    one = resident(data, torch.Tensor.double, cpu, split_order)
-    other = dataloader(data, torch.Tensor.double, cpu, split_order, 0)
+    one = resident(data, num_samples, torch.Tensor.double, cpu, split_order)
+    other = dataloader(data, torch.Tensor.double, cpu, split_order, IN_PROCESS)
     for epoch in (1, 2):
         order = epoch_order(num_samples, 0, epoch)
         pairs: list[tuple[Batch, Batch]] = list(zip(one(order), other(order), strict=True))
@@ -162,5 +165,5 @@ def test_a_dataset_of_ones_own_gets_no_transform_on_top() -> None:
     own = [(torch.full((2,), float(i)), i) for i in range(10)]
     with_own = Data(data.train, data.val, data.transform, train_dataset=own)  # type: ignore[arg-type]
     split_order = partial(shares, batch_size=4, rank=0, world_size=1, drop_last=False)
-    served = dataloader(with_own, lambda x: x, torch.device("cpu"), split_order, 0)(torch.arange(10).flip(0))
+    served = dataloader(with_own, lambda x: x, torch.device("cpu"), split_order, IN_PROCESS)(torch.arange(10).flip(0))
     assert [batch.inputs[:, 0].tolist() for batch in served] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]

@@ -1,0 +1,55 @@
+"""A master and its helpers: gradients are gathered at rank 0, which steps alone and broadcasts the weights.
+
+This is how data parallelism is written with MPI by hand: scatter the data, compute, gather the results, broadcast the
+weights. Scattering takes no message here: every rank has the data set and takes its share by index. Rank 0 receives
+(N - 1) gradients one after the other over its one link, where an all-reduce uses all links at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from raypar.parallel.place import Place
+
+MASTER = 0
+
+
+class GatherBroadcast:
+    """Gather, step at the master, broadcast."""
+
+    def __init__(self, model: nn.Module, place: Place) -> None:
+        self.module = model
+        self.steps_here = place.rank == MASTER
+        self._world_size = place.world_size
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        # What a step changes beside the weights, say batch norm's running means: the master's count.
+        self._buffers = list(model.buffers())
+
+    def combine(self) -> None:
+        for p in self._trained:
+            if p.grad is None:  # took no part in this batch; every rank has to send as much as the others
+                p.grad = torch.zeros_like(p)
+        flat = torch.cat([p.grad.reshape(-1) for p in self._trained if p.grad is not None])
+        if not self.steps_here:
+            dist.gather(flat, dst=MASTER)
+            return
+        parts = [torch.empty_like(flat) for _ in range(self._world_size)]
+        dist.gather(flat, parts, dst=MASTER)
+        _write_gradients(torch.stack(parts).mean(0), self._trained)
+
+    def spread(self) -> None:
+        with torch.no_grad():
+            flat = parameters_to_vector(self._trained)
+            dist.broadcast(flat, src=MASTER)
+            vector_to_parameters(flat, self._trained)
+        for buffer in self._buffers:
+            dist.broadcast(buffer, src=MASTER)
+
+
+def _write_gradients(flat: Tensor, parameters: list[nn.Parameter]) -> None:
+    parts = flat.split([p.numel() for p in parameters])  # type: ignore[no-untyped-call]
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)

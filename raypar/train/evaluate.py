@@ -1,0 +1,84 @@
+"""Evaluation: the loss and every metric over a split, shared out among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+
+from raypar.parallel.place import Place
+from raypar.study.workload import Config, Data, Split, Statistic, Workload
+from raypar.train.numerics import Numerics
+from raypar.workloads.metrics import accuracy
+
+
+def metrics_of(workload: Workload) -> Mapping[str, Callable[[Any, Any], Any] | Statistic]:
+    return workload.metrics if workload.metrics is not None else {"accuracy": accuracy}
+
+
+class Evaluation:
+    """Loss and metrics of a model on ``Data.val``, over and over.
+
+    Attributes:
+        size: samples of the split.
+        num_steps: batches that this rank evaluates.
+    """
+
+    def __init__(self, workload: Workload, data: Data, config: Config, numerics: Numerics, place: Place) -> None:
+        self._loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
+        self._metrics = metrics_of(workload)
+        self._numerics, self._place, self._transform = numerics, place, data.transform
+        batch_size = config["eval_batch_size"]
+        whole = data.val if data.val is not None else data.val_dataset
+        assert whole is not None, "a workload's data has val or val_dataset"
+        self.size = len(whole)  # type: ignore[arg-type]
+        begin, end = (part * self.size // place.world_size for part in (place.rank, place.rank + 1))
+        # A rank without a sample of its own takes one that doesn't count: it has to know the shapes.
+        self._counts = end > begin
+        self._mine = range(begin, max(end, begin + 1))
+        self.num_steps = -(-len(self._mine) // batch_size)
+        self._batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]
+        if isinstance(whole, Split):
+            self._batches = lambda: self._from_memory(whole, batch_size)
+        else:
+            loader = DataLoader(Subset(whole, self._mine), batch_size, num_workers=config["num_loader_workers"])
+            self._batches = lambda: self._from_loader(loader)
+
+    def __call__(self, bare: nn.Module) -> dict[str, float]:
+        """``val_loss`` and every metric of the model as it is; the same on every rank."""
+        sums: dict[str, Tensor] = {}
+        bare.eval()
+        with torch.inference_mode():
+            for x, y in self._batches():
+                with self._numerics.autocast():
+                    outputs = bare(x)
+                    parts = {"val_loss": self._loss_of(outputs, y).double() * len(y)}
+                for name, metric in self._metrics.items():
+                    if isinstance(metric, Statistic):
+                        parts[name] = metric.collect(outputs, y).double()
+                    else:
+                        parts[name] = metric(outputs, y).double().sum()
+                sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
+        found = {}
+        for name, own in sums.items():
+            total = self._place.sum(own.cpu() if self._counts else torch.zeros_like(own, device="cpu"))
+            whole = self._metrics.get(name)
+            found[name] = whole.finish(total) if isinstance(whole, Statistic) else float(total) / self.size
+        return found
+
+    def _from_memory(self, split: Split, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        device = self._numerics.device
+        for at in range(self._mine.start, self._mine.stop, batch_size):
+            part = slice(at, min(self._mine.stop, at + batch_size))
+            x = split.inputs[part].to(device)
+            yield (
+                self._numerics.cast(self._transform(x) if self._transform else x),
+                split.targets[part].to(device),
+            )
+
+    def _from_loader(self, loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in loader:
+            yield self._numerics.cast(x.to(self._numerics.device)), y.to(self._numerics.device)
