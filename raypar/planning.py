@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.errors import Mistake, RayparError, StudyError
+from raypar.run.capacity import absent_cores, cores_text
 from raypar.run.cluster import Cluster
+from raypar.study.space import Grid, examples
 from raypar.study.study import Study
 from raypar.study.trial import Placement, TrialResult, TrialSpec
 
@@ -71,19 +73,17 @@ def make_plan(
     """Expand the study, refuse what can never run, and leave out what is done.
 
     Raises:
-        StudyError: some placement fits nowhere on the cluster.
+        StudyError: some trial could never run on the cluster.
         RayparError: it is a search, and there is no Ray to search with.
     """
     if (study.is_search or study.scheduler is not None) and not with_ray:
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
     complete = {result.spec.identity: result for result in done if result.is_complete}
+    specs = _drawable(study, cluster) if study.is_search else study.trials(default_device=cluster.default_device)
+    if mistakes := _impossible(study, specs, cluster):
+        raise StudyError(mistakes, where=where)
     if study.is_search:
         return Plan(study, (), tuple(complete.values()), (), cluster)
-    specs = study.trials(default_device=cluster.default_device)
-    refused = cluster.refusals(tuple(dict.fromkeys(spec.placement for spec in specs)))
-    if refused:
-        hint = "drop the point, ask for less, or give the --address of a larger cluster"
-        raise StudyError([Mistake("placement", str(p), why, hint=hint) for p, why in refused.items()], where=where)
     mine = {spec.identity for spec in specs}
     return Plan(
         study,
@@ -92,6 +92,56 @@ def make_plan(
         tuple(spec for spec in specs if spec.identity not in complete),
         cluster,
     )
+
+
+def _drawable(study: Study, cluster: Cluster) -> tuple[TrialSpec, ...]:
+    """Trials that show every listed value of a search's space, without all their combinations."""
+    drawn = {key: examples(domain) for key, domain in study.space.items() if not isinstance(domain, Grid)}
+    first = {key: values[0] for key, values in drawn.items()}
+    others = [{**first, key: value} for key, values in drawn.items() for value in values[1:]]
+    return tuple(
+        study.trial({**draw, **point}, 0, default_device=cluster.default_device)
+        for point in study.points()
+        for draw in (first, *others)
+    )
+
+
+def _impossible(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> list[Mistake]:
+    """What keeps trials from ever running on the cluster, each thing once."""
+    found: dict[str, Mistake] = {}
+    placements: dict[Placement, None] = {}
+    for spec in specs:
+        mistakes = [*_absent(spec, cluster), *(() if study.workload.is_train_loop else _unsuited(spec))]
+        found |= {str(mistake): mistake for mistake in mistakes}
+        if not mistakes and not study.is_search:  # a search finds out draw by draw what is too large
+            placements[spec.placement] = None
+    for placement, why in cluster.refusals(tuple(placements)).items():
+        hint = "drop the point, ask for less, or give the --address of a larger cluster"
+        if placement.device == "cuda" and "GPU" in why:
+            hint = "say --set device=cpu, or give the --address of a cluster with GPUs enough"
+        found[str(placement)] = Mistake("placement", str(placement), why, hint=hint)
+    return list(found.values())
+
+
+def _absent(spec: TrialSpec, cluster: Cluster) -> Iterator[Mistake]:
+    """What the trial names that the cluster's machine doesn't have."""
+    affinity, device = spec.config["cpu_affinity"], spec.config["device"]
+    if cluster.cores == () and isinstance(affinity, (str, tuple)):
+        hint = "leave it out, or say how many cores for each worker: cpu_affinity=2"
+        yield Mistake("cpu_affinity", affinity, "this system can't bind processes to cores", hint=hint)
+    elif cluster.cores is not None and (why := absent_cores(affinity, cluster.cores)) is not None:
+        hint = f"list cores of {cores_text(cluster.cores)}, or say how many for each worker: cpu_affinity=1"
+        yield Mistake("cpu_affinity", affinity, why, hint=hint)
+    if device == "mps" and cluster.is_own and not cluster.has_mps:
+        wrong = "this machine has no Apple GPU: mps needs macOS on arm64"
+        yield Mistake("device", device, wrong, hint="say --set device=cpu, or device=auto")
+
+
+def _unsuited(spec: TrialSpec) -> Iterator[Mistake]:
+    """What the trial's device can't do."""
+    if spec.config["precision"] == "tf32" and spec.placement.device != "cuda":
+        wrong = f"tf32 exists on NVIDIA GPUs only, and the device is {spec.placement.device}"
+        yield Mistake("precision", "tf32", wrong, hint="say precision=fp32 or bf16, or run it where there is a GPU")
 
 
 def check_data(study: Study) -> None:

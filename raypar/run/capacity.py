@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from raypar.study.affinity import listed_cores
+from raypar.study.space import Value
 from raypar.study.trial import Placement
+from raypar.train.affinity import Core
 
 
 def fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> bool:
@@ -36,35 +41,132 @@ def _need(placement: Placement) -> dict[str, float]:
     return need
 
 
+def cores_text(cores: Iterable[int]) -> str:
+    """``0-3,8``."""
+    runs = [
+        [number for _, number in run]
+        for _, run in itertools.groupby(enumerate(sorted(cores)), key=lambda entry: entry[1] - entry[0])
+    ]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def absent_cores(affinity: Value, cores: Sequence[int]) -> str | None:
+    """Which cores of a ``cpu_affinity`` a machine with these cores lacks, in words; None where it has them all."""
+    absent = sorted(set(listed_cores(affinity) or ()) - set(cores))
+    if not absent:
+        return None
+    return f"there is no core {cores_text(absent)}: the machine's are {cores_text(cores)}"
+
+
+def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:
+    """`count` of the free cores: on all sockets alike, and a physical core's second thread only after every other's
+    first. Cores of one socket stand together, so that equal parts of them lie close."""
+    rest = set(free)
+    of_physical: Counter[int] = Counter()
+    of_package: Counter[int] = Counter()
+    for _ in range(count):
+        best = min(rest, key=lambda core: (of_physical[core.physical], of_package[core.package], core.number))
+        rest.remove(best)
+        of_physical[best.physical] += 1
+        of_package[best.package] += 1
+    chosen = set(free) - rest
+    return tuple(sorted(chosen, key=lambda core: (core.package, core.physical, core.number)))
+
+
+def close_together(free: Sequence[Core], count: int) -> tuple[Core, ...]:
+    """`count` of the free cores: of as few sockets as will do, and there of as few physical cores."""
+    return tuple(
+        core
+        for package, num_of_package in _fewest(free, count, lambda core: core.package)
+        for physical, num_of_physical in _fewest(package, num_of_package, lambda core: core.physical)
+        for core in sorted(physical, key=lambda core: core.number)[:num_of_physical]
+    )
+
+
+def _fewest(free: Sequence[Core], count: int, part: Callable[[Core], int]) -> list[tuple[list[Core], int]]:
+    """As few parts (sockets, physical cores) as hold `count` cores, and how many to take of each."""
+    parts = [list(cores) for _, cores in itertools.groupby(sorted(free, key=part), key=part)]
+    taken: list[tuple[list[Core], int]] = []
+    while count:
+        # The last one is the smallest that will do: the others stay whole for whoever needs them whole.
+        holding = [cores for cores in parts if len(cores) >= count]
+        best = min(holding, key=len) if holding else max(parts, key=len)
+        taken.append((best, min(count, len(best))))
+        count -= taken[-1][1]
+        parts.remove(best)
+    return taken
+
+
 class CoreLeases:
     """Which cores of which machine are free; no core is leased twice."""
 
     def __init__(self) -> None:
-        self._all: dict[str, tuple[int, ...]] = {}
-        self._free: dict[str, list[int]] = {}
+        self._all: dict[str, tuple[Core, ...]] = {}
+        self._free: dict[str, list[Core]] = {}
 
-    def add_host(self, host: str, cores: Sequence[int]) -> None:
+    def add_host(self, host: str, cores: Sequence[Core]) -> None:
         if host not in self._all:
-            self._all[host] = tuple(cores)
-            self._free[host] = list(cores)
+            self._all[host] = tuple(sorted(cores, key=lambda core: core.number))
+            self._free[host] = list(self._all[host])
 
-    def lease(self, hosts: Mapping[int, str], num_cores: int) -> dict[int, tuple[int, ...]] | None:
-        """`num_cores` for every rank on its host; None where they are not free now.
+    def refusal(self, hosts: Mapping[int, str], affinity: Value) -> str | None:
+        """Why ranks on these hosts can never get the cores that the affinity names; None if they can."""
+        return next(
+            (why for host in dict.fromkeys(hosts.values()) if (why := absent_cores(affinity, self._numbers(host)))),
+            None,
+        )
+
+    def lease(
+        self, hosts: Mapping[int, str], num_cores: int, affinity: Value = None
+    ) -> dict[int, tuple[int, ...]] | None:
+        """Cores for every rank on its host; None where they are not free now.
+
+        Every rank gets `num_cores`, and which, the affinity says: the first that are free, or those that lie as
+        "spread" or "compact" wants. Cores that it lists are shared out among the ranks of each host, which has them
+        (see `refusal`).
 
         A gang that a machine's cores can never hold (several Ray nodes simulated on one machine) gets none at all
         and runs unpinned, which its results show.
         """
-        counts: dict[str, int] = {}
-        for host in hosts.values():
-            counts[host] = counts.get(host, 0) + num_cores
-        if any(count > len(self._all[host]) for host, count in counts.items()):
+        ranks: dict[str, list[int]] = {}
+        for rank, host in hosts.items():
+            ranks.setdefault(host, []).append(rank)
+        listed = listed_cores(affinity)
+        if listed is None and any(len(own) * num_cores > len(self._all[host]) for host, own in ranks.items()):
             return {}
-        if any(count > len(self._free[host]) for host, count in counts.items()):
-            return None
-        return {rank: tuple(self._free[host].pop(0) for _ in range(num_cores)) for rank, host in hosts.items()}
+        found: dict[int, tuple[int, ...]] = {}
+        for host, own in ranks.items():
+            chosen = self._chosen(host, len(own) * num_cores, affinity) if listed is None else self._named(host, listed)
+            if chosen is None:
+                return None
+            for i, rank in enumerate(own):
+                found[rank] = chosen[i * len(chosen) // len(own) : (i + 1) * len(chosen) // len(own)]
+        for rank, numbers in found.items():
+            self._free[hosts[rank]] = [core for core in self._free[hosts[rank]] if core.number not in numbers]
+        return {rank: found[rank] for rank in hosts}
 
     def release(self, hosts: Mapping[int, str], cores: Mapping[int, Sequence[int]]) -> None:
         for rank, leased in cores.items():
             free = self._free[hosts[rank]]
-            free.extend(leased)
-            free.sort()
+            free.extend(core for core in self._all[hosts[rank]] if core.number in leased)
+            free.sort(key=lambda core: core.number)
+
+    def _numbers(self, host: str) -> tuple[int, ...]:
+        return tuple(core.number for core in self._all[host])
+
+    def _named(self, host: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
+        free = {core.number for core in self._free[host]}
+        return numbers if free.issuperset(numbers) else None
+
+    def _chosen(self, host: str, count: int, affinity: Value) -> tuple[int, ...] | None:
+        free = self._free[host]
+        if count > len(free):
+            return None
+        match affinity:
+            case "spread":
+                chosen: Sequence[Core] = spread_out(free, count)
+            case "compact":
+                chosen = close_together(free, count)
+            case _:
+                chosen = free[:count]
+        return tuple(core.number for core in chosen)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +46,15 @@ class Cluster:
         nodes: the totals of each node, ``{"CPU": 8, "GPU": 1}``.
         is_own: nobody else uses it.
         may_grow: an autoscaler may add nodes.
+        cores: what workers can be pinned to; None where only the machines that they run on know.
+        has_mps: there is an Apple GPU.
     """
 
     nodes: tuple[Mapping[str, float], ...]
     is_own: bool
     may_grow: bool = False
+    cores: tuple[int, ...] | None = None
+    has_mps: bool = False
 
     @property
     def default_device(self) -> str:
@@ -75,10 +81,12 @@ def this_machine() -> Cluster:
         num_gpus = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
     else:
         num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
-    node: dict[str, float] = {"CPU": len(allowed_cores())}
+    cores = allowed_cores()
+    node: dict[str, float] = {"CPU": len(cores)}
     if num_gpus:
         node["GPU"] = num_gpus
-    return Cluster((node,), is_own=True)
+    has_mps = sys.platform == "darwin" and platform.machine() == "arm64"
+    return Cluster((node,), is_own=True, cores=cores if CAN_PIN else (), has_mps=has_mps)
 
 
 @contextlib.contextmanager

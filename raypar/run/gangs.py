@@ -18,9 +18,8 @@ from raypar.run.capacity import CoreLeases
 from raypar.run.gang import ForkAgent, Greeting, host_id, train_gang
 from raypar.run.processes import answers
 from raypar.run.runner import RunSettings
-from raypar.study.trial import Placement
+from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
-from raypar.train.affinity import allowed_cores
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of a parked one
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
@@ -134,12 +133,12 @@ class GangPool:
     async def greet(self, gang: Gang, rank: int, greeting: Greeting) -> str:
         """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
         if not self._is_warm:
-            address, cores = "", allowed_cores()
+            address = ""
         elif greeting.host == host_id() and answers(self._policy.fork_address):
-            address, cores = self._policy.fork_address, allowed_cores()
+            address = self._policy.fork_address
         else:
-            address, cores = await self._agent(greeting.node_id).describe.remote()
-        self._cores.add_host(greeting.host, cores)
+            address = await self._agent(greeting.node_id).address.remote()
+        self._cores.add_host(greeting.host, greeting.cores)
         gang.workers[rank] = greeting
         return address
 
@@ -151,9 +150,13 @@ class GangPool:
             if not self._is_warm and gang.num_turns:
                 gang.is_closing = True
 
-    def lease(self, gang: Gang) -> dict[int, tuple[int, ...]] | None:
+    def refusal(self, gang: Gang, spec: TrialSpec) -> str | None:
+        """Why the trial can never have the cores that it names where the gang is; None if it can."""
+        return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
+
+    def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
         """Cores for every rank of the gang, each core to one rank at a time; None where they are not free now."""
-        return self._cores.lease(gang.hosts, gang.placement.cpus_per_worker)
+        return self._cores.lease(gang.hosts, gang.placement.cpus_per_worker, spec.config.get("cpu_affinity"))
 
     def release(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> None:
         self._cores.release(gang.hosts, cores)

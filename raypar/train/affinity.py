@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,22 @@ from pathlib import Path
 import psutil
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
+TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Core:
+    """One core as the system counts them (a hardware thread), and what it is part of.
+
+    Attributes:
+        number: what it is pinned by.
+        package: its socket.
+        physical: its physical core: the same for hardware threads of one, whatever their socket calls it.
+    """
+
+    number: int
+    package: int
+    physical: int
 
 
 def allowed_cores() -> tuple[int, ...]:
@@ -22,6 +39,26 @@ def allowed_cores() -> tuple[int, ...]:
     widest = os.sched_getaffinity(0)
     os.sched_setaffinity(0, mine)
     return tuple(sorted(widest))
+
+
+def host_cores() -> tuple[Core, ...]:
+    """The cores that processes on this machine may use, and how they lie to each other."""
+    return topology(allowed_cores())
+
+
+def topology(numbers: Iterable[int], folder: Path = TOPOLOGY) -> tuple[Core, ...]:
+    """How these cores lie to each other; one of which that can't be read is a physical core of its own."""
+    return tuple(_core(number, folder / f"cpu{number}" / "topology") for number in numbers)
+
+
+def _core(number: int, folder: Path) -> Core:
+    try:
+        package = int((folder / "physical_package_id").read_text())
+        # The first of its threads tells physical cores apart; `core_id` counts anew on every die of some sockets.
+        first = re.match(r"\d+", (folder / "thread_siblings_list").read_text().strip())
+        return Core(number, package, int(first[0]) if first else number)
+    except (OSError, ValueError):  # macOS; some containers and virtual machines
+        return Core(number, 0, number)
 
 
 def pin(cores: Iterable[int]) -> tuple[int, ...]:

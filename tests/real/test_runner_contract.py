@@ -187,6 +187,28 @@ def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit(run_in: RunIn, stu
     assert losses(told.result(specs[1])) == losses(study_run["after it raised"])
 
 
+@pytest.mark.skipif(
+    not CAN_PIN or not {0, 1} <= set(allowed_cores()), reason="needs cores 0 and 1, and to bind processes to them"
+)
+def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in: RunIn, tmp_path: Path) -> None:
+    study = Study(workload=acting, name="pinned", max_retries=0)
+    points = [
+        {"cpu_affinity": (1,)},
+        {"cpu_affinity": "0-1", "num_workers": 2},
+        {"cpu_affinity": (1, 0), "num_workers": 2},
+        {"cpu_affinity": "spread", "num_workers": 2},
+        {"cpu_affinity": (1, 4000)},
+    ]
+    specs = [study.trial(point, 0, order=i) for i, point in enumerate(points)]
+    told = run_in(study, specs, tmp_path)
+    cores = [told.result(spec).environment.get("cores") for spec in specs]
+    assert cores[:3] == [[[1]], [[0], [1]], [[1], [0]]]
+    assert cores[3] is not None and len({tuple(core) for core in cores[3]}) == 2
+    failure = told.result(specs[4]).failure
+    assert failure is not None and failure.kind is FailureKind.REFUSED
+    assert failure.message.startswith("there is no core 4000: the machine's are 0-")
+
+
 def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in: RunIn, tmp_path: Path) -> None:
     study = Study(workload=acting, name="hanging", max_retries=0)
     points = [{"act": "hang", "num_workers": 2}, {"num_workers": 2}]

@@ -10,14 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from raypar.run.capacity import CoreLeases, fits, refusal
+from raypar.run.capacity import CoreLeases, absent_cores, close_together, cores_text, fits, refusal, spread_out
+from raypar.study.space import Value
 from raypar.study.trial import Placement
+from raypar.train.affinity import Core
 
 NODES = st.lists(
     st.fixed_dictionaries({"CPU": st.integers(0, 6).map(float)}, optional={"GPU": st.integers(1, 3).map(float)}),
     max_size=4,
 )
-PLACEMENTS = st.builds(Placement, st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda"]))
+PLACEMENTS = st.builds(Placement, st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda", "mps"]))
+
+
+def machine(sockets: int, cores: int, threads: int) -> tuple[Core, ...]:
+    """As most systems count: every core's first thread before any core's second."""
+    count = sockets * cores
+    return tuple(Core(n, n % count // cores, n % count) for n in range(count * threads))
+
+
+def numbered(*numbers: int) -> tuple[Core, ...]:
+    """Cores of which no more than the number is known."""
+    return tuple(Core(n, 0, n) for n in numbers)
 
 
 def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bool:
@@ -26,7 +39,7 @@ def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bo
     for nodes_of_workers in counts:
         if all(
             nodes_of_workers.count(i) * placement.cpus_per_worker <= node["CPU"]
-            and (placement.device == "cpu" or nodes_of_workers.count(i) <= node.get("GPU", 0))
+            and (placement.device != "cuda" or nodes_of_workers.count(i) <= node.get("GPU", 0))
             for i, node in enumerate(nodes)
         ):
             return True
@@ -56,6 +69,7 @@ def test_what_fits_is_not_refused_and_what_does_not_fit_is(
         (Placement(2, 8, "cpu"), [{"CPU": 6.0}, {"CPU": 6.0}], "needs 16 CPUs in one gang, the cluster has 12"),
         (Placement(1, 1, "cuda"), [{"CPU": 8.0}], "needs 1 GPU in one gang, the cluster has 0"),
         (Placement(3, 1, "cuda"), [{"CPU": 8.0, "GPU": 2.0}], "needs 3 GPUs in one gang, the cluster has 2"),
+        (Placement(1, 64, "cpu"), [{"CPU": 2.0}], "needs 64 CPUs in one gang, the cluster has 2"),
         (Placement(1, 1, "cpu"), [], "needs 1 CPU in one gang, the cluster has 0"),
         (
             Placement(2, 3, "cpu"),
@@ -88,17 +102,21 @@ class Leases(RuleBasedStateMachine):
         self.cores = {"a": (0, 1, 4, 5, 7), "b": (0, 1, 2)}
         self.leases = CoreLeases()
         for host, cores in self.cores.items():
-            self.leases.add_host(host, cores)
+            self.leases.add_host(host, numbered(*cores))
         self.held: list[tuple[dict[int, str], dict[int, tuple[int, ...]]]] = []
 
     def free(self, host: str) -> int:
         leased = sum(len(cores[r]) for hosts, cores in self.held for r in cores if hosts[r] == host)
         return len(self.cores[host]) - leased
 
-    @rule(hosts=st.lists(st.sampled_from("ab"), min_size=1, max_size=6), num_cores=st.integers(1, 3))
-    def lease(self, hosts: list[str], num_cores: int) -> None:
+    @rule(
+        hosts=st.lists(st.sampled_from("ab"), min_size=1, max_size=6),
+        num_cores=st.integers(1, 3),
+        affinity=st.sampled_from([None, 2, "spread", "compact"]),
+    )
+    def lease(self, hosts: list[str], num_cores: int, affinity: Value) -> None:
         by_rank = dict(enumerate(hosts))
-        cores = self.leases.lease(by_rank, num_cores)
+        cores = self.leases.lease(by_rank, num_cores, affinity)
         need = {host: hosts.count(host) * num_cores for host in hosts}
         if any(need[host] > len(self.cores[host]) for host in need):
             assert cores == {}  # never: it runs unpinned
@@ -110,6 +128,18 @@ class Leases(RuleBasedStateMachine):
         if cores is not None:
             self.held.append((by_rank, cores))
 
+    @rule(listed=st.lists(st.sampled_from([0, 1, 4]), min_size=1, max_size=3, unique=True), num_ranks=st.integers(1, 3))
+    def lease_listed(self, listed: list[int], num_ranks: int) -> None:
+        by_rank = dict.fromkeys(range(num_ranks), "a")
+        taken = {c for hosts, cores in self.held for rank in cores if hosts[rank] == "a" for c in cores[rank]}
+        cores = self.leases.lease(by_rank, 1, tuple(listed))
+        if taken & set(listed):
+            assert cores is None  # not now
+        else:
+            assert cores is not None
+            assert [core for rank in by_rank for core in cores[rank]] == listed
+            self.held.append((by_rank, cores))
+
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if self.held:
@@ -117,7 +147,7 @@ class Leases(RuleBasedStateMachine):
 
     @rule()
     def meet_a_known_machine_again(self) -> None:
-        self.leases.add_host("a", (0, 1, 4, 5, 7))
+        self.leases.add_host("a", numbered(0, 1, 4, 5, 7))
 
     @invariant()
     def no_core_is_leased_twice(self) -> None:
@@ -138,3 +168,105 @@ class Leases(RuleBasedStateMachine):
 
 TestNoCoreIsLeasedTwiceAndAllComeBack = Leases.TestCase
 TestNoCoreIsLeasedTwiceAndAllComeBack.settings = settings(deadline=None, max_examples=50)
+
+
+TWO_BY_TWO_BY_TWO = machine(sockets=2, cores=2, threads=2)  # socket 0: cores 0 and 1, their second threads 4 and 5
+
+
+@pytest.mark.parametrize(
+    ("count", "spread", "compact"),
+    [
+        (1, (0,), (0,)),
+        (2, (0, 2), (0, 4)),
+        (3, (0, 1, 2), (0, 4, 1)),
+        (4, (0, 1, 2, 3), (0, 4, 1, 5)),
+        (6, (0, 4, 1, 2, 6, 3), (0, 4, 1, 5, 2, 6)),
+        (8, (0, 4, 1, 5, 2, 6, 3, 7), (0, 4, 1, 5, 2, 6, 3, 7)),
+    ],
+)
+def test_spread_takes_sockets_then_cores_then_threads_and_compact_the_other_way_round(
+    count: int, spread: tuple[int, ...], compact: tuple[int, ...]
+) -> None:
+    assert tuple(core.number for core in spread_out(TWO_BY_TWO_BY_TWO, count)) == spread
+    assert tuple(core.number for core in close_together(TWO_BY_TWO_BY_TWO, count)) == compact
+
+
+def test_compact_leaves_whole_what_is_larger_than_it_needs() -> None:
+    free = [core for core in TWO_BY_TWO_BY_TWO if core.number not in (0, 1, 5)]  # socket 0 has only core 0's thread 4
+    assert [core.number for core in close_together(free, 1)] == [4]
+    assert [core.number for core in close_together(free, 2)] == [2, 6]
+    assert [core.number for core in close_together(free, 5)] == [2, 6, 3, 7, 4]
+
+
+def test_spread_prefers_a_core_of_its_own_to_a_socket_of_its_own() -> None:
+    free = [core for core in TWO_BY_TWO_BY_TWO if core.number not in (1, 5)]  # socket 0 has one core with two threads
+    assert [core.number for core in spread_out(free, 3)] == [0, 2, 3]
+
+
+MACHINES = st.builds(machine, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+
+
+@given(data=st.data(), cores=MACHINES)
+def test_spread_shares_no_more_and_compact_no_less_than_any_choice_can(
+    data: st.DataObject, cores: tuple[Core, ...]
+) -> None:
+    free = data.draw(st.lists(st.sampled_from(cores), min_size=1, unique=True))
+    count = data.draw(st.integers(1, len(free)))
+    spread, compact = spread_out(free, count), close_together(free, count)
+    for chosen in (spread, compact):
+        assert len(set(chosen)) == count and set(chosen) <= set(free)
+    assert len({c.physical for c in spread}) == min(count, len({c.physical for c in free}))
+    if count >= (sockets := len({c.package for c in free})):
+        assert len({c.package for c in spread}) == sockets
+    sizes = sorted((sum(c.package == p for c in free) for p in {c.package for c in free}), reverse=True)
+    fewest = next(n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) >= count)
+    assert len({c.package for c in compact}) == fewest
+
+
+def leased(hosts: dict[int, str], num_cores: int, affinity: Value) -> dict[int, tuple[int, ...]] | None:
+    leases = CoreLeases()
+    for host in set(hosts.values()):
+        leases.add_host(host, TWO_BY_TWO_BY_TWO)
+    return leases.lease(hosts, num_cores, affinity)
+
+
+def test_spread_and_compact_workers_each_get_cores_that_lie_close() -> None:
+    two = {0: "a", 1: "a"}
+    assert leased(two, 2, "spread") == {0: (0, 1), 1: (2, 3)}
+    assert leased(two, 2, "compact") == {0: (0, 4), 1: (1, 5)}
+    assert leased(two, 2, None) == leased(two, 2, 2) == {0: (0, 1), 1: (2, 3)}
+
+
+def test_listed_cores_are_shared_out_in_their_order_on_every_machine() -> None:
+    assert leased({0: "a", 1: "a"}, 2, (7, 3, 1, 0)) == {0: (7, 3), 1: (1, 0)}
+    assert leased({0: "a", 1: "b"}, 1, "2-3") == {0: (2, 3), 1: (2, 3)}
+    assert leased({0: "a", 1: "a", 2: "b", 3: "a"}, 1, "0-3") == {0: (0,), 1: (1,), 3: (2, 3), 2: (0, 1, 2, 3)}
+
+
+def test_listed_cores_are_waited_for_while_somebody_has_one_of_them() -> None:
+    leases = CoreLeases()
+    leases.add_host("a", numbered(0, 1, 2))
+    first = leases.lease({0: "a"}, 2)
+    assert first == {0: (0, 1)}
+    assert leases.lease({0: "a"}, 2, (1, 2)) is None
+    assert leases.lease({0: "a"}, 1, (2,)) == {0: (2,)}
+    leases.release({0: "a"}, first)
+    assert leases.lease({0: "a"}, 1, "1") == {0: (1,)}
+
+
+def test_a_core_that_a_machine_does_not_have_is_refused_with_those_it_has() -> None:
+    leases = CoreLeases()
+    leases.add_host("a", numbered(0, 1, 2, 3))
+    leases.add_host("b", numbered(0, 1, 2, 8))
+    both = {0: "a", 1: "b"}
+    assert leases.refusal(both, "0-3") == "there is no core 3: the machine's are 0-2,8"
+    assert leases.refusal(both, (5, 9, 6)) == "there is no core 5-6,9: the machine's are 0-3"
+    for fine in (None, 64, "spread", "compact", "0-2"):
+        assert leases.refusal(both, fine) is None
+
+
+@given(cores=st.sets(st.integers(0, 40), min_size=1))
+def test_cores_are_told_as_they_are_written_in_a_study(cores: set[int]) -> None:
+    assert absent_cores(cores_text(cores), sorted(cores)) is None
+    for absent in range(41):
+        assert (absent_cores((absent,), sorted(cores)) is None) == (absent in cores)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from results import make_result
 
-from raypar import RayparError, Study, StudyError, choice, grid
+from raypar import RayparError, Study, StudyError, Workload, choice, grid
 from raypar.planning import make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.trial import TrialResult, TrialState
 from raypar.workloads import digits
 
-TWO_CORES = Cluster(({"CPU": 2},), is_own=True)
+TWO_CORES = Cluster(({"CPU": 2},), is_own=True, cores=(0, 1))
 
 
 def a_study(**changes: object) -> Study:
@@ -54,6 +54,62 @@ def test_a_gpu_is_refused_where_there_is_none_and_auto_takes_what_there_is() -> 
     with_gpu = Cluster(({"CPU": 2, "GPU": 2},), is_own=True)
     assert {spec.placement.device for spec in make_plan(a_study(), with_gpu, ()).specs} == {"cuda"}
     assert {spec.placement.device for spec in make_plan(a_study(), TWO_CORES, ()).specs} == {"cpu"}
+
+
+def refused(cluster: Cluster = TWO_CORES, **config: object) -> str:
+    with pytest.raises(StudyError) as told:
+        make_plan(a_study(space={}, config=config), cluster, ())
+    assert len(told.value.mistakes) == 1
+    return str(told.value)
+
+
+def test_a_gpu_that_is_not_there_is_told_with_the_way_out() -> None:
+    told = refused(device="cuda")
+    assert "needs 1 GPU in one gang, the cluster has 0" in told and "--set device=cpu" in told
+
+
+def test_more_cores_than_there_are_is_one_mistake_whichever_way_they_are_asked_for() -> None:
+    assert "needs 64 CPUs in one gang, the cluster has 2" in refused(cpu_affinity=64)
+    told = refused(cpu_affinity="0-63")
+    assert "there is no core 2-63: the machine's are 0-1" in told and "list cores of 0-1" in told
+
+
+def test_listed_cores_are_planned_where_the_machines_are_not_known_yet() -> None:
+    elsewhere = Cluster(({"CPU": 2},), is_own=False)
+    assert make_plan(a_study(config={"cpu_affinity": "6-7"}), elsewhere, ()).num_missing == 4
+
+
+@pytest.mark.parametrize("affinity", ["0", (1,), "spread", "compact"])
+def test_an_affinity_is_refused_where_nothing_can_be_bound_to_cores(affinity: object) -> None:
+    unbound = Cluster(({"CPU": 2},), is_own=True, cores=())
+    assert "can't bind processes to cores" in refused(unbound, cpu_affinity=affinity)
+    assert make_plan(a_study(space={}, config={"cpu_affinity": 2}), unbound, ()).num_missing == 2
+
+
+def test_mps_is_for_machines_that_have_it_and_no_gpu_that_ray_counts() -> None:
+    assert "needs macOS on arm64" in refused(device="mps")
+    apple = Cluster(({"CPU": 2},), is_own=True, has_mps=True)
+    (placement,) = make_plan(a_study(space={}, config={"device": "mps"}), apple, ()).placements
+    assert placement.device == "mps"
+
+
+def test_tf32_is_refused_off_nvidia_gpus_even_where_auto_decides() -> None:
+    assert "NVIDIA GPUs only" in refused(precision="tf32")
+    with_gpu = Cluster(({"CPU": 2, "GPU": 1},), is_own=True)
+    assert "NVIDIA GPUs only, and the device is cpu" in refused(with_gpu, precision="tf32", device="cpu")
+    assert make_plan(a_study(space={}, config={"precision": "tf32"}), with_gpu, ()).num_missing == 2
+
+
+def test_a_train_loop_may_call_what_it_likes_tf32() -> None:
+    loop = Workload.from_train_loop(lambda config: None)
+    assert make_plan(a_study(workload=loop, config={"precision": "tf32"}), TWO_CORES, ()).num_missing == 4
+
+
+def test_what_a_search_could_draw_and_never_run_is_refused_before_it_starts() -> None:
+    space = {"precision": choice("fp32", "tf32"), "cpu_affinity": choice(None, "5")}
+    with pytest.raises(StudyError) as told:
+        make_plan(a_study(space=space), TWO_CORES, ())
+    assert {mistake.field for mistake in told.value.mistakes} == {"precision", "cpu_affinity"}
 
 
 def test_a_search_counts_its_draws_for_every_grid_point() -> None:

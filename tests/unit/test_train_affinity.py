@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from raypar.train import affinity
-from raypar.train.affinity import CAN_PIN, CpuWatch, allowed_cores
+from raypar.train.affinity import CAN_PIN, Core, CpuWatch, allowed_cores, host_cores, topology
 
 needs_pinning = pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
 needs_schedstat = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel keeps no schedstat")
@@ -57,6 +57,30 @@ def test_the_allowed_cores_are_the_same_for_a_process_that_is_pinned_and_it_stay
     before, after, pinned = told
     assert before == after == list(allowed_cores())
     assert pinned == before[:1]
+
+
+def a_topology(folder: Path, cores: dict[int, tuple[int, str]]) -> Path:
+    """Of each core its package, and the list of its physical core's threads."""
+    for number, (package, siblings) in cores.items():
+        (own := folder / f"cpu{number}" / "topology").mkdir(parents=True)
+        (own / "physical_package_id").write_text(f"{package}\n")
+        (own / "thread_siblings_list").write_text(f"{siblings}\n")
+    return folder
+
+
+def test_threads_of_a_core_and_cores_of_a_socket_are_told_apart(tmp_path: Path) -> None:
+    folder = a_topology(tmp_path, {0: (0, "0,4"), 1: (0, "1,5"), 2: (1, "2-3"), 3: (1, "2-3"), 4: (0, "0,4")})
+    assert topology((0, 2, 3, 4), folder) == (Core(0, 0, 0), Core(2, 1, 2), Core(3, 1, 2), Core(4, 0, 0))
+
+
+@pytest.mark.parametrize("siblings", ["", "none"])
+def test_a_core_of_which_nothing_can_be_read_stands_alone(tmp_path: Path, siblings: str) -> None:
+    folder = a_topology(tmp_path, {0: (0, siblings)})
+    assert topology((0, 7), folder) == (Core(0, 0, 0), Core(7, 0, 7))
+
+
+def test_the_cores_of_this_machine_are_those_that_it_allows() -> None:
+    assert tuple(core.number for core in host_cores()) == allowed_cores()
 
 
 # Burns half a second of CPU time on the last core under a CpuWatch.
