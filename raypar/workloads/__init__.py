@@ -1,7 +1,9 @@
 """What ships with raypar to be trained: ``from raypar.workloads import mnist_mlp``."""
 
 from raypar.workloads.digits import digits
+from raypar.workloads.fashion_mlp import fashion_mlp
+from raypar.workloads.iris import iris
 from raypar.workloads.mnist_cnn import mnist_cnn
 from raypar.workloads.mnist_mlp import mnist_mlp
 
-__all__ = ["digits", "mnist_cnn", "mnist_mlp"]
+__all__ = ["digits", "fashion_mlp", "iris", "mnist_cnn", "mnist_mlp"]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypar.errors import DataError
-from raypar.study.workload import Config, Data, Split, Workload
+from raypar.study.workload import Config, Data, Split, Workload, one_of
+from raypar.workloads.activations import ACTIVATIONS, activation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,15 +19,15 @@ SPLIT_SEED = 0
 
 
 def build(config: Config) -> nn.Module:
-    """64 - hidden - hidden - 10, ReLU."""
+    """64 - hidden - hidden - 10."""
     from torch import nn
 
-    hidden = config["hidden_size"]
+    hidden, name = config["hidden_size"], config["activation"]
     return nn.Sequential(
         nn.Linear(NUM_PIXELS, hidden),
-        nn.ReLU(),
+        activation(name),
         nn.Linear(hidden, hidden),
-        nn.ReLU(),
+        activation(name),
         nn.Linear(hidden, 10),
     )
 
@@ -38,7 +39,7 @@ def data(_: Config) -> Data:
     import numpy as np
     import torch
 
-    with gzip.open(_csv_path(), "rt") as stream:
+    with gzip.open(embedded_csv("digits.csv.gz"), "rt") as stream:
         table = np.loadtxt(stream, delimiter=",", dtype=np.uint8)
     labels = table[:, NUM_PIXELS].astype(np.int64)
     # Each class is shuffled, then the classes are interleaved evenly: any prefix holds every class in its share.
@@ -63,18 +64,18 @@ def scaled(pixels: Tensor) -> Tensor:
     return pixels.to(torch.float32).div_(16)
 
 
-def _csv_path() -> Path:
-    # The file inside of scikit-learn, found without importing it: that takes over a second, in every trial.
+def embedded_csv(name: str) -> Path:
+    """A data file inside of scikit-learn, found without importing it: that takes over a second, in every trial."""
     spec = importlib.util.find_spec("sklearn")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder, "datasets", "data", "digits.csv.gz")
+        path = Path(folder, "datasets", "data", name)
         if path.is_file():
             return path
-    raise DataError("scikit-learn's digits.csv.gz is not in this environment", hint="pip install scikit-learn")
+    raise DataError(f"scikit-learn's {name} is not in this environment", hint="pip install scikit-learn")
 
 
 def prepare(_: Config) -> None:
-    _csv_path()
+    embedded_csv("digits.csv.gz")
 
 
 digits = Workload(
@@ -82,7 +83,7 @@ digits = Workload(
     model=build,
     data=data,
     num_train_samples=NUM_TRAIN,
-    options={"hidden_size": 1024},
+    options={"hidden_size": 1024, "activation": one_of("relu", ACTIVATIONS)},
     defaults={"optimizer": "momentum", "lr": 0.1, "batch_size": 64, "epochs": 8},
     prepare=prepare,
     description="scikit-learn's 8x8 digits, embedded, with a multi-layer perceptron of two hidden layers",

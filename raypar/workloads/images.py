@@ -14,19 +14,24 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 
-def image_data(name: str, config: Config, *, mean: float, std: float) -> Data:
-    """An image set with its test images as ``val``; inputs of shape ``(num_samples, 1, 28, 28)``, uint8.
+def image_data(name: str, config: Config, *, mean: float, std: float, num_val: int = 0) -> Data:
+    """An image set; inputs of shape ``(num_samples, 1, 28, 28)``, uint8, targets ``(num_samples,)``, int64.
 
-    The pixels stay bytes in memory, a quarter of the size, and are normalised batch by batch.
+    With `num_val`, the last so many training images are ``val`` and the test images are ``test``; without, the test
+    images are ``val``. The pixels stay bytes in memory, a quarter of the size, and are normalised batch by batch.
     """
     root = ensure_image_set(name)
     image_set = IMAGE_SETS[name]
-    train_x, train_y, val_x, val_y = (_read(raw_dir(root, image_set) / file.name, file) for file in image_set.files)
+    train_x, train_y, test_x, test_y = (_read(raw_dir(root, image_set) / file.name, file) for file in image_set.files)
+    num_train = len(train_y) - num_val
+    held_out = Split(test_x, test_y)
+    loads = config["loader"] == "dataloader"
     return Data(
-        train=Split(train_x, train_y),
-        val=Split(val_x, val_y),
+        train=Split(train_x[:num_train], train_y[:num_train]),
+        val=Split(train_x[num_train:], train_y[num_train:]) if num_val else held_out,
+        test=held_out if num_val else None,
         transform=partial(normalised, mean=mean, std=std),
-        train_dataset=_torchvision_dataset(name, root, mean, std) if config["loader"] == "dataloader" else None,
+        train_dataset=_torchvision_dataset(name, root, mean, std, num_train) if loads else None,
     )
 
 
@@ -50,11 +55,12 @@ def _read(path: Path, file: IdxFile) -> Tensor:
     return raw.view(file.count, 1, IMAGE_SIDE, IMAGE_SIDE) if file.is_images else raw.long()
 
 
-def _torchvision_dataset(name: str, root: Path, mean: float, std: float) -> Dataset[Any]:
-    """The same images prepared one by one, the way most scripts do it."""
+def _torchvision_dataset(name: str, root: Path, mean: float, std: float, num_train: int) -> Dataset[Any]:
+    """The same training images prepared one by one, the way most scripts do it."""
+    from torch.utils.data import Subset
     from torchvision import datasets
     from torchvision.transforms import Compose, Normalize, ToTensor
 
     transform = Compose([ToTensor(), Normalize((mean,), (std,))])
     dataset: Dataset[Any] = getattr(datasets, name)(root, train=True, transform=transform)
-    return dataset
+    return dataset if num_train == len(dataset) else Subset(dataset, range(num_train))  # type: ignore[arg-type]

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raypar.study.workload import Config, Workload
+from raypar.study.workload import Config, Workload, one_of
+from raypar.workloads.activations import ACTIVATIONS, activation
 from raypar.workloads.mnist_mlp import data, prepare
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def build(_: Config) -> nn.Module:
+def build(config: Config) -> nn.Module:
     from torch import nn
 
+    name = config["activation"]
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
-        nn.ReLU(),
+        activation(name),
         nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
+        activation(name),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(64 * 7 * 7, 128),
-        nn.ReLU(),
+        activation(name),
         nn.Linear(128, 64),
-        nn.ReLU(),
+        activation(name),
         nn.Linear(64, 10),
     )
 
@@ -35,6 +37,7 @@ mnist_cnn = Workload(
     model=build,
     data=data,
     num_train_samples=60_000,
+    options={"activation": one_of("relu", ACTIVATIONS)},
     # 99.2 % after ten epochs, and above 99 from the fifth on; Adam at 0.001 goes up and down about 98.9.
     defaults={"optimizer": "momentum", "lr": 0.01, "batch_size": 64, "epochs": 10},
     prepare=prepare,

@@ -1,10 +1,11 @@
-"""Handwritten digits with a multi-layer perceptron: 784-128-10, ReLU."""
+"""Handwritten digits with a multi-layer perceptron: 784-128-10, ReLU unless another activation is asked for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raypar.study.workload import Config, Data, Workload
+from raypar.study.workload import Config, Data, Workload, one_of
+from raypar.workloads.activations import ACTIVATIONS, activation
 from raypar.workloads.datasets import ensure_image_set
 from raypar.workloads.images import image_data
 
@@ -20,7 +21,7 @@ def build(config: Config) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(28 * 28, config["hidden_size"]),
-        nn.ReLU(),
+        activation(config["activation"]),
         nn.Linear(config["hidden_size"], 10),
     )
 
@@ -38,7 +39,7 @@ mnist_mlp = Workload(
     model=build,
     data=data,
     num_train_samples=60_000,
-    options={"hidden_size": 128},
+    options={"hidden_size": 128, "activation": one_of("relu", ACTIVATIONS)},
     defaults={"optimizer": "sgd", "lr": 0.1, "batch_size": 64, "epochs": 3},
     prepare=prepare,
     description="MNIST's 60,000 digits with a multi-layer perceptron, 784-128-10",

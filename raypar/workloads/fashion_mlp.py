@@ -1,0 +1,58 @@
+"""Clothes with a multi-layer perceptron of two hidden layers, 784-hidden-hidden-10, chosen on a validation split."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raypar.study.workload import Config, Data, Workload, one_of
+from raypar.workloads.activations import ACTIVATIONS, activation
+from raypar.workloads.datasets import IMAGE_SETS, ensure_image_set
+from raypar.workloads.images import image_data
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MEAN, STD = 0.2860, 0.3530  # of Fashion-MNIST's training pixels, as fractions of 255
+NUM_VAL = 10_000
+
+
+def build(config: Config) -> nn.Module:
+    """784 - hidden - hidden - 10."""
+    from torch import nn
+
+    hidden, name = config["hidden_size"], config["activation"]
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(28 * 28, hidden),
+        activation(name),
+        nn.Linear(hidden, hidden),
+        activation(name),
+        nn.Linear(hidden, 10),
+    )
+
+
+def data(config: Config) -> Data:
+    """50,000 images to train on, the last 10,000 training images as ``val``, the 10,000 test images as ``test``.
+
+    Inputs of shape ``(num_samples, 1, 28, 28)``, uint8.
+    """
+    return image_data("FashionMNIST", config, mean=MEAN, std=STD, num_val=NUM_VAL)
+
+
+def prepare(_: Config) -> None:
+    ensure_image_set("FashionMNIST")
+
+
+fashion_mlp = Workload(
+    name="fashion_mlp",
+    model=build,
+    data=data,
+    num_train_samples=IMAGE_SETS["FashionMNIST"].num_train - NUM_VAL,
+    options={"hidden_size": 128, "activation": one_of("sigmoid", ACTIVATIONS)},
+    # keep_model: the models that do best on the validation split are the ones that see the test split.
+    defaults={"optimizer": "adam", "lr": 0.001, "batch_size": 64, "epochs": 10, "keep_model": True},
+    prepare=prepare,
+    description="Fashion-MNIST with a multi-layer perceptron of two hidden layers, sigmoid, split in three",
+    dataset="Fashion-MNIST (50,000 training samples)",
+    has_test=True,
+)

@@ -1,0 +1,96 @@
+"""scikit-learn's 150 iris flowers, embedded, with a network of 4-50-3."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from raypar.study.workload import Config, Data, Split, Workload, one_of, whole_number
+from raypar.workloads.activations import ACTIVATIONS, activation
+from raypar.workloads.digits import embedded_csv
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import nn
+
+NUM_FEATURES, NUM_CLASSES = 4, 3
+NUM_PER_CLASS, NUM_TRAIN_PER_CLASS = 50, 40
+SPLIT_SEED = 0
+
+
+def build(config: Config) -> nn.Module:
+    """4 - hidden - 3."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Linear(NUM_FEATURES, config["hidden_size"]),
+        activation(config["activation"]),
+        nn.Linear(config["hidden_size"], NUM_CLASSES),
+    )
+
+
+def data(config: Config) -> Data:
+    """Inputs of shape ``(num_samples, 4)``, float32, in standard deviations from the training flowers' mean.
+
+    120 flowers to train on and 30 as ``val``, a third of each class in both; which ones is decided by `split_seed`.
+    """
+    import numpy as np
+    import torch
+
+    table = np.loadtxt(embedded_csv("iris.csv"), delimiter=",", skiprows=1)
+    features, labels = table[:, :NUM_FEATURES], table[:, NUM_FEATURES].astype(np.int64)
+    random = np.random.RandomState(config["split_seed"])  # its stream is frozen, unlike default_rng's
+    shuffled = [random.permutation(np.flatnonzero(labels == label)) for label in range(NUM_CLASSES)]
+    # One flower of each class in turn: any prefix holds every class in its share.
+    order = np.stack(shuffled, axis=1).reshape(-1)
+    num_train = NUM_TRAIN_PER_CLASS * NUM_CLASSES
+    train = features[order[:num_train]]
+    mean, std = train.mean(axis=0), train.std(axis=0)
+    scaled = standardised(features[order], mean, std, num_threads=config["preprocess_threads"])
+    inputs, targets = torch.from_numpy(scaled.astype(np.float32)), torch.from_numpy(labels[order])
+    return Data(
+        train=Split(inputs[:num_train], targets[:num_train]),
+        val=Split(inputs[num_train:], targets[num_train:]),
+    )
+
+
+def standardised(
+    features: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[np.float64], *, num_threads: int
+) -> NDArray[np.float64]:
+    """Rows in standard deviations from `mean`; shape ``(num_samples, num_features)`` in and out.
+
+    The rows are shared out among `num_threads` threads, or done at once where that is 0: the numbers are the same.
+    """
+    import numpy as np
+
+    def part(rows: NDArray[np.float64]) -> NDArray[Any]:
+        scaled: NDArray[Any] = (rows - mean) / std
+        return scaled
+
+    if not num_threads:
+        return part(features)
+    with ThreadPoolExecutor(num_threads) as pool:
+        return np.concatenate(list(pool.map(part, np.array_split(features, num_threads))))
+
+
+def prepare(_: Config) -> None:
+    embedded_csv("iris.csv")
+
+
+iris = Workload(
+    name="iris",
+    model=build,
+    data=data,
+    num_train_samples=NUM_TRAIN_PER_CLASS * NUM_CLASSES,
+    options={
+        "hidden_size": 50,
+        "activation": one_of("relu", ACTIVATIONS),
+        "preprocess_threads": whole_number(0, "threads that standardise the features; 0: none but its own", at_least=0),
+        "split_seed": whole_number(SPLIT_SEED, "which flowers are held out", at_least=0),
+    },
+    defaults={"optimizer": "adam", "lr": 0.01, "batch_size": 24, "epochs": 100},
+    prepare=prepare,
+    description="150 iris flowers, embedded, with a multi-layer perceptron, 4-50-3",
+    dataset="iris (120 training samples)",
+)
