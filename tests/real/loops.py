@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raypar import Data, Split, Workload
+from raypar import Data, Split, Statistic, Workload
 
 NUM_TRAIN = 256
 NUM_VAL = 101  # two ranks can't share it evenly
@@ -198,3 +198,47 @@ def lr_func(config: dict[str, Any]) -> None:
 
     for epoch in range(4):
         ray.train.report({"accuracy": config["lr"], "of_epoch": epoch + 1})
+
+
+# ---- a workload for what concerns images, and what is no mean of per-sample scores
+
+
+def _small_images(_: Mapping[str, Any]) -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, NUM_CLASSES)
+    )
+
+
+def _image_data(config: Mapping[str, Any]) -> Data:
+    from torch.utils.data import TensorDataset
+
+    vectors = data(config)
+    assert vectors.train is not None and vectors.val is not None
+    train, val = (Split(s.inputs.view(-1, 1, 4, 4), s.targets) for s in (vectors.train, vectors.val))
+    if config["in_memory"]:
+        return Data(train=train, val=val)
+    return Data(
+        train_dataset=TensorDataset(train.inputs, train.targets), val_dataset=TensorDataset(val.inputs, val.targets)
+    )
+
+
+def _confusion(outputs: Any, targets: Any) -> Any:
+    import torch
+
+    return torch.bincount(targets * NUM_CLASSES + outputs.argmax(1), minlength=NUM_CLASSES**2)
+
+
+seeing = Workload(
+    name="seeing",
+    model=_small_images,
+    data=_image_data,
+    num_train_samples=NUM_TRAIN,
+    metrics={
+        "accuracy": lambda outputs, targets: outputs.argmax(1) == targets,
+        "diagonal": Statistic(_confusion, lambda total: float(total.view(NUM_CLASSES, -1).diagonal().sum())),
+    },
+    options={"in_memory": True},
+    defaults={"epochs": 2, "batch_size": 64, "lr": 0.2, "num_warmup_steps": 2},
+)
