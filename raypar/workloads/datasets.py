@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.errors import DataError
-from raypar.workloads.files import cache_dir, check_length, data_dir, ensure, length_of, named_dir
+from raypar.workloads.files import DATA_DIR_VARIABLE, cache_dir, check_length, data_dir, ensure, length_of, named_dir
 
 IMAGE_SIDE = 28
 _IMAGE_HEADER = struct.Struct(">IIII")  # magic, count, rows, columns
@@ -103,6 +103,7 @@ def _download_with_torchvision(name: str, root: str) -> None:
 
 
 __all__ = [
+    "DATA_DIR_VARIABLE",
     "IMAGE_SETS",
     "IMAGE_SIDE",
     "IdxFile",
