@@ -5,5 +5,6 @@ from raypar.workloads.fashion_mlp import fashion_mlp
 from raypar.workloads.iris import iris
 from raypar.workloads.mnist_cnn import mnist_cnn
 from raypar.workloads.mnist_mlp import mnist_mlp
+from raypar.workloads.resnet import resnet
 
-__all__ = ["digits", "fashion_mlp", "iris", "mnist_cnn", "mnist_mlp"]
+__all__ = ["digits", "fashion_mlp", "iris", "mnist_cnn", "mnist_mlp", "resnet"]
