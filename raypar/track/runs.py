@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raypar.study.options import OPTIONS
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.names import MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
 
@@ -19,7 +20,21 @@ MODEL_FOLDER = "model"
 TRACEBACK_FILE = "traceback.txt"
 
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}
-SCALARS = ("train_time_s", "eval_time_s", "startup_s", "warmup_s", "wall_s", "throughput_samples_per_s")
+SCALARS = ("train_time_s", "eval_time_s", "startup_s", "data_time_s", "warmup_s", "wall_s", "throughput_samples_per_s")
+# What raypar's own training reports, under the names that people know from other tools; MLflow makes sections of the
+# part before the slash. Metrics of a workload keep theirs.
+SECTIONS = {
+    "epoch": "train/epoch",
+    "train_loss": "train/loss",
+    "lr": "train/learning_rate",
+    "grad_norm": "train/grad_norm",
+    "train_time_s": "train/runtime_s",
+    "throughput_samples_per_s": "train/samples_per_second",
+    "val_loss": "eval/loss",
+    "eval_time_s": "eval/runtime_s",
+    "eval_samples_per_s": "eval/samples_per_second",
+    "eval_steps_per_s": "eval/steps_per_second",
+}
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,19 @@ def result_from_tags(tags: Mapping[str, str]) -> TrialResult | None:
         return None
 
 
+def series_keys(result: TrialResult) -> dict[str, str]:
+    """Key in the reports to the metric's in MLflow; without what says where on the axis a report stands."""
+    sections = SECTIONS if _is_of_our_loop(result) else {}
+    axis = "step" if sections else "epoch"
+    names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key != axis]
+    # One metric can't hold both the trial's figure and its figure per report.
+    taken = {*SCALARS, "step_time_median_s", "step_time_p95_s", "num_workers", "batch_size", *result.spec.point}
+    taken |= set(sections.values())
+    texts = {name: sections.get(name, f"epoch/{name}" if name in taken else name) for name in names}
+    keys = key_names(texts.values())
+    return {name: keys[text] for name, text in texts.items()}
+
+
 def without_step_times(result: TrialResult) -> TrialResult:
     return replace(result, step_times_s=())
 
@@ -124,27 +152,29 @@ def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
 
 
 def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
-    """Every numeric key of the reports, by epoch. Reports carry no time of day: they are spread over the trial."""
-    reports = result.reports
-    names = [key for key in dict.fromkeys(k for report in reports for k in report) if key != "epoch"]
-    taken = {*SCALARS, "step_time_median_s", "step_time_p95_s", "num_workers", "batch_size", *result.spec.point}
-    # One metric can't hold both the trial's figure and its figure per epoch.
-    keys = key_names(f"epoch/{name}" if name in taken else name for name in names)
-    steps = _steps(reports)
+    """Every numeric key of the reports. Reports carry no time of day: they are spread over the trial."""
+    reports, keys = result.reports, series_keys(result)
+    steps = (_is_of_our_loop(result) and _whole(reports, "step")) or _whole(reports, "epoch") or range(len(reports))
     points = []
     for i, report in enumerate(reports):
         time_ms = start_ms + (end_ms - start_ms) * (i + 1) // len(reports)
-        for name in names:
+        for name, key in keys.items():
             if (value := _number(report.get(name))) is not None:
-                key = keys[f"epoch/{name}" if name in taken else name]
                 points.append(Point(key, value, time_ms, steps[i]))
     return points
 
 
-def _steps(reports: Sequence[Mapping[str, float]]) -> list[int]:
-    epochs = [_number(report.get("epoch")) for report in reports]
-    whole = [int(e) for e in epochs if e is not None and abs(e) < 2**53 and e.is_integer()]
-    return whole if len(set(whole)) == len(reports) else list(range(len(reports)))
+def _is_of_our_loop(result: TrialResult) -> bool:
+    """Whether raypar's own loop wrote the reports, and so knows what their keys mean."""
+    # A trial that failed has no time; but only the config of our loop holds all that our loop understands.
+    return result.train_time_s is not None or OPTIONS.keys() <= result.spec.config.keys()
+
+
+def _whole(reports: Sequence[Mapping[str, float]], key: str) -> list[int] | None:
+    """The key's values where they tell the reports apart as whole numbers, else None."""
+    values = [_number(report.get(key)) for report in reports]
+    whole = [int(v) for v in values if v is not None and abs(v) < 2**53 and v.is_integer()]
+    return whole if len(set(whole)) == len(reports) else None
 
 
 def _tags(result: TrialResult) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from raypar.study.trial import TrialResult
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import MAX_PARAM_LENGTH, MAX_TAG_LENGTH, clip, key_name, key_names, short_hash, split_tag
-from raypar.track.runs import MODEL_FOLDER, SOURCE_FILE, Point, child_run
+from raypar.track.runs import MODEL_FOLDER, SOURCE_FILE, Point, child_run, series_keys
 from raypar.track.view import VIEW_TAG, saved_view
 from raypar.track.writer import RunRef, RunWriter
 
@@ -127,7 +127,8 @@ class Uploader:
         if study in self._viewed:
             return
         self._viewed.add(study)
-        series = [key_name(k) for k in result.final if k != "epoch"]
+        keys = series_keys(result)
+        series = [keys[k] for k in result.final if k in keys]
         text = saved_view([key_name(k) for k in result.spec.point], series, at_ms=round(record["at"] * 1000))
         if text is not None:
             try:

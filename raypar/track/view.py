@@ -18,7 +18,11 @@ VIEW_VERSION = 1
 VIEW_KEY = f"raypar-v{VIEW_VERSION}"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 
-_OUTCOMES = ("train_time_s", "throughput_samples_per_s", "accuracy", "val_loss", "speedup", "efficiency")
+_SCORES = ("accuracy", "macro_f1", "eval/loss", "val_loss")  # the last by train loops that raypar didn't write
+_OUTCOMES = ("train_time_s", "throughput_samples_per_s", *_SCORES, "speedup", "efficiency")
+# Curves that say little over the steps; drawn after all others.
+_DULL = ("train/epoch", "/runtime_s", "/samples_per_second", "/steps_per_second")
+_MAX_CURVES = 6
 
 
 def experiment_url(server_url: str, experiment_id: str, *, saved_view: bool = False) -> str:
@@ -29,7 +33,7 @@ def experiment_url(server_url: str, experiment_id: str, *, saved_view: bool = Fa
 
 def saved_view(swept: Sequence[str], series: Sequence[str], *, at_ms: int) -> str | None:
     """The tag's value; the same for the same arguments. None if it is too long for a tag."""
-    outcomes = [k for k in _OUTCOMES if k in series or k not in ("accuracy", "val_loss")]
+    outcomes = [k for k in _OUTCOMES if k in series or k not in _SCORES]
     columns = [f"params.`{k}`" for k in swept] + [f"metrics.`{k}`" for k in outcomes]
     sections = {name: short_hash(name) for name in ("Scaling", "Search", "Training")}
     charts = [
@@ -41,7 +45,8 @@ def saved_view(swept: Sequence[str], series: Sequence[str], *, at_ms: int) -> st
         charts.append(
             _scatter("accuracy against runtime", sections["Search"], ("train_time_s", "METRIC"), ("accuracy", "METRIC"))
         )
-    charts += [_line(key, sections["Training"], [key]) for key in series[:6]]
+    curves = sorted(series, key=lambda key: key.endswith(_DULL))
+    charts += [_line(key, sections["Training"], [key]) for key in curves[:_MAX_CURVES]]
     state = {
         "searchFilter": "tags.`raypar.kind` = 'trial'",
         "orderByKey": f"params.`{swept[0]}`" if swept else "attributes.start_time",

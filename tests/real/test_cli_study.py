@@ -94,8 +94,11 @@ def test_whoever_knows_mlflow_finds_everything_in_it(first: Done) -> None:
         times = {"train_time_s", "wall_s", "startup_s", "throughput_samples_per_s", "step_time_median_s"}
         assert all(run.data.metrics[key] > 0 for key in times)
         assert run.data.metrics["speedup"] > 0
-        for key in ("accuracy", "val_loss", "train_loss"):
-            assert [point.step for point in client.get_metric_history(run.info.run_id, key)] == [1, 2]
+        epochs = client.get_metric_history(run.info.run_id, "train/epoch")
+        assert [point.value for point in epochs] == [1, 2]
+        for key in ("accuracy", "eval/loss", "train/loss", "train/learning_rate", "train/samples_per_second"):
+            history = client.get_metric_history(run.info.run_id, key)
+            assert [point.step for point in history] == [point.step for point in epochs]
         assert {"raypar.identity", "raypar.seed", "raypar.repeat", "raypar.env.cores"} <= set(run.data.tags)
         assert "trial.json" in [file.path for file in client.list_artifacts(run.info.run_id)]
     of_baseline = [run.data.metrics["speedup"] for run in children if run.data.params["num_workers"] == "1"]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import socket
 import sqlite3
 import subprocess
 import sys
+import zlib
+from typing import Any
 
 import pytest
 
@@ -139,6 +143,23 @@ def test_a_saved_view_is_the_same_each_time_and_left_out_where_it_is_too_long():
     assert saved_view([], [], at_ms=1)
     noise = [f"{i * 7919 % 1_000_003:x}{i * 104729 % 999_983:x}" for i in range(5000)]
     assert saved_view(noise, [], at_ms=1) is None
+
+
+def state_of(view: str | None) -> dict[str, Any]:
+    assert view is not None
+    packed = json.loads(view)["state"].removeprefix("deflate;")
+    state: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return state
+
+
+def test_a_saved_view_shows_what_there_is_and_draws_the_telling_curves_first():
+    dull = ["train/epoch", "train/runtime_s", "train/samples_per_second", "eval/runtime_s", "eval/steps_per_second"]
+    state = state_of(saved_view(["lr"], [*dull, "train/loss", "eval/loss", "macro_f1"], at_ms=1))
+    columns = set(state["selectedColumns"])
+    assert {"params.`lr`", "metrics.`eval/loss`", "metrics.`macro_f1`", "metrics.`train_time_s`"} <= columns
+    assert not {"metrics.`accuracy`", "metrics.`val_loss`"} & columns
+    lines = [chart["metricKey"] for chart in state["compareRunCharts"] if "metricKey" in chart]
+    assert lines == ["scaling/speedup", "train/loss", "eval/loss", "macro_f1", *dull[:3]]
 
 
 def test_a_taken_port_is_passed_over():

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
+from raypar.study.options import OPTIONS
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
-from raypar.track.runs import child_run, latest, result_from_tags, without_step_times
+from raypar.track.names import MAX_TAG_LENGTH, MAX_TAG_PARTS
+from raypar.track.runs import child_run, latest, result_from_tags, result_tags, series_keys, without_step_times
 
 CONFIG = {"num_workers": 2, "batch_size": 64, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
 SPEC = TrialSpec("mnist", "mlp", {"batch_size": 64, "num_workers": 2}, CONFIG, repeat=0, seed=7, order=3)
@@ -71,7 +74,72 @@ def test_reports_are_series_over_epochs_at_times_within_the_trial():
 
 def test_a_figure_of_the_trial_and_the_same_figure_per_epoch_are_two_metrics():
     assert values(RESULT, "train_time_s") == [(0, 6.0)]
-    assert values(RESULT, "epoch/train_time_s") == [(1, 3.0), (2, 3.0)]
+    assert values(RESULT, "train/runtime_s") == [(1, 3.0), (2, 3.0)]
+    of_a_loop = replace(RESULT, train_time_s=None, reports=({"epoch": 1, "wall_s": 3.0},))
+    assert values(of_a_loop, "wall_s") == [(0, 10.0)]
+    assert values(of_a_loop, "epoch/wall_s") == [(1, 3.0)]
+
+
+REPORT = {
+    "epoch": 0.5,
+    "step": 8,
+    "train_loss": 0.9,
+    "val_loss": 0.8,
+    "accuracy": 0.7,
+    "lr": 0.1,
+    "grad_norm": 2.0,
+    "train_time_s": 3.0,
+    "eval_time_s": 1.0,
+    "throughput_samples_per_s": 100.0,
+    "eval_samples_per_s": 200.0,
+    "eval_steps_per_s": 20.0,
+}
+REPORTS = (REPORT, {**REPORT, "epoch": 1, "step": 16})
+
+
+def test_what_training_reports_is_sorted_into_sections_by_step():
+    result = replace(RESULT, reports=REPORTS)
+    series = {p.key: p.value for p in child(result).points if p.step == 8}
+    assert series == {
+        "train/epoch": 0.5,
+        "train/loss": 0.9,
+        "train/learning_rate": 0.1,
+        "train/grad_norm": 2.0,
+        "train/runtime_s": 3.0,
+        "train/samples_per_second": 100.0,
+        "eval/loss": 0.8,
+        "eval/runtime_s": 1.0,
+        "eval/samples_per_second": 200.0,
+        "eval/steps_per_second": 20.0,
+        "accuracy": 0.7,
+    }
+    assert values(result, "train/epoch") == [(8, 0.5), (16, 1.0)]
+    assert values(result, "throughput_samples_per_s") == [(0, 100.0)]
+
+
+def test_reports_of_a_train_loop_keep_its_own_names_and_stand_by_epoch():
+    reports = ({"epoch": 1, "step": 8, "train_loss": 0.9, "lr": 0.1}, {"epoch": 2, "step": 16})
+    result = replace(RESULT, train_time_s=None, reports=reports)
+    assert values(result, "train_loss") == [(1, 0.9)]
+    assert values(result, "lr") == [(1, 0.1)]
+    assert values(result, "step") == [(1, 8.0), (2, 16.0)]
+    assert not [p for p in child(result).points if "/" in p.key]
+
+
+def test_a_trial_that_failed_on_the_way_has_the_same_names_as_one_that_did_not():
+    config = {key: option.default for key, option in OPTIONS.items()}
+    failed = replace(RESULT, spec=replace(SPEC, config=config), train_time_s=None, reports=REPORTS)
+    assert values(failed, "train/loss") == [(8, 0.9), (16, 0.9)]
+
+
+def test_a_metric_called_as_a_section_is_told_apart_from_it():
+    result = replace(RESULT, reports=({**REPORT, "eval/loss": 5.0},))
+    assert (values(result, "eval/loss"), values(result, "epoch/eval/loss")) == ([(8, 0.8)], [(8, 5.0)])
+
+
+def test_the_keys_of_the_series_are_told_for_the_saved_view():
+    keys = series_keys(replace(RESULT, reports=REPORTS))
+    assert "step" not in keys and (keys["val_loss"], keys["accuracy"]) == ("eval/loss", "accuracy")
 
 
 @pytest.mark.parametrize("epochs", [(1, 1), (1.5, 2.5), (float("nan"), 1), (None, None), (True, False)])
@@ -126,6 +194,29 @@ def test_a_result_comes_back_from_its_tags_whatever_its_length(num_epochs):
     reports = tuple({"epoch": e, "accuracy": e / 7, "val_loss": 1 / (e + 1)} for e in range(num_epochs))
     result = replace(RESULT, reports=reports)
     assert result_from_tags(child(result).tags) == without_step_times(result)
+
+
+def measured(num_reports: int) -> TrialResult:
+    """Of a trial that evaluates often; its numbers have as many digits as measured ones have."""
+    draw = random.Random(num_reports).random
+    reports = tuple({**{key: draw() for key in REPORT}, "step": i, "epoch": i / 938} for i in range(num_reports))
+    return replace(RESULT, reports=reports)
+
+
+@pytest.mark.parametrize("num_reports", [100, 500])
+def test_some_hundred_evaluations_fit_into_the_tags(num_reports):
+    result = measured(num_reports)
+    tags = result_tags(result)
+    assert tags is not None and max(map(len, tags.values())) <= MAX_TAG_LENGTH and len(tags) <= MAX_TAG_PARTS
+    assert result_from_tags(child(result).tags) == without_step_times(result)
+
+
+def test_with_thousands_of_evaluations_the_file_alone_holds_the_result():
+    result = measured(5000)
+    assert result_tags(result) is None
+    run = child(result)
+    assert not any(key.startswith("raypar.result") for key in run.tags)
+    assert TrialResult.from_json(run.files["trial.json"]) == result
 
 
 @pytest.mark.parametrize("text", ["", "{}", "null", "[]", '{"spec": 1}', "zlib;!!", '{"failure": null}'])
