@@ -16,8 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
+from raypar.analysis.chosen import FINAL_TEST_FILE, with_final_test
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import StudyAnalysis, analyse, pair_speedups
+from raypar.final_test import final_test
 from raypar.planning import Plan, check_data, make_plan
 from raypar.provenance import provenance
 from raypar.run.cluster import Cluster, joined_cluster, private_ray, this_machine
@@ -105,7 +107,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             notice(Notice(CHANGED_FILE))
         results = {result.spec.identity: result for result in plan.done}
         if not plan.num_missing:
-            return Outcome(analyse(study, tuple(results.values())), 0, 0, False, log_dir)
+            stored = with_final_test(analyse(study, plan.done), store.artifact(study.name, FINAL_TEST_FILE))
+            return Outcome(stored, 0, 0, False, log_dir)
         execution = _execution(loaded, options)
         recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
         recorder.start(upload=False)
@@ -122,6 +125,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             raise
         analysis = analyse(study, tuple(results.values()))
         recorder.record_metrics(_scaling(analysis))
+        if study.workload.has_test and not interrupted and not keeper.failures:
+            analysis = final_test(study, analysis, results, store, recorder)
         num_unsent = recorder.close("killed" if interrupted else "failed" if keeper.failures else "finished")
     return Outcome(analysis, len(keeper.failures), num_unsent, interrupted, log_dir, keeper.failures)
 

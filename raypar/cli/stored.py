@@ -39,6 +39,7 @@ def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False
 def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """Say what a study found, from the store; nothing is run."""
     with told(debug):
+        from raypar.analysis.chosen import FINAL_TEST_FILE, with_final_test
         from raypar.analysis.question import question_from_dict
         from raypar.analysis.speedup import analyse
         from raypar.report.console import print_report
@@ -47,7 +48,8 @@ def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = Fal
         results = store.results(name)
         if not results:
             raise unknown_study(name, store)
-        print_report(analyse(question_from_dict(store.question(name)), results), stdout())
+        analysis = analyse(question_from_dict(store.question(name)), results)
+        print_report(with_final_test(analysis, store.artifact(name, FINAL_TEST_FILE)), stdout())
 
 
 def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:

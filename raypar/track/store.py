@@ -135,6 +135,20 @@ class Store:
             return self._reader.read_file(run, SOURCE_FILE)
         return None
 
+    def artifact(self, study_name: str, name: str) -> str | None:
+        """A text that the latest execution with such a one added to its run; None if none has."""
+        texts = [
+            r["text"]
+            for r in self._pending()
+            if r["kind"] == "artifact" and r["study"] == study_name and r["path"] == name
+        ]
+        if texts:
+            return str(texts[-1])
+        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
+            if (text := self._reader.read_file(run, name)) is not None:
+                return text
+        return None
+
     def question(self, study_name: str) -> dict[str, Any]:
         """What the latest execution stored as JSON under the tag ``raypar.question``; empty if nothing."""
         return self._execution_json(study_name, "raypar.question")

@@ -80,6 +80,9 @@ class Stage:
             def study_source(self, name: str) -> str | None:
                 return stage.source
 
+            def artifact(self, study_name: str, name: str) -> str | None:
+                return None
+
         class Recorder:
             def __init__(self, execution: Any, **where: Any) -> None:
                 stage.execution = execution

@@ -26,6 +26,7 @@ ORDER = (
     "analysis",
     "report",
     "planning",
+    "final_test",
     "execution",
     "doctor",
     "cli",
