@@ -9,6 +9,7 @@ import typer
 
 from raypar.cli.common import EXIT_FAILED, quiet, say, set_data_dir, stdout, store_of, told, unknown_study, uri_of
 from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
+from raypar.errors import RayparError, suggest
 
 
 def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
@@ -33,7 +34,7 @@ def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False
         results = store.results(name)
         if not results:
             raise unknown_study(name, store)
-        print_trials(stdout(), results)
+        print_trials(stdout(), results, str(store.question(name).get("metric", "accuracy")))
 
 
 def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
@@ -50,6 +51,24 @@ def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = Fal
             raise unknown_study(name, store)
         analysis = analyse(question_from_dict(store.question(name)), results)
         print_report(with_final_test(analysis, store.artifact(name, FINAL_TEST_FILE)), stdout())
+
+
+def workloads(
+    name: Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help="Show this one with its options.")] = None,
+    debug: Debug = False,
+) -> None:
+    """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
+    with told(debug):
+        import raypar.workloads as shipped
+        from raypar.report.workloads import print_workload, print_workloads
+
+        every = {key: getattr(shipped, key) for key in shipped.__all__}
+        if name is None:
+            print_workloads(stdout(), every.values())
+        elif name in every:
+            print_workload(stdout(), every[name])
+        else:
+            raise RayparError(f"no workload `{name}`", hint=suggest(name, list(every)))
 
 
 def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:

@@ -82,21 +82,21 @@ def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, 
     console.print(table)
 
 
-def print_trials(console: Console, results: Sequence[TrialResult]) -> None:
-    """One line per trial of a study."""
+def print_trials(console: Console, results: Sequence[TrialResult], metric: str) -> None:
+    """One line per trial of a study, with the metric that it looks at."""
     keys = list(dict.fromkeys(key for result in results for key in result.spec.point))
-    table = Table(*keys, "#", "state", "train time", "wall", "accuracy", box=None, header_style="bold", pad_edge=False)
+    table = Table(*keys, "#", "state", "train time", "wall", metric, box=None, header_style="bold", pad_edge=False)
     for result in sorted(results, key=lambda r: (r.spec.repeat, r.spec.order)):
         values = [units.value_of(result.spec.point.get(key)) for key in keys]
         state = result.state.value if result.state is not TrialState.FAILED else f"failed: {_reason(result)}"
-        accuracy = result.final.get("accuracy")
+        score = result.final.get(metric)
         table.add_row(
             *values,
             str(result.spec.repeat + 1),
             state,
             units.seconds(result.train_time_s),
             units.seconds(result.wall_s),
-            units.score("accuracy", accuracy) if accuracy is not None else units.MISSING,
+            units.score(metric, score) if score is not None else units.MISSING,
         )
     console.print(table)
 

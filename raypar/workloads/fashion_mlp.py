@@ -52,7 +52,7 @@ fashion_mlp = Workload(
     # keep_model: the models that do best on the validation split are the ones that see the test split.
     defaults={"optimizer": "adam", "lr": 0.001, "batch_size": 64, "epochs": 10, "keep_model": True},
     prepare=prepare,
-    description="Fashion-MNIST with a multi-layer perceptron of two hidden layers, sigmoid, split in three",
-    dataset="Fashion-MNIST (50,000 training samples)",
+    description="multi-layer perceptron of two hidden layers, 784-128-128-10, sigmoid",
+    dataset="Fashion-MNIST, 50,000 + 10,000 + 10,000 images",
     has_test=True,
 )

@@ -92,5 +92,5 @@ iris = Workload(
     defaults={"optimizer": "adam", "lr": 0.01, "batch_size": 24, "epochs": 100},
     prepare=prepare,
     description="150 iris flowers, embedded, with a multi-layer perceptron, 4-50-3",
-    dataset="iris (120 training samples)",
+    dataset="scikit-learn's iris, 120 + 30, embedded",
 )

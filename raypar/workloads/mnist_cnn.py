@@ -41,5 +41,6 @@ mnist_cnn = Workload(
     # 99.2 % after ten epochs, and above 99 from the fifth on; Adam at 0.001 goes up and down about 98.9.
     defaults={"optimizer": "momentum", "lr": 0.01, "batch_size": 64, "epochs": 10},
     prepare=prepare,
-    description="MNIST's 60,000 digits with two convolutions and three fully connected layers",
+    description="two convolutions and three fully connected layers",
+    dataset="MNIST, 60,000 + 10,000 images",
 )

@@ -42,5 +42,6 @@ mnist_mlp = Workload(
     options={"hidden_size": 128, "activation": one_of("relu", ACTIVATIONS)},
     defaults={"optimizer": "sgd", "lr": 0.1, "batch_size": 64, "epochs": 3},
     prepare=prepare,
-    description="MNIST's 60,000 digits with a multi-layer perceptron, 784-128-10",
+    description="multi-layer perceptron, 784-128-10",
+    dataset="MNIST, 60,000 + 10,000 images",
 )
