@@ -17,9 +17,11 @@ from torch.utils.data import DataLoader
 
 from raypar import Study, grid, uniform
 from raypar.errors import DataError, StudyError
+from raypar.study.loader import load_study
 from raypar.study.study import resolve
 from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
+from raypar.train.schedule import scaled_lr
 from raypar.workloads.image_folder import SUFFIXES, check_image_folder
 from raypar.workloads.image_transforms import MEAN, STD, normalised_rgb
 from raypar.workloads.resnet import resnet
@@ -256,3 +258,12 @@ def test_the_loss_falls_on_synthetic_images() -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_scaling_studies_keep_a_workers_batch_or_the_global_one() -> None:
+    def per_workers(name: str) -> dict[Any, tuple[Any, float]]:
+        study = load_study(Path(__file__).parents[2] / "studies" / f"{name}.py").study
+        return {t.config["num_workers"]: (t.config["batch_size"], scaled_lr(t.config)) for t in study.trials()}
+
+    assert per_workers("weak_scaling") == {1: (64, 0.025), 2: (128, 0.05)}
+    assert per_workers("strong_scaling") == {1: (64, 0.025), 2: (64, 0.025)}
