@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from raypar import units
+from raypar.analysis.breakeven import break_even_lines
 from raypar.analysis.points import PointAnalysis, differences, ratio_of, same_work
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, median_estimate
@@ -15,7 +16,7 @@ MAX_SPEEDUP_LINES = 4
 
 
 def verdicts(question: Question, gathered: Sequence[PointSamples], points: Sequence[PointAnalysis]) -> tuple[str, ...]:
-    """At most six sentences: speedups first, then the fastest point, then the best one.
+    """At most nine sentences: speedups first, where they start to pay, then the fastest point, then the best one.
 
     Args:
         gathered: the trials of each point.
@@ -23,7 +24,12 @@ def verdicts(question: Question, gathered: Sequence[PointSamples], points: Seque
     """
     if not any(p.num_finished for p in points):
         return ("No trial finished: there is nothing to compare.",)
-    return (*_speedups(question, points), *_fastest(gathered, points), *_best(question, gathered, points))
+    return (
+        *_speedups(question, points),
+        *break_even_lines(question, points),
+        *_fastest(gathered, points),
+        *_best(question, gathered, points),
+    )
 
 
 def _speedups(question: Question, points: Sequence[PointAnalysis]) -> list[str]:

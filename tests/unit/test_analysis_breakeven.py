@@ -1,0 +1,227 @@
+"""Where along a hyperparameter something starts to pay, and when a study can't tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from results import make_result
+
+from raypar.analysis.breakeven import MAX_LINES, Outcome, break_even_lines, break_evens, crossing_of
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.question import Question
+from raypar.analysis.speedup import analyse
+from raypar.analysis.stats import Estimate, Method
+from raypar.study.space import Value
+
+QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
+
+
+def known(value: float, width: float = 1e-3) -> Estimate:
+    """A speedup with an interval of so much to both sides, as a factor."""
+    return Estimate(value, value / (1 + width), value * (1 + width), 3, 0.95, Method.T_LOG)
+
+
+def tied(value: float) -> Estimate:
+    return Estimate(value, 0.5, 2.0, 3, 0.95, Method.T_LOG)
+
+
+def alone(value: float) -> Estimate:
+    return Estimate(value, None, None, 1, None, Method.SINGLE)
+
+
+def a_point(point: Mapping[str, Value], speedup: Estimate | None) -> PointAnalysis:
+    is_baseline = point.get("num_workers") == 1
+    return PointAnalysis(point, 2, 3, 0, 0, None, None, speedup, None, None, is_baseline, None, None)
+
+
+def points(speedups: Mapping[float, Estimate | None], **rest: Value) -> list[PointAnalysis]:
+    """Two workers against one along hidden_size."""
+    found = []
+    for size, speedup in speedups.items():
+        found.append(a_point({"hidden_size": size, **rest, "num_workers": 1}, known(1.0)))
+        found.append(a_point({"hidden_size": size, **rest, "num_workers": 2}, speedup))
+    return found
+
+
+def lines(*curves: Sequence[PointAnalysis], question: Question = QUESTION) -> list[str]:
+    return break_even_lines(question, [p for curve in curves for p in curve])
+
+
+VALUES = st.lists(st.integers(1, 10**6), min_size=2, max_size=8, unique=True).map(sorted)
+
+
+@given(values=VALUES, where=st.floats(0.01, 0.99), power=st.floats(0.2, 3) | st.floats(-3, -0.2), data=st.data())
+def test_a_power_law_gives_back_where_it_crosses(
+    values: list[int], where: float, power: float, data: st.DataObject
+) -> None:
+    i = data.draw(st.integers(0, len(values) - 2))
+    left, right = values[i], values[i + 1]
+    at = left * (right / left) ** where
+    curve = [(float(v), known((v / at) ** power, width=1e-12)) for v in values]
+    crossing = crossing_of(curve)
+    assert crossing.outcome is (Outcome.STARTS if power > 0 else Outcome.STOPS)
+    assert crossing.between == (left, right)
+    assert crossing.at == pytest.approx(at, rel=1e-6)
+
+
+@given(values=VALUES, speedups=st.data())
+def test_a_crossing_lies_between_the_nearest_points_that_are_clear(values: list[int], speedups: st.DataObject) -> None:
+    low, high = st.floats(0.1, 0.9).map(known), st.floats(1.1, 9).map(known)
+    middle = st.floats(0.6, 1.9).map(tied)
+    curve = [(float(v), speedups.draw(low | middle | high)) for v in values]
+    crossing = crossing_of(curve)
+    if crossing.between is None:
+        assert crossing.at is None
+        return
+    assert crossing.at is not None and crossing.between[0] < crossing.at < crossing.between[1]
+    clear = {v: s.value > 1 for v, s in curve if s.excludes(1.0)}
+    starts = crossing.outcome is Outcome.STARTS
+    assert max(v for v, pays in clear.items() if pays is not starts) == crossing.between[0]
+    assert min(v for v, pays in clear.items() if pays is starts) == crossing.between[1]
+
+
+@given(values=VALUES, speedups=st.data())
+def test_where_all_is_clear_and_on_one_side_it_always_or_never_paid(values: list[int], speedups: st.DataObject) -> None:
+    slow = [(float(v), known(speedups.draw(st.floats(0.1, 0.9)))) for v in values]
+    fast = [(v, known(1 / s.value)) for v, s in slow]
+    assert crossing_of(slow).outcome is Outcome.NEVER
+    assert crossing_of(fast).outcome is Outcome.ALWAYS
+
+
+@pytest.mark.parametrize(
+    ("speedups", "why"),
+    [
+        ([known(0.5), known(2), known(0.5)], "the speedups go up and down"),
+        ([known(0.5), known(2), tied(0.9)], "the speedups go up and down"),
+        ([tied(1.2), known(0.5), known(2)], "the speedups go up and down"),
+        ([known(0.5), tied(0.9)], "1 of 2 speedups can't be told from 1×"),
+        ([tied(0.9), tied(1.1), known(2)], "2 of 3 speedups can't be told from 1×"),
+        ([alone(0.5), alone(2)], "one trial each has no interval"),
+    ],
+)
+def test_what_the_intervals_do_not_show_is_not_said(speedups: list[Estimate], why: str) -> None:
+    crossing = crossing_of([(float(2**i), s) for i, s in enumerate(speedups)])
+    assert (crossing.outcome, crossing.why, crossing.at) == (Outcome.UNCLEAR, why, None)
+
+
+def test_ties_widen_the_bracket_and_one_beyond_it_has_to_fit() -> None:
+    curve = [(1.0, tied(0.8)), (2.0, known(0.5)), (4.0, tied(1.1)), (8.0, known(2.0)), (16.0, tied(1.9))]
+    crossing = crossing_of(curve)
+    assert (crossing.outcome, crossing.between) == (Outcome.STARTS, (2.0, 8.0))
+    assert crossing.at == pytest.approx(4.0)
+
+
+def test_a_crossing_is_told_with_what_is_fixed_along_it() -> None:
+    told = lines(points({256: known(0.6), 512: known(0.85), 1024: known(1.5)}, num_samples=20_000))
+    assert told == ["2 workers start to pay at about hidden_size=620 (between 512 and 1024) for num_samples=20000."]
+
+
+def test_the_rounded_crossing_stays_between_its_neighbours() -> None:
+    assert "about hidden_size=1002 (between 1000 and 1004)" in lines(points({1000: known(0.9), 1004: known(1.1)}))[0]
+
+
+def test_no_crossing_is_told_with_how_far_was_looked() -> None:
+    assert lines(points({64: known(0.5), 1024: known(0.9)})) == ["2 workers never paid up to hidden_size=1024."]
+    assert lines(points({64: known(1.2), 1024: known(1.9)})) == [
+        "2 workers paid from hidden_size=64, the smallest, on."
+    ]
+    assert lines(points({64: known(1.9), 1024: known(0.5)})) == [
+        "2 workers stop paying at about hidden_size=240 (between 64 and 1024)."
+    ]
+
+
+def test_what_can_not_be_told_says_why() -> None:
+    (told,) = lines(points({64: tied(0.9), 1024: known(1.5)}))
+    assert told == (
+        "The study can't tell at which hidden_size 2 workers start to pay: 1 of 2 speedups can't be told from 1×."
+    )
+
+
+def test_curves_of_one_comparison_share_a_line() -> None:
+    told = lines(
+        points({64: known(0.5), 256: known(2.0)}, num_samples=100),
+        points({64: known(0.5), 256: known(0.9)}, num_samples=200),
+        points({64: known(0.5), 256: known(0.7)}, num_samples=300),
+        points({64: known(0.5), 256: tied(1.1)}, num_samples=400),
+    )
+    assert told[0] == (
+        "2 workers start to pay at about hidden_size=130 (between 64 and 256) for num_samples=100; "
+        "never paid up to hidden_size=256 for num_samples=200 or num_samples=300; can't be told for num_samples=400."
+    )
+    assert told[1:] == [
+        "2 workers never paid up to num_samples=400 for hidden_size=64; can't be told for hidden_size=256."
+    ]
+
+
+def test_many_curves_that_say_the_same_are_counted() -> None:
+    curves = [points({64: known(0.5), 256: known(0.9)}, num_samples=n) for n in range(1, 6)]
+    assert lines(*curves)[0] == "2 workers never paid up to hidden_size=256, whatever num_samples (5 settings)."
+    curves = [points({64: known(0.5), 256: known(2.0)}, num_samples=n) for n in range(1, 6)]
+    assert lines(*curves)[0].endswith("for num_samples=3 and 2 more.")
+
+
+def test_there_are_few_lines_and_those_with_a_crossing_come_first() -> None:
+    question = Question("s", {"num_workers": 1}, ("hidden_size", "num_workers"))
+    found = []
+    for workers in range(2, 9):
+        top = known(2.0) if workers == 8 else known(0.9)
+        found += [
+            a_point({"hidden_size": 64, "num_workers": workers}, known(0.5)),
+            a_point({"hidden_size": 256, "num_workers": workers}, top),
+        ]
+    told = lines(found, question=question)
+    assert told == [
+        "8 workers start to pay at about hidden_size=130 (between 64 and 256).",
+        "2 workers, 3 workers, 4 workers and 3 more never paid up to hidden_size=256.",
+    ]
+
+
+def test_no_more_than_a_few_crossings_are_told() -> None:
+    question = Question("s", {"num_workers": 1}, ("hidden_size", "num_workers"))
+    found = [
+        a_point({"hidden_size": size, "num_workers": workers}, known(speedup))
+        for workers in range(2, 9)
+        for size, speedup in ((64, 0.5), (256, 1.0 + workers))
+    ]
+    assert len(lines(found, question=question)) == MAX_LINES
+
+
+def test_other_baselines_are_named_and_workers_can_be_what_it_runs_along() -> None:
+    question = Question("s", {"device": "cpu"}, ("device", "num_workers"))
+    found = [
+        a_point({"device": "cuda", "num_workers": n}, speedup)
+        for n, speedup in ((2, known(0.5)), (3, known(1.5)), (4, known(2.5)))
+    ]
+    assert lines(found, question=question) == ["device=cuda starts to pay at about num_workers=2.6 (between 2 and 3)."]
+
+
+def test_zero_has_no_logarithm_but_neighbours() -> None:
+    question = Question("s", {"num_workers": 1}, ("weight_decay", "num_workers"))
+    found = [a_point({"weight_decay": w, "num_workers": 2}, s) for w, s in ((0.0, known(0.5)), (0.1, known(2.0)))]
+    assert lines(found, question=question) == ["2 workers start to pay between weight_decay=0 and 0.1."]
+
+
+def test_only_numbers_make_a_curve_and_one_point_makes_none() -> None:
+    question = Question("s", {"num_workers": 1}, ("x", "num_workers"))
+    for values in (("a", "b"), (True, False), ((1,), (2,)), (None, 5)):
+        found = [a_point({"x": x, "num_workers": 2}, known(0.5)) for x in values]
+        assert break_evens(question, found) == ()
+    assert break_evens(question, points({64: None, 128: known(2.0)})) == ()
+
+
+def test_a_study_without_a_baseline_has_no_break_even() -> None:
+    assert break_evens(Question("s", {}, ("hidden_size",)), [a_point({"hidden_size": h}, None) for h in (1, 2)]) == ()
+
+
+def test_the_verdicts_of_a_study_say_where_it_starts_to_pay() -> None:
+    question = Question("s", {"num_workers": 1}, ("hidden_size", "num_workers"), num_repeats=3)
+    results = []
+    for hidden_size, ratio in ((128, 0.5), (512, 2.0)):
+        for repeat, noise in enumerate((1.0, 1.01, 0.99)):
+            for workers, time_s in ((1, 4.0), (2, 4.0 / ratio * noise)):
+                results.append(make_result({"hidden_size": hidden_size, "num_workers": workers}, repeat, time_s))
+    told = analyse(question, results).verdicts
+    assert "2 workers start to pay at about hidden_size=260 (between 128 and 512)." in told
