@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 
 from torch.optim import Optimizer
@@ -39,6 +40,9 @@ def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -
     name, num_warmup = config["lr_schedule"], config["lr_warmup_steps"]
     if name == "constant" and not num_warmup:
         return None
+    # Not every step of the schedule follows one of this optimizer: a rank may leave the update to another one, and
+    # fp16's loss scaling leaves out a step whose gradients overflow. torch takes either for a mistake and says so.
+    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`")
     return LambdaLR(
         optimizer, partial(lr_factor, schedule=name, num_warmup_steps=num_warmup, num_steps_total=num_steps_total)
     )

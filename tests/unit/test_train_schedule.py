@@ -123,6 +123,17 @@ def test_a_warm_up_leads_to_the_scaled_lr() -> None:
     assert found == pytest.approx([0.5, 1.0, 1.0])
 
 
+def test_a_rank_that_leaves_the_update_to_another_is_not_warned() -> None:
+    config = resolve(digits, {"lr_schedule": "linear", "lr": 0.5, "optimizer": "sgd"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = build_optimizer([torch.nn.Parameter(torch.ones(2))], config)
+        schedule = build_schedule(optimizer, config, 2)
+        assert schedule is not None
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.25)
+
+
 def test_an_lr_that_never_changes_needs_no_schedule() -> None:
     config = resolve(digits, {})
     assert build_schedule(build_optimizer([torch.nn.Parameter(torch.ones(2))], config), config, 10) is None
