@@ -18,7 +18,7 @@ from raypar.study.trial import TrialResult, TrialSpec
 
 E = TypeVar("E")
 HERE = Path(__file__).parent
-PRELOAD = ("ray.train.torch",)
+PRELOAD = ("ray.train.torch", "torchvision")
 
 
 @dataclass

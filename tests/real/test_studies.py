@@ -1,0 +1,122 @@
+"""Every study that ships, shrunk, on real Ray: all its trials finish, and its question gets an answer.
+
+Where MNIST and Fashion-MNIST are not to be had, files of their format hold scikit-learn's digits, enlarged: what is
+tested is that the studies run, not how well their networks see.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from telling import HERE, run, settings_at
+
+from raypar.analysis.speedup import analyse
+from raypar.planning import check_data, make_plan
+from raypar.run.cluster import this_machine
+from raypar.run.tuner import TuneRunner
+from raypar.study.loader import load_study
+from raypar.study.trial import TrialResult, TrialState
+from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS, raw_dir
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+FOLDER = HERE.parents[1] / "studies"
+SHARED = HERE.parents[2] / "shared" / "data"
+SMALL = ("epochs=1", "num_samples=600")
+SHRUNK: Mapping[str, tuple[str, ...]] = {
+    "batch_size": (*SMALL, "batch_size=32,128"),
+    "break_even": (*SMALL[:1], "hidden_size=16,64", "num_samples=1000,2000"),
+    "cpu_affinity": (*SMALL, "hidden_size=16"),
+    "cpu_vs_gpu": (*SMALL, "device=cpu", "num_loader_workers=1", "batch_size=64"),
+    "custom_model": ("epochs=2", "channels=2,4"),
+    "epochs": (*SMALL[1:], "epochs=1,2,3"),
+    "existing_loop": ("num_epochs=1", "num_images=256"),
+    "fashion_data_parallel": ("epochs=3", "num_samples=2000", "batch_size=2000", "eval_every_steps=2"),
+    "gpt2_finetune": ("init=scratch", "size=tiny", "epochs=1", "num_samples=16", "block_size=16", "eval_every_steps=1"),
+    "iris_threads": ("epochs=2",),
+    "learning_rate": (*SMALL, "lr=0.01,0.1"),
+    "loader_workers": (*SMALL, "num_loader_workers=0,1", "batch_size=64"),
+    "mnist_cnn_device": (*SMALL, "device=cpu"),
+    "optimizer": (*SMALL, "lr=0.01"),
+    "quickstart": ("epochs=2",),
+    "serial_vs_parallel": SMALL,
+    "strong_scaling": ("epochs=1", "num_images=64", "image_size=32", "batch_size=16"),
+    "weak_scaling": ("epochs=1", "num_images=64", "image_size=32", "per_worker_batch_size=8"),
+}
+NEEDS = {"cpu_affinity": "tweeteval", "gpt2_finetune": "mbpp"}
+
+
+def _write_digits_as(name: str, root: Path) -> None:
+    """Scikit-learn's 1,797 digits of 8x8 pixels, 24x24 in a frame of 28x28, over and over, in MNIST's format."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    large = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3))) * 15.9
+    framed = np.pad(large.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
+    folder = raw_dir(root, IMAGE_SETS[name])
+    folder.mkdir(parents=True)
+    for file in IMAGE_SETS[name].files:
+        source = framed if file.is_images else labels.astype(np.uint8)
+        every = np.resize(source, (file.count, *source.shape[1:]))
+        (folder / file.name).write_bytes(file.header + every.tobytes())
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data folder of whoever runs the tests, or one that is made up."""
+    named = Path(os.environ.get(DATA_DIR_VARIABLE) or SHARED)
+    with pytest.MonkeyPatch.context() as patch:
+        if not named.is_dir():
+            named = tmp_path_factory.mktemp("data")
+            for name in IMAGE_SETS:
+                _write_digits_as(name, named)
+        patch.setenv(DATA_DIR_VARIABLE, str(named.absolute()))
+        yield named
+
+
+@pytest.fixture(autouse=True)
+def _path_as_it_was() -> Iterator[None]:
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+def test_every_study_that_ships_is_run_here() -> None:
+    assert set(SHRUNK) == {path.stem for path in FOLDER.glob("*.py")}
+
+
+@pytest.mark.parametrize("name", sorted(SHRUNK))
+def test_a_study_that_ships_answers_its_question(name: str, data_dir: Path, fork_address: str, tmp_path: Path) -> None:
+    if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
+        pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
+    loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], repeats=1)
+    study = loaded.study
+    check_data(study)
+    plan = make_plan(study, this_machine(), ())
+    for module in (loaded.module_name, *loaded.local_modules):
+        cloudpickle.register_pickle_by_value(sys.modules[module])
+    settings = settings_at(
+        tmp_path, environment={DATA_DIR_VARIABLE: os.environ[DATA_DIR_VARIABLE]}, sys_path=(str(FOLDER),)
+    )
+    told = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, plan.missing)
+    results = told.results
+    assert [r.failure for r in results if r.state is not TrialState.FINISHED] == []
+    assert len(results) == len(study.points()) >= 1
+    assert all(_is_told(result, study.metric) for result in results)
+    analysis = analyse(study, results)
+    compared = [p for p in analysis.points if not p.is_baseline] if study.baseline else []
+    assert all(p.speedup is not None for p in compared)
+    assert analysis.verdicts or len(results) == 1
+
+
+def _is_told(result: TrialResult, metric: str) -> bool:
+    """A train loop reports what it likes; raypar's own tells the time, the steps and the study's metric."""
+    if result.train_time_s is None:
+        return bool(result.reports) and result.wall_s is not None
+    return metric in result.final and result.final["step"] == len(result.gang_step_times_s) > 0
