@@ -134,7 +134,7 @@ tweets = Workload(
             lambda v: None if isinstance(v, (int, float)) and 0 <= v < 1 else "must be from 0 to below 1",
         ),
     },
-    defaults={"optimizer": "adam", "lr": 0.001, "batch_size": 128, "epochs": 3},
+    defaults={"optimizer": "adam", "lr": 0.002, "batch_size": 128, "epochs": 3},
     prepare=prepare,
     description="which of 20 emoji a tweet had, with a convolutional network over words",
     dataset="TweetEval emoji, 100,000 tweets",
