@@ -34,14 +34,20 @@ TITLE_WIDTH = 64
 # ---- arguments
 
 
-def parser_for(doc: str | None, *, needs_mnist: bool = False) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes; the script's docstring is its help."""
+def parser_for(doc: str | None, *, needs_mnist: bool = False, has_data: bool = False) -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes; the script's docstring is its help.
+
+    Args:
+        needs_mnist: it can't do without MNIST.
+        has_data: it looks for data sets, and does without those that are not there.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only enough to show that it works")
-    if needs_mnist:
+    if needs_mnist or has_data:
         parser.add_argument(
-            "--data-dir", type=Path, help=f"the folder with MNIST/raw [default: {DATA_DIR_VARIABLE}, else the cache]"
+            "--data-dir", type=Path, help=f"the folder of the data sets [default: {DATA_DIR_VARIABLE}, else the cache]"
         )
+    parser.set_defaults(needs_mnist=needs_mnist)
     return parser
 
 
@@ -51,7 +57,8 @@ def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if "data_dir" in args:
         if args.data_dir:
             os.environ[DATA_DIR_VARIABLE] = str(args.data_dir.absolute())
-        ensure_image_set("MNIST")
+        if args.needs_mnist:
+            ensure_image_set("MNIST")
     print(str(parser.description).strip().splitlines()[0])
     load = os.getloadavg()[0]
     print(f"{len(allowed_cores())} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.2f}")

@@ -11,7 +11,7 @@ from raypar.errors import Mistake, RayparError, StudyError
 from raypar.run.capacity import absent_cores, cores_text
 from raypar.run.cluster import Cluster
 from raypar.study.space import Grid, examples
-from raypar.study.study import Study
+from raypar.study.study import Study, resolve
 from raypar.study.trial import Placement, TrialResult, TrialSpec
 
 
@@ -147,11 +147,11 @@ def _unsuited(spec: TrialSpec) -> Iterator[Mistake]:
 def check_data(study: Study) -> None:
     """Make sure, before anything starts, that the data is there. Raises DataError."""
     if study.is_search:
-        study.workload.prepare(dict(study.config))
+        study.workload.prepare(resolve(study.workload, study.config))
         return
     seen: set[str] = set()
     for spec in study.trials():
-        own = {key: spec.config[key] for key in study.workload.options}
+        own = {key: spec.config.get(key) for key in (*study.workload.options, "loader")}
         if (key := json.dumps(own, sort_keys=True, default=str)) not in seen:
             seen.add(key)
             study.workload.prepare(spec.config)
