@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import running, stored
+from raypar.cli import generating, running, stored
 
 app = typer.Typer(
     name="raypar",
@@ -36,6 +36,9 @@ app.command("list")(stored.list_studies)
 app.command()(stored.show)
 app.command()(stored.report)
 app.command(epilog="Example:  raypar workloads mnist_cnn")(stored.workloads)
+app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(
+    generating.generate
+)
 app.command()(stored.sync)
 app.command(epilog="Example:  raypar ui --port 5050")(stored.ui)
 app.command()(stored.doctor)

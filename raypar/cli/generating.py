@@ -1,0 +1,73 @@
+"""The command that lets a trained model write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raypar.cli.common import store_of, told, unknown_study
+from raypar.cli.options import Debug, StudyName, TrackingUri
+from raypar.errors import RayparError
+
+if TYPE_CHECKING:
+    from raypar.study.trial import TrialResult
+    from raypar.study.workload import Workload
+
+
+def generate(
+    name: StudyName,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What the model is to go on from.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Write at most so many tokens.")] = 128,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Let the best model that a study has kept write on from a prompt."""
+    with told(debug):
+        store = store_of(tracking_uri)
+        results = store.results(name)
+        if not results:
+            raise unknown_study(name, store)
+        question = store.question(name)
+        for result in best_first(results, question.get("metric", ""), question.get("mode", "max")):
+            folder = store.model_folder(name, result.spec.identity)
+            if folder is not None:
+                write = generator_of(result.spec.workload)
+                typer.echo(f"{result.spec.label} writes:", err=True)
+                typer.echo(write(folder, prompt, max_new_tokens))
+                return
+        raise RayparError(
+            f"study `{name}` has kept no model",
+            hint="run it with --set keep_model=true --fresh",
+        )
+
+
+def best_first(results: Iterable[TrialResult], metric: str, mode: str) -> list[TrialResult]:
+    """The finished trials, by the best report of each, whose weights are kept; those without the metric come last."""
+    from raypar.study.trial import TrialState
+
+    sign = -1 if mode == "max" else 1
+
+    def loss(result: TrialResult) -> float:
+        found = [sign * report[metric] for report in result.reports if metric in report]
+        return min((value for value in found if math.isfinite(value)), default=math.inf)
+
+    return sorted((r for r in results if r.state is TrialState.FINISHED), key=loss)
+
+
+def generator_of(workload: str) -> Callable[[Path, str, int], str]:
+    """What makes text of a model of the shipped workload of that name."""
+    import raypar.workloads as shipped
+
+    every: dict[str, Workload] = {w.name: w for w in (getattr(shipped, key) for key in shipped.__all__)}
+    writers = ", ".join(key for key, w in every.items() if w.generate is not None)
+    if workload not in every:
+        message = f"workload `{workload}` does not ship with raypar, so its way to generate text is not known here"
+        raise RayparError(message, hint=f"these write: {writers}")
+    write = every[workload].generate
+    if write is None:
+        raise RayparError(f"workload `{workload}` generates no text", hint=f"these do: {writers}")
+    return write
