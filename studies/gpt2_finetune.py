@@ -2,8 +2,8 @@
 
 After the "Report on parallelising neural networks", which fine-tuned GPT-2 on statements joined with their solutions:
 evaluation loss 0.82 at step 350 and 0.74 at step 650, at 13.68 samples/s and 3.44 steps/s in evaluation. The data
-differ (MBPP, 974 problems), so expect the shape, not the figures: a loss that falls steeply at first, then ever less, the
-same with two workers but for dropout. Two workers save time on a GPU each; on CPU cores expect little: 124 million
+differ (MBPP, 974 problems), so expect the shape, not the figures: a loss that falls steeply at first, then ever less,
+the same with two workers but for dropout. Two workers save time on a GPU each; on CPU cores expect little: 124 million
 gradients are exchanged after every step.
 
 Where the weights can't be downloaded, or without a GPU, train a small new model instead:
