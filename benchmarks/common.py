@@ -304,7 +304,7 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
         settings = RunSettings(log_dir=folder, preload=study.workload.preload)
         with contextlib.closing(ForkServer(settings.preload)) as server:
             widest = max(spec.placement.num_cpus for spec in specs)
-            with private_ray(this_machine(), widest):
+            with private_ray(this_machine(), allowed_cores()[:widest]):
                 runner = TuneRunner(settings, owns_cluster=True, fork_address=server.address)
                 runner.run(study, specs, listen)
 

@@ -81,7 +81,7 @@ def _data() -> Finding:
 def _ray() -> Finding:
     started_s = time.monotonic()
     try:
-        with private_ray(this_machine(), 0):
+        with private_ray(this_machine(), ()):
             took_s = time.monotonic() - started_s
         return Finding("Ray", f"starts in {units.seconds(took_s)}")
     except ClusterError as error:

@@ -237,8 +237,7 @@ def _runner(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path) ->
             # Ray's start is mostly waiting; Tune's import is not.
             importing = threading.Thread(target=_import_tuner)
             importing.start()
-            widest = max((placement.num_cpus for placement in plan.placements), default=0)
-            stack.enter_context(private_ray(plan.cluster, widest))
+            stack.enter_context(private_ray(plan.cluster, plan.trial_cores))
             importing.join()
         from raypar.run.tuner import TuneRunner
 

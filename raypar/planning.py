@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.errors import Mistake, RayparError, StudyError
-from raypar.run.capacity import absent_cores, cores_text
+from raypar.run.capacity import CoreLeases, absent_cores, cores_text
 from raypar.run.cluster import Cluster
 from raypar.study.space import Grid, examples
 from raypar.study.study import Study, resolve
@@ -44,6 +44,17 @@ class Plan:
     @property
     def placements(self) -> tuple[Placement, ...]:
         return tuple(dict.fromkeys(spec.placement for spec in self.specs))
+
+    @property
+    def trial_cores(self) -> frozenset[int]:
+        """The cores of this machine that trials are to be on, each alone; empty where that isn't known beforehand."""
+        found: set[int] = set()
+        for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in self.specs}:
+            leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
+            leases.add_host("here", self.cluster.cores or ())
+            for cores in (leases.lease(ranks, placement.cpus_per_worker, affinity) or {}).values():
+                found.update(cores)
+        return frozenset(found)
 
     def estimated_s(self) -> float | None:
         """Seconds for what is missing, from the wall times of what is done; None where nothing tells."""
@@ -126,11 +137,12 @@ def _impossible(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> l
 def _absent(spec: TrialSpec, cluster: Cluster) -> Iterator[Mistake]:
     """What the trial names that the cluster's machine doesn't have."""
     affinity, device = spec.config["cpu_affinity"], spec.config["device"]
+    numbers = [core.number for core in cluster.cores or ()]
     if cluster.cores == () and isinstance(affinity, (str, tuple)):
         hint = "leave it out, or say how many cores for each worker: cpu_affinity=2"
         yield Mistake("cpu_affinity", affinity, "this system can't bind processes to cores", hint=hint)
-    elif cluster.cores is not None and (why := absent_cores(affinity, cluster.cores)) is not None:
-        hint = f"list cores of {cores_text(cluster.cores)}, or say how many for each worker: cpu_affinity=1"
+    elif cluster.cores is not None and (why := absent_cores(affinity, numbers)) is not None:
+        hint = f"list cores of {cores_text(numbers)}, or say how many for each worker: cpu_affinity=1"
         yield Mistake("cpu_affinity", affinity, why, hint=hint)
     if device == "mps" and cluster.is_own and not cluster.has_mps:
         wrong = "this machine has no Apple GPU: mps needs macOS on arm64"

@@ -8,7 +8,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from raypar.errors import ClusterError
 from raypar.run.capacity import refusal
 from raypar.study.trial import Placement
 from raypar.trace import mark
-from raypar.train.affinity import CAN_PIN, allowed_cores, pin
+from raypar.train.affinity import CAN_PIN, Core, allowed_cores, pin, topology
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
 # Read by Train in the processes that start gangs. The first is the price of noticing a dead gang: polling more often
@@ -53,7 +53,7 @@ class Cluster:
     nodes: tuple[Mapping[str, float], ...]
     is_own: bool
     may_grow: bool = False
-    cores: tuple[int, ...] | None = None
+    cores: tuple[Core, ...] | None = None
     has_mps: bool = False
 
     @property
@@ -86,25 +86,25 @@ def this_machine() -> Cluster:
     if num_gpus:
         node["GPU"] = num_gpus
     has_mps = sys.platform == "darwin" and platform.machine() == "arm64"
-    return Cluster((node,), is_own=True, cores=cores if CAN_PIN else (), has_mps=has_mps)
+    return Cluster((node,), is_own=True, cores=topology(cores) if CAN_PIN else (), has_mps=has_mps)
 
 
 @contextlib.contextmanager
-def private_ray(machine: Cluster, widest: int) -> Iterator[None]:
+def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     """A Ray of our own: loopback only, quiet, gone at the end.
 
     Args:
         machine: from `this_machine`.
-        widest: cores of the largest gang. Where it leaves cores free, this process (and so Ray's own, which inherit
-            it) keeps to them.
+        taken: the cores that trials will be on. Where they leave some free, this process (and so Ray's own, which
+            inherit it) keeps to those.
 
     Raises:
         ClusterError: Ray doesn't start.
     """
     cores = allowed_cores()
     before = os.sched_getaffinity(0) if CAN_PIN else set()
-    if CAN_PIN and 0 < widest < len(cores):
-        pin(cores[widest:])
+    if CAN_PIN and taken and (free := set(cores).difference(taken)):
+        pin(free)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

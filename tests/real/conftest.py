@@ -28,5 +28,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def fork_address() -> Iterator[str]:
     """Of a fork server in a private Ray: what a `TuneRunner` wants."""
-    with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, private_ray(this_machine(), 0):
+    with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, private_ray(this_machine(), ()):
         yield server.address

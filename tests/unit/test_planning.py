@@ -9,9 +9,10 @@ from raypar import RayparError, Study, StudyError, Workload, choice, grid
 from raypar.planning import make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.trial import TrialResult, TrialState
+from raypar.train.affinity import Core
 from raypar.workloads import digits
 
-TWO_CORES = Cluster(({"CPU": 2},), is_own=True, cores=(0, 1))
+TWO_CORES = Cluster(({"CPU": 2},), is_own=True, cores=(Core(0, 0, 0), Core(1, 0, 1)))
 
 
 def a_study(**changes: object) -> Study:
@@ -84,6 +85,19 @@ def test_an_affinity_is_refused_where_nothing_can_be_bound_to_cores(affinity: ob
     unbound = Cluster(({"CPU": 2},), is_own=True, cores=())
     assert "can't bind processes to cores" in refused(unbound, cpu_affinity=affinity)
     assert make_plan(a_study(space={}, config={"cpu_affinity": 2}), unbound, ()).num_missing == 2
+
+
+def test_the_cores_of_the_trials_are_told_so_that_others_keep_off_them() -> None:
+    four = Cluster(({"CPU": 4},), is_own=True, cores=tuple(Core(n, n // 2, n) for n in range(4)))
+    elsewhere = Cluster(({"CPU": 4},), is_own=False)
+
+    def told(cluster: Cluster, **space: object) -> set[int]:
+        return set(make_plan(a_study(space=space), cluster, ()).trial_cores)
+
+    assert told(four, num_workers=grid(1, 2)) == {0, 1}
+    assert told(four, cpu_affinity=grid((3,), "1")) == {1, 3}
+    assert told(four, cpu_affinity=grid("spread"), num_workers=grid(2)) == {0, 2}
+    assert told(four, lr=choice(0.1, 0.2)) == told(elsewhere, num_workers=grid(1, 2)) == set()
 
 
 def test_mps_is_for_machines_that_have_it_and_no_gpu_that_ray_counts() -> None:
