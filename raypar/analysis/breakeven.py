@@ -21,6 +21,22 @@ from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
+# What is spent on a training, so that one asks from where on it pays; an optimizer or a learning rate is not.
+MEANS = frozenset(
+    {
+        "num_workers",
+        "device",
+        "cpus_per_worker",
+        "cpu_affinity",
+        "num_threads",
+        "num_loader_workers",
+        "loader",
+        "strategy",
+        "precision",
+        "compile",
+        "channels_last",
+    }
+)
 MAX_LINES = 3
 MAX_NAMED = 3  # settings of the other hyperparameters that a line tells one by one
 
@@ -125,7 +141,10 @@ def break_even_lines(question: Question, points: Sequence[PointAnalysis]) -> lis
     """At most `MAX_LINES` sentences; crossings come first.
 
     Each is about one comparison along one hyperparameter, or about all that came out alike, without a crossing.
+    There are none where something else is compared than `MEANS`.
     """
+    if not MEANS.issuperset(question.compared_keys()):
+        return []
     comparisons: dict[tuple[str, PointKey], list[BreakEven]] = {}
     for found in break_evens(question, points):
         comparisons.setdefault((found.key, point_key(found.who)), []).append(found)

@@ -225,3 +225,9 @@ def test_the_verdicts_of_a_study_say_where_it_starts_to_pay() -> None:
                 results.append(make_result({"hidden_size": hidden_size, "num_workers": workers}, repeat, time_s))
     told = analyse(question, results).verdicts
     assert "2 workers start to pay at about hidden_size=260 (between 128 and 512)." in told
+
+
+def test_an_optimizer_is_no_investment_that_has_to_pay() -> None:
+    curve = [a_point({"optimizer": "adam", "lr": lr}, known(speedup)) for lr, speedup in ((0.01, 0.5), (0.1, 2.0))]
+    compared = Question("s", {"optimizer": "sgd"}, ("optimizer", "lr"))
+    assert break_even_lines(compared, curve) == []
