@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results import make_result
 from typer.testing import CliRunner
 
 import raypar.workloads
 from raypar.cli import app, generating
 from raypar.cli.generating import best_first
 from raypar.study.trial import TrialResult, TrialState
-from results import make_result
 
 
 def of_workload(name: str, result: TrialResult) -> TrialResult:
