@@ -134,6 +134,7 @@ tweets = Workload(
             lambda v: None if isinstance(v, (int, float)) and 0 <= v < 1 else "must be from 0 to below 1",
         ),
     },
+    # 40 s on one core: accuracy 0.30, macro-F1 0.21. Accuracy is best after two epochs, macro-F1 later.
     defaults={"optimizer": "adam", "lr": 0.002, "batch_size": 128, "epochs": 3},
     prepare=prepare,
     description="which of 20 emoji a tweet had, with a convolutional network over words",
