@@ -91,8 +91,7 @@ def blocks(every_text: list[str], tokenizer_in: Path, block_size: int) -> dict[s
 
 def prepare(config: Config) -> None:
     ensure_files(MBPP)
-    # In a search the config holds only what is fixed.
-    ensure_gpt2({**{key: option.default for key, option in OPTIONS.items()}, **config})
+    ensure_gpt2(config)
 
 
 def generate(folder: Path, prompt: str, max_new_tokens: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raypar.errors import DataError, suggest
-from raypar.study.study import resolve
 from raypar.study.workload import Config, Data, Option, Workload, one_of, whole_number
 from raypar.workloads.image_folder import check_image_folder, class_names, folder_datasets, image_folder
 from raypar.workloads.image_transforms import augmented, normalised_rgb, preparation, prepared_one_by_one
@@ -57,12 +56,11 @@ def data(config: Config) -> Data:
 
 
 def prepare(config: Config) -> None:
-    full: Config = resolve(resnet, config)  # a search's is not complete yet
-    _check_loader(full)
-    if full["source"] == "folder":
-        check_image_folder(image_folder(full["folder"]))
-    if full["architecture"] not in RESNETS:
-        _check_image_size(full)
+    _check_loader(config)
+    if config["source"] == "folder":
+        check_image_folder(image_folder(config["folder"]))
+    if config["architecture"] not in RESNETS:
+        _check_image_size(config)
 
 
 def _num_classes(config: Config) -> int:

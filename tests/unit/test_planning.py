@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from results import make_result
 
-from raypar import RayparError, Study, StudyError, Workload, choice, grid
-from raypar.planning import make_plan
+from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
+from raypar.planning import check_data, make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import Core
@@ -141,3 +141,19 @@ def test_the_time_to_come_is_told_from_trials_of_the_same_placement() -> None:
     study = a_study()
     assert make_plan(study, TWO_CORES, ()).estimated_s() is None
     assert make_plan(study, TWO_CORES, done(study, 0)).estimated_s() == pytest.approx(6.0)
+
+
+def test_a_workload_prepares_for_a_complete_config_once_for_each_that_needs_other_data() -> None:
+    asked: list[dict[str, object]] = []
+    workload = Workload(
+        name="w",
+        model=lambda c: None,  # type: ignore[arg-type, return-value]
+        data=lambda c: None,  # type: ignore[arg-type, return-value]
+        options={"folder": "a"},
+        prepare=lambda config: asked.append(dict(config)),
+    )
+    check_data(Study(workload=workload, space={"lr": uniform(0.1, 0.2)}, config={"folder": "b"}))
+    assert [(c["folder"], c["loader"], c["batch_size"]) for c in asked] == [("b", "resident", 64)]
+    asked.clear()
+    check_data(Study(workload=workload, space={"loader": grid("resident", "dataloader"), "lr": grid(0.1, 0.2)}))
+    assert [(c["folder"], c["loader"]) for c in asked] == [("a", "resident"), ("a", "dataloader")]

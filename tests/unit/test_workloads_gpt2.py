@@ -201,13 +201,6 @@ def test_offline_the_ways_to_a_model_are_named(few: Path, monkeypatch: pytest.Mo
 
 
 @needs_transformers
-def test_a_search_that_fixes_nothing_is_prepared_for_the_defaults(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_hub(monkeypatch)
-    assert "pretrained weights gpt2" in told({})
-    prepare({"init": "scratch"})
-
-
-@needs_transformers
 def test_without_a_tokenizer_the_ways_to_one_are_named(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_hub(monkeypatch)
     (few / "gpt2-tokenizer" / "merges.txt").unlink()

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
-from raypar import Study, grid, uniform
+from raypar import Study, grid
 from raypar.errors import DataError, StudyError
 from raypar.study.loader import load_study
 from raypar.study.study import resolve
@@ -197,11 +197,6 @@ def test_what_needs_torchs_loader_says_so_before_anything_runs_and_in_a_worker(
         with pytest.raises(DataError) as error:
             ask(config(**chosen))
         assert "--set loader=dataloader" in str(error.value)
-
-
-def test_a_search_is_prepared_by_what_is_fixed_in_it() -> None:
-    study = Study(workload=resnet, space={"lr": uniform(0.01, 0.1)}, config={"image_size": 32})
-    resnet.prepare(dict(study.config))
 
 
 def test_the_network_is_torchvisions_with_another_number_of_classes() -> None:
