@@ -167,7 +167,7 @@ def check_together(field: str, config: Config, workload: Workload) -> list[Mista
 
 def _check_training(field: str, config: Config, workload: Workload) -> list[Mistake]:
     found: list[Mistake] = []
-    workers, batch, num_train_samples = config["num_workers"], config["batch_size"], workload.num_train_samples
+    workers, batch, num_train_samples = config["num_workers"], config["batch_size"], workload.train_size(config)
     if batch < workers:
         found.append(
             Mistake(

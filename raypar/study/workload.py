@@ -122,8 +122,8 @@ class Workload:
         name: how plans, reports and the store call it.
         model: builds the network. Called once per trial and rank, after seeding.
         data: loads the data. Called once per trial and rank; may read :func:`raypar.workloads.datasets.data_dir`.
-        num_train_samples: size of the training set, known without loading it, so that a plan can be
-            checked; None: unknown.
+        num_train_samples: size of the training set, or a function of the config that tells it without loading the
+            data, so that a plan can be checked; None: unknown.
         loss: ``loss(outputs, targets) -> scalar``, a mean over the batch; None means cross-entropy.
         metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``,
             or to a `Statistic`; None means accuracy.
@@ -145,7 +145,7 @@ class Workload:
     name: str
     model: Callable[[Config], nn.Module] | None = None
     data: Callable[[Config], Data] | None = None
-    num_train_samples: int | None = None
+    num_train_samples: int | Callable[[Config], int | None] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
     metric: str = "accuracy"
@@ -184,6 +184,10 @@ class Workload:
             prepare=prepare,
             description=description,
         )
+
+    def train_size(self, config: Config) -> int | None:
+        """How many training samples there are under a config, as far as is known beforehand."""
+        return self.num_train_samples(config) if callable(self.num_train_samples) else self.num_train_samples
 
     @property
     def is_train_loop(self) -> bool:

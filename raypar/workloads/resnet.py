@@ -63,6 +63,11 @@ def prepare(config: Config) -> None:
         _check_image_size(config)
 
 
+def num_train_images(config: Config) -> int | None:
+    """Unknown for a folder: to count its files takes a while."""
+    return int(config["num_images"]) if config["source"] == "synthetic" else None
+
+
 def _num_classes(config: Config) -> int:
     if config["source"] == "folder":
         return len(class_names(image_folder(config["folder"]) / "train"))
@@ -108,6 +113,7 @@ resnet = Workload(
     name="resnet",
     model=build,
     data=data,
+    num_train_samples=num_train_images,
     options={
         "architecture": Option("resnet18", str, "a classification network of torchvision", _architecture_problem),
         "source": one_of("synthetic", ("synthetic", "folder"), "images that are made up, or a folder of files"),

@@ -19,6 +19,7 @@ PARTS = ("train", "val", "test")
 NUM_CLASSES = 20
 NUM_WORDS = 32  # of a tweet: 99 % have no more
 NUM_OF_TEST_TRAINED_ON = 49_000  # with split=large
+NUM_TRAIN = 45_000
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 FILTER_WIDTHS = (3, 4, 5)  # words
 # What is left of an emoji that was taken out of the text, the variation selector U+FE0F, is no word: it would tell.
@@ -112,6 +113,10 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
+def num_train_tweets(config: Config) -> int:
+    return NUM_TRAIN + (NUM_OF_TEST_TRAINED_ON if config["split"] == "large" else 0)
+
+
 def prepare(_: Config) -> None:
     ensure_files(TWEETS)
 
@@ -120,6 +125,7 @@ tweets = Workload(
     name="tweets",
     model=build,
     data=data,
+    num_train_samples=num_train_tweets,
     metrics={"accuracy": accuracy, "macro_f1": macro_f1(NUM_CLASSES)},
     metric="macro_f1",
     options={

@@ -171,3 +171,10 @@ def test_a_workloads_option_may_bring_its_own_check() -> None:
     assert check_value("f", "size", "small", known["size"]) is None
     wrong = check_value("f", "size", "smal", known["size"])
     assert wrong is not None and "did you mean `small`?" in wrong.problem
+
+
+def test_the_size_of_a_training_set_may_depend_on_the_config() -> None:
+    own = a_workload(options={"width": 100}, num_train_samples=lambda config: config["width"])
+    assert check_together("point", resolve(own, {"batch_size": 64}), own) == []
+    [mistake] = check_together("point", resolve(own, {"width": 50, "batch_size": 64}), own)
+    assert "training set of 50 samples" in mistake.problem
