@@ -20,5 +20,6 @@ study = Study(
         "epochs": 10,
         "loader": "dataloader",
         "num_loader_workers": 4,
+        "cpus_per_worker": 2,
     },
 )

@@ -58,7 +58,9 @@ OPTIONS: Mapping[str, Option] = {
     "device": one_of("auto", DEVICES, "cpu, cuda, mps, or auto (a GPU where the cluster has one)"),
     "precision": one_of("fp32", PRECISIONS, "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling"),
     "loader": one_of("resident", LOADERS, "resident (tensors in memory) or dataloader (torch's)"),
-    "num_loader_workers": Option(0, int, "loader processes per worker, for loader=dataloader", _at_least(0)),
+    "num_loader_workers": Option(
+        0, int, "loader processes per worker, on its own cores, for loader=dataloader", _at_least(0)
+    ),
     "prefetch_factor": Option(
         None, int, "batches that a loader process makes ahead; None: torch's 2", _at_least(1), optional=True
     ),
