@@ -36,5 +36,5 @@ def train_func(config):
 
 
 config = {"lr": 0.001, "num_epochs": 2, "num_images": 1280}
-workload = Workload.from_train_loop(train_func)
+workload = Workload.from_train_loop(train_func, prepare=lambda _: ensure_image_set("FashionMNIST"))
 study = Study(workload=workload, space={"num_workers": grid(1, 2)}, baseline={"num_workers": 1}, config=config)

@@ -6,7 +6,7 @@ A new check is a member of `Check` with its advice, a function from the `Evidenc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
@@ -39,6 +39,10 @@ class Check(Enum):
     SHARED_CORES = (
         "Leave the machine to the study, or give workers fewer cores: where trials share them, their times say as "
         "much about the neighbours."
+    )
+    TOO_MANY_THREADS = (
+        "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, and on one "
+        "core each keeps the other from running."
     )
     METRIC_DIFFERS = (
         "Don't read the speedup as time saved for the same result; compare the time to a target, or tune lr for "
@@ -138,6 +142,18 @@ def _shared_cores(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _too_many_threads(evidence: Evidence) -> Iterator[Finding]:
+    finished = [r for p in evidence.gathered for r in p.results if r.state is TrialState.FINISHED]
+    crowded = [(t, c) for r in finished for t, c in _threads_on_cores(r.environment) if t > c > 0]
+    if crowded:
+        threads, cores = max(crowded, key=lambda pair: pair[0] / pair[1])
+        yield Finding(
+            Check.TOO_MANY_THREADS,
+            f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(cores, 'core')}: that can be "
+            "many times slower than one thread a core.",
+        )
+
+
 def _metric_differs(evidence: Evidence) -> Iterator[Finding]:
     """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients.
 
@@ -202,6 +218,7 @@ CHECKS: tuple[OneCheck, ...] = (
     _failed_trials,
     _includes_start_up,
     _shared_cores,
+    _too_many_threads,
     _metric_differs,
     _short_times,
     _few_repeats,
@@ -224,6 +241,15 @@ def _is_unpinned(cores: Any) -> bool:
     if not isinstance(cores, Sequence):
         return False
     return len(cores) == 0 or any(isinstance(of_rank, Sequence) and len(of_rank) == 0 for of_rank in cores)
+
+
+def _threads_on_cores(environment: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Of every rank that tells: its torch threads, and its cores."""
+    threads, cores = environment.get("num_threads"), environment.get("cores")
+    if isinstance(threads, Sequence) and isinstance(cores, Sequence):
+        for count, own in zip(threads, cores, strict=False):
+            if isinstance(count, int) and isinstance(own, Sequence):
+                yield count, len(own)
 
 
 def _largest(shares: Any) -> float:

@@ -153,7 +153,7 @@ class Workload:
     options: Mapping[str, Value | Option] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
     loaders: tuple[str, ...] = ("resident", "dataloader")
-    prepare: Callable[[Config], None] = _no_preparation
+    prepare: Callable[[Config], object] = _no_preparation
     preload: tuple[str, ...] = ()
     description: str = ""
     dataset: str = ""
@@ -169,7 +169,7 @@ class Workload:
         *,
         name: str | None = None,
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
-        prepare: Callable[[Config], None] = _no_preparation,
+        prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
     ) -> Workload:
         """Take a Ray Train ``train_loop_per_worker(config)`` as it is.

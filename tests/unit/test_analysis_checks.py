@@ -134,3 +134,19 @@ def test_a_baseline_that_never_finished_is_told() -> None:
 def test_times_of_whole_trials_are_told_to_hold_the_start() -> None:
     loop = [make_result({"num_workers": w}, r, None, wall_s=9.0 / w + 0.01 * r) for w in (1, 2) for r in range(6)]
     assert "process start" in findings(loop)[Check.INCLUDES_START_UP].detail
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "told"),
+    [
+        ([2], [[0]], "2 torch threads on 1 core"),
+        ([1, 4], [[0], [1, 2]], "4 torch threads on 2 cores"),
+        ([2], [[0, 1]], None),
+        ([2], [[]], None),  # not pinned: they may be on cores of their own
+        (None, None, None),
+    ],
+)
+def test_more_threads_than_cores_are_told(threads: object, cores: object, told: str | None) -> None:
+    environment = {"num_threads": threads, "cores": cores, "foreign_cpu_share": [0.0]}
+    found = findings(sound(environment=environment)).get(Check.TOO_MANY_THREADS)
+    assert (found.detail if found else None) is None if told is None else found is not None and told in found.detail
