@@ -44,6 +44,8 @@ def unknown_study(name: str, store: Any) -> RayparError:
     from raypar.errors import suggest
 
     known = [s.name for s in store.studies()]
+    if name in known:
+        return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
     hint = suggest(name, known) if known else "the store is empty: `raypar study FILE` makes a study"
     return RayparError(f"no study `{name}` in the store", hint=hint)
 
