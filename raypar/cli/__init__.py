@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import generating, running, stored
+from raypar.cli import fitting, generating, running, stored
 
 app = typer.Typer(
     name="raypar",
@@ -39,6 +39,7 @@ app.command(epilog="Example:  raypar workloads mnist_cnn")(stored.workloads)
 app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(
     generating.generate
 )
+app.command(epilog="Example:  raypar fit times.csv --scaling weak --baseline 2")(fitting.fit)
 app.command()(stored.sync)
 app.command(epilog="Example:  raypar ui --port 5050")(stored.ui)
 app.command()(stored.doctor)

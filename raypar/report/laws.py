@@ -1,0 +1,156 @@
+"""How a training scales, in a terminal: a row for each worker count, a paragraph for each law, which one fits better.
+
+Formulas and names keep to plain characters, so that they read the same on every console.
+"""
+
+from __future__ import annotations
+
+import re
+from textwrap import wrap
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raypar import units
+from raypar.analysis.laws import USL, Fit, Refused, Scaling, ScalingAnalysis, ScalingPoint
+from raypar.analysis.stats import Estimate
+from raypar.analysis.table import Quantity
+from raypar.report.plain import encodable
+
+FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.laws
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def print_scaling(console: Console, analysis: ScalingAnalysis) -> None:
+    """Print what some runs say about scaling."""
+
+    def paragraph(text: str) -> None:
+        for line in wrap(_kept(encodable(text, console.encoding)), max(20, console.width - 1), subsequent_indent="  "):
+            console.print(Text(line.replace(NO_BREAK, " ")), highlight=False, soft_wrap=True)
+        console.print()
+
+    is_time = analysis.quantity is Quantity.TIME
+    heads = ("workers", "n", analysis.quantity.value, "speedup", "eff.", "Karp–Flatt")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for head in heads:
+        is_text = head in ("speedup", analysis.quantity.value)
+        table.add_column(encodable(head, console.encoding), justify="left" if is_text else "right", overflow="fold")
+    for point in analysis.points:
+        # Text, not markup: an interval's brackets would be taken for a style.
+        cells = _cells(point, is_time=is_time, is_baseline=point.num_workers == analysis.baseline)
+        table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells))
+    console.print(table)
+    console.print()
+    paragraph(_legend(analysis))
+    for law in analysis.laws:
+        paragraph(_refused(law) if isinstance(law, Refused) else _fitted(law, analysis))
+    paragraph(_better(analysis))
+
+
+def _kept(text: str) -> str:
+    """The text with intervals and values in one piece: a line is not broken within them."""
+    text = re.sub(r"\[[^]]*\]", lambda found: found.group().replace(" ", NO_BREAK), text)
+    return re.sub(r"(?<=\d) (?=%|\[|workers?\b)", NO_BREAK, text)
+
+
+def _cells(point: ScalingPoint, *, is_time: bool, is_baseline: bool) -> tuple[str, ...]:
+    measured, speedup = point.measured, point.speedup
+    shown = (measured.value, measured.low, measured.high)
+    return (
+        str(point.num_workers),
+        str(measured.num_samples),
+        units.seconds_interval(*shown) if is_time else units.rate_interval(*shown, unit="").replace("  ", " ").rstrip(),
+        "baseline" if is_baseline else _ratio(speedup),
+        units.MISSING if is_baseline else units.percent(point.efficiency.value),
+        units.percent(point.karp_flatt, 1),
+    )
+
+
+def _legend(analysis: ScalingAnalysis) -> str:
+    base = units.counted(analysis.baseline, "worker")
+    if analysis.scaling is Scaling.STRONG:
+        text = f"Strong scaling: every worker count does the same work. Speedups are over {base}"
+    else:
+        text = f"Weak scaling: N workers do N times the work of one. Speedups are of the rates, over {base}"
+    text += "; eff.: the speedup over that of perfect scaling; Karp–Flatt: the serial fraction that a speedup shows."
+    if not any(isinstance(law, Fit) for law in analysis.laws):
+        return text
+    if analysis.why_no_interval:
+        return text + f" The laws' parameters have no intervals: {analysis.why_no_interval}."
+    if min(point.measured.num_samples for point in analysis.points) < FEW_REPEATS:
+        return text + " The laws' intervals, by bootstrap, are too narrow with two repeats: about 80 %, not 95 %."
+    return text + " Intervals: about 95 %, the laws' by bootstrap over the repeats."
+
+
+def _refused(refused: Refused) -> str:
+    return f"{refused.law.name} ({refused.law.formula}) is not fitted: {refused.reason}."
+
+
+def _fitted(fit: Fit, analysis: ScalingAnalysis) -> str:
+    """The law with its parameters, how far off it is, and what more workers would bring."""
+    parameters = [
+        _parameter(name, p, order)
+        for name, p, order in zip(fit.law.parameters, fit.parameters, fit.law.orders, strict=True)
+    ]
+    if fit.law is USL:
+        rate = fit.rate
+        parameters.append("rate of one worker " + units.rate_interval(rate.value, rate.low, rate.high, "per second"))
+    worst = max(fit.residuals, key=lambda n: abs(fit.residuals[n]))
+    off = units.percent(abs(fit.residuals[worst]), 1)
+    text = f"{fit.law.name} ({fit.law.formula}): {', '.join(parameters)}; "
+    text += f"off by at most {off} (at {units.counted(worst, 'worker')})."
+    ahead = ", ".join(f"{n} workers {_ratio(speedup)}" for n, speedup in fit.extrapolated.items())
+    return f"{text}{_bound(fit, analysis)} Extrapolated: {ahead}."
+
+
+def _parameter(name: str, value: Estimate, order: int) -> str:
+    """Shares as percent; what grows with the square of the workers is too small for that."""
+    bounds = (value.value, value.low, value.high)
+    if order < 2:
+        return f"{name} = {units.percent_interval(*bounds, 2)}"
+    brackets = "" if value.low is None or value.high is None else f" [{_small(value.low)}, {_small(value.high)}]"
+    return f"{name} = {_small(value.value)}{brackets}"
+
+
+def _small(value: float) -> str:
+    return units.number(value, 2) if value else "0"
+
+
+def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
+    """Where more workers stop to help, as far as the law knows."""
+    if fit.limit is not None:
+        return f" No worker count is more than {_ratio(fit.limit)} as fast (extrapolated)."
+    if fit.peak is not None and fit.peak_speedup is not None:
+        return _peak(fit.peak, fit.peak_speedup, analysis)
+    name = fit.law.parameters[-1]
+    if fit.law is USL:
+        return f" It has no peak: {name} can't be told from 0."
+    if analysis.scaling is Scaling.STRONG:
+        return f" It has no limit: {name} can't be told from 0."
+    return ""
+
+
+def _peak(peak: Estimate, speedup: Estimate, analysis: ScalingAnalysis) -> str:
+    if peak.value < 1:
+        return " More workers never help: one is the fastest."
+    beyond = " (extrapolated)" if peak.value > analysis.points[-1].num_workers else ""
+    about = f"{peak.value:.0f}"
+    if peak.low is not None and peak.high is not None:
+        about += f" [{peak.low:.0f}, {peak.high:.0f}]"
+    return f" It peaks at about {about} workers with {_ratio(speedup)}{beyond}; more than that are slower."
+
+
+def _better(analysis: ScalingAnalysis) -> str:
+    fits = [law for law in analysis.laws if isinstance(law, Fit)]
+    errors = ", ".join(f"{fit.law.name} {units.percent(fit.left_out_error, 1)}" for fit in fits)
+    if analysis.better is not None:
+        return (
+            f"{analysis.better.name} fits better: it predicts a left-out worker count best. Off on average: {errors}."
+        )
+    text = f"Which law fits better can't be told: {analysis.why_no_better}."
+    return f"{text} Off on average: {errors}." if len(fits) > 1 else text
+
+
+def _ratio(estimate: Estimate) -> str:
+    return units.ratio_interval(estimate.value, estimate.low, estimate.high)
