@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import fitting, generating, running, stored
+from raypar.cli import fitting, generating, running, stored, working
 
 app = typer.Typer(
     name="raypar",
@@ -40,6 +40,7 @@ app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a fu
     generating.generate
 )
 app.command(epilog="Example:  raypar fit times.csv --scaling weak --baseline 2")(fitting.fit)
+app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(working.work)
 app.command()(stored.sync)
 app.command(epilog="Example:  raypar ui --port 5050")(stored.ui)
 app.command()(stored.doctor)
