@@ -166,20 +166,26 @@ def work_of(workload: Workload, config: Config) -> Work:
     assert workload.model is not None and workload.data is not None, "a workload that is no train loop has both"
     workload.prepare(config)
     sample = _sample(workload.data(_of_few(config)))
-    try:
-        with torch.device("meta"):
-            return count_work(workload.model(config), torch.empty_like(sample, device="meta"))
-    except RayparError:
-        raise
-    except Exception:  # looks at numbers when it is built or run
+    shape_only = torch.empty_like(sample, device="meta")
+    ways: tuple[tuple[str, str, Tensor], ...] = (
+        ("meta", "meta", shape_only),
+        ("cpu", "meta", shape_only),  # for a network that looks at numbers when it is built
+        ("cpu", "cpu", sample),  # or when it is run
+    )
+    for built_on, run_on, inputs in ways:
         try:
-            return count_work(workload.model(config), sample)
-        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            with torch.device(built_on):
+                model = workload.model(config).to(run_on)
+            with torch.device(run_on):
+                return count_work(model, inputs)
+        except RayparError:
+            raise
+        except Exception as error:  # whatever a network may raise; the last is told
             why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise RayparError(
-                f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
-                hint=f"`raypar workloads {workload.name}` shows what its options may be",
-            ) from None
+    raise RayparError(
+        f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
+        hint=f"`raypar workloads {workload.name}` shows what its options may be",
+    )
 
 
 def _of_few(config: Config) -> Config:
