@@ -8,7 +8,7 @@ A law is fitted to the logarithms of the rates, one median per worker count: wha
 and the rate of one worker is free, so that a noisy baseline doesn't bend every other point. Intervals are percentiles
 of a bootstrap over the repeats of each worker count (Efron 1979). The repeats are spread by sqrt(n / (n - 1)) around
 their mean first: n of them, drawn with replacement, vary that much too little. Simulated with 3 % noise and six
-worker counts, intervals hold the truth in 95 % of cases or more from three repeats on, with two in about 80 %.
+worker counts, intervals hold the truth in about 95 % of cases from three repeats on, with two in about 80 %.
 """
 
 from __future__ import annotations
