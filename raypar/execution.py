@@ -16,10 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
-from raypar.analysis.chosen import FINAL_TEST_FILE, with_final_test
+from raypar.analysis.chosen import with_final_test
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import StudyAnalysis, analyse, pair_speedups
-from raypar.final_test import final_test
+from raypar.final_test import final_test, last_final_test
 from raypar.planning import Plan, check_data, make_plan
 from raypar.provenance import provenance
 from raypar.run.cluster import Cluster, joined_cluster, private_ray, this_machine
@@ -107,7 +107,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             notice(Notice(CHANGED_FILE))
         results = {result.spec.identity: result for result in plan.done}
         if not plan.num_missing:
-            stored = with_final_test(analyse(study, plan.done), store.artifact(study.name, FINAL_TEST_FILE))
+            stored = with_final_test(analyse(study, plan.done), last_final_test(store, study.name))
             return Outcome(stored, 0, 0, False, log_dir)
         execution = _execution(loaded, options)
         recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
@@ -118,15 +118,16 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             log_dir.mkdir(parents=True)
             with _runner(loaded, options, plan, log_dir) as runner:
                 runner.run(study, plan.missing or tuple(result.spec for result in plan.done), keeper)
+            analysis = analyse(study, tuple(results.values()))
+            if study.workload.has_test and not keeper.failures:
+                analysis = final_test(study, analysis, results, store, recorder)
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
+            analysis = analyse(study, tuple(results.values()))
         except BaseException:
             recorder.close("failed")
             raise
-        analysis = analyse(study, tuple(results.values()))
         recorder.record_metrics(_scaling(analysis))
-        if study.workload.has_test and not interrupted and not keeper.failures:
-            analysis = final_test(study, analysis, results, store, recorder)
         num_unsent = recorder.close("killed" if interrupted else "failed" if keeper.failures else "finished")
     return Outcome(analysis, len(keeper.failures), num_unsent, interrupted, log_dir, keeper.failures)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raypar.analysis.chosen import FINAL_TEST_FILE, FinalTest, chosen_point, with_final_test
+from raypar.analysis.chosen import FINAL_TEST_FILE, FinalTest, chosen_point, stored_final_test, with_final_test
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
@@ -22,17 +22,24 @@ def final_test(
     point = chosen_point(analysis)
     if point is None:
         return analysis
-    mine = [r for r in results.values() if r.state is TrialState.FINISHED and r.spec.point == point.point]
-    folders = {r.spec.identity: store.model_folder(study.name, r.spec.identity) for r in mine}
-    kept = [(r.spec, folder) for r in mine if (folder := folders[r.spec.identity]) is not None]
+    mine = [r.spec for r in results.values() if r.state is TrialState.FINISHED and r.spec.point == point.point]
+    folders = [(spec, store.model_folder(study.name, spec.identity)) for spec in mine]
+    from raypar.train.keep import WEIGHTS_FILE
+    from raypar.train.testing import final_scores
+
+    kept = [(spec, folder) for spec, folder in folders if folder is not None and (folder / WEIGHTS_FILE).is_file()]
     if not kept:
         return analysis
-    from raypar.train.testing import test_scores
-
-    scores = {spec.identity: test_scores(study.workload, spec.config, folder) for spec, folder in kept}
+    scores = {spec.identity: final_scores(study.workload, spec.config, folder) for spec, folder in kept}
     recorder.record_trial_metrics(
         {identity: {f"test/{key}": value for key, value in own.items()} for identity, own in scores.items()}
     )
-    text = FinalTest(point.point, analysis.metric, tuple(scores.values())).to_json()
-    recorder.add_artifact(FINAL_TEST_FILE, text)
-    return with_final_test(analysis, text)
+    before = last_final_test(store, study.name)
+    found = FinalTest(point.point, analysis.metric, tuple(scores.values()), look=before.look + 1 if before else 1)
+    recorder.add_artifact(FINAL_TEST_FILE, found.to_json())
+    return with_final_test(analysis, found)
+
+
+def last_final_test(store: Store, study_name: str) -> FinalTest | None:
+    """Of the latest execution that had one."""
+    return stored_final_test(store.artifact(study_name, FINAL_TEST_FILE))

@@ -25,11 +25,13 @@ class FinalTest:
         point: the chosen one.
         metric: what it was chosen by, on the validation set.
         scores: of each of its models on the test set.
+        look: the how manieth look at the test set this was: a study that goes on after it looks again.
     """
 
     point: Mapping[str, Value]
     metric: str
     scores: tuple[Mapping[str, float], ...]
+    look: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -37,7 +39,7 @@ class FinalTest:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> FinalTest:
         """Raises KeyError or TypeError where it is none."""
-        return cls(dict(raw["point"]), raw["metric"], tuple(raw["scores"]))
+        return cls(dict(raw["point"]), raw["metric"], tuple(raw["scores"]), raw["look"])
 
     def sentence(self) -> str:
         """For the report."""
@@ -47,18 +49,24 @@ class FinalTest:
             return ""
         estimate = median_estimate(values, log_scale=False)
         shown = units.score_interval(key, estimate.value, estimate.low, estimate.high)
+        seen = "seen once" if self.look == 1 else f"looked at {self.look} times, each worth less"
         return (
-            f"Test set, seen once, by the {units.counted(len(values), 'model')} of the point that is best on the "
+            f"Test set, {seen}, by the {units.counted(len(values), 'model')} of the point that is best on the "
             f"validation set ({point_label(self.point)}): {key} {shown}."
         )
 
 
-def with_final_test(analysis: StudyAnalysis, stored: str | None) -> StudyAnalysis:
-    """The analysis with the sentence of a stored final test, if there is one."""
+def stored_final_test(text: str | None) -> FinalTest | None:
+    """What `FinalTest.to_json` gave; None where there is none."""
     try:
-        sentence = FinalTest.from_dict(json.loads(stored)).sentence() if stored else ""
+        return FinalTest.from_dict(json.loads(text)) if text else None
     except (ValueError, KeyError, TypeError):
-        sentence = ""
+        return None
+
+
+def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
+    """The analysis with the sentence of a final test, if there was one."""
+    sentence = final.sentence() if final else ""
     return replace(analysis, verdicts=(*analysis.verdicts, sentence)) if sentence else analysis
 
 

@@ -16,6 +16,8 @@ from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from raypar.study.workload import Workload
+
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -48,6 +50,24 @@ def unknown_study(name: str, store: Any) -> RayparError:
         return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
     hint = suggest(name, known) if known else "the store is empty: `raypar study FILE` makes a study"
     return RayparError(f"no study `{name}` in the store", hint=hint)
+
+
+def shipped_workloads() -> dict[str, Workload]:
+    """The workloads that ship with raypar, by name."""
+    import raypar.workloads as shipped
+
+    every: list[Workload] = [getattr(shipped, name) for name in shipped.__all__]
+    return {workload.name: workload for workload in every}
+
+
+def shipped_workload(name: str) -> Workload:
+    """The one of that name. Raises RayparError where there is none."""
+    from raypar.errors import suggest
+
+    every = shipped_workloads()
+    if name not in every:
+        raise RayparError(f"no workload `{name}`", hint=suggest(name, list(every)))
+    return every[name]
 
 
 def say(console: Console, text: str) -> None:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raypar.cli.common import store_of, told, unknown_study
+from raypar.cli.common import shipped_workloads, store_of, told, unknown_study
 from raypar.cli.options import Debug, StudyName, TrackingUri
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
     from raypar.study.trial import TrialResult
-    from raypar.study.workload import Workload
 
 
 def generate(
@@ -60,9 +59,7 @@ def best_first(results: Iterable[TrialResult], metric: str, mode: str) -> list[T
 
 def generator_of(workload: str) -> Callable[[Path, str, int], str]:
     """What makes text of a model of the shipped workload of that name."""
-    import raypar.workloads as shipped
-
-    every: dict[str, Workload] = {w.name: w for w in (getattr(shipped, key) for key in shipped.__all__)}
+    every = shipped_workloads()
     writers = ", ".join(key for key, w in every.items() if w.generate is not None)
     if workload not in every:
         message = f"workload `{workload}` does not ship with raypar, so its way to generate text is not known here"

@@ -7,9 +7,20 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli.common import EXIT_FAILED, quiet, say, set_data_dir, stdout, store_of, told, unknown_study, uri_of
+from raypar.cli.common import (
+    EXIT_FAILED,
+    quiet,
+    say,
+    set_data_dir,
+    shipped_workload,
+    shipped_workloads,
+    stdout,
+    store_of,
+    told,
+    unknown_study,
+    uri_of,
+)
 from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
-from raypar.errors import RayparError, suggest
 
 
 def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
@@ -40,9 +51,10 @@ def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False
 def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """Say what a study found, from the store; nothing is run."""
     with told(debug):
-        from raypar.analysis.chosen import FINAL_TEST_FILE, with_final_test
+        from raypar.analysis.chosen import with_final_test
         from raypar.analysis.question import question_from_dict
         from raypar.analysis.speedup import analyse
+        from raypar.final_test import last_final_test
         from raypar.report.console import print_report
 
         store = store_of(tracking_uri)
@@ -50,7 +62,7 @@ def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = Fal
         if not results:
             raise unknown_study(name, store)
         analysis = analyse(question_from_dict(store.question(name)), results)
-        print_report(with_final_test(analysis, store.artifact(name, FINAL_TEST_FILE)), stdout())
+        print_report(with_final_test(analysis, last_final_test(store, name)), stdout())
 
 
 def workloads(
@@ -59,16 +71,12 @@ def workloads(
 ) -> None:
     """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
     with told(debug):
-        import raypar.workloads as shipped
         from raypar.report.workloads import print_workload, print_workloads
 
-        every = {key: getattr(shipped, key) for key in shipped.__all__}
         if name is None:
-            print_workloads(stdout(), every.values())
-        elif name in every:
-            print_workload(stdout(), every[name])
+            print_workloads(stdout(), shipped_workloads().values())
         else:
-            raise RayparError(f"no workload `{name}`", hint=suggest(name, list(every)))
+            print_workload(stdout(), shipped_workload(name))
 
 
 def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:

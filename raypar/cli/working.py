@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raypar.cli.common import set_data_dir, stdout, told
+from raypar.cli.common import set_data_dir, shipped_workload, stdout, told
 from raypar.cli.options import DataDir, Debug
-from raypar.errors import RayparError, suggest
+from raypar.errors import RayparError
 
 if TYPE_CHECKING:
     from raypar.study.workload import Config, Workload
@@ -53,15 +53,6 @@ def work(
             peak_source=source,
         )
         print_work(stdout(), " ".join([workload.name, *(settings or [])]), counted, plan)
-
-
-def shipped_workload(name: str) -> Workload:
-    import raypar.workloads as shipped
-
-    if name not in shipped.__all__:
-        raise RayparError(f"no workload `{name}`", hint=suggest(name, shipped.__all__))
-    workload: Workload = getattr(shipped, name)
-    return workload
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:

@@ -23,7 +23,7 @@ from raypar.train.evaluate import Evaluation
 from raypar.train.job import Channel, RankOutcome
 from raypar.train.keep import Keeper
 from raypar.train.numerics import numerics_of
-from raypar.train.step import Stepper
+from raypar.train.step import Stepper, compiled
 from raypar.train.timer import StepTimer
 
 
@@ -70,6 +70,7 @@ def train(
     torch.manual_seed(seed)  # the same weights on every rank
     bare = numerics.place(workload.model(config))
     strategy = build_strategy(config["strategy"], bare, place)
+    module = compiled(strategy.module) if config["compile"] else strategy.module
     split_order = partial(
         batches.shares,
         batch_size=config["batch_size"],
@@ -87,7 +88,7 @@ def train(
     def new_stepper() -> Stepper:
         # Dropout and the like: a stream of its own for every rank.
         torch.manual_seed(seed * 7919 + place.rank + 1)
-        return Stepper(strategy, numerics, loss_of, config, total_steps)
+        return Stepper(strategy, module, numerics, loss_of, config, total_steps)
 
     mark("rank: first step")
     warm_start_s = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from raypar.parallel.strategy import Strategy
@@ -20,6 +20,7 @@ class Stepper:
     """Takes a model from step to step.
 
     Args:
+        module: the strategy's, or that compiled.
         num_steps: of the whole training, for a schedule that ends with it.
 
     Attributes:
@@ -29,14 +30,15 @@ class Stepper:
     def __init__(
         self,
         strategy: Strategy,
+        module: nn.Module,
         numerics: Numerics,
         loss_of: Callable[..., Tensor],
         config: Config,
         num_steps: int,
     ) -> None:
         self._strategy, self._numerics, self._loss_of = strategy, numerics, loss_of
-        self._module = compiled(strategy.module) if config["compile"] else strategy.module
-        self._parameters = list(strategy.module.parameters())
+        self._module = module
+        self._parameters = list(module.parameters())
         self._optimizer = build_optimizer(self._parameters, config)
         self._schedule = build_schedule(self._optimizer, config, num_steps)
         self._max_norm = config["clip_grad_norm"]
@@ -81,7 +83,7 @@ class Stepper:
             self._optimizer.step()
 
 
-def compiled(module: torch.nn.Module) -> torch.nn.Module:
+def compiled(module: nn.Module) -> nn.Module:
     """torch.compile, in this process: a pool of compiling processes would sit on cores that are not this rank's."""
     import torch._inductor.config
 

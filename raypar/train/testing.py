@@ -14,7 +14,7 @@ from raypar.train.keep import WEIGHTS_FILE
 from raypar.train.numerics import numerics_of
 
 
-def test_scores(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
+def final_scores(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
     """``loss`` and every metric of a kept model on ``Data.test``, in this process and on the CPU.
 
     Raises:
@@ -31,6 +31,3 @@ def test_scores(workload: Workload, config: Config, model_dir: Path) -> dict[str
     evaluation = Evaluation(workload, replace(data, val=data.test), config, numerics, Place(0, 1, device))
     scores = evaluation(model)
     return {"loss": scores.pop("val_loss"), **scores}
-
-
-test_scores.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's

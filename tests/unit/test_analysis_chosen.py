@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from results import make_result
 
-from raypar.analysis.chosen import FinalTest, chosen_point, with_final_test
+from raypar.analysis.chosen import FinalTest, chosen_point, stored_final_test, with_final_test
 from raypar.analysis.question import Question
 from raypar.analysis.speedup import StudyAnalysis, analyse
 
@@ -39,16 +41,23 @@ def test_without_a_metric_nothing_is_chosen() -> None:
 
 
 def test_a_final_test_is_told_from_what_was_stored_of_it() -> None:
-    analysis = with_final_test(study_of("max", x1=(0.5,)), FINAL.to_json())
+    analysis = with_final_test(study_of("max", x1=(0.5,)), stored_final_test(FINAL.to_json()))
     told = analysis.verdicts[-1]
     assert "seen once, by the 2 models" in told and "lr=2" in told and "85.0 %" in told
 
 
-@pytest.mark.parametrize("stored", [None, "", "{", "{}", '{"point": {}, "metric": "f1", "scores": [{"loss": 1}]}'])
+@pytest.mark.parametrize(
+    "stored", [None, "", "{", "{}", '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}']
+)
 def test_where_no_final_test_is_stored_nothing_is_said_of_one(stored: str | None) -> None:
     analysis = study_of("max", x1=(0.5,))
-    assert with_final_test(analysis, stored) == analysis
+    assert with_final_test(analysis, stored_final_test(stored)) == analysis
 
 
 def test_a_study_that_looks_at_the_loss_is_told_the_loss_on_the_test_set() -> None:
     assert "loss 0.45" in FinalTest({"lr": 2.0}, "val_loss", FINAL.scores).sentence()
+
+
+def test_a_second_look_at_the_test_set_is_not_called_the_only_one() -> None:
+    told = replace(FINAL, look=2).sentence()
+    assert "seen once" not in told and "looked at 2 times" in told
