@@ -5,7 +5,7 @@ Nothing here imports torch: a study file stays quick to load, and the functions 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -139,6 +139,13 @@ class Workload:
         has_test: `data` gives a test split.
         save: writes a trained model into an (empty) folder, for ``keep_model``; None: its weights as ``weights.pt``.
         generate: ``generate(folder, prompt, max_new_tokens) -> text`` by a model that `save` wrote.
+        layers: the model's layers in the order of the forward pass, such that ``nn.Sequential(*layers)`` computes the
+            same and no layer changes its input in place, for strategies that cut the model; they hold the model's own
+            parameters. May raise RayparError: this model can't be cut. None: the model itself where it is an
+            ``nn.Sequential``.
+        tensor_plan: names of ``nn.Linear`` layers of the model to how each is split among workers: "column" (by
+            output features) or "row" (by input features, after a column one). None: pairs of ``nn.Linear`` in an
+            ``nn.Sequential`` with only elementwise layers between them.
         train_loop: an existing ``train_loop_per_worker(config)``; then nothing above but name and options counts.
     """
 
@@ -160,6 +167,8 @@ class Workload:
     has_test: bool = False
     save: Callable[[nn.Module, Config, Path], None] | None = None
     generate: Callable[[Path, str, int], str] | None = None
+    layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    tensor_plan: Callable[[nn.Module], Mapping[str, str]] | None = None
     train_loop: Callable[[dict[str, Any]], Any] | None = None
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raypar.errors import DataError, suggest
+from raypar.errors import DataError, RayparError, suggest
 from raypar.study.workload import Config, Data, Option, Workload, one_of, whole_number
 from raypar.workloads.image_folder import check_image_folder, class_names, folder_datasets, image_folder
 from raypar.workloads.image_transforms import augmented, normalised_rgb, preparation, prepared_one_by_one
@@ -30,6 +30,33 @@ def build(config: Config) -> nn.Module:
         extra = {"image_size": config["image_size"]}
     model: nn.Module = models.get_model(name, weights=None, num_classes=_num_classes(config), **extra)
     return model
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """A ResNet's (also a ResNeXt's, a Wide ResNet's) convolution at the entry, its blocks, its classifier.
+
+    Raises:
+        RayparError: it is another network: torchvision's have no common order of layers.
+    """
+    from torch import nn
+    from torchvision.models import ResNet
+
+    if not isinstance(model, ResNet):
+        raise RayparError(
+            f"torchvision's {type(model).__name__} can't be cut into layers: only a ResNet can",
+            hint="say --set architecture=resnet18, or another that begins with resnet, resnext or wide_resnet",
+        )
+    stages = (model.layer1, model.layer2, model.layer3, model.layer4)
+    return [
+        model.conv1,
+        model.bn1,
+        nn.ReLU(),  # the model's own works in place, which a tensor that has come from another worker can't bear
+        model.maxpool,
+        *(block for stage in stages for block in stage),
+        model.avgpool,
+        nn.Flatten(),
+        model.fc,
+    ]
 
 
 def data(config: Config) -> Data:
@@ -137,6 +164,7 @@ resnet = Workload(
     },
     prepare=prepare,
     preload=("torchvision",),
+    layers=layers,
     description="torchvision's classification networks (ResNet-18 …) on synthetic images or a folder of images",
     dataset="synthetic images, or a folder of images",
 )

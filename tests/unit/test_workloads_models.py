@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from raypar import Workload
+from raypar.errors import DataError, RayparError
 from raypar.study.study import resolve
-from raypar.workloads import datasets, digits, mnist_cnn, mnist_mlp
+from raypar.workloads import datasets, digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, resnet
 from raypar.workloads.datasets import ImageSet, raw_dir
 from raypar.workloads.images import normalised
 
@@ -98,6 +99,43 @@ def test_an_image_network_gives_ten_scores_an_image(workload: Workload) -> None:
     assert network(workload)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
 
 
+@pytest.mark.parametrize("workload", [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp], ids=lambda w: w.name)
+def test_a_network_of_layers_in_a_row_is_a_sequential_that_leaves_its_input_alone(workload: Workload) -> None:
+    model = network(workload)
+    assert workload.layers is None and isinstance(model, nn.Sequential)
+    assert not any(getattr(module, "inplace", False) for module in model.modules())
+
+
+@pytest.mark.parametrize("architecture", ["resnet18", "resnet50"])
+def test_a_resnets_layers_in_a_row_compute_what_it_computes(architecture: str) -> None:
+    assert resnet.layers is not None
+    torch.manual_seed(0)
+    model = network(resnet, architecture=architecture, image_size=32)
+    layers = nn.Sequential(*resnet.layers(model))
+    images = torch.randn(4, 3, 32, 32)
+    for mode in (True, False):
+        model.train(mode), layers.train(mode)
+        torch.testing.assert_close(layers(images), model(images), rtol=0, atol=0)
+    assert [id(p) for p in layers.parameters()] == [id(p) for p in model.parameters()]
+
+
+def test_no_layer_of_a_resnet_changes_its_input() -> None:
+    assert resnet.layers is not None
+    activations = torch.randn(2, 3, 32, 32)
+    for layer in resnet.layers(network(resnet)):
+        # What came from another worker is a leaf, and torch refuses to change one in place.
+        arrived = activations.detach().requires_grad_()
+        before = arrived.detach().clone()
+        activations = layer(arrived)
+        assert torch.equal(arrived, before)
+
+
+def test_other_networks_of_torchvision_say_that_they_cant_be_cut() -> None:
+    assert resnet.layers is not None
+    with pytest.raises(RayparError, match="SqueezeNet can't be cut"):
+        resnet.layers(network(resnet, architecture="squeezenet1_1"))
+
+
 @pytest.mark.parametrize(("workload", "hidden"), [(mnist_mlp, 16), (digits, 16)], ids=["mnist_mlp", "digits"])
 def test_hidden_size_is_an_option(workload: Workload, hidden: int) -> None:
     narrow, wide = network(workload, hidden_size=hidden), network(workload)
@@ -172,8 +210,6 @@ def test_torchs_loader_gets_the_same_samples_from_torchvision(tiny_mnist: Path) 
 
 
 def test_preparing_says_what_is_missing_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raypar.errors import DataError
-
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     for workload in (mnist_mlp, mnist_cnn):
         with pytest.raises(DataError, match="MNIST"):
