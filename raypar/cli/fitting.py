@@ -26,7 +26,8 @@ def fit(
 ) -> None:
     """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to times by worker count."""
     with told(debug):
-        from raypar.analysis.laws import Scaling, analyse_scaling
+        from raypar.analysis.laws import Scaling
+        from raypar.analysis.scaling import analyse_scaling
         from raypar.analysis.table import read_table
         from raypar.report.laws import print_scaling
 

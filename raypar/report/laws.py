@@ -13,12 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from raypar import units
-from raypar.analysis.laws import USL, Fit, Refused, Scaling, ScalingAnalysis, ScalingPoint
+from raypar.analysis.laws import USL, Fit, Refused, Scaling
+from raypar.analysis.scaling import ScalingAnalysis, ScalingPoint
 from raypar.analysis.stats import Estimate
 from raypar.analysis.table import Quantity
 from raypar.report.plain import encodable
 
-FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.laws
+FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.scaling
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from raypar.analysis import laws
+from raypar.analysis import scaling
 from raypar.cli import app
 
 TIMES = (
@@ -21,7 +21,7 @@ TIMES = (
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(laws.analyse_scaling.__kwdefaults__, "num_resamples", 60)
+    monkeypatch.setitem(scaling.analyse_scaling.__kwdefaults__, "num_resamples", 60)
 
 
 def table(folder: Path, text: str) -> str:
