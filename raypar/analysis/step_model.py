@@ -1,0 +1,289 @@
+"""The time of a step of synchronous data-parallel SGD, simulated layer by layer.
+
+A worker computes forward, then backward from the last layer to the first. Gradients fill buckets in the order in which
+they are ready, and a full bucket is all-reduced while the backward pass goes on, one at a time (wait-free
+back-propagation: Zhang et al., "Poseidon", ATC'17, https://arxiv.org/abs/1706.03292; buckets: Li et al., "PyTorch
+Distributed", VLDB 2020, https://arxiv.org/abs/2006.15704). Every step waits for the slowest worker, and for its data.
+
+Everything is computed for many worker counts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from raypar.analysis.network import Algorithm, Network, Topology, all_reduce_cost
+from raypar.errors import RayparError
+from raypar.train.layer_cost import LayerCost as LayerCost  # what this model is given
+from raypar.train.layer_cost import one_layer as one_layer
+
+Floats: TypeAlias = NDArray[np.float64]
+
+MIB = 2**20
+# torch's DistributedDataParallel; the first bucket is small so that sending begins early.
+DEFAULT_BUCKET_BYTES = 25 * MIB
+FIRST_BUCKET_BYTES = 1 * MIB
+# What takes less of a step than this does not limit it.
+NEGLIGIBLE_SHARE = 0.05
+
+
+class Limit(StrEnum):
+    """What keeps a step from being shorter."""
+
+    COMPUTE = "compute"
+    LATENCY = "latency"
+    BANDWIDTH = "bandwidth"
+    STRAGGLERS = "stragglers"
+    INPUT = "input"
+    BATCH = "batch too small"
+
+
+@dataclass(frozen=True)
+class Communication:
+    """How gradients are sent.
+
+    Attributes:
+        network: links, or nodes of links.
+        algorithm: of the all-reduce, by value or name.
+        bucket_bytes: a bucket that holds as much is sent; 0: every layer's gradients alone (no tensor fusion);
+            infinite: all at once; None: as torch does, a first one of `FIRST_BUCKET_BYTES` and then
+            `DEFAULT_BUCKET_BYTES`.
+        overlap: whether buckets are sent while the backward pass goes on, or after it.
+        compression: bytes sent for each byte of gradients.
+    """
+
+    network: Network | Topology
+    algorithm: Algorithm | str = Algorithm.RING
+    bucket_bytes: float | None = None
+    overlap: bool = True
+    compression: float = 1.0
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the time of one step goes, in seconds. What is exposed adds to the step, what is hidden does not.
+
+    Attributes:
+        compute_s: forward and backward of a worker.
+        straggler_s: what the slowest worker computes longer than that.
+        exposed_latency_s: of the communication that the step waits for, the messages' latencies.
+        exposed_transfer_s: the bytes of it.
+        hidden_communication_s: communication behind the backward pass.
+        optimizer_s: what a step takes once, however small its batch.
+        data_wait_s: waiting for the input pipeline.
+    """
+
+    compute_s: float
+    straggler_s: float
+    exposed_latency_s: float
+    exposed_transfer_s: float
+    hidden_communication_s: float
+    optimizer_s: float
+    data_wait_s: float
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return self.exposed_latency_s + self.exposed_transfer_s
+
+    @property
+    def communication_s(self) -> float:
+        return self.exposed_communication_s + self.hidden_communication_s
+
+    @property
+    def step_time_s(self) -> float:
+        return self.compute_s + self.straggler_s + self.exposed_communication_s + self.optimizer_s + self.data_wait_s
+
+    @property
+    def losses_s(self) -> Mapping[Limit, float]:
+        """What one worker alone would not lose."""
+        return {
+            Limit.LATENCY: self.exposed_latency_s,
+            Limit.BANDWIDTH: self.exposed_transfer_s,
+            Limit.STRAGGLERS: self.straggler_s,
+            Limit.INPUT: self.data_wait_s,
+        }
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the step."""
+        return limit_of(self.losses_s, self.step_time_s)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """`StepTime` of many worker counts: arrays of one shape."""
+
+    compute_s: Floats
+    straggler_s: Floats
+    exposed_latency_s: Floats
+    exposed_transfer_s: Floats
+    hidden_communication_s: Floats
+    optimizer_s: Floats
+    data_wait_s: Floats
+
+    @property
+    def step_time_s(self) -> Floats:
+        exposed_s = self.exposed_latency_s + self.exposed_transfer_s
+        return self.compute_s + self.straggler_s + exposed_s + self.optimizer_s + self.data_wait_s
+
+    def at(self, *index: int) -> StepTime:
+        """One of them."""
+        return StepTime(**{field.name: float(getattr(self, field.name)[index]) for field in fields(self)})
+
+
+def limit_of(losses_s: Mapping[Limit, float], step_time_s: float) -> Limit:
+    """The largest loss, or computing itself where all losses together take less than `NEGLIGIBLE_SHARE`."""
+    if sum(losses_s.values()) < NEGLIGIBLE_SHARE * step_time_s:
+        return Limit.COMPUTE
+    return max(losses_s, key=lambda limit: losses_s[limit])
+
+
+def simulate_step(
+    layers: Sequence[LayerCost],
+    num_workers: int,
+    communication: Communication,
+    *,
+    compute_s: float,
+    optimizer_s: float = 0.0,
+    data_s: float = 0.0,
+    variation: float = 0.0,
+    accumulation_steps: int = 1,
+) -> StepTime:
+    """The time of one step: see `simulate_steps`."""
+    times = simulate_steps(
+        layers,
+        np.array([num_workers]),
+        communication,
+        compute_s=np.array([compute_s]),
+        optimizer_s=np.array([optimizer_s]),
+        data_s=np.array([data_s]),
+        variation=variation,
+        accumulation_steps=accumulation_steps,
+    )
+    return times.at(0)
+
+
+def simulate_steps(
+    layers: Sequence[LayerCost],
+    num_workers: NDArray[Any],
+    communication: Communication,
+    *,
+    compute_s: Floats,
+    optimizer_s: float | Floats = 0.0,
+    data_s: float | Floats = 0.0,
+    variation: float | Floats = 0.0,
+    accumulation_steps: int = 1,
+) -> StepTimes:
+    """The times of a step with each of some worker counts. Arrays are broadcast against each other.
+
+    The slowest of N workers takes ``compute_s * (1 + variation * E)``, where E is the expected maximum of N standard
+    normals: workers are taken to be alike and to vary independently from step to step.
+
+    Args:
+        layers: in the order of the forward pass; of the shares only the proportions count.
+        num_workers: whole numbers of at least 1.
+        communication: how gradients are sent.
+        compute_s: forward and backward of one worker's part of the batch, all accumulated micro-batches together.
+        optimizer_s: what comes once a step and after the gradients.
+        data_s: what the input pipeline takes to prepare a worker's part of the batch, beside the computing.
+        variation: coefficient of variation of a worker's `compute_s` from step to step.
+        accumulation_steps: micro-batches of a step; gradients are sent behind the last one's backward pass.
+
+    Raises:
+        RayparError: there are no layers, a number is below what it may be, or the algorithm is unknown.
+    """
+    _check(layers, num_workers, communication, accumulation_steps)
+    shares = sum(layer.forward_share + layer.backward_share for layer in layers)
+    compute, workers, fixed, data, spread = np.broadcast_arrays(
+        *(np.asarray(a, np.float64) for a in (compute_s, num_workers, optimizer_s, data_s, variation))
+    )
+    straggler_s = compute * spread * expected_max_of_normals(workers)
+    last_s = (compute + straggler_s) / accumulation_steps  # the micro-batch that gradients are sent behind
+    backward_s = last_s * (sum(layer.backward_share for layer in layers) / shares)
+    # From the beginning of the last backward pass on.
+    free_at_s: Floats = np.zeros_like(backward_s)
+    latency_s, transfer_s = np.zeros_like(backward_s), np.zeros_like(backward_s)
+    for num_bytes, ready_share in buckets(layers, communication.bucket_bytes):
+        ready_at_s = last_s * (ready_share / shares) if communication.overlap else backward_s
+        cost = all_reduce_cost(
+            num_bytes * communication.compression, workers, communication.network, communication.algorithm
+        )
+        free_at_s = np.maximum(free_at_s, ready_at_s) + cost.total_s
+        latency_s, transfer_s = latency_s + cost.latency_s, transfer_s + cost.transfer_s
+    total_s = latency_s + transfer_s
+    exposed_s = np.where(workers > 1, np.clip(free_at_s - backward_s, 0.0, total_s), 0.0)
+    exposed_share = np.divide(exposed_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
+    busy_s = compute + straggler_s + exposed_s + fixed
+    return StepTimes(
+        compute_s=compute,
+        straggler_s=straggler_s,
+        exposed_latency_s=latency_s * exposed_share,
+        exposed_transfer_s=transfer_s * exposed_share,
+        hidden_communication_s=total_s - exposed_s,
+        optimizer_s=fixed,
+        data_wait_s=np.maximum(data - busy_s, 0.0),
+    )
+
+
+def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> list[tuple[float, float]]:
+    """What is sent as one, in that order: (bytes, share of the backward pass after which they are ready).
+
+    A bucket is closed by the layer with which it holds its bytes, as torch does it with single tensors.
+
+    Args:
+        layers: in the order of the forward pass.
+        bucket_bytes: as in `Communication`.
+    """
+    found: list[tuple[float, float]] = []
+    filled, passed = 0.0, 0.0
+    for layer in reversed(layers):
+        passed += layer.backward_share
+        filled += layer.num_gradient_bytes
+        if bucket_bytes is not None:
+            full = bucket_bytes
+        else:
+            full = DEFAULT_BUCKET_BYTES if found else FIRST_BUCKET_BYTES
+        if filled and filled >= full:
+            found.append((filled, passed))
+            filled = 0.0
+    if filled:
+        found.append((filled, passed))
+    return found
+
+
+def expected_max_of_normals(count: NDArray[Any]) -> Floats:
+    """The expected maximum of so many independent standard normals: the integral of x N phi(x) Phi(x)^(N-1).
+
+    David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 3.1. By the trapezoid rule, which is exact to
+    many digits for an integrand that is smooth and dies away at both ends.
+
+    Args:
+        count: at least 1 each, any shape.
+    """
+    different, where = np.unique(np.asarray(count, np.float64), return_inverse=True)
+    x = np.linspace(-10.0, 10.0, 1001)
+    log_density = -0.5 * x**2 - 0.5 * np.log(2 * np.pi) + np.log(different)[:, None]
+    maxima = np.exp(log_density + (different[:, None] - 1) * log_ndtr(x)) @ x * (x[1] - x[0])
+    return np.where(different > 1, maxima, 0.0)[where].reshape(np.shape(count))
+
+
+def _check(
+    layers: Sequence[LayerCost], num_workers: NDArray[Any], communication: Communication, accumulation_steps: int
+) -> None:
+    if not layers or sum(layer.forward_share + layer.backward_share for layer in layers) <= 0:
+        raise RayparError("a step without layers can't be simulated", hint="give what each layer of the network costs")
+    if np.size(num_workers) and np.min(num_workers) < 1:
+        raise RayparError(f"num_workers = {np.min(num_workers)}: must be at least 1")
+    if accumulation_steps < 1:
+        raise RayparError(f"accumulation_steps = {accumulation_steps}: must be at least 1")
+    if communication.bucket_bytes is not None and not communication.bucket_bytes >= 0:
+        raise RayparError(f"bucket_bytes = {communication.bucket_bytes}: must be 0 or more")
+    if not communication.compression > 0:
+        raise RayparError(f"compression = {communication.compression}: must be greater than 0")

@@ -1,0 +1,194 @@
+"""The alpha-beta model of an all-reduce, how a network is written, and how one is fitted to measurements."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypar.analysis.network import (
+    DEFAULT_LATENCY_S,
+    PAYLOAD_SHARE,
+    Algorithm,
+    Network,
+    Topology,
+    all_reduce_cost,
+    all_reduce_s,
+    fit_network,
+    parse_network,
+)
+from raypar.errors import RayparError
+
+LINK = Network(1e-3, 1e6)  # 1 ms, 1 MB/s
+NODES = Topology(4, Network(1e-5, 1e8), LINK)
+networks = st.builds(Network, st.floats(0, 1e-2), st.floats(1e5, 1e11))
+topologies = st.builds(Topology, st.integers(1, 16), networks, networks)
+sizes = st.floats(1, 1e9)
+counts = st.integers(2, 5000)
+algorithms = st.sampled_from(list(Algorithm))
+
+
+def test_a_ring_sends_two_shares_of_n_minus_one_parts_and_waits_for_each() -> None:
+    # 4 workers, 1 MB: 6 messages of a quarter each: 6 ms and 1.5 s.
+    assert all_reduce_s(1e6, 4, LINK, "ring") == pytest.approx(6e-3 + 1.5)
+    cost = all_reduce_cost(1e6, 4, LINK, "ring")
+    assert (float(cost.latency_s), float(cost.transfer_s)) == pytest.approx((6e-3, 1.5))
+
+
+def test_a_tree_goes_up_and_down_and_sends_everything_twice() -> None:
+    # 5 workers: a tree of height 3.
+    assert all_reduce_s(1e6, 5, LINK, "tree") == pytest.approx(2 * 3 * 1e-3 + 2.0)
+
+
+def test_a_hierarchical_one_reduces_in_the_node_before_it_goes_between_nodes() -> None:
+    # 2 nodes of 4: within 6 messages of a quarter (6 x 10 us + 1.5 x 10 ms), between them two of half (2 ms + 1 s).
+    assert all_reduce_s(1e6, 8, NODES, "hierarchical") == pytest.approx(6e-5 + 0.015 + 2e-3 + 1.0)
+
+
+def test_between_many_nodes_the_hierarchical_one_takes_a_tree_where_that_is_faster() -> None:
+    within = 6e-5 + 1.5 * 1e-6
+    assert all_reduce_s(100, 4 * 64, NODES, "hierarchical") == pytest.approx(within + 2 * 6 * 1e-3 + 2 * 100 / 1e6)
+
+
+def test_a_flat_ring_over_nodes_goes_at_the_pace_of_the_slowest_link() -> None:
+    assert all_reduce_s(1e6, 8, NODES, "ring") == all_reduce_s(1e6, 8, LINK, "ring")
+    assert all_reduce_s(1e6, 4, NODES, "ring") == all_reduce_s(1e6, 4, NODES.within, "ring")
+
+
+def test_trees_over_nodes_have_a_chain_in_each() -> None:
+    # 4 nodes of 4: 3 hops in the node, 2 between nodes, each way.
+    assert all_reduce_s(1e6, 16, NODES, "tree") == pytest.approx(2 * (3e-5 + 2e-3) + 2.0)
+    assert all_reduce_s(1e6, 4, NODES, "tree") == all_reduce_s(1e6, 4, NODES.within, "tree")
+
+
+@given(sizes, networks | topologies, algorithms)
+def test_one_worker_sends_nothing(num_bytes: float, network: Network | Topology, algorithm: Algorithm) -> None:
+    assert all_reduce_s(num_bytes, 1, network, algorithm) == 0
+
+
+@given(sizes, counts, topologies, algorithms, st.floats(1, 100))
+def test_a_faster_network_is_never_slower(
+    num_bytes: float, num_workers: int, topology: Topology, algorithm: Algorithm, factor: float
+) -> None:
+    between = topology.between
+    for faster in (
+        Network(between.latency_s, between.bandwidth_bytes_per_s * factor),
+        Network(between.latency_s / factor, between.bandwidth_bytes_per_s),
+    ):
+        better = Topology(topology.workers_per_node, topology.within, faster)
+        slow, fast = (all_reduce_s(num_bytes, num_workers, net, algorithm) for net in (topology, better))
+        assert fast <= slow * (1 + 1e-12)
+
+
+@given(sizes, counts, networks | topologies)
+def test_auto_is_the_fastest_of_all(num_bytes: float, num_workers: int, network: Network | Topology) -> None:
+    named = [all_reduce_s(num_bytes, num_workers, network, name) for name in ("ring", "tree", "hierarchical")]
+    assert all_reduce_s(num_bytes, num_workers, network, Algorithm.AUTO) == pytest.approx(min(named))
+
+
+@given(sizes, st.integers(2, 16), st.integers(2, 200), networks, st.floats(1, 100))
+def test_nodes_pay_where_their_own_links_are_faster_by_the_number_of_nodes(
+    num_bytes: float, workers_per_node: int, num_nodes: int, between: Network, factor: float
+) -> None:
+    within = Network(between.latency_s, between.bandwidth_bytes_per_s * num_nodes * factor)
+    topology = Topology(workers_per_node, within, between)
+    num_workers = workers_per_node * num_nodes
+    hierarchical = all_reduce_s(num_bytes, num_workers, topology, "hierarchical")
+    assert hierarchical <= all_reduce_s(num_bytes, num_workers, topology, "ring") * (1 + 1e-12)
+
+
+def test_arrays_give_what_their_elements_give() -> None:
+    workers = np.array([1, 2, 3, 8, 100])
+    for algorithm in Algorithm:
+        many = all_reduce_s(np.array([[1e3], [1e6]]), workers, NODES, algorithm)
+        assert isinstance(many, np.ndarray)
+        single = [[all_reduce_s(size, int(n), NODES, algorithm) for n in workers] for size in (1e3, 1e6)]
+        assert many.tolist() == single
+
+
+def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
+    with pytest.raises(RayparError, match="no all-reduce algorithm 'star'") as caught:
+        all_reduce_s(1.0, 2, LINK, "star")
+    assert "ring, tree, hierarchical" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "latency_s", "bytes_per_s"),
+    [
+        ("100Gbit", DEFAULT_LATENCY_S, 100e9 / 8 * PAYLOAD_SHARE),
+        ("100 Gbit/s", DEFAULT_LATENCY_S, 100e9 / 8 * PAYLOAD_SHARE),
+        ("25Gbps", DEFAULT_LATENCY_S, 25e9 / 8 * PAYLOAD_SHARE),
+        ("1Gbit,1ms", 1e-3, 1e9 / 8 * PAYLOAD_SHARE),
+        ("100Mb/s, 5 ms", 5e-3, 1e8 / 8 * PAYLOAD_SHARE),
+        ("10GB/s,20us", 20e-6, 10e9),
+        ("12.5gB,1.5µs", 1.5e-6, 12.5e9),
+        ("1Tbits/s,500ns", 500e-9, 1e12 / 8 * PAYLOAD_SHARE),
+        ("800kBps,0s", 0.0, 8e5),
+        (".5Gbyte", DEFAULT_LATENCY_S, 5e8),
+    ],
+)
+def test_a_network_is_written_as_bandwidth_and_latency(text: str, latency_s: float, bytes_per_s: float) -> None:
+    network = parse_network(text)
+    assert network.latency_s == pytest.approx(latency_s)
+    assert network.bandwidth_bytes_per_s == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "'' is no bandwidth"),
+        ("fast", "'fast' is no bandwidth"),
+        ("100", "'100' is no bandwidth"),
+        ("100Gbut", "'100Gbut' is no bandwidth"),
+        ("-1Gbit", "'-1Gbit' is no bandwidth"),
+        ("0Gbit", "must be greater than 0"),
+        ("1Gbit,1", "'1' is no latency"),
+        ("1Gbit,1m", "'1m' is no latency"),
+        ("1Gbit,1ms,2", "more than a bandwidth and a latency"),
+    ],
+)
+def test_what_is_no_network_is_told_with_a_way_out(text: str, problem: str) -> None:
+    with pytest.raises(RayparError) as caught:
+        parse_network(text)
+    assert problem in caught.value.message and repr(text) in caught.value.message
+    assert caught.value.hint and "write" in caught.value.hint
+
+
+@given(networks, st.integers(2, 64), st.sampled_from(("ring", "tree")))
+def test_a_fit_finds_the_link_that_made_the_times(network: Network, num_workers: int, algorithm: str) -> None:
+    samples = [(size, all_reduce_s(size, num_workers, network, algorithm)) for size in (1e3, 1e5, 1e7, 1e8)]
+    fitted = fit_network(samples, num_workers, algorithm)
+    for size, seconds in samples:
+        assert all_reduce_s(size, num_workers, fitted, algorithm) == pytest.approx(seconds, rel=1e-3)
+
+
+def test_a_fit_has_no_latency_below_zero() -> None:
+    fitted = fit_network([(1e6, 0.9), (2e6, 2.0), (4e6, 4.1)], 2)
+    assert fitted.latency_s == 0
+    assert fitted.bandwidth_bytes_per_s == pytest.approx(1e6, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("samples", "num_workers", "algorithm", "problem"),
+    [
+        ([(1e3, 1.0), (1e6, 2.0)], 1, "ring", "one worker"),
+        ([(1e3, 1.0), (1e3, 1.1)], 2, "ring", "of one size"),
+        ([(1e3, 1.0), (1e6, 0.0)], 2, "ring", "no time"),
+        ([(1e3, 2.0), (1e6, 1.0)], 2, "ring", "no bandwidth shows"),
+        ([(1e3, 1.0), (1e6, 2.0)], 2, "auto", "can't be fitted to algorithm 'auto'"),
+    ],
+)
+def test_measurements_that_tell_no_network_are_refused(
+    samples: list[tuple[float, float]], num_workers: int, algorithm: str, problem: str
+) -> None:
+    with pytest.raises(RayparError, match=problem):
+        fit_network(samples, num_workers, algorithm)
+
+
+@pytest.mark.parametrize(("latency_s", "bandwidth"), [(-1.0, 1.0), (math.inf, 1.0), (0.0, 0.0), (0.0, math.nan)])
+def test_a_link_that_can_not_be_is_refused(latency_s: float, bandwidth: float) -> None:
+    with pytest.raises(RayparError):
+        Network(latency_s, bandwidth)

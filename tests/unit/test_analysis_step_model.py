@@ -1,0 +1,199 @@
+"""A step of synchronous SGD, simulated: buckets, what the backward pass hides, stragglers, the input pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypar.analysis.network import Network, Topology, all_reduce_s
+from raypar.analysis.step_model import (
+    MIB,
+    Communication,
+    LayerCost,
+    Limit,
+    StepTime,
+    buckets,
+    expected_max_of_normals,
+    one_layer,
+    simulate_step,
+    simulate_steps,
+)
+from raypar.errors import RayparError
+
+# One step computes 1 s: 0.4 s forward, then c, b and a backward in 0.1, 0.2 and 0.3 s.
+LAYERS = (LayerCost("a", 100, 0.3, 0.2), LayerCost("b", 0, 0.2, 0.1), LayerCost("c", 300, 0.1, 0.1))
+SLOW = Communication(Network(0.01, 1000.0), bucket_bytes=0)  # two workers: 20 ms + bytes / 1000 s
+
+shares = st.floats(0.01, 1)
+layer_lists = st.lists(
+    st.builds(LayerCost, st.just("layer"), st.integers(1, 10**8), shares, shares), min_size=1, max_size=12
+)
+networks = st.builds(Network, st.floats(0, 1e-2), st.floats(1e5, 1e11))
+topologies = st.builds(Topology, st.integers(1, 8), networks, networks)
+communications = st.builds(
+    Communication,
+    networks | topologies,
+    st.sampled_from(("auto", "ring", "tree", "hierarchical")),
+    st.none() | st.sampled_from((0.0, 1e6, float("inf"))),
+    st.booleans(),
+    st.floats(0.01, 1),
+)
+counts = st.integers(1, 4096)
+seconds = st.floats(1e-4, 10)
+
+
+def test_gradients_are_sent_behind_the_backward_pass() -> None:
+    step = simulate_step(LAYERS, 2, SLOW, compute_s=1.0)
+    # c: ready 0.1 s into the backward pass, sent until 0.42; a: ready at its end, 0.6, sent until 0.72.
+    assert step.exposed_communication_s == pytest.approx(0.12)
+    assert step.hidden_communication_s == pytest.approx(0.32)
+    assert step.step_time_s == pytest.approx(1.12)
+
+
+def test_without_overlap_they_are_sent_after_it() -> None:
+    step = simulate_step(LAYERS, 2, replace(SLOW, overlap=False), compute_s=1.0)
+    assert step.exposed_communication_s == pytest.approx(0.32 + 0.12)
+    assert step.hidden_communication_s == 0
+
+
+def test_a_bucket_waits_for_the_one_before_it() -> None:
+    step = simulate_step(LAYERS, 2, replace(SLOW, network=Network(0.0, 500.0)), compute_s=1.0)
+    # c: from 0.1 to 0.7; a: from 0.7 to 0.9, though ready at 0.6.
+    assert step.exposed_communication_s == pytest.approx(0.3)
+
+
+def test_fused_gradients_pay_the_latency_once_and_wait_for_the_last() -> None:
+    step = simulate_step(LAYERS, 2, replace(SLOW, bucket_bytes=float("inf")), compute_s=1.0)
+    assert step.exposed_communication_s == pytest.approx(0.02 + 0.4)
+    assert step.exposed_latency_s == pytest.approx(0.02)
+
+
+def test_compressed_gradients_are_fewer_bytes() -> None:
+    step = simulate_step(LAYERS, 2, replace(SLOW, compression=0.5), compute_s=1.0)
+    assert step.communication_s == pytest.approx(2 * 0.02 + 0.2)
+
+
+def test_accumulated_gradients_are_sent_behind_the_last_micro_batch_only() -> None:
+    step = simulate_step(LAYERS, 2, SLOW, compute_s=4.0, accumulation_steps=4)
+    assert step.exposed_communication_s == pytest.approx(0.12)
+    assert step.step_time_s == pytest.approx(4.12)
+
+
+def test_the_slowest_of_two_workers_takes_a_share_of_the_deviation_longer() -> None:
+    step = simulate_step(LAYERS, 2, replace(SLOW, network=Network(0.0, 1e12)), compute_s=1.0, variation=0.1)
+    assert step.straggler_s == pytest.approx(0.1 / np.sqrt(np.pi), rel=1e-6)
+    assert step.limit is Limit.STRAGGLERS
+
+
+def test_a_step_takes_as_long_as_its_data() -> None:
+    step = simulate_step(LAYERS, 2, SLOW, compute_s=1.0, optimizer_s=0.08, data_s=3.0)
+    assert step.data_wait_s == pytest.approx(3.0 - 1.2)
+    assert step.step_time_s == pytest.approx(3.0)
+    assert step.limit is Limit.INPUT
+    assert simulate_step(LAYERS, 2, SLOW, compute_s=1.0, data_s=1.0).data_wait_s == 0
+
+
+def test_latency_and_bandwidth_are_told_apart() -> None:
+    far, narrow = Network(1.0, 1e9), Network(1e-9, 1e2)
+    assert simulate_step(LAYERS, 4, replace(SLOW, network=far), compute_s=1.0).limit is Limit.LATENCY
+    assert simulate_step(LAYERS, 4, replace(SLOW, network=narrow), compute_s=1.0).limit is Limit.BANDWIDTH
+    assert simulate_step(LAYERS, 4, replace(SLOW, network=Network(0, 1e9)), compute_s=1.0).limit is Limit.COMPUTE
+
+
+def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest() -> None:
+    layers = [LayerCost(str(i), 600 * 1024, 0.1, 0.0) for i in range(60)]
+    found = buckets(layers)
+    # The first is closed by the layer that brings it to 1 MiB, the next by that which brings it to 25 MiB.
+    assert [size / (600 * 1024) for size, _ in found] == [2, 43, 15]
+    assert [share for _, share in found] == pytest.approx([0.2, 4.5, 6.0])
+    assert len(buckets(layers, 0)) == 60
+    assert buckets(layers, 10 * MIB)[0][0] == 18 * 600 * 1024
+    assert buckets([LayerCost("no weights", 0, 1.0, 0.5)]) == []
+
+
+@given(layer_lists, communications, seconds, st.floats(0, 0.3), st.floats(0, 1), st.integers(1, 4))
+def test_one_worker_sends_nothing_and_waits_for_nobody(
+    layers: list[LayerCost], how: Communication, compute_s: float, variation: float, fixed_s: float, accumulated: int
+) -> None:
+    step = simulate_step(
+        layers, 1, how, compute_s=compute_s, variation=variation, optimizer_s=fixed_s, accumulation_steps=accumulated
+    )
+    assert (step.communication_s, step.straggler_s) == (0, 0)
+    assert step.step_time_s == pytest.approx(compute_s + fixed_s)
+
+
+@given(layer_lists, communications, counts, seconds, st.floats(0, 0.3))
+def test_hidden_and_exposed_communication_are_all_there_is(
+    layers: list[LayerCost], how: Communication, num_workers: int, compute_s: float, variation: float
+) -> None:
+    step = simulate_step(layers, num_workers, how, compute_s=compute_s, variation=variation)
+    sent = [
+        all_reduce_s(size * how.compression, num_workers, how.network, how.algorithm)
+        for size, _ in buckets(layers, how.bucket_bytes)
+    ]
+    assert step.communication_s == pytest.approx(sum(sent), abs=1e-12)
+    assert min(step.exposed_latency_s, step.exposed_transfer_s, step.hidden_communication_s) >= -1e-12
+    if not how.overlap:
+        assert step.hidden_communication_s == pytest.approx(0, abs=1e-12)
+
+
+@given(layer_lists, communications, counts, seconds, st.floats(1, 50))
+def test_overlap_bandwidth_and_compression_never_slow_a_step(
+    layers: list[LayerCost], how: Communication, num_workers: int, compute_s: float, factor: float
+) -> None:
+    def step_s(how: Communication) -> float:
+        return simulate_step(layers, num_workers, how, compute_s=compute_s).step_time_s
+
+    first = how.network if isinstance(how.network, Network) else how.network.between
+    faster = Network(first.latency_s, first.bandwidth_bytes_per_s * factor)
+    network = faster if isinstance(how.network, Network) else replace(how.network, between=faster)
+    limit = step_s(how) * (1 + 1e-9)
+    assert step_s(replace(how, network=network)) <= limit
+    assert step_s(replace(how, overlap=True)) <= limit
+    assert step_s(replace(how, compression=how.compression / factor)) <= limit
+
+
+@given(st.integers(1, 10**6))
+def test_the_expected_maximum_grows_with_the_workers_and_keeps_below_its_bound(count: int) -> None:
+    here, more = expected_max_of_normals(np.array([count, 2 * count]))
+    assert here < more <= np.sqrt(2 * np.log(2 * count))
+
+
+def test_the_expected_maximum_is_that_of_the_tables() -> None:
+    # Harter, "Expected values of normal order statistics", Biometrika 48, 1961.
+    found = expected_max_of_normals(np.array([[1, 2, 3], [5, 10, 100]]))
+    assert found.ravel().tolist() == pytest.approx([0, 0.56419, 0.84628, 1.16296, 1.53875, 2.50759], abs=1e-5)
+
+
+def test_many_worker_counts_at_once_give_what_each_gives_alone() -> None:
+    workers = np.array([1, 2, 3, 64])
+    times = simulate_steps(LAYERS, workers, SLOW, compute_s=1 / workers, variation=0.05, data_s=0.3)
+    for i, n in enumerate(workers):
+        alone = simulate_step(LAYERS, int(n), SLOW, compute_s=1 / int(n), variation=0.05, data_s=0.3)
+        assert isinstance(alone, StepTime) and astuple(times.at(i)) == pytest.approx(astuple(alone))
+        assert times.step_time_s[i] == pytest.approx(alone.step_time_s)
+
+
+def test_a_network_known_by_its_size_alone_sends_all_of_it_at_the_end() -> None:
+    step = simulate_step(one_layer(400), 2, replace(SLOW, bucket_bytes=None), compute_s=1.0)
+    assert (step.hidden_communication_s, step.exposed_communication_s) == pytest.approx((0, 0.42))
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"layers": ()}, "without layers"),
+        ({"num_workers": 0}, "num_workers = 0"),
+        ({"accumulation_steps": 0}, "accumulation_steps = 0"),
+        ({"communication": replace(SLOW, bucket_bytes=-1.0)}, "bucket_bytes = -1.0"),
+        ({"communication": replace(SLOW, compression=0.0)}, "compression = 0.0"),
+    ],
+)
+def test_what_can_not_be_simulated_is_refused(changed: dict[str, object], problem: str) -> None:
+    given_: dict[str, object] = {"layers": LAYERS, "num_workers": 2, "communication": SLOW, "compute_s": 1.0, **changed}
+    with pytest.raises(RayparError, match=problem):
+        simulate_step(**given_)  # type: ignore[arg-type]
