@@ -19,6 +19,7 @@ from typing import TypeAlias
 from raypar.analysis.chosen import with_final_test
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import StudyAnalysis, analyse, pair_speedups
+from raypar.analysis.stats import Estimate
 from raypar.final_test import final_test, last_final_test
 from raypar.planning import Plan, check_data, make_plan
 from raypar.provenance import provenance
@@ -27,6 +28,7 @@ from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.processes import ForkServer
 from raypar.run.runner import MODEL_FOLDER, Interrupted, Runner, RunSettings
 from raypar.study.loader import LoadedStudy
+from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.recorder import Execution, Recorder
@@ -184,17 +186,23 @@ class _Keeper:
 
 
 def _scaling(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
-    """Speedup and efficiency of the points as metrics over the number of workers, so that MLflow draws the curves."""
+    """Speedup, efficiency and serial fraction as metrics over the number of workers, so that MLflow draws curves."""
     found: list[tuple[str, float, int]] = []
+
+    def add(name: str, point: Mapping[str, Value], estimate: Estimate, num_workers: int) -> None:
+        name = f"scaling/{name}" + "".join(f" {k} {v}" for k, v in point.items() if k != "num_workers")
+        found.append((name, estimate.value, num_workers))
+        for side, value in (("low", estimate.low), ("high", estimate.high)):
+            if value is not None:
+                found.append((f"{name} {side}", value, num_workers))
+
     for point in analysis.points:
-        suffix = "".join(f" {k} {v}" for k, v in point.point.items() if k != "num_workers")
         for name, estimate in (("speedup", point.speedup), ("efficiency", point.efficiency)):
-            if estimate is None or point.num_workers is None:
-                continue
-            found.append((f"scaling/{name}{suffix}", estimate.value, point.num_workers))
-            for side, value in (("low", estimate.low), ("high", estimate.high)):
-                if value is not None:
-                    found.append((f"scaling/{name}{suffix} {side}", value, point.num_workers))
+            if estimate is not None and point.num_workers is not None:
+                add(name, point.point, estimate, point.num_workers)
+    for group in analysis.worker_groups:
+        for num_workers, fraction in group.karp_flatt.items():
+            add("karp_flatt", group.point, fraction, num_workers)
     return found
 
 

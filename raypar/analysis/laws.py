@@ -23,7 +23,8 @@ from raypar.analysis.stats import LEVEL, Estimate, Method
 EXTRAPOLATED = (2, 4)  # times the largest worker count measured
 # What slows the largest worker count by less than this share is 0: an optimizer never quite arrives at a bound.
 NO_EFFECT = 1e-4
-TOLERANCES = {"ftol": 1e-12, "xtol": 1e-12, "gtol": 1e-14}
+TOLERANCE = 1e-12
+DRAW_TOLERANCE = 1e-6  # far below what draws differ by, and in half the time
 EXACT = 1e-6  # relative errors below it are rounding, and tell no law from another
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -141,7 +142,9 @@ def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats |
     try:
         best = _fitted(law, counts, medians)
         left_out = {int(n): _left_out_error(law, counts, medians, i, best[1:]) for i, n in enumerate(counts)}
-        rows = None if draws is None else np.array([_fitted(law, counts, row, best[1:]) for row in draws])
+        rows = (
+            None if draws is None else np.array([_fitted(law, counts, row, best[1:], DRAW_TOLERANCE) for row in draws])
+        )
     except RuntimeError:
         return Refused(law, "no parameters were found that fit it")
     fitted = best[0] + np.log(law.speedup(counts, *best[1:]))
@@ -191,7 +194,9 @@ def better_law(laws: tuple[Fit | Refused, ...]) -> tuple[Law | None, str]:
     return fits[0].law, ""
 
 
-def _fitted(law: Law, counts: Floats, logs: Floats, start: Floats | None = None) -> Floats:
+def _fitted(
+    law: Law, counts: Floats, logs: Floats, start: Floats | None = None, tolerance: float = TOLERANCE
+) -> Floats:
     """Log rate of one worker and the law's parameters, by least squares of the logs."""
     from scipy.optimize import curve_fit  # here: it takes half a second, and most studies have nothing to fit
 
@@ -210,7 +215,15 @@ def _fitted(law: Law, counts: Floats, logs: Floats, start: Floats | None = None)
         warnings.simplefilter("ignore")  # the covariance isn't used
         # dogbox arrives at a bound; trf, curve_fit's own choice, stops a little before it.
         found, _ = curve_fit(
-            centred, counts, logs - logs.mean(), p0=first, bounds=(0, upper), method="dogbox", **TOLERANCES
+            centred,
+            counts,
+            logs - logs.mean(),
+            p0=first,
+            bounds=(0, upper),
+            method="dogbox",
+            ftol=tolerance,
+            xtol=tolerance,
+            gtol=1e-2 * tolerance,
         )
     found = np.where(found * largest ** np.array(law.orders) < NO_EFFECT, 0.0, found)
     return np.array([np.mean(logs - np.log(law.speedup(counts, *found))), *found])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class ScalingPoint:
     measured: Estimate
     speedup: Estimate
     efficiency: Estimate
-    karp_flatt: float | None
+    karp_flatt: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def analyse_scaling(
     scaling: Scaling = Scaling.STRONG,
     baseline: int | None = None,
     *,
+    speedups: Mapping[int, Estimate] | None = None,
     num_resamples: int = NUM_RESAMPLES,
     seed: int = BOOTSTRAP_SEED,
 ) -> ScalingAnalysis:
@@ -75,6 +76,8 @@ def analyse_scaling(
         runs: what was measured.
         scaling: what grows with the workers.
         baseline: the worker count to compare with; None: the smallest.
+        speedups: over the baseline, of every worker count, where more is known of them than `runs` say (which repeats
+            belong together); None: from the repeats as independent samples.
         num_resamples: how often the repeats are drawn for an interval.
         seed: of the draws.
 
@@ -97,7 +100,9 @@ def analyse_scaling(
         scaling=scaling,
         quantity=runs.quantity,
         baseline=base,
-        points=tuple(_point(runs, scaling, n, base) for n in counts),
+        points=tuple(
+            _point(runs, n, base, speedups[n] if speedups else _speedup(runs, scaling, n, base)) for n in counts
+        ),
         laws=laws,
         better=better,
         why_no_better=why,
@@ -114,22 +119,33 @@ def karp_flatt(speedup: float, num_workers: float) -> float:
     return (1 / speedup - 1 / num_workers) / (1 - 1 / num_workers)
 
 
-def _point(runs: Runs, scaling: Scaling, num_workers: int, base: int) -> ScalingPoint:
+def karp_flatt_of(speedup: Estimate, num_workers: float) -> Estimate:
+    """The same with the interval that the speedup's own gives: the fraction follows it, the other way round."""
+    fraction = replace(speedup, value=karp_flatt(speedup.value, num_workers))
+    if speedup.low is None or speedup.high is None:
+        return fraction
+    low, high = sorted(karp_flatt(s, num_workers) for s in (speedup.low, speedup.high))
+    return replace(fraction, low=low, high=high)
+
+
+def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int) -> Estimate:
     values, base_values = runs.values[num_workers], runs.values[base]
-    speedup = reference(len(values))
-    if num_workers != base:
-        is_time = runs.quantity is Quantity.TIME
-        tops, bottoms = (base_values, values) if is_time else (values, base_values)
-        # Nothing says which repeats belong together.
-        speedup = ratio_estimate(tops, bottoms, paired=False)
-        if is_time and scaling is Scaling.WEAK:
-            speedup = speedup.scaled(num_workers / base)
+    if num_workers == base:
+        return reference(len(values))
+    is_time = runs.quantity is Quantity.TIME
+    tops, bottoms = (base_values, values) if is_time else (values, base_values)
+    # Nothing says which repeats belong together.
+    speedup = ratio_estimate(tops, bottoms, paired=False)
+    return speedup.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else speedup
+
+
+def _point(runs: Runs, num_workers: int, base: int, speedup: Estimate) -> ScalingPoint:
     return ScalingPoint(
         num_workers=num_workers,
-        measured=median_estimate(values),
+        measured=median_estimate(runs.values[num_workers]),
         speedup=speedup,
         efficiency=speedup.scaled(base / num_workers),
-        karp_flatt=karp_flatt(speedup.value, num_workers / base) if num_workers != base else None,
+        karp_flatt=karp_flatt_of(speedup, num_workers / base) if num_workers != base else None,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from raypar.analysis.checks import Evidence, Finding, find_all
 from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
 from raypar.analysis.question import Question, Sample, collect, point_key, question_of, time_metric_of
+from raypar.analysis.study_scaling import WorkerGroup, worker_groups
 from raypar.analysis.verdicts import verdicts
 from raypar.study.space import Value
 from raypar.study.study import Study
@@ -42,6 +43,7 @@ class StudyAnalysis:
         points: one each, in the order of their values.
         warnings: what to mind when reading the numbers, the gravest first.
         verdicts: what the numbers say, in sentences.
+        worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
     """
 
     study_name: str
@@ -54,6 +56,7 @@ class StudyAnalysis:
     points: tuple[PointAnalysis, ...]
     warnings: tuple[Finding, ...]
     verdicts: tuple[str, ...]
+    worker_groups: tuple[WorkerGroup, ...] = ()
 
     @property
     def num_trials(self) -> int:
@@ -83,6 +86,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         points=points,
         warnings=find_all(Evidence(question, time_metric, gathered, points)),
         verdicts=verdicts(question, gathered, points),
+        worker_groups=worker_groups(question, gathered),
     )
 
 

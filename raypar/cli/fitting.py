@@ -1,4 +1,4 @@
-"""The command that fits the laws of scaling to times from elsewhere."""
+"""The command that fits the laws of scaling to a study, or to times from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,28 +7,60 @@ from typing import Annotated, Literal
 
 import typer
 
-from raypar.cli.common import stdout, told
-from raypar.cli.options import Debug
+from raypar.cli.common import stdout, store_of, told, unknown_study
+from raypar.cli.options import Debug, TrackingUri
+from raypar.errors import RayparError
 
 
 def fit(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A CSV file with columns workers and time (or throughput).")
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE|STUDY", help="A CSV file with columns workers and time (or throughput); a study."),
     ],
     scaling: Annotated[
-        Literal["strong", "weak"],
-        typer.Option(help="strong: the same work for all; weak: N workers do N times as much."),
-    ] = "strong",
-    baseline: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the fewest)")
+        Literal["strong", "weak"] | None,
+        typer.Option(
+            help="Of a file: strong, the same work for all; weak, N workers do N times as much. (default: strong)"
+        ),
     ] = None,
+    baseline: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the study's own, or the fewest)"),
+    ] = None,
+    tracking_uri: TrackingUri = None,
     debug: Debug = False,
 ) -> None:
-    """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to times by worker count."""
+    """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study, or to any times by worker count."""
     with told(debug):
-        from raypar.analysis.laws import Scaling
-        from raypar.analysis.scaling import analyse_scaling
-        from raypar.analysis.table import read_table
-        from raypar.report.laws import print_scaling
+        if source.lower().endswith(".csv") or Path(source).is_file():
+            _fit_file(Path(source), scaling or "strong", baseline)
+        elif scaling is not None:
+            hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
+            raise RayparError(f"--scaling {scaling} is for files, and `{source}` is none", hint=hint)
+        else:
+            _fit_study(source, tracking_uri, baseline)
 
-        print_scaling(stdout(), analyse_scaling(read_table(file), Scaling(scaling), baseline))
+
+def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
+    from raypar.analysis.laws import Scaling
+    from raypar.analysis.scaling import analyse_scaling
+    from raypar.analysis.table import read_table
+    from raypar.report.laws import print_scaling
+
+    print_scaling(stdout(), analyse_scaling(read_table(path), Scaling(scaling), baseline))
+
+
+def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
+    from raypar.analysis.question import question_from_dict
+    from raypar.analysis.study_scaling import groups_in
+    from raypar.report.laws import print_groups
+
+    store = store_of(tracking_uri)
+    results = store.results(name)
+    if not results:
+        raise unknown_study(name, store)
+    groups = groups_in(question_from_dict(store.question(name)), results, baseline)
+    if not groups:
+        hint = "sweep num_workers, say with --set num_workers=1,2,4"
+        raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
+    print_groups(stdout(), name, groups)

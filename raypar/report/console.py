@@ -22,6 +22,7 @@ from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.plain import encodable
+from raypar.report.scaling import Line, scaling_lines
 from raypar.study.trial import point_label
 
 GAP = "  "
@@ -71,9 +72,11 @@ class StudyReport:
 
     def __init__(self, analysis: StudyAnalysis) -> None:
         self.analysis = analysis
+        # Here: fitting takes a second, and a console may ask for the lines more than once.
+        self.scaling = scaling_lines(analysis.study_name, analysis.worker_groups)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from _lines(self.analysis, options.max_width, partial(encodable, encoding=options.encoding))
+        yield from _lines(self.analysis, self.scaling, options.max_width, partial(encodable, encoding=options.encoding))
 
 
 def render(analysis: StudyAnalysis) -> StudyReport:
@@ -86,7 +89,7 @@ def print_report(analysis: StudyAnalysis, console: Console) -> None:
     console.print(render(analysis))
 
 
-def _lines(analysis: StudyAnalysis, width: int, encode: Encode) -> Iterator[Text]:
+def _lines(analysis: StudyAnalysis, scaling: Sequence[Line], width: int, encode: Encode) -> Iterator[Text]:
     title = f"{analysis.study_name or 'study'}: {units.counted(len(analysis.points), 'point')}, "
     yield Text(encode(title + units.counted(analysis.num_trials, "trial")), style="bold")
     yield Text("")
@@ -97,6 +100,10 @@ def _lines(analysis: StudyAnalysis, width: int, encode: Encode) -> Iterator[Text
         yield Text("")
     for verdict in analysis.verdicts:
         yield from _paragraph(encode(verdict), width)
+    if scaling:
+        yield Text("")
+    for indent, line in scaling:
+        yield from _paragraph(encode(line), width, indent=indent)
     if analysis.warnings:
         yield Text("")
     for finding in analysis.warnings:

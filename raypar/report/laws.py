@@ -6,6 +6,7 @@ Formulas and names keep to plain characters, so that they read the same on every
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from textwrap import wrap
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from raypar import units
 from raypar.analysis.laws import USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import ScalingAnalysis, ScalingPoint
 from raypar.analysis.stats import Estimate
+from raypar.analysis.study_scaling import WorkerGroup
 from raypar.analysis.table import Quantity
 from raypar.report.plain import encodable
 
@@ -23,19 +25,25 @@ FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysi
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def print_scaling(console: Console, analysis: ScalingAnalysis) -> None:
-    """Print what some runs say about scaling."""
-
-    def paragraph(text: str) -> None:
-        for line in wrap(_kept(encodable(text, console.encoding)), max(20, console.width - 1), subsequent_indent="  "):
-            console.print(Text(line.replace(NO_BREAK, " ")), highlight=False, soft_wrap=True)
+def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup]) -> None:
+    """Print what a study says about scaling: each group of points that differ only in their workers."""
+    for group in groups:
+        title = f"{study_name}: {group.label}" if group.label else study_name
+        console.print(Text(encodable(title, console.encoding), style="bold", overflow="fold"))
         console.print()
+        print_scaling(console, group.analyse(), group.unit)
+        if group.left_out:
+            _paragraph(console, left_out(group))
 
+
+def print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -> None:
+    """Print what some runs say about scaling; `unit`: of their throughput, where it is known."""
     is_time = analysis.quantity is Quantity.TIME
-    heads = ("workers", "n", analysis.quantity.value, "speedup", "eff.", "Karp–Flatt")
+    measured = unit or analysis.quantity.value
+    heads = ("workers", "n", measured, "speedup", "eff.", "Karp–Flatt")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in heads:
-        is_text = head in ("speedup", analysis.quantity.value)
+        is_text = head in ("speedup", measured)
         table.add_column(encodable(head, console.encoding), justify="left" if is_text else "right", overflow="fold")
     for point in analysis.points:
         # Text, not markup: an interval's brackets would be taken for a style.
@@ -43,10 +51,52 @@ def print_scaling(console: Console, analysis: ScalingAnalysis) -> None:
         table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells))
     console.print(table)
     console.print()
-    paragraph(_legend(analysis))
+    _paragraph(console, _legend(analysis))
     for law in analysis.laws:
-        paragraph(_refused(law) if isinstance(law, Refused) else _fitted(law, analysis))
-    paragraph(_better(analysis))
+        _paragraph(console, _refused(law) if isinstance(law, Refused) else _fitted(law, analysis, unit or "per second"))
+    _paragraph(console, _better(analysis))
+
+
+def parameter(name: str, value: Estimate, order: int) -> str:
+    """A law's parameter. Shares as percent; what grows with the square of the workers is too small for that."""
+    bounds = (value.value, value.low, value.high)
+    if order < 2:
+        return f"{name} = {units.percent_interval(*bounds, 2)}"
+    brackets = "" if value.low is None or value.high is None else f" [{_small(value.low)}, {_small(value.high)}]"
+    return f"{name} = {_small(value.value)}{brackets}"
+
+
+def about_workers(count: Estimate) -> str:
+    """``about 22 [18, 30] workers``: a worker count as a law has it."""
+    bounds = "" if count.low is None or count.high is None else f" [{count.low:.0f}, {count.high:.0f}]"
+    return f"about {count.value:.0f}{bounds} workers"
+
+
+def ratio(estimate: Estimate) -> str:
+    """``7.60× [7.10, 8.02]``."""
+    return units.ratio_interval(estimate.value, estimate.low, estimate.high)
+
+
+def interval_caveat(analysis: ScalingAnalysis) -> str:
+    """What to mind about the laws' intervals; empty where there is nothing."""
+    if analysis.why_no_interval:
+        return f"The laws' parameters have no intervals: {analysis.why_no_interval}."
+    if min(point.measured.num_samples for point in analysis.points) < FEW_REPEATS:
+        return "The laws' intervals, by bootstrap, are too narrow with two repeats: about 80 %, not 95 %."
+    return ""
+
+
+def left_out(group: WorkerGroup) -> str:
+    """Which worker counts have no finished trial, and why."""
+    return (
+        "Left out: " + ", ".join(f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.left_out.items()) + "."
+    )
+
+
+def _paragraph(console: Console, text: str) -> None:
+    for line in wrap(_kept(encodable(text, console.encoding)), max(20, console.width - 1), subsequent_indent="  "):
+        console.print(Text(line.replace(NO_BREAK, " ")), highlight=False, soft_wrap=True)
+    console.print()
 
 
 def _kept(text: str) -> str:
@@ -62,9 +112,9 @@ def _cells(point: ScalingPoint, *, is_time: bool, is_baseline: bool) -> tuple[st
         str(point.num_workers),
         str(measured.num_samples),
         units.seconds_interval(*shown) if is_time else units.rate_interval(*shown, unit="").replace("  ", " ").rstrip(),
-        "baseline" if is_baseline else _ratio(speedup),
+        "baseline" if is_baseline else ratio(speedup),
         units.MISSING if is_baseline else units.percent(point.efficiency.value),
-        units.percent(point.karp_flatt, 1),
+        units.percent(point.karp_flatt.value if point.karp_flatt else None, 1),
     )
 
 
@@ -77,10 +127,8 @@ def _legend(analysis: ScalingAnalysis) -> str:
     text += "; eff.: the speedup over that of perfect scaling; Karp–Flatt: the serial fraction that a speedup shows."
     if not any(isinstance(law, Fit) for law in analysis.laws):
         return text
-    if analysis.why_no_interval:
-        return text + f" The laws' parameters have no intervals: {analysis.why_no_interval}."
-    if min(point.measured.num_samples for point in analysis.points) < FEW_REPEATS:
-        return text + " The laws' intervals, by bootstrap, are too narrow with two repeats: about 80 %, not 95 %."
+    if caveat := interval_caveat(analysis):
+        return f"{text} {caveat}"
     return text + " Intervals: about 95 %, the laws' by bootstrap over the repeats."
 
 
@@ -88,30 +136,21 @@ def _refused(refused: Refused) -> str:
     return f"{refused.law.name} ({refused.law.formula}) is not fitted: {refused.reason}."
 
 
-def _fitted(fit: Fit, analysis: ScalingAnalysis) -> str:
+def _fitted(fit: Fit, analysis: ScalingAnalysis, unit: str) -> str:
     """The law with its parameters, how far off it is, and what more workers would bring."""
     parameters = [
-        _parameter(name, p, order)
+        parameter(name, p, order)
         for name, p, order in zip(fit.law.parameters, fit.parameters, fit.law.orders, strict=True)
     ]
     if fit.law is USL:
         rate = fit.rate
-        parameters.append("rate of one worker " + units.rate_interval(rate.value, rate.low, rate.high, "per second"))
+        parameters.append("rate of one worker " + units.rate_interval(rate.value, rate.low, rate.high, unit))
     worst = max(fit.residuals, key=lambda n: abs(fit.residuals[n]))
     off = units.percent(abs(fit.residuals[worst]), 1)
     text = f"{fit.law.name} ({fit.law.formula}): {', '.join(parameters)}; "
     text += f"off by at most {off} (at {units.counted(worst, 'worker')})."
-    ahead = ", ".join(f"{n} workers {_ratio(speedup)}" for n, speedup in fit.extrapolated.items())
+    ahead = ", ".join(f"{n} workers {ratio(speedup)}" for n, speedup in fit.extrapolated.items())
     return f"{text}{_bound(fit, analysis)} Extrapolated: {ahead}."
-
-
-def _parameter(name: str, value: Estimate, order: int) -> str:
-    """Shares as percent; what grows with the square of the workers is too small for that."""
-    bounds = (value.value, value.low, value.high)
-    if order < 2:
-        return f"{name} = {units.percent_interval(*bounds, 2)}"
-    brackets = "" if value.low is None or value.high is None else f" [{_small(value.low)}, {_small(value.high)}]"
-    return f"{name} = {_small(value.value)}{brackets}"
 
 
 def _small(value: float) -> str:
@@ -121,7 +160,7 @@ def _small(value: float) -> str:
 def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
     """Where more workers stop to help, as far as the law knows."""
     if fit.limit is not None:
-        return f" No worker count is more than {_ratio(fit.limit)} as fast (extrapolated)."
+        return f" No worker count is more than {ratio(fit.limit)} as fast (extrapolated)."
     if fit.peak is not None and fit.peak_speedup is not None:
         return _peak(fit.peak, fit.peak_speedup, analysis)
     name = fit.law.parameters[-1]
@@ -136,10 +175,7 @@ def _peak(peak: Estimate, speedup: Estimate, analysis: ScalingAnalysis) -> str:
     if peak.value < 1:
         return " More workers never help: one is the fastest."
     beyond = " (extrapolated)" if peak.value > analysis.points[-1].num_workers else ""
-    about = f"{peak.value:.0f}"
-    if peak.low is not None and peak.high is not None:
-        about += f" [{peak.low:.0f}, {peak.high:.0f}]"
-    return f" It peaks at about {about} workers with {_ratio(speedup)}{beyond}; more than that are slower."
+    return f" It peaks at {about_workers(peak)} with {ratio(speedup)}{beyond}; more than that are slower."
 
 
 def _better(analysis: ScalingAnalysis) -> str:
@@ -151,7 +187,3 @@ def _better(analysis: ScalingAnalysis) -> str:
         )
     text = f"Which law fits better can't be told: {analysis.why_no_better}."
     return f"{text} Off on average: {errors}." if len(fits) > 1 else text
-
-
-def _ratio(estimate: Estimate) -> str:
-    return units.ratio_interval(estimate.value, estimate.low, estimate.high)

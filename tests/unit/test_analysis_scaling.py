@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from law_runs import COUNTS, fit_of, runs_of
 
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
-from raypar.analysis.scaling import analyse_scaling, karp_flatt
+from raypar.analysis.scaling import analyse_scaling, karp_flatt, karp_flatt_of
+from raypar.analysis.stats import Estimate, Method, reference
 from raypar.analysis.table import Runs
 from raypar.errors import RayparError
 
@@ -65,7 +66,7 @@ def test_one_repeat_gives_parameters_without_intervals_and_says_why() -> None:
 def test_faster_than_perfect_is_a_fraction_of_0_and_a_karp_flatt_below() -> None:
     analysis = analyse_scaling(Runs({n: (100 / n**1.2,) for n in COUNTS}))
     assert fit_of(analysis, AMDAHL).parameters[0].value == 0
-    assert all(p.karp_flatt is not None and p.karp_flatt < 0 for p in analysis.points[1:])
+    assert all(p.karp_flatt is not None and p.karp_flatt.value < 0 for p in analysis.points[1:])
 
 
 def test_a_baseline_without_runs_is_refused_with_those_that_have_some() -> None:
@@ -74,3 +75,24 @@ def test_a_baseline_without_runs_is_refused_with_those_that_have_some() -> None:
     assert told.value.hint == "worker counts that have runs: 1, 2"
     with pytest.raises(RayparError, match="no runs to look at"):
         analyse_scaling(Runs({}))
+
+
+@given(bounds=st.lists(st.floats(0.1, 1000), min_size=3, max_size=3).map(sorted), num_workers=st.floats(0.01, 1000))
+def test_a_serial_fraction_has_the_interval_that_the_speedups_own_gives(
+    bounds: list[float], num_workers: float
+) -> None:
+    assume(abs(num_workers - 1) > 1e-3)
+    low, value, high = bounds
+    fraction = karp_flatt_of(Estimate(value, low, high, 5, 0.95, Method.T_LOG), num_workers)
+    assert fraction.low is not None and fraction.high is not None
+    assert fraction.low <= fraction.value <= fraction.high
+    assert {fraction.low, fraction.high} == {karp_flatt(low, num_workers), karp_flatt(high, num_workers)}
+    alone = karp_flatt_of(Estimate(value, None, None, 1, None, Method.SINGLE), num_workers)
+    assert (alone.value, alone.low, alone.high) == (fraction.value, None, None)
+
+
+def test_speedups_that_are_known_better_are_taken_as_they_are() -> None:
+    known = {1: reference(2), 2: Estimate(1.7, 1.6, 1.8, 2, 0.95, Method.T_LOG)}
+    base, two = analyse_scaling(Runs({1: (10.0, 11.0), 2: (6.0, 5.0)}), speedups=known).points
+    assert (base.speedup, two.speedup) == (known[1], known[2])
+    assert (two.efficiency.value, two.karp_flatt) == (0.85, karp_flatt_of(known[2], 2))

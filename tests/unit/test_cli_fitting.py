@@ -1,14 +1,20 @@
-"""``raypar fit``: the laws fitted to a CSV file, in 80 columns and without colour, or one message on what is wrong."""
+"""``raypar fit``: the laws fitted to a study or a CSV file, in 80 columns and without colour, or what is wrong."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from results import make_result
 from typer.testing import CliRunner
 
 from raypar.analysis import scaling
+from raypar.analysis.question import Question
 from raypar.cli import app
+from raypar.study.trial import TrialResult, TrialState
+from raypar.track.recorder import Execution, Recorder
 
 TIMES = (
     (1, (100.0, 101.0, 99.0)),
@@ -125,3 +131,101 @@ def test_bad_input_is_one_message_and_exit_code_2(
 
 def test_a_way_to_scale_that_is_not_known_is_refused(tmp_path: Path) -> None:
     assert fit(times(tmp_path), "--scaling", "sideways")[0] == 2
+
+
+# ---- studies
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a store with three studies."""
+    folder = tmp_path_factory.mktemp("project")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    swept = [
+        make_result({"batch_size": b, "num_workers": n}, r, t)
+        for b in (64, 128)
+        for n, repeats in TIMES[: 4 if b == 64 else 3]
+        for r, t in enumerate(repeats)
+    ]
+    swept.append(make_result({"batch_size": 128, "num_workers": 16}, 0, state=TrialState.FAILED))
+    weak = [
+        make_result({"num_workers": n}, r, t, config={"per_worker_batch_size": 32})
+        for n, repeats in TIMES[:3]
+        for r, t in enumerate(repeats[:1])
+    ]
+    alone = [make_result({"batch_size": b}, 0) for b in (32, 64)]
+    recorded(folder, uri, Question("swept", {"num_workers": 1}, ("batch_size", "num_workers")), swept)
+    recorded(folder, uri, Question("weak", {"num_workers": 1}, ("num_workers",)), weak)
+    recorded(folder, uri, Question("alone", {}, ("batch_size",)), alone)
+    return uri
+
+
+def recorded(folder: Path, uri: str, question: Question, results: list[TrialResult]) -> None:
+    name = question.study_name
+    tags = {"raypar.question": json.dumps(asdict(question))}
+    recorder = Recorder(Execution(name, name, 1.7e9, tags=tags), tracking_uri=uri, project_dir=folder)
+    recorder.start()
+    for result in results:
+        recorder.record(replace(result, spec=replace(result.spec, study=name)))
+    assert recorder.close("finished") == 0
+
+
+def test_a_study_shows_each_group_of_points_that_differ_only_in_their_workers(store: str) -> None:
+    code, out, err = fit("swept", "--tracking-uri", store)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    titles = [lines.index(f"swept: batch_size={b}") for b in (64, 128)]
+    for title in titles:
+        assert lines[title + 2].split() == ["workers", "n", "samples/s", "speedup", "eff.", "Karp–Flatt"]
+        assert lines[title + 3].split()[:3] == ["1", "3", "1.80k"] and "baseline" in lines[title + 3]
+    assert out.count("Strong scaling: ") == out.count("Amdahl's law (") == 2
+    assert "samples/s [" in joined(out)
+    assert joined(out).endswith("Left out: 16 workers (failed).")
+    assert max(map(len, lines)) <= 80 and "\x1b" not in out
+
+
+def test_whether_a_study_scales_strongly_or_weakly_is_known_from_its_config(store: str) -> None:
+    code, out, _ = fit("weak", "--tracking-uri", store, "--baseline", "2")
+    assert code == 0
+    assert "Gustafson's law (" in out and "Amdahl" not in out
+    assert "over 2 workers;" in joined(out)
+    code, _, err = fit("weak", "--tracking-uri", store, "--scaling", "strong")
+    assert code == 2 and "--scaling strong is for files, and `weak` is none" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        ("swepd", (), "no study `swepd` in the store"),
+        ("alone", (), "study `alone` has no finished trials that differ only in num_workers"),
+        ("swept", ("--baseline", "3"), "no finished trial with 3 workers at batch_size=64 to compare with"),
+    ],
+)
+def test_a_study_that_can_not_be_fitted_is_one_message_and_exit_code_2(
+    store: str, name: str, flags: tuple[str, ...], message: str
+) -> None:
+    code, out, err = fit(name, "--tracking-uri", store, *flags)
+    assert (code, out) == (2, "")
+    assert message in err and "→" in err and "Traceback" not in err
+
+
+def test_a_study_that_is_not_there_is_told_with_the_same_words_as_by_the_report(store: str) -> None:
+    report = CliRunner().invoke(app, ["report", "swepd", "--tracking-uri", store])
+    assert fit("swepd", "--tracking-uri", store) == (report.exit_code, report.stdout, report.stderr)
+    assert "swept" in report.stderr
+
+
+def test_the_report_of_a_study_says_what_scaling_it_found(store: str) -> None:
+    done = CliRunner().invoke(app, ["report", "swept", "--tracking-uri", store], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    assert "Scaling at batch_size=128 (strong: the batch is fixed), over 1 worker:" in done.stdout
+    assert "Left out: 16 workers (failed)." in done.stdout
+
+
+def test_a_file_is_a_file_whatever_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(times(tmp_path)).rename("swept")
+    code, out, _ = fit("swept", "--scaling", "strong")
+    assert code == 0 and out.splitlines()[0].split()[2] == "time"
+    code, _, err = fit("missing.csv")
+    assert code == 2 and "missing.csv: there is no such file" in err

@@ -150,6 +150,45 @@ def test_warnings_come_last_each_with_its_advice() -> None:
     assert text.index("as fast as") < text.index("Warning: 3 repeats a point") < text.index("→ Add repeats")
 
 
+def scaled(counts: tuple[int, ...]) -> StudyAnalysis:
+    question = Question("mnist", {"num_workers": 1}, ("num_workers",), num_repeats=3)
+    return analyse(
+        question,
+        [
+            make_result({"num_workers": w}, r, 60 / w**0.8 * (1 + 0.01 * ((r + w) % 3)))
+            for w in counts
+            for r in range(3)
+        ],
+    )
+
+
+def test_what_scaling_says_stands_between_the_verdicts_and_the_warnings() -> None:
+    text = shown(scaled((1, 2, 4, 8)))
+    places = [
+        text.index(part)
+        for part in (
+            "is the fastest",
+            "\n\nScaling (strong",
+            "\n  Karp–Flatt serial fraction: ",
+            "\n\nWarning: 3 repeats",
+        )
+    ]
+    assert places == sorted(places)
+    text = shown(scaled((1, 2)))
+    assert "\n\nKarp–Flatt serial fraction of 2 workers: " in text and "Scaling" not in text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_what_scaling_says_fits_its_console_and_keeps_intervals_whole(encoding: str) -> None:
+    analysis = scaled((1, 2, 4, 8))
+    for width in (80, 45):
+        text = shown(analysis, width=width, encoding=encoding)
+        assert max(cell_len(line) for line in text.splitlines()) <= width
+        assert "\x1b" not in text
+        assert all(line.count("[") == line.count("]") for line in text.splitlines())
+        assert "Amdahl's law: " in text and "serial fraction: " in text
+
+
 def test_a_study_without_results_says_so() -> None:
     assert "No trial finished" in shown(analyse(QUESTION, []))
 
