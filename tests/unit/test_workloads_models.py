@@ -16,11 +16,12 @@ from torch import nn
 from raypar import Workload
 from raypar.errors import DataError, RayparError
 from raypar.study.study import resolve
-from raypar.workloads import datasets, digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, resnet
+from raypar.workloads import datasets, digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, resnet, wide_mlp
 from raypar.workloads.datasets import ImageSet, raw_dir
 from raypar.workloads.images import normalised
 
 ALL = [digits, mnist_mlp, mnist_cnn]
+IN_A_ROW = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
 TINY = ImageSet("MNIST", num_train=20, num_test=10)
 REAL_DATA = Path(os.environ.get("RAYPAR_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 needs_mnist = pytest.mark.skipif(
@@ -99,7 +100,7 @@ def test_an_image_network_gives_ten_scores_an_image(workload: Workload) -> None:
     assert network(workload)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
 
 
-@pytest.mark.parametrize("workload", [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp], ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", IN_A_ROW, ids=lambda w: w.name)
 def test_a_network_of_layers_in_a_row_is_a_sequential_that_leaves_its_input_alone(workload: Workload) -> None:
     model = network(workload)
     assert workload.layers is None and isinstance(model, nn.Sequential)

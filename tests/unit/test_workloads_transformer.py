@@ -1,0 +1,215 @@
+"""The transformer sorts, its layers stand in a row, and a worker can compute with some of its heads only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from raypar.errors import DataError
+from raypar.study.study import resolve
+from raypar.study.workload import Data
+from raypar.train.optim import build_optimizer
+from raypar.train.work import ATTENTION, FULLY_CONNECTED, count_work
+from raypar.workloads import transformer
+from raypar.workloads.transformer import sequence_accuracy, token_accuracy, token_loss
+from raypar.workloads.transformer_layers import TENSOR_PLAN
+
+SMALL: dict[str, Any] = {"width": 32, "num_blocks": 2, "sequence_length": 8, "num_sequences": 1024}
+
+
+def config(**chosen: Any) -> dict[str, Any]:
+    return resolve(transformer, {**SMALL, **chosen})
+
+
+def loaded(**chosen: Any) -> Data:
+    assert transformer.data is not None
+    return transformer.data(config(**chosen))
+
+
+def network(**chosen: Any) -> nn.Sequential:
+    assert transformer.model is not None
+    torch.manual_seed(0)
+    model = transformer.model(config(**chosen))
+    assert isinstance(model, nn.Sequential)
+    return model
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3])
+def test_the_network_is_an_embedding_blocks_and_a_head_in_a_row(num_blocks: int) -> None:
+    model = network(num_blocks=num_blocks)
+    assert [type(layer).__name__ for layer in model] == ["Embedding", *["Block"] * num_blocks, "Head"]
+    assert len({type(layer) for layer in model}) == 3
+
+
+@settings(deadline=None)
+@given(
+    num_heads=st.integers(1, 4),
+    head_width=st.integers(1, 8),
+    length=st.integers(2, 9),
+    num_tokens=st.integers(2, 12),
+)
+def test_there_is_a_score_for_every_token_at_every_position(
+    num_heads: int, head_width: int, length: int, num_tokens: int
+) -> None:
+    sizes = {"num_heads": num_heads, "width": num_heads * head_width}
+    model = network(**sizes, sequence_length=length, num_tokens=num_tokens, num_blocks=1)
+    assert model(torch.zeros(3, length, dtype=torch.int64)).shape == (3, length, num_tokens)
+
+
+def test_every_position_sees_every_other() -> None:
+    model, embedded = network(num_blocks=1), torch.randn(1, 8, 32, requires_grad=True)
+    for position in range(8):
+        (grad,) = torch.autograd.grad(model[1:](embedded)[0, position].sum(), embedded)
+        assert (grad[0].abs().sum(1) > 0).all()
+
+
+def test_the_heads_attend_apart_from_each_other() -> None:
+    """As torch's own attention does with the same weights."""
+    (block,) = network(num_blocks=1)[1:-1]
+    own = nn.MultiheadAttention(32, 4, batch_first=True)
+    with torch.no_grad():
+        own.in_proj_weight.copy_(torch.cat([layer.weight for layer in (block.q, block.k, block.v)]))
+        own.in_proj_bias.copy_(torch.cat([layer.bias for layer in (block.q, block.k, block.v)]))
+        own.out_proj.load_state_dict(block.out.state_dict())
+    x = torch.randn(3, 8, 32)
+    normed = block.attention_norm(x)
+    attended = x + own(normed, normed, normed, need_weights=False)[0]
+    expected = attended + block.down(nn.functional.gelu(block.up(block.mlp_norm(attended))))
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_the_plan_names_the_six_linear_layers_of_every_block() -> None:
+    assert transformer.tensor_plan is not None
+    model = network(num_blocks=3)
+    plan = transformer.tensor_plan(model)
+    assert plan == {f"{block}.{layer}": way for block in (1, 2, 3) for layer, way in TENSOR_PLAN.items()}
+    assert all(isinstance(model.get_submodule(name), nn.Linear) for name in plan)
+    assert {name: way for name, way in plan.items() if name.startswith("1.")} == {
+        **dict.fromkeys(("1.q", "1.k", "1.v", "1.up"), "column"),
+        **dict.fromkeys(("1.out", "1.down"), "row"),
+    }
+
+
+def split(model: nn.Sequential, num_workers: int) -> list[nn.Sequential]:
+    """Each worker's copy: of the layers in the plan it has its part of the features."""
+    assert transformer.tensor_plan is not None
+    copies = [copy.deepcopy(model) for _ in range(num_workers)]
+    for name, way in transformer.tensor_plan(model).items():
+        for worker, own in enumerate(copies):
+            layer = own.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            layer.weight = nn.Parameter(layer.weight.chunk(num_workers, dim=0 if way == "column" else 1)[worker])
+            if way == "column":
+                layer.bias = nn.Parameter(layer.bias.chunk(num_workers)[worker])
+    return copies
+
+
+class PartOfRow(nn.Module):
+    """A worker's part of a row layer: keeps what it would send to the others, and gives the sum over all of them."""
+
+    def __init__(self, weight: Tensor, summed: Tensor) -> None:
+        super().__init__()
+        self.weight, self.summed = weight, summed
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.sent = nn.functional.linear(features, self.weight)
+        return self.summed
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_what_workers_with_some_of_the_heads_send_adds_up_to_the_whole(num_workers: int) -> None:
+    model = network(num_blocks=1)
+    summed: dict[str, Tensor] = {}
+    for name in ("out", "down"):
+        model[1].get_submodule(name).register_forward_hook(lambda _, __, output, of=name: summed.update({of: output}))
+    x = torch.randn(3, 8, 32)
+    whole = model[1](x)
+    blocks = [own[1] for own in split(model, num_workers)]
+    for block in blocks:
+        assert tuple(block.q.weight.shape) == (32 // num_workers, 32)
+        block.out, block.down = (PartOfRow(getattr(block, name).weight, summed[name]) for name in ("out", "down"))
+        torch.testing.assert_close(block(x), whole)
+    for name, total in summed.items():
+        found = sum(getattr(block, name).sent for block in blocks) + model[1].get_submodule(name).bias
+        torch.testing.assert_close(found, total)
+
+
+def test_sequences_are_the_same_every_time_and_their_targets_are_in_order() -> None:
+    data, again = loaded(), loaded()
+    assert data.train is not None and data.val is not None and again.train is not None and again.val is not None
+    assert data.train.inputs.shape == data.train.targets.shape == (1024, 8)
+    assert data.val.inputs.shape == (256, 8) and data.val.inputs.dtype == torch.int64
+    assert torch.equal(data.train.inputs, again.train.inputs) and torch.equal(data.val.inputs, again.val.inputs)
+    for part in (data.train, data.val):
+        assert set(part.inputs.flatten().tolist()) == set(range(10))
+        for tokens, target in zip(part.inputs.tolist(), part.targets.tolist(), strict=True):
+            assert sorted(tokens) == target
+
+
+def test_no_sequence_of_the_default_length_is_both_trained_on_and_judged_by() -> None:
+    data = loaded(**{key: resolve(transformer, {})[key] for key in SMALL})
+    assert data.train is not None and data.val is not None
+    rows = {part: {tuple(row) for row in split.inputs.tolist()} for part, split in enumerate((data.train, data.val))}
+    assert len(rows[0]) == transformer.train_size(resolve(transformer, {})) == 8192
+    assert not rows[0] & rows[1]
+
+
+def test_the_loss_is_the_mean_over_all_positions() -> None:
+    scores, targets = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    surprise = [-scores[i, t].log_softmax(0)[targets[i, t]] for i in range(3) for t in range(5)]
+    torch.testing.assert_close(token_loss(scores, targets), torch.stack(surprise).mean())
+
+
+def test_a_sequence_with_one_wrong_token_is_mostly_right_and_not_right() -> None:
+    targets = torch.tensor([[0, 1, 2, 3], [1, 1, 2, 2]])
+    scores = nn.functional.one_hot(targets, 4).float()
+    scores[1, 3] = torch.tensor([9.0, 0, 0, 0])
+    assert token_accuracy(scores, targets).tolist() == [1.0, 0.75]
+    assert sequence_accuracy(scores, targets).tolist() == [1.0, 0.0]
+
+
+def test_heads_that_do_not_divide_the_width_are_told_beforehand() -> None:
+    transformer.prepare(config())
+    with pytest.raises(DataError, match=r"width=32 can't be shared out among num_heads=5") as told:
+        transformer.prepare(config(num_heads=5))
+    assert "width=35" in str(told.value.hint)
+
+
+def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block() -> None:
+    work = {layer.kind: layer for layer in count_work(network(), torch.zeros(2, 8, dtype=torch.int64)).layers}
+    assert work[FULLY_CONNECTED].forward == 2 * 8 * 12 * 32**2 + 8 * 32 * 10
+    assert work[ATTENTION].forward == 2 * 2 * 8 * 8 * 32
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Layers this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_sorting_is_learnt_in_a_short_training() -> None:
+    chosen, data = config(num_sequences=4096), loaded(num_sequences=4096)
+    assert data.train is not None and data.val is not None
+    model = network()
+    optimizer = build_optimizer(model.parameters(), chosen)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for some in torch.randperm(len(data.train), generator=random).split(chosen["batch_size"]):
+            loss = token_loss(model(data.train.inputs[some]), data.train.targets[some])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.inference_mode():
+        outputs = model(data.val.inputs)
+    assert float(token_accuracy(outputs, data.val.targets).mean()) > 0.9
