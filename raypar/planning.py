@@ -11,6 +11,7 @@ from raypar.errors import Mistake, RayparError, StudyError
 from raypar.run.capacity import CoreLeases, absent_cores, cores_text
 from raypar.run.cluster import Cluster
 from raypar.study.space import Grid, examples
+from raypar.study.strategies import MINDS_MODEL, STRATEGY_OPTIONS
 from raypar.study.study import Study, resolve
 from raypar.study.trial import Placement, TrialResult, TrialSpec
 
@@ -126,6 +127,7 @@ def _impossible(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> l
         found |= {str(mistake): mistake for mistake in mistakes}
         if not mistakes and not study.is_search:  # a search finds out draw by draw what is too large
             placements[spec.placement] = None
+    found |= {str(mistake): mistake for mistake in _unsplittable(study, specs)}
     for placement, why in cluster.refusals(tuple(placements)).items():
         hint = "drop the point, ask for less, or give the --address of a larger cluster"
         if placement.device == "cuda" and "GPU" in why:
@@ -154,6 +156,25 @@ def _unsuited(spec: TrialSpec) -> Iterator[Mistake]:
     if spec.config["precision"] == "tf32" and spec.placement.device != "cuda":
         wrong = f"tf32 exists on NVIDIA GPUs only, and the device is {spec.placement.device}"
         yield Mistake("precision", "tf32", wrong, hint="say precision=fp32 or bf16, or run it where there is a GPU")
+
+
+def _unsplittable(study: Study, specs: Sequence[TrialSpec]) -> Iterator[Mistake]:
+    """Strategies that the workload's model doesn't allow. Most can't fail for it, and the others need torch to tell."""
+    seen: set[str] = set()
+    for spec in specs:
+        config = spec.config
+        if study.workload.is_train_loop or config["strategy"] not in MINDS_MODEL or config["num_workers"] == 1:
+            continue
+        own = {key: config[key] for key in (*study.workload.options, *STRATEGY_OPTIONS, "num_workers")}
+        if (key := json.dumps(own, sort_keys=True, default=str)) in seen:
+            continue
+        seen.add(key)
+        from raypar.parallel.suitable import why_not
+
+        if (problem := why_not(study.workload, config)) is not None:
+            yield Mistake(
+                "strategy", config["strategy"], f"{problem[0]} (workload {study.workload.name})", hint=problem[1]
+            )
 
 
 def check_data(study: Study) -> None:

@@ -2,22 +2,95 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from raypar.parallel.place import Place
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from raypar.parallel.passes import Batch, Pass
+from raypar.parallel.strategy import Alone, Task, same_share_everywhere
+from raypar.study.workload import Config
+
+Hook: TypeAlias = Callable[[GradBucket], torch.futures.Future[Tensor]]
+
+# Not a byte more fits beside a gradient: every one is sent by itself.
+UNFUSED_MB = 1 / 2**20
 
 
-class AllReduce:
+class AllReduce(Alone):
     """torch's DistributedDataParallel (Li et al. 2020, https://arxiv.org/abs/2006.15704)."""
 
-    steps_here = True
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.share = same_share_everywhere(task)
+        config, place = task.config, task.place
+        bucket_mb = config["bucket_mb"]
+        self._ddp = nn.parallel.DistributedDataParallel(
+            task.model,
+            device_ids=[place.device.index] if place.device.type == "cuda" else None,
+            bucket_cap_mb=max(bucket_mb, UNFUSED_MB) if bucket_mb is not None else None,
+            gradient_as_bucket_view=True,
+            static_graph=config["static_graph"],
+        )
+        self.module: nn.Module = self._ddp
+        self._compression = _Compression(config)
+        if config["compression"] != "none" or not config["overlap"]:
+            hook: Hook = self._compression
+            hook = hook if config["overlap"] else AfterBackward(hook, place.device)
+            self._ddp.register_comm_hook(None, lambda _, bucket: hook(bucket))
 
-    def __init__(self, model: nn.Module, place: Place) -> None:
-        devices = [place.device.index] if place.device.type == "cuda" else None
-        self.module: nn.Module = nn.parallel.DistributedDataParallel(model, device_ids=devices)
+    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+        return do.run_in_parts(self.module, batch, self._num_parts, self._ddp.no_sync)
 
-    def combine(self) -> None:
-        """The backward pass did it."""
+    def forget(self) -> None:
+        self._compression.forget()
 
-    def spread(self) -> None:
-        """Equal gradients make equal steps."""
+
+class _Compression:
+    """What a bucket's gradients are turned into on their way; "none": nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self._name, self._rank = config["compression"], config["powersgd_rank"]
+        self.forget()
+
+    def forget(self) -> None:
+        """PowerSGD carries its errors and its last factors from step to step."""
+        self._state: Any = None
+        if self._name == "powersgd":
+            # It has to let DDP settle its buckets in the first step, which is all-reduced as it is.
+            self._state = powerSGD_hook.PowerSGDState(None, self._rank, start_powerSGD_iter=2)
+
+    def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        hooks = {
+            "none": default_hooks.allreduce_hook,
+            "fp16": default_hooks.fp16_compress_hook,
+            "bf16": default_hooks.bf16_compress_hook,
+            "powersgd": powerSGD_hook.powerSGD_hook,
+        }
+        sent: torch.futures.Future[Tensor] = hooks[self._name](self._state, bucket)  # type: ignore[operator]
+        return sent
+
+
+class AfterBackward:
+    """The naive order: nothing is sent before the last gradient is there, then bucket after bucket.
+
+    What it takes longer than the usual order is what wait-free back-propagation saves (Zhang et al. 2017,
+    https://arxiv.org/abs/1706.03292). The buckets are the same.
+    """
+
+    def __init__(self, hook: Hook, device: torch.device) -> None:
+        self._hook = hook
+        self._devices: list[int | str | torch.device] | None = [device] if device.type == "cuda" else None
+        self._held: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
+
+    def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        done: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
+        self._held.append((bucket, done))
+        if bucket.is_last():
+            held, self._held = self._held, []
+            for own, promised in held:
+                promised.set_result(self._hook(own).wait())
+        return done

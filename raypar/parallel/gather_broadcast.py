@@ -12,21 +12,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Alone, Task, same_share_everywhere
 
 MASTER = 0
 
 
-class GatherBroadcast:
+class GatherBroadcast(Alone):
     """Gather, step at the master, broadcast."""
 
-    def __init__(self, model: nn.Module, place: Place) -> None:
-        self.module = model
-        self.steps_here = place.rank == MASTER
-        self._world_size = place.world_size
-        self._trained = [p for p in model.parameters() if p.requires_grad]
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.share = same_share_everywhere(task)
+        self.steps_here = task.place.rank == MASTER
+        self._world_size = task.place.world_size
+        self._trained = [p for p in task.model.parameters() if p.requires_grad]
         # What a step changes beside the weights, say batch norm's running means: the master's count.
-        self._buffers = list(model.buffers())
+        self._buffers = list(task.model.buffers())
 
     def combine(self) -> None:
         for p in self._trained:

@@ -6,13 +6,14 @@ A trial's config is these options, the workload's own, and nothing else: a missp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from raypar.errors import Mistake, suggest
 from raypar.study.affinity import affinity_problem, listed_cores
 from raypar.study.space import Value
-from raypar.study.workload import Config, Option, Workload, one_of
+from raypar.study.strategies import STRATEGY_OPTIONS, idle, impossible, num_shares
+from raypar.study.workload import Config, Option, Workload, at_least, one_of
 
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "lars", "lamb")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -20,13 +21,6 @@ PRECISIONS = ("fp32", "fp64", "tf32", "bf16", "fp16")
 LOADERS = ("resident", "dataloader")
 LR_SCALINGS = ("none", "linear", "sqrt")
 LR_SCHEDULES = ("constant", "linear", "cosine")
-STRATEGIES = ("ddp", "gather_broadcast")
-
-
-def _at_least(low: float) -> Callable[[Value], str | None]:
-    return lambda v: (
-        None if isinstance(v, (int, float)) and math.isfinite(v) and v >= low else f"must be at least {low}"
-    )
 
 
 def _positive(value: Value) -> str | None:
@@ -35,23 +29,23 @@ def _positive(value: Value) -> str | None:
 
 
 OPTIONS: Mapping[str, Option] = {
-    "num_workers": Option(1, int, "ranks that train together", _at_least(1)),
-    "strategy": one_of("ddp", STRATEGIES, "how the workers of a step come to the same weights"),
-    "batch_size": Option(64, int, "global batch: samples per optimizer step over all workers", _at_least(1)),
+    "num_workers": Option(1, int, "ranks that train together", at_least(1)),
+    **STRATEGY_OPTIONS,
+    "batch_size": Option(64, int, "global batch: samples per optimizer step over all workers", at_least(1)),
     "per_worker_batch_size": Option(
-        None, int, "samples per step and worker, instead of batch_size (weak scaling)", _at_least(1), optional=True
+        None, int, "samples per step and worker, instead of batch_size (weak scaling)", at_least(1), optional=True
     ),
-    "epochs": Option(1, int, "passes over the training set", _at_least(1)),
-    "num_samples": Option(None, int, "train on this many samples only; None: all", _at_least(1), optional=True),
+    "epochs": Option(1, int, "passes over the training set", at_least(1)),
+    "num_samples": Option(None, int, "train on this many samples only; None: all", at_least(1), optional=True),
     "lr": Option(0.1, float, "learning rate", _positive),
     "lr_scaling": one_of("none", LR_SCALINGS, "lr times batch_size / lr_base_batch_size, or its square root"),
     "lr_base_batch_size": Option(
-        None, int, "the batch that lr is meant for; None: the workload's own batch_size", _at_least(1), optional=True
+        None, int, "the batch that lr is meant for; None: the workload's own batch_size", at_least(1), optional=True
     ),
     "lr_schedule": one_of("constant", LR_SCHEDULES, "constant, or down to 0 over the training: linear, cosine"),
-    "lr_warmup_steps": Option(0, int, "steps over which lr rises from 0 (other than num_warmup_steps)", _at_least(0)),
+    "lr_warmup_steps": Option(0, int, "steps over which lr rises from 0 (other than num_warmup_steps)", at_least(0)),
     "optimizer": one_of("sgd", OPTIMIZERS),
-    "weight_decay": Option(0.0, float, "weight decay", _at_least(0)),
+    "weight_decay": Option(0.0, float, "weight decay", at_least(0)),
     "clip_grad_norm": Option(
         None, float, "gradients of a larger norm are scaled down to it; None: not", _positive, optional=True
     ),
@@ -59,15 +53,15 @@ OPTIONS: Mapping[str, Option] = {
     "precision": one_of("fp32", PRECISIONS, "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling"),
     "loader": one_of("resident", LOADERS, "resident (tensors in memory) or dataloader (torch's)"),
     "num_loader_workers": Option(
-        0, int, "loader processes per worker, on its own cores, for loader=dataloader", _at_least(0)
+        0, int, "loader processes per worker, on its own cores, for loader=dataloader", at_least(0)
     ),
     "prefetch_factor": Option(
-        None, int, "batches that a loader process makes ahead; None: torch's 2", _at_least(1), optional=True
+        None, int, "batches that a loader process makes ahead; None: torch's 2", at_least(1), optional=True
     ),
     "pin_memory": Option(
         None, bool, "loader=dataloader puts batches into page-locked memory; None: where there is a GPU", optional=True
     ),
-    "cpus_per_worker": Option(1, int, "cores that each worker has to itself", _at_least(1)),
+    "cpus_per_worker": Option(1, int, "cores that each worker has to itself", at_least(1)),
     "cpu_affinity": Option(
         None,
         object,
@@ -75,15 +69,15 @@ OPTIONS: Mapping[str, Option] = {
         affinity_problem,
         optional=True,
     ),
-    "num_threads": Option(None, int, "torch threads per worker; None: cpus_per_worker", _at_least(1), optional=True),
+    "num_threads": Option(None, int, "torch threads per worker; None: cpus_per_worker", at_least(1), optional=True),
     "compile": Option(False, bool, "torch.compile the model, in the warm-up"),
     "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
     "drop_last": Option(False, bool, "leave out a last, smaller batch"),
-    "num_warmup_steps": Option(10, int, "steps run and undone before the clock starts", _at_least(0)),
+    "num_warmup_steps": Option(10, int, "steps run and undone before the clock starts", at_least(0)),
     "eval_every_steps": Option(
-        None, int, "evaluate and report every so many steps; None: after each epoch", _at_least(1), optional=True
+        None, int, "evaluate and report every so many steps; None: after each epoch", at_least(1), optional=True
     ),
-    "eval_batch_size": Option(1000, int, "samples at once in an evaluation", _at_least(1)),
+    "eval_batch_size": Option(1000, int, "samples at once in an evaluation", at_least(1)),
     "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
 }
 
@@ -151,8 +145,14 @@ def workload_mistakes(workload: Workload) -> list[Mistake]:
     return found
 
 
-def check_together(field: str, config: Config, workload: Workload) -> list[Mistake]:
-    """What is wrong with a complete config whose values are each fine alone."""
+def check_together(
+    field: str, config: Config, workload: Workload, swept: Collection[str] = frozenset()
+) -> list[Mistake]:
+    """What is wrong with a complete config whose values are each fine alone.
+
+    Args:
+        swept: hyperparameters that the study varies.
+    """
     found: list[Mistake] = []
     cores, workers = listed_cores(config["cpu_affinity"]), config["num_workers"]
     if cores is not None and len(cores) % workers:
@@ -164,19 +164,19 @@ def check_together(field: str, config: Config, workload: Workload) -> list[Mista
                 hint=f"list a multiple of {workers} cores",
             )
         )
-    return found if workload.is_train_loop else [*found, *_check_training(field, config, workload)]
+    return found if workload.is_train_loop else [*found, *_check_training(field, config, workload, swept)]
 
 
-def _check_training(field: str, config: Config, workload: Workload) -> list[Mistake]:
+def _check_training(field: str, config: Config, workload: Workload, swept: Collection[str]) -> list[Mistake]:
     found: list[Mistake] = []
-    workers, batch, num_train_samples = config["num_workers"], config["batch_size"], workload.train_size(config)
-    if batch < workers:
+    batch, num_train_samples, shares = config["batch_size"], workload.train_size(config), num_shares(config)
+    if batch < shares:
         found.append(
             Mistake(
                 f"{field}.batch_size",
                 batch,
-                f"is smaller than num_workers={workers}: some workers would get no sample",
-                hint=f"use batch_size of at least {workers}, or fewer workers",
+                f"is smaller than num_workers={config['num_workers']}: some workers would get no sample",
+                hint=f"use batch_size of at least {shares}, or fewer workers",
             )
         )
     wanted, size = config["num_samples"], num_train_samples
@@ -202,10 +202,11 @@ def _check_training(field: str, config: Config, workload: Workload) -> list[Mist
                 hint=f"it has: {', '.join(workload.loaders)}",
             )
         )
-    for key, value, problem, hint in _impossible(config):
+    for key, value, problem, hint in (*_impossible(config), *impossible(config)):
         found.append(Mistake(f"{field}.{key}", value, problem, hint=hint))
     found += [
-        Mistake(f"{field}.{key}", config[key], f"has no effect {why}", hint=hint) for key, why, hint in _idle(config)
+        Mistake(f"{field}.{key}", config[key], f"has no effect {why}", hint=hint)
+        for key, why, hint in (*_idle(config), *idle(config, swept))
     ]
     return found
 
@@ -216,9 +217,6 @@ def _impossible(config: Config) -> Iterator[tuple[str, Value, str, str]]:
             yield "num_workers", config["num_workers"], "can't share the one MPS device", "use num_workers=1 with it"
         if config["precision"] == "fp64":
             yield "precision", "fp64", "is not to be had on MPS", 'use precision="fp32", or device="cpu"'
-    if config["strategy"] == "gather_broadcast" and config["precision"] == "fp16":
-        hint = 'use precision="bf16", which needs no scaling, or strategy="ddp"'
-        yield "precision", "fp16", "scales its loss by rank: gather_broadcast would mix the scales", hint
 
 
 def _idle(config: Config) -> Iterator[tuple[str, str, str]]:

@@ -245,7 +245,7 @@ def _space_mistakes(study: Study) -> list[Mistake]:
     for point in study.points():
         sampled = {k: examples(d)[0] for k, d in study.space.items() if not isinstance(d, Grid)}
         config = resolve(study.workload, {**study.config, **sampled, **point})
-        for m in check_together(point_label(point), config, study.workload):
+        for m in check_together(point_label(point), config, study.workload, study.space):
             if str(m) not in seen:
                 seen.add(str(m))
                 found.append(m)

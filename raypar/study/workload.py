@@ -5,6 +5,7 @@ Nothing here imports torch: a study file stays quick to load, and the functions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,13 @@ class Option:
     doc: str
     check: Callable[[Value], str | None] = lambda _: None
     optional: bool = False
+
+
+def at_least(low: float) -> Callable[[Value], str | None]:
+    """A check for numbers with a lower bound."""
+    return lambda v: (
+        None if isinstance(v, (int, float)) and math.isfinite(v) and v >= low else f"must be at least {low}"
+    )
 
 
 def one_of(default: str, known: Iterable[str], doc: str = "") -> Option:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from raypar.parallel.passes import Batch
 from raypar.study.workload import Config, Data
 
 
@@ -17,9 +18,7 @@ class Share(NamedTuple):
 
     Attributes:
         indices: shape ``(num_local,)``, into the training set.
-        weight: what the mean loss of this part is multiplied with, so that the average over the ranks (what DDP
-            takes) is the mean over the global batch: ``num_local * world_size / num_global``.
-        num_samples: how many of the indices weigh.
+        weight, num_samples: as a `Batch` has them.
     """
 
     indices: Tensor
@@ -37,7 +36,7 @@ def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
     return num_samples // batch_size if drop_last else -(-num_samples // batch_size)
 
 
-def shares(order: Tensor, batch_size: int, rank: int, world_size: int, *, drop_last: bool) -> Iterator[Share]:
+def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_last: bool) -> Iterator[Share]:
     """A rank's share of each global batch ``order[step * batch_size : (step + 1) * batch_size]``.
 
     The ranks' parts are contiguous and differ in size by one sample at most. Where a last, short batch has no sample
@@ -47,22 +46,13 @@ def shares(order: Tensor, batch_size: int, rank: int, world_size: int, *, drop_l
         size = len(batch)
         if drop_last and size < batch_size:
             return
-        begin, end = rank * size // world_size, (rank + 1) * size // world_size
-        if world_size == 1:
+        begin, end = rank * size // num_shares, (rank + 1) * size // num_shares
+        if num_shares == 1:
             yield Share(batch, 1.0, size)
         elif begin == end:
             yield Share(batch[:1], 0.0, 0)
         else:
-            yield Share(batch[begin:end], (end - begin) * world_size / size, end - begin)
-
-
-class Batch(NamedTuple):
-    """What one step of one rank works on; `weight` as in `Share`, `num_samples` counts the samples that weigh."""
-
-    inputs: Any
-    targets: Any
-    weight: float
-    num_samples: int
+            yield Share(batch[begin:end], (end - begin) * num_shares / size, end - begin)
 
 
 BatchStream = Callable[[Tensor], Iterator[Batch]]  # from an epoch's order to the rank's batches

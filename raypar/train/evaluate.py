@@ -47,6 +47,11 @@ class Evaluation:
             loader = DataLoader(Subset(whole, self._mine), batch_size, num_workers=config["num_loader_workers"])
             self._batches = lambda: self._from_loader(loader)
 
+    def sample(self) -> Tensor:
+        """Two samples as a model takes them (one, where there is but one)."""
+        x, _ = next(self._batches())
+        return x[:2]
+
     def __call__(self, bare: nn.Module) -> dict[str, float]:
         """``val_loss`` and every metric of the model as it is; the same on every rank."""
         sums: dict[str, Tensor] = {}

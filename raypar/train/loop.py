@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from raypar.parallel.passes import Batch
 from raypar.parallel.place import Place
-from raypar.parallel.strategy import Strategy, build_strategy
+from raypar.parallel.strategy import Strategy, Task, build_strategy, restore, snapshot
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import batches
@@ -68,14 +68,17 @@ def train(
         raise ValueError(f"batch_size={config['batch_size']} leaves no full batch of {num_samples} samples")
     total_steps = steps_per_epoch * config["epochs"]
     torch.manual_seed(seed)  # the same weights on every rank
-    bare = numerics.place(workload.model(config))
-    strategy = build_strategy(config["strategy"], bare, place)
-    module = compiled(strategy.module) if config["compile"] else strategy.module
+    model = numerics.place(workload.model(config))
+    evaluation = Evaluation(workload, data, config, numerics, place)
+    strategy = build_strategy(Task(workload, config, model, evaluation.sample(), place))
+    if config["compile"]:
+        strategy.module = compiled(strategy.module)
+    share, num_shares = strategy.share
     split_order = partial(
         batches.shares,
         batch_size=config["batch_size"],
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=share,
+        num_shares=num_shares,
         drop_last=config["drop_last"],
     )
     if config["loader"] == "resident":
@@ -83,16 +86,16 @@ def train(
     else:
         stream = batches.dataloader(data, numerics.cast, place.device, split_order, config)
     loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
-    evaluation = Evaluation(workload, data, config, numerics, place)
 
     def new_stepper() -> Stepper:
-        # Dropout and the like: a stream of its own for every rank.
-        torch.manual_seed(seed * 7919 + place.rank + 1)
-        return Stepper(strategy, module, numerics, loss_of, config, total_steps)
+        # Dropout and the like: a stream of its own for every share of a batch.
+        torch.manual_seed(seed * 7919 + share + 1)
+        strategy.forget()
+        return Stepper(strategy, numerics, loss_of, config, total_steps)
 
     mark("rank: first step")
     warm_start_s = time.monotonic()
-    _warm_up(new_stepper(), bare, strategy, stream, config, batches.epoch_order(num_samples, seed, 0))
+    _warm_up(new_stepper(), strategy, stream, config, batches.epoch_order(num_samples, seed, 0))
     warmup_s = time.monotonic() - warm_start_s
 
     stepper = new_stepper()
@@ -107,8 +110,9 @@ def train(
         timer = StepTimer(place.device)
         losses, sizes = _run_segment(stepper, strategy, steps, timer)
         watch.stop()
+        whole = strategy.whole()
         eval_start_s = time.perf_counter()
-        val = evaluation(bare)
+        val = evaluation(whole)
         eval_time_s = time.perf_counter() - eval_start_s
         timed.step_times_s += timer.step_times_s()
         timed.train_time_s += timer.total_s
@@ -132,11 +136,11 @@ def train(
             "eval_samples_per_s": evaluation.size / slowest_eval_s,
             "eval_steps_per_s": evaluation.num_steps / slowest_eval_s,
         }
-        keeper.look_at(bare, report)
+        keeper.look_at(whole, report)
         if not channel.report(report):
             stopped = timed.num_steps < total_steps
             break
-    keeper.save(bare)
+    keeper.save(whole)
     return RankOutcome(
         stopped=stopped,
         startup_s=warm_start_s - start_s,
@@ -158,8 +162,8 @@ def _num_samples(available: int, config: Config) -> int:
 
 
 def _segments(
-    epochs: Iterator[Iterator[batches.Batch]], total_steps: int, eval_every_steps: int | None
-) -> Iterator[Iterator[batches.Batch]]:
+    epochs: Iterator[Iterator[Batch]], total_steps: int, eval_every_steps: int | None
+) -> Iterator[Iterator[Batch]]:
     """The training in parts with an evaluation after each: the epochs, or so many steps at a time.
 
     A part has to be used up before the next one is asked for.
@@ -173,16 +177,17 @@ def _segments(
 
 
 def _run_segment(
-    stepper: Stepper, strategy: Strategy, steps: Iterator[batches.Batch], timer: StepTimer
+    stepper: Stepper, strategy: Strategy, steps: Iterator[Batch], timer: StepTimer
 ) -> tuple[list[float], list[int]]:
     """The timed region; returns each step's mean loss and number of samples on this rank."""
     strategy.module.train()
     losses: list[Tensor] = []
     sizes: list[int] = []
     timer.start()
+    counts = int(strategy.counts_here)
     for batch in steps:
         losses.append(stepper.step(batch))
-        sizes.append(batch.num_samples)
+        sizes.append(batch.num_samples * counts)
         timer.lap()
     timer.stop()
     return torch.stack(losses).double().tolist(), sizes  # read once, after the clock
@@ -190,7 +195,6 @@ def _run_segment(
 
 def _warm_up(
     stepper: Stepper,
-    bare: nn.Module,
     strategy: Strategy,
     stream: batches.BatchStream,
     config: Config,
@@ -200,12 +204,13 @@ def _warm_up(
     num_steps, batch_size = config["num_warmup_steps"], config["batch_size"]
     if not num_steps:
         return
-    initial = copy.deepcopy(bare.state_dict())
+    initial = snapshot(strategy.module)
     strategy.module.train()
     for batch in stream(order[: num_steps * batch_size]):
         stepper.step(batch)
-    if config["compile"] and not config["drop_last"] and (last := len(order) % batch_size):
-        for batch in stream(order[:last]):  # compiled for a batch of another size as well
+    minds_size = config["compile"] or strategy.knows_shapes
+    if minds_size and not config["drop_last"] and (last := len(order) % batch_size):
+        for batch in stream(order[:last]):  # made ready for a batch of another size as well
             stepper.step(batch)
-    bare.load_state_dict(initial)
+    restore(strategy.module, initial)
     stepper.clear()

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
+from raypar.parallel.passes import Batch, Pass, Span, no_span
 from raypar.parallel.strategy import Strategy
 from raypar.study.workload import Config
-from raypar.train.batches import Batch
 from raypar.train.numerics import Numerics
 from raypar.train.optim import build_optimizer
 from raypar.train.schedule import build_schedule
@@ -20,8 +19,8 @@ class Stepper:
     """Takes a model from step to step.
 
     Args:
-        module: the strategy's, or that compiled.
         num_steps: of the whole training, for a schedule that ends with it.
+        span: marks the parts of a step, for a profile.
 
     Attributes:
         lr: of the last step.
@@ -30,37 +29,36 @@ class Stepper:
     def __init__(
         self,
         strategy: Strategy,
-        module: nn.Module,
         numerics: Numerics,
         loss_of: Callable[..., Tensor],
         config: Config,
         num_steps: int,
+        span: Span = no_span,
     ) -> None:
-        self._strategy, self._numerics, self._loss_of = strategy, numerics, loss_of
-        self._module = module
-        self._parameters = list(module.parameters())
-        self._optimizer = build_optimizer(self._parameters, config)
+        self._strategy, self._span = strategy, span
+        self._optimizer = build_optimizer(strategy.parameter_groups(), config)
         self._schedule = build_schedule(self._optimizer, config, num_steps)
         self._max_norm = config["clip_grad_norm"]
         self._scaler = torch.amp.GradScaler(numerics.device.type) if numerics.needs_scaling else None
+        self._pass = Pass(loss_of, numerics.autocast, self._scaler.scale if self._scaler else _as_it_is, span)
         self.lr = float(self._optimizer.param_groups[0]["lr"])
         self._grad_norms: list[Tensor] = []
 
     def step(self, batch: Batch) -> Tensor:
         """One update; returns this rank's mean loss, still on the device."""
         self._optimizer.zero_grad()
-        with self._numerics.autocast():
-            loss = self._loss_of(self._module(batch.inputs), batch.targets)
-        weighted = loss if batch.weight == 1.0 else loss * batch.weight
-        (self._scaler.scale(weighted) if self._scaler else weighted).backward()  # type: ignore[no-untyped-call]
-        self._strategy.combine()
+        loss = self._strategy.forward_backward(batch, self._pass)
+        with self._span("combine"):
+            self._strategy.combine()
         if self._strategy.steps_here:
-            self._update()
-        self._strategy.spread()
+            with self._span("optimizer"):
+                self._update()
+        with self._span("spread"):
+            self._strategy.spread()
         if self._schedule is not None:
             self.lr = float(self._optimizer.param_groups[0]["lr"])
             self._schedule.step()
-        return loss.detach()
+        return loss
 
     def take_grad_norm(self) -> dict[str, float]:
         """``grad_norm``, the mean norm before clipping since the last call; empty where gradients are not clipped."""
@@ -75,12 +73,16 @@ class Stepper:
         if self._max_norm is not None:
             if self._scaler:
                 self._scaler.unscale_(self._optimizer)
-            self._grad_norms.append(clip_grad_norm_(self._parameters, self._max_norm))
+            self._grad_norms.append(self._strategy.clip(self._max_norm))
         if self._scaler:
             self._scaler.step(self._optimizer)
             self._scaler.update()
         else:
             self._optimizer.step()
+
+
+def _as_it_is(loss: Tensor) -> Tensor:
+    return loss
 
 
 def compiled(module: nn.Module) -> nn.Module:

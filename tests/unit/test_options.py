@@ -109,7 +109,7 @@ def test_the_global_batch_is_the_workers_batches_together() -> None:
         ({"cpu_affinity": (0, 1, 2), "num_workers": 2}, 100, "3 cores can't be shared out evenly among num_workers=2"),
         ({"device": "mps", "num_workers": 2}, 100, "the one MPS device"),
         ({"device": "mps", "precision": "fp64"}, 100, "not to be had on MPS"),
-        ({"strategy": "gather_broadcast", "precision": "fp16"}, 100, "mix the scales"),
+        ({"strategy": "gather_broadcast", "precision": "fp16", "num_workers": 2}, 100, "mix the scales"),
     ],
 )
 def test_values_that_do_not_go_together_are_told_with_a_way_out(

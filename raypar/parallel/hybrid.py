@@ -1,0 +1,106 @@
+"""A mesh of ranks: data parallelism over the replicas of a model, each of them a pipeline of split layers.
+
+Ranks that split a layer are neighbours, since they talk most; then come the stages of a pipeline, then the replicas
+(the order of Narayanan et al. 2021, https://arxiv.org/abs/2104.04473).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from raypar.parallel.fsdp import agree_on_buffers, gather
+from raypar.parallel.norms import clip
+from raypar.parallel.passes import Batch, Pass
+from raypar.parallel.pipeline import Stages
+from raypar.parallel.strategy import Alone, Task, by_layout
+from raypar.parallel.tensor import plan_of, split_layers
+from raypar.study.workload import Config
+
+DEFAULT_BUCKET_MB = 25.0  # as DDP has it
+
+
+class Hybrid(Alone):
+    """``num_workers = data x pipeline_size x tensor_size``; the data dimension is what is left."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        config = task.config
+        sizes = mesh_of(config)
+        mesh = init_device_mesh(task.place.device.type, sizes, mesh_dim_names=("data", "pipeline", "tensor"))
+        self._data, self._pipeline = mesh.get_group("data"), mesh.get_group("pipeline")
+        self._num_replicas, num_stages, num_splits = sizes
+        self.share = mesh.get_local_rank("data"), self._num_replicas
+        self._complete = copy.deepcopy(task.model)
+        plan = plan_of(task.workload, task.model) if num_splits > 1 else {}
+        self._stages = Stages(task, self._pipeline) if num_stages > 1 else None
+        if self._stages is not None:
+            own = self._stages.own_names
+            plan = {k: v for k, v in plan.items() if any(k == name or k.startswith(f"{name}.") for name in own)}
+        split_layers(task.model, plan, mesh["tensor"])
+        self.counts_here = mesh.get_local_rank("tensor") == 0
+        if self._stages is not None:
+            self.knows_shapes = True
+            self.counts_here = self.counts_here and self._stages.is_last
+            self.module = nn.ModuleList(self._stages.modules.values())
+        bucket_mb = config["bucket_mb"]
+        self._bucket_bytes = int((DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb) * 2**20)
+
+    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+        if self._stages is not None:
+            return self._stages.forward_backward(batch, do)
+        return super().forward_backward(batch, do)
+
+    def combine(self) -> None:
+        if self._num_replicas > 1:
+            _take_mean(list(self.module.parameters()), self._data, self._bucket_bytes)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return by_layout(list(self.module.parameters()))
+
+    def clip(self, max_norm: float) -> Tensor:
+        return clip(list(self.module.parameters()), max_norm, self._pipeline if self._stages is not None else None)
+
+    def whole(self) -> nn.Module:
+        gather(self._model, self._complete)
+        if self._stages is not None:
+            self._stages.fill(self._complete)
+        agree_on_buffers(self._complete)
+        return self._complete
+
+
+def mesh_of(config: Config) -> tuple[int, int, int]:
+    """How many replicas there are, of how many stages, of layers split how many times."""
+    stages, splits = config["pipeline_size"], config["tensor_size"]
+    return config["num_workers"] // (stages * splits), stages, splits
+
+
+def _take_mean(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
+    """Every gradient becomes its mean over the group; several travel as one, up to `bucket_bytes`."""
+    size = dist.get_world_size(group)
+    bucket: list[Tensor] = []
+    for parameter in reversed(parameters):
+        if parameter.grad is None:
+            continue
+        own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        if bucket and (sum(t.nbytes for t in bucket) + own.nbytes > bucket_bytes or own.dtype != bucket[0].dtype):
+            _reduce(bucket, group, size)
+            bucket = []
+        bucket.append(own)
+    if bucket:
+        _reduce(bucket, group, size)
+
+
+def _reduce(bucket: list[Tensor], group: dist.ProcessGroup, size: int) -> None:
+    flat = torch.cat([t.reshape(-1) for t in bucket])
+    dist.all_reduce(flat, group=group)
+    flat /= size
+    for own, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):  # type: ignore[no-untyped-call]
+        own.copy_(part.view_as(own))

@@ -1,0 +1,180 @@
+"""Between layers: each rank has a stage of the model, and micro-batches follow one another through the stages.
+
+GPipe runs all forward passes, then all backward passes (Huang et al. 2019, https://arxiv.org/abs/1811.06965); 1F1B
+alternates them as soon as it can, which needs less memory (Narayanan et al. 2019, https://arxiv.org/abs/1806.03377);
+interleaved 1F1B gives each rank several stages, so that less time passes before all have something to do (Narayanan
+et al. 2021, https://arxiv.org/abs/2104.04473).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from raypar.parallel.cut import cut, layers_of, names_of
+from raypar.parallel.fsdp import gather
+from raypar.parallel.norms import clip
+from raypar.parallel.passes import Batch, Pass
+from raypar.parallel.strategy import Alone, Task
+from raypar.study.workload import Config, Workload
+
+
+class Stages:
+    """This rank's stages of a model, and how micro-batches go through them and their neighbours'.
+
+    Attributes:
+        modules: this rank's stages.
+        is_last: whether the losses come about here.
+    """
+
+    def __init__(self, task: Task, group: dist.ProcessGroup) -> None:
+        config = task.config
+        self._rank, self._size, self._group = dist.get_rank(group), dist.get_world_size(group), group
+        self._device = task.place.device
+        self._schedule_name: str = config["pipeline_schedule"]
+        self._num_microbatches: int = config["num_microbatches"]
+        num_stages = num_stages_of(config, self._size)
+        layers = layers_of(task.workload, task.model)
+        assert layers is not None, "planning refuses models that don't split"
+        self._ranges = cut(task.model, layers, task.sample, num_stages, config["pipeline_split"])
+        self.modules = {
+            stage: nn.Sequential(*(layers[i] for i in self._ranges[stage]))
+            for stage in range(self._rank, num_stages, self._size)
+        }
+        self.is_last = num_stages - 1 in self.modules
+        self._names = names_of(task.model, layers)
+        self._schedules: dict[int, tuple[int, Any]] = {}
+        self._do: Pass | None = None
+        self._weight = 1.0
+        self._losses: list[Tensor] = []
+
+    @property
+    def own_names(self) -> list[str]:
+        """What this rank's layers are called in the model."""
+        return [self._names[i] for stage in self.modules for i in self._ranges[stage]]
+
+    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+        self._do, self._weight = do, batch.weight
+        self._losses.clear()
+        num_microbatches, schedule = self._schedule(len(batch.targets))
+        inputs = (batch.inputs,) if 0 in self.modules else ()
+        with do.autocast(), do.span("pipeline"):
+            schedule.step(*inputs, target=batch.targets if self.is_last else None, return_outputs=False)
+        if not self.is_last:
+            return torch.zeros((), device=self._device)
+        # What came before was to find out the shapes.
+        return torch.stack(self._losses[-num_microbatches:]).mean()
+
+    def fill(self, complete: nn.Module) -> None:
+        """Give every rank the weights and buffers of the others' layers; its own are there already."""
+        for stage, layers in enumerate(self._ranges):
+            for i in layers:
+                if not self._names[i]:
+                    continue  # has no weights of the model
+                for tensor in complete.get_submodule(self._names[i]).state_dict().values():
+                    dist.broadcast(tensor, group=self._group, group_src=stage % self._size)
+
+    def _schedule(self, batch_size: int) -> tuple[int, Any]:
+        """The number of micro-batches, and what runs them: made once for each size, since it knows the shapes."""
+        if batch_size not in self._schedules:
+            num = micro_batches_for(batch_size, self._num_microbatches, self._size)
+            num_stages = len(self._ranges)
+            stages = [
+                PipelineStage(module, stage, num_stages, self._device, group=self._group)
+                for stage, module in self.modules.items()
+            ]
+            made: Any
+            if self._schedule_name == "interleaved":
+                made = ScheduleInterleaved1F1B(list(stages), num, loss_fn=self._loss_of)
+            elif self._schedule_name == "gpipe" or num < num_stages:  # too few to alternate
+                made = ScheduleGPipe(stages[0], num, loss_fn=self._loss_of)
+            else:
+                made = Schedule1F1B(stages[0], num, loss_fn=self._loss_of)
+            self._schedules[batch_size] = num, made
+        return self._schedules[batch_size]
+
+    def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert self._do is not None
+        loss = self._do.loss_of(outputs, targets)
+        self._losses.append(loss.detach())
+        return self._do.scaled(loss * self._weight)
+
+
+class Pipeline(Alone):
+    """torch's pipeline stages and schedules over all ranks; every rank loads the whole batch."""
+
+    knows_shapes = True
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._complete = copy.deepcopy(task.model)
+        assert dist.group.WORLD is not None
+        self._group = dist.group.WORLD
+        self._stages = Stages(task, self._group)
+        self.module = nn.ModuleList(self._stages.modules.values())
+        self.counts_here = self._stages.is_last
+
+    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+        return self._stages.forward_backward(batch, do)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.module.parameters())}]
+
+    def clip(self, max_norm: float) -> Tensor:
+        return clip(list(self.module.parameters()), max_norm, self._group)
+
+    def whole(self) -> nn.Module:
+        gather(self._model, self._complete)
+        self._stages.fill(self._complete)
+        return self._complete
+
+
+def num_stages_of(config: Config, num_ranks: int) -> int:
+    """Over all ranks of one pipeline."""
+    per_rank = config["stages_per_worker"] if config["pipeline_schedule"] == "interleaved" else 1
+    return num_ranks * int(per_rank)
+
+
+def micro_batches_for(batch_size: int, wanted: int, num_ranks: int) -> int:
+    """At most so many micro-batches of equal size, in a number that the schedules can do."""
+    return max(
+        num
+        for num in range(1, min(wanted, batch_size) + 1)
+        if not batch_size % num and not num % max(1, num // num_ranks)
+    )
+
+
+def why_not(workload: Workload, model: nn.Module, config: Config, num_ranks: int) -> tuple[str, str] | None:
+    """What keeps a model from being cut into stages, and the way out."""
+    layers = layers_of(workload, model)
+    if layers is None:
+        hint = "give the Workload layers=, or a model that is an nn.Sequential"
+        return f"needs a model that splits: {type(model).__name__} is not known to be a row of layers", hint
+    num_stages, how = num_stages_of(config, num_ranks), config["pipeline_split"]
+    if len(layers) < num_stages:
+        return f"needs {num_stages} stages, and the model has {len(layers)} layers", "use fewer workers or stages"
+    if (shared := _shared(layers)) is not None:
+        return f"can't cut between layers that share weights ({shared})", "untie them"
+    if isinstance(how, tuple):
+        names = names_of(model, layers)
+        if unknown := [name for name in how if name not in names[1:]]:
+            known = ", ".join(filter(None, names[1:]))
+            return f"can't begin a stage at {unknown[0]!r}: no such layer", f"layers that can: {known}"
+        if len(set(how)) != num_stages - 1:
+            return f"needs {num_stages - 1} names for {num_stages} stages, not {len(set(how))}", "name so many"
+    return None
+
+
+def _shared(layers: Sequence[nn.Module]) -> str | None:
+    owners: dict[int, int] = {}
+    for i, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            if owners.setdefault(id(parameter), i) != i:
+                return name
+    return None

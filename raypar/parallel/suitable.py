@@ -1,0 +1,45 @@
+"""Whether a workload can be trained by a strategy: asked before anything is started."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+from raypar.study.strategies import pipeline_size, tensor_size
+from raypar.study.workload import Config, Workload
+
+# Strategies that other packages bring, and how to get those.
+EXTRAS = {
+    "deepspeed": "pip install 'raypar[deepspeed]'",
+    "horovod": "pip install 'raypar[horovod]' where its wheel can be built (it needs CMake and a supported torch)",
+}
+
+
+def why_not(workload: Workload, config: Config) -> tuple[str, str] | None:
+    """What keeps a workload from being trained by the strategy of a config, and the way out."""
+    strategy = config["strategy"]
+    if config["num_workers"] == 1:
+        return None
+    if strategy in EXTRAS and find_spec(strategy) is None:
+        return f"needs the package {strategy}, which is not installed", EXTRAS[strategy]
+    stages, splits = pipeline_size(config), tensor_size(config)
+    if stages == splits == 1:
+        return None
+    from raypar.parallel import pipeline, tensor
+
+    model = _built(workload, config)
+    if stages > 1 and (problem := pipeline.why_not(workload, model, config, stages)) is not None:
+        return problem
+    return tensor.why_not(workload, model, splits) if splits > 1 else None
+
+
+def _built(workload: Workload, config: Config) -> nn.Module:
+    """The model without numbers, where it can be built so: a large one takes no memory then."""
+    assert workload.model is not None
+    try:
+        with torch.device("meta"):
+            return workload.model(config)
+    except (RuntimeError, NotImplementedError, TypeError):  # it looks at numbers when it is built
+        return workload.model(config)

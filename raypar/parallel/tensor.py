@@ -1,0 +1,102 @@
+"""Within layers: a layer's weights are split among the ranks, which all work on the same samples.
+
+A pair of fully connected layers is split by the first one's outputs ("column") and the second one's inputs ("row"), so
+that a pair takes one all-reduce forward and one backward (Shoeybi et al. 2019, Megatron-LM,
+https://arxiv.org/abs/1909.08053). What is not split is computed by every rank alike.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from raypar.parallel.fsdp import gather
+from raypar.parallel.norms import clip
+from raypar.parallel.strategy import Alone, Task, by_layout
+from raypar.study.workload import Workload
+
+STYLES: Mapping[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
+    "column": ColwiseParallel,
+    "row": RowwiseParallel,
+}
+# They work on each feature by itself, so that a rank can do it for those that it has.
+ELEMENTWISE = (
+    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.ReLU6, nn.Hardtanh),
+    *(nn.Hardswish, nn.Softplus, nn.Dropout, nn.Identity),
+)
+
+
+class TensorParallel(Alone):
+    """torch's ``parallelize_module`` over all ranks; every rank takes the whole batch."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.counts_here = task.place.rank == 0
+        self._complete = copy.deepcopy(task.model)
+        mesh = init_device_mesh(task.place.device.type, (task.place.world_size,))
+        split_layers(task.model, plan_of(task.workload, task.model), mesh)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return by_layout(list(self._model.parameters()))
+
+    def clip(self, max_norm: float) -> Tensor:
+        return clip(list(self._model.parameters()), max_norm)
+
+    def whole(self) -> nn.Module:
+        gather(self._model, self._complete)
+        return self._complete
+
+
+def plan_of(workload: Workload, model: nn.Module) -> dict[str, str]:
+    """Which layers are split, by name, and how ("column", "row"): the workload's own plan, or pairs in a row."""
+    if workload.tensor_plan is not None:
+        return dict(workload.tensor_plan(model))
+    found: dict[str, str] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.Sequential):
+            for first, second in _pairs(module):
+                found[f"{prefix}.{first}".lstrip(".")] = "column"
+                found[f"{prefix}.{second}".lstrip(".")] = "row"
+    return found
+
+
+def split_layers(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
+    """Split the layers that a plan names, in place, among the ranks of a mesh of one dimension."""
+    styles: dict[str, ParallelStyle] = {name: STYLES[how]() for name, how in plan.items()}
+    parallelize_module(model, mesh, styles)
+
+
+def why_not(workload: Workload, model: nn.Module, num_ranks: int) -> tuple[str, str] | None:
+    """What keeps a model's layers from being split among so many ranks, and the way out."""
+    plan = plan_of(workload, model)
+    if not plan:
+        hint = "give the Workload tensor_plan=, or a model with nn.Linear layers in an nn.Sequential"
+        return "needs layers that split: it knows of no pair of nn.Linear in this model", hint
+    for name, how in plan.items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        width = layer.out_features if how == "column" else layer.in_features
+        if width % num_ranks:
+            return f"can't split the {width} features of layer {name} evenly among {num_ranks} workers", (
+                "choose a width that is a multiple of it, or fewer workers"
+            )
+    return None
+
+
+def _pairs(sequence: nn.Sequential) -> Iterator[tuple[str, str]]:
+    """Names of fully connected layers that follow one another with nothing but elementwise layers between."""
+    first: str | None = None
+    for name, layer in sequence.named_children():
+        if isinstance(layer, nn.Linear):
+            if first is None:
+                first = name
+            else:
+                yield first, name
+                first = None
+        elif not isinstance(layer, ELEMENTWISE):
+            first = None

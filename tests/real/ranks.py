@@ -1,0 +1,99 @@
+"""Ranks forked from the test, without a runner: more of them than there are cores, where only numbers matter."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from raypar.parallel.place import Place
+from raypar.study.study import resolve
+from raypar.study.workload import Workload
+from raypar.train.loop import train
+
+TIMEOUT = timedelta(seconds=120)
+
+
+class Reports(list[dict[str, float]]):
+    """A channel that keeps what is reported."""
+
+    def report(self, metrics: Mapping[str, float]) -> bool:
+        self.append(dict(metrics))
+        return True
+
+
+def trained(workload: Workload, config: Mapping[str, Any], num_ranks: int = 1, seed: int = 0) -> list[Reports]:
+    """What every rank reports of a training."""
+    complete = resolve(workload, {**config, "num_workers": num_ranks})
+
+    def rank(place: Place) -> Reports:
+        reports = Reports()
+        train(workload, complete, seed, place, (), reports, 0.0)
+        return reports
+
+    return on_ranks(rank, num_ranks)
+
+
+def on_ranks(do: Callable[[Place], Any], num_ranks: int) -> list[Any]:
+    """What each of so many ranks returns; raises what one of them raised. They are forks: `do` may be a closure."""
+    context = get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    lines = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+    processes = [
+        context.Process(target=_rank, args=(do, Place(r, num_ranks, torch.device("cpu")), port, lines[r][1]))
+        for r in range(num_ranks)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for _, end in lines:
+            end.close()
+        answers = [_answer(line) for line, _ in lines]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    if failures := [text for kind, text in answers if kind == "error"]:
+        raise AssertionError("\n".join(failures))
+    return [value for _, value in answers]
+
+
+def _answer(line: Connection) -> tuple[str, Any]:
+    if not line.poll(TIMEOUT.total_seconds()):
+        return "error", "a rank says nothing"
+    try:
+        kind, value = line.recv()
+    except EOFError:
+        return "error", "a rank ended without a word"
+    return kind, value
+
+
+def _rank(do: Callable[[Place], Any], place: Place, port: int, line: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        with _group(place, port):
+            line.send(("done", do(place)))
+    except BaseException:
+        line.send(("error", f"rank {place.rank}: {traceback.format_exc()}"))
+
+
+@contextlib.contextmanager
+def _group(place: Place, port: int) -> Iterator[None]:
+    if place.world_size == 1:
+        yield
+        return
+    store = dist.TCPStore("127.0.0.1", port, place.world_size, is_master=place.rank == 0, timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
