@@ -15,7 +15,9 @@ from raypar.errors import RayparError
 def fit(
     source: Annotated[
         str,
-        typer.Argument(metavar="FILE|STUDY", help="A CSV file with columns workers and time (or throughput); a study."),
+        typer.Argument(
+            metavar="STUDY|FILE", help="A study, or a CSV file with columns workers and time (or throughput)."
+        ),
     ],
     scaling: Annotated[
         Literal["strong", "weak"] | None,
