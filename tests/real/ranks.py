@@ -32,14 +32,15 @@ class Reports(list[dict[str, float]]):
 
 def trained(workload: Workload, config: Mapping[str, Any], num_ranks: int = 1, seed: int = 0) -> list[Reports]:
     """What every rank reports of a training."""
-    complete = resolve(workload, {**config, "num_workers": num_ranks})
+    return on_ranks(lambda place: reports_of(workload, config, place, seed), num_ranks)
 
-    def rank(place: Place) -> Reports:
-        reports = Reports()
-        train(workload, complete, seed, place, (), reports, 0.0)
-        return reports
 
-    return on_ranks(rank, num_ranks)
+def reports_of(workload: Workload, config: Mapping[str, Any], place: Place, seed: int = 0) -> Reports:
+    """What this rank reports of a training."""
+    reports = Reports()
+    complete = resolve(workload, {**config, "num_workers": place.world_size})
+    train(workload, complete, seed, place, (), reports, 0.0)
+    return reports
 
 
 def on_ranks(do: Callable[[Place], Any], num_ranks: int) -> list[Any]:

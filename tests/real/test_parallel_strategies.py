@@ -1,27 +1,25 @@
-"""Two processes, every strategy side by side: after each step they have the same weights."""
+"""What ranks hold and send under each strategy: that a strategy does what it says, beside giving the right losses."""
 
 from __future__ import annotations
 
-import copy
-import socket
-from collections.abc import Callable
-from datetime import timedelta
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
-from torch import nn
+from ranks import on_ranks
+from torch import Tensor, nn
 
+from raypar import Workload
+from raypar.parallel import ddp
+from raypar.parallel.passes import Batch, Pass
 from raypar.parallel.place import Place
-from raypar.parallel.strategy import build_strategy
-from raypar.study.options import STRATEGIES
-from raypar.train.affinity import allowed_cores
+from raypar.parallel.strategy import Strategy, Task, build_strategy
+from raypar.study.study import resolve
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
-]
+pytestmark = pytest.mark.slow
 
 NUM_STEPS = 5
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -29,50 +27,167 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
 }
+PASS = Pass(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
 
 
-def _model() -> nn.Module:
+def _normalised() -> nn.Module:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, 3)).double()
     model.append(nn.Linear(3, 3).double().requires_grad_(False))  # frozen: part of no gradient
     return model
 
 
-def _rank(rank: int, port: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    place = Place(rank, 2, torch.device("cpu"))
+def _deep() -> nn.Module:
+    torch.manual_seed(1)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(8, 3)).double()
+
+
+def _built(place: Place, make: Callable[[], nn.Module], **config: Any) -> Strategy:
+    workload = Workload(name="own", model=lambda _: make(), data=lambda _: None)  # type: ignore[arg-type,return-value]
+    complete = resolve(workload, {"num_workers": place.world_size, **config})
+    sample = torch.randn(2, 6 if make is _normalised else 8, dtype=torch.float64)
+    return build_strategy(Task(workload, complete, make(), sample, place))
+
+
+def _batches(num_features: int, place: Place, num_shares: int = 2, num: int = 10) -> Iterator[Batch]:
+    """A rank's share of the same batches for all; every second rank's, where there are two shares."""
     generator = torch.Generator().manual_seed(7)
-    inputs = torch.randn(NUM_STEPS, 2, 10, 6, generator=generator, dtype=torch.float64)
-    targets = torch.randint(3, (NUM_STEPS, 2, 10), generator=generator)
+    for _ in range(NUM_STEPS):
+        inputs = torch.randn(num_shares, num, num_features, generator=generator, dtype=torch.float64)
+        targets = torch.randint(3, (num_shares, num), generator=generator)
+        mine = place.rank % num_shares
+        yield Batch(inputs[mine], targets[mine], 1.0, num)
+
+
+def _step(strategy: Strategy, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    strategy.forward_backward(batch, PASS)
+    strategy.combine()
+    if strategy.steps_here:
+        optimizer.step()
+    strategy.spread()
+
+
+def _sgd(strategy: Strategy) -> torch.optim.Optimizer:
+    return torch.optim.SGD(strategy.parameter_groups(), lr=0.1)
+
+
+def _side_by_side(place: Place) -> None:
+    names = ("ddp", "gather_broadcast")
     for make in MAKERS.values():
-        bare = {name: copy.deepcopy(_model()) for name in STRATEGIES}
-        strategies = {name: build_strategy(name, model, place) for name, model in bare.items()}
-        optimizers = {name: make([p for p in model.parameters() if p.requires_grad]) for name, model in bare.items()}
-        start = copy.deepcopy(_model().state_dict())
-        for step in range(NUM_STEPS):
+        strategies = {name: _built(place, _normalised, strategy=name) for name in names}
+        optimizers = {name: make(strategy.parameter_groups()) for name, strategy in strategies.items()}
+        start = _normalised().state_dict()
+        for batch in _batches(6, place):
             for name, strategy in strategies.items():
-                optimizers[name].zero_grad()
-                nn.functional.cross_entropy(strategy.module(inputs[step, rank]), targets[step, rank]).backward()
-                strategy.combine()
-                if strategy.steps_here:
-                    optimizers[name].step()
-                strategy.spread()
-            first, second = (bare[name].state_dict() for name in STRATEGIES)
+                _step(strategy, batch, optimizers[name])
+            first, second = (strategies[name].whole().state_dict() for name in names)
             for key, value in first.items():
                 if "running" not in key:  # each rank of DDP has its own running means, and the master's count
                     torch.testing.assert_close(second[key], value, rtol=1e-12, atol=1e-12)
             assert not torch.equal(first["0.weight"], start["0.weight"])
-        shared = [torch.empty_like(p) for p in bare["gather_broadcast"].state_dict().values()]
-        for copied, value in zip(shared, bare["gather_broadcast"].state_dict().values(), strict=True):
-            copied.copy_(value)
+        for value in strategies["gather_broadcast"].whole().state_dict().values():
+            copied = value.clone()
             dist.broadcast(copied, src=0)
             assert torch.equal(copied, value)  # to the bit, batch norm's means as well
-    dist.destroy_process_group()
 
 
 def test_gather_and_broadcast_gives_the_weights_of_all_reduce_after_every_step() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port,), nprocs=2)  # raises what a rank raised
+    on_ranks(_side_by_side, 2)
+
+
+def _held(strategy: Strategy) -> int:
+    """Weights that a rank has in memory to train."""
+    parameters = [p for group in strategy.parameter_groups() for p in group["params"]]
+    return sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in parameters)
+
+
+def _holdings(place: Place) -> dict[str, tuple[int, int]]:
+    configs: dict[str, dict[str, Any]] = {
+        "ddp": {},
+        "fsdp": {"strategy": "fsdp"},
+        "tensor": {"strategy": "tensor"},
+        "pipeline": {"strategy": "pipeline"},
+        "hybrid": {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2},
+    }
+    found = {}
+    for name, config in configs.items():
+        strategy = _built(place, _deep, **config)
+        found[name] = _held(strategy), sum(p.numel() for p in strategy.whole().parameters())
+    return found
+
+
+def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them() -> None:
+    every, last = 4 * (64 + 8) + 27, 27
+    ranks = on_ranks(_holdings, 4)
+    assert all(whole == every for rank in ranks for _, whole in rank.values())
+    held = {name: [rank[name][0] for rank in ranks] for name in ranks[0]}
+    assert held["ddp"] == [every] * 4
+    assert sum(held["fsdp"]) == every and max(held["fsdp"]) < every / 2
+    # Two pairs of layers are split in four; a row layer's biases and the odd layer at the end are with every rank.
+    assert held["tensor"] == [2 * (16 + 2 + 16 + 8) + last] * 4
+    assert sum(held["pipeline"]) == every and min(held["pipeline"]) > 0
+    assert sum(held["hybrid"]) == 2 * 2 * (32 + 4 + 32 + 8) + 2 * last
+
+
+def _sent(place: Place) -> dict[str, list[tuple[int, bool]]]:
+    """Of one step, the size of every bucket and whether the backward pass was over when it was sent."""
+    found = {}
+    for name, config in {
+        "fused": {"overlap": False},
+        "unfused": {"overlap": False, "bucket_mb": 0.0},
+        "unfused, overlapping": {"compression": "fp16", "bucket_mb": 0.0},
+    }.items():
+        strategy = _built(place, _deep, **config)
+        optimizer, sent = _sgd(strategy), []
+        first = next(iter(strategy.whole().parameters()))
+        inner = ddp._Compression.__call__
+
+        def spy(self: Any, bucket: Any, sent: list[Any] = sent, inner: Any = inner, first: Any = first) -> Any:
+            # The first layer's gradient is the last one to come.
+            sent.append((bucket.buffer().numel(), first.grad is not None))
+            return inner(self, bucket)
+
+        ddp._Compression.__call__ = spy  # type: ignore[method-assign]
+        try:
+            for batch in _batches(8, place):
+                sent.clear()
+                optimizer.zero_grad()
+                strategy.forward_backward(batch, PASS)
+                optimizer.step()
+        finally:
+            ddp._Compression.__call__ = inner  # type: ignore[method-assign]
+        found[name] = list(sent)
+    return found
+
+
+def test_gradients_are_fused_and_sent_when_the_options_say() -> None:
+    for rank in on_ranks(_sent, 2):
+        sizes = {name: [size for size, _ in sent] for name, sent in rank.items()}
+        assert sizes["fused"] == [315]
+        assert sorted(sizes["unfused"]) == sorted([64, 8] * 4 + [24, 3])
+        assert sizes["unfused"] == sizes["unfused, overlapping"]
+
+
+def _local(place: Place) -> list[bool]:
+    """After each step, whether this rank has the other's weights."""
+    strategy = _built(place, _deep, strategy="local_sgd", sync_every=3)
+    optimizer, equal = _sgd(strategy), []
+    for batch in _batches(8, place):
+        _step(strategy, batch, optimizer)
+        own = nn.utils.parameters_to_vector(strategy.module.parameters()).detach()
+        first = own.clone()
+        dist.broadcast(first, src=0)
+        equal.append(torch.equal(first, own))
+        mean: Tensor = own.clone()
+        dist.all_reduce(mean)
+        whole = nn.utils.parameters_to_vector(strategy.whole().parameters())
+        torch.testing.assert_close(whole, mean / 2)
+    return equal
+
+
+def test_local_sgd_averages_every_so_many_steps_and_evaluates_the_average() -> None:
+    own, other = on_ranks(_local, 2)
+    assert own == [True] * NUM_STEPS  # rank 0 is who is compared with
+    assert other == [False, False, True, False, False]
