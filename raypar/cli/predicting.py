@@ -1,0 +1,228 @@
+"""The command that predicts what more workers, or another network, would bring."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from raypar.cli.common import set_data_dir, shipped_workloads, stdout, store_of, told, unknown_study
+from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
+from raypar.errors import RayparError
+
+if TYPE_CHECKING:
+    from raypar.analysis.network import Network, Topology
+    from raypar.study.space import Value
+    from raypar.study.trial import TrialResult
+    from raypar.study.workload import Workload
+    from raypar.train.layer_cost import LayerCost
+
+MEASURED = "measured"  # --network measured: probe this machine
+WITHIN_NODE = "10GB/s,10us"  # unless given: PCI Express 3.0 with 16 lanes, of whose 15.8 GB/s about as much arrives
+MOST_STEP_TIMES = 5  # trials whose step times are read for their variation
+
+
+def predict(
+    name: StudyName,
+    workers: Annotated[str, typer.Option(metavar="N[,N…]", help="Predict 1, 2, 4 … up to the largest of these.")],
+    nodes_of: Annotated[int, typer.Option(min=1, metavar="K", help="Workers of a node, which share its link.")] = 1,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: as the study shows it)",
+        ),
+    ] = None,
+    network_within: Annotated[
+        str | None, typer.Option(metavar="TEXT", help=f"The links within a node. (default: {WITHIN_NODE})")
+    ] = None,
+    algorithm: Annotated[
+        Literal["auto", "ring", "tree", "hierarchical"] | None,
+        typer.Option(help="Of the all-reduce; auto: the fastest. (default: auto, on a measured network ring)"),
+    ] = None,
+    scaling: Annotated[
+        Literal["strong", "weak"] | None,
+        typer.Option(
+            help="strong: the global batch stays; weak: that of a worker does. (default: as the study has it)"
+        ),
+    ] = None,
+    bucket_mb: Annotated[
+        float | None, typer.Option(metavar="X", help="MiB of gradients sent as one; 0: layer by layer.")
+    ] = None,
+    overlap: Annotated[
+        bool | None, typer.Option("--overlap/--no-overlap", help="Send gradients behind the backward pass, or after.")
+    ] = None,
+    input_rate: Annotated[
+        float | None, typer.Option(metavar="X", help="Samples/s that the input pipeline of a node delivers.")
+    ] = None,
+    parameters: Annotated[
+        str | None, typer.Option(metavar="X", help="Trained parameters (25.6M), where the model can't be looked at.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Choose the point to predict from.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file: .png, .svg, .pdf.")] = None,
+    data_dir: DataDir = None,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Predict time, throughput and efficiency with more workers or another network, from a study that was measured."""
+    with told(debug):
+        from raypar.analysis.calibration import (
+            calibrate,
+            choose_results,
+            fit_study_network,
+            measured_points,
+            variation_of,
+        )
+        from raypar.analysis.laws import Scaling
+        from raypar.analysis.network import Network, Topology, parse_network
+        from raypar.analysis.predict import communication_of, training_of, worker_counts
+        from raypar.analysis.predict import predict as predicted
+        from raypar.report.predict import Told, check_plot_path, print_prediction, write_plot
+
+        asked = _counts(workers)
+        worker_counts(asked)  # before anything slow: a mistake is told at once
+        _check_positive("--input-rate", input_rate)
+        if bucket_mb is not None and not (math.isfinite(bucket_mb) and bucket_mb >= 0):
+            raise RayparError(f"--bucket-mb {bucket_mb}: must be 0 or more", hint="write --bucket-mb 25")
+        if plot is not None:
+            check_plot_path(plot)
+        given = parse_network(network) if network not in (None, MEASURED) else None
+        within = parse_network(network_within or WITHIN_NODE)
+        if network_within is not None and nodes_of == 1:
+            raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
+        wished = _settings(settings or [])
+        set_data_dir(data_dir)
+        store = store_of(tracking_uri)
+        every = store.results(name)
+        if not every:
+            raise unknown_study(name, store)
+        results = choose_results(every, wished)
+        training = training_of(results, wished, Scaling(scaling) if scaling else None, input_rate)
+        config = results[0].spec.config
+        layers, source = _layers(store, name, results[0], parameters)
+        calibration = calibrate(measured_points(results), layers, variation_of(_with_step_times(store, name, results)))
+        sources = [source] if source else []
+        link: Network | Topology
+        if given is not None:
+            link, origin = given, "as given"
+        elif network == MEASURED:
+            raise RayparError("--network measured: not to be had yet", hint="give it: --network 100Gbit")
+        else:
+            how = communication_of(config, Network(0.0, math.inf), "ring")
+            link, origin = fit_study_network(calibration, how, training.accumulation_steps)
+        if nodes_of > 1:
+            link = Topology(nodes_of, within, link)
+            if network_within is None:
+                sources.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
+        chosen = algorithm or ("auto" if given is not None else "ring")
+        how = communication_of(config, link, chosen, bucket_mb=bucket_mb, overlap=overlap)
+        if (bucket_mb, overlap) != (None, None):
+            sources.append("buckets or overlap are not as the study had them")
+        counts = worker_counts(asked, [p.num_workers for p in calibration.points])
+        sweep = predicted(calibration, training, how, counts, is_measured_network=given is None and nodes_of == 1)
+        shown = Told(
+            title=" ".join([f"Study {name}", *(settings or [])]),
+            asked=asked,
+            calibration=calibration,
+            training=training,
+            communication=how,
+            sweep=sweep,
+            network_source=origin,
+            sources=tuple(sources),
+        )
+        print_prediction(stdout(), shown)
+        if plot is not None:
+            write_plot(plot, shown)
+            typer.echo(f"drawn into {plot}", err=True)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part.replace("_", "")) for part in text.split(",")}))
+    except ValueError:
+        raise RayparError(f"--workers {text}: is no list of counts", hint="write --workers 1024, or 8,64") from None
+
+
+def _check_positive(flag: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} 1000, or leave it out")
+
+
+def _settings(settings: Sequence[str]) -> dict[str, Value]:
+    from raypar.study.settings import parse_value
+
+    found: dict[str, Value] = {}
+    for setting in settings:
+        key, equals, text = (part.strip() for part in setting.partition("="))
+        if not (key and equals and text):
+            raise RayparError(f"--set {setting}: is no key=value", hint="write --set batch_size=64")
+        if key == "num_workers":
+            raise RayparError(f"--set {setting}: worker counts are predicted", hint=f"write --workers {text}")
+        try:
+            value = parse_value(text)
+        except ValueError as error:
+            raise RayparError(f"--set {setting}: {error}", hint="give one value") from None
+        if not isinstance(value, (str, int, float, bool, tuple, type(None))):
+            raise RayparError(f"--set {setting}: several values", hint=f"choose one: --set {key}=VALUE")
+        found[key] = value
+    return found
+
+
+def _with_step_times(store: Any, name: str, results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Some trials of one worker, the last ones, with their step times."""
+    alone = [r for r in results if r.spec.config.get("num_workers") == 1][-MOST_STEP_TIMES:]
+    return [replace(r, step_times_s=store.step_times(name, r.spec.identity)) for r in alone]
+
+
+def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) -> tuple[tuple[LayerCost, ...], str]:
+    """The layers of a trial's network, and a sentence where they are not known."""
+    from raypar.train.layer_cost import one_layer
+
+    at_the_end = "the layers are not known: all gradients are there at the end of the backward pass"
+    config: Mapping[str, Any] = result.spec.config
+    if parameters is not None:
+        return one_layer(_parameters(parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
+    workload = _workload(store, name, result.spec.workload)
+    if workload is None:
+        raise RayparError(
+            f"the file of study `{name}` is gone, and no workload `{result.spec.workload}` ships with raypar: its "
+            "network can't be looked at",
+            hint="give its size: --parameters 25.6M",
+        )
+    from raypar.train.layers import is_one_layer, layer_costs
+
+    layers = layer_costs(workload, config)
+    return layers, at_the_end if is_one_layer(layers) else "computing is shared out among layers by counted work"
+
+
+def _workload(store: Any, name: str, workload_name: str) -> Workload | None:
+    """That of the study's file, if it is there and still has it, else one that ships; None: neither."""
+    from raypar.study.loader import load_study
+
+    last = store.resume_info(name)
+    if last:
+        if last.get("data_dir"):
+            os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
+        try:
+            study = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())]).study
+        except RayparError:
+            study = None
+        if study is not None and study.workload.name == workload_name:
+            return study.workload
+    return shipped_workloads().get(workload_name)
+
+
+def _parameters(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([kMG]?)", text)
+    number = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]] if found else 0
+    if number < 1:
+        raise RayparError(f"--parameters {text}: is no number of parameters", hint="write --parameters 25.6M")
+    return round(number)

@@ -1,0 +1,277 @@
+"""What a prediction says, in a terminal: a row for each worker count, where a step's time goes, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from textwrap import wrap
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raypar import units
+from raypar.analysis.calibration import Calibration
+from raypar.analysis.laws import Scaling
+from raypar.analysis.network import Algorithm, Network, Topology
+from raypar.analysis.predict import Prediction, Sweep, Training
+from raypar.analysis.step_model import Communication, Limit
+from raypar.errors import RayparError
+from raypar.report.plain import encodable
+
+BAR_WIDTH = 50
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+# Parts of a step: attribute of `StepTime`, character, style, name. Plain characters read the same in a file.
+PARTS = (
+    ("compute_s", "#", "green", "computing"),
+    ("exposed_communication_s", "=", "red", "waiting for gradients"),
+    ("straggler_s", "~", "yellow", "waiting for the slowest worker"),
+    ("data_wait_s", ".", "magenta", "waiting for data"),
+    ("optimizer_s", "+", "blue", "what a step takes once (optimizer, launches)"),
+)
+_BEYOND = {
+    "workers": "more workers than were measured",
+    "batch": "a batch of a worker that was not measured",
+    "network": "another network than was measured",
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """A prediction and what is to be said about it.
+
+    Attributes:
+        title: which study and point.
+        asked: the worker counts that were asked for.
+        network_source: where the network comes from: "as given", "fitted …".
+        sources: further sentences on where numbers come from.
+    """
+
+    title: str
+    asked: tuple[int, ...]
+    calibration: Calibration
+    training: Training
+    communication: Communication
+    sweep: Sweep
+    network_source: str
+    sources: tuple[str, ...] = ()
+
+
+def print_prediction(console: Console, told: Told) -> None:
+    """Print what more workers would bring."""
+
+    def line(text: str, indent: str = "  ") -> None:
+        for part in wrap(encodable(text, console.encoding), max(20, console.width - 1), subsequent_indent=indent):
+            console.print(Text(part), highlight=False, soft_wrap=True)
+
+    line(told.title)
+    console.print()
+    console.print(_table(console, told.sweep.predictions))
+    console.print()
+    line("Where the time of a step goes:")
+    for prediction in told.sweep.predictions:
+        console.print(_bar(prediction), highlight=False, soft_wrap=True)
+    line("; ".join(f"{mark} {name}" for _, mark, _, name in PARTS if _occurs(mark, told.sweep.predictions)))
+    console.print()
+    for prediction in told.sweep.predictions:
+        if prediction.num_workers in told.asked:
+            line(_sentence(prediction, told.training))
+    for text in _limits(told):
+        line(text)
+    console.print()
+    line("Taken for granted:")
+    for text in assumptions(told):
+        line(f"- {text}")
+
+
+def _table(console: Console, predictions: Sequence[Prediction]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for head in ("workers", "step", "samples/s", "speedup", "eff.", "epoch", "limit", "measured"):
+        table.add_column(head, justify="left" if head in ("limit", "measured") else "right", overflow="fold")
+    for p in predictions:
+        if p.measured is not None:
+            measured = units.seconds(p.measured.value)
+        else:
+            measured = "extrapolated" if p.is_extrapolated else units.MISSING
+        cells = (
+            units.count(p.num_workers),
+            units.seconds(p.step_time_s.value),
+            units.compact(p.throughput_samples_per_s.value),
+            units.ratio(p.speedup.value),
+            units.percent(p.efficiency.value),
+            units.seconds(p.epoch_s.value),
+            "small batch" if p.limit is Limit.BATCH else str(p.limit),
+            measured,
+        )
+        style = "dim" if p.is_extrapolated and p.measured is None else ""
+        table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells), style=style)
+    return table
+
+
+def _shares(prediction: Prediction) -> list[int]:
+    """Characters of each part, together `BAR_WIDTH`; rounded so that they add up."""
+    step = prediction.step
+    ends = [0]
+    passed = 0.0
+    for name, *_ in PARTS:
+        passed += getattr(step, name)
+        ends.append(round(BAR_WIDTH * passed / step.step_time_s))
+    return [after - before for before, after in pairwise(ends)]
+
+
+def _bar(prediction: Prediction) -> Text:
+    text = Text(f"{units.count(prediction.num_workers):>7} ")
+    for (_, mark, style, _), width in zip(PARTS, _shares(prediction), strict=True):
+        text.append(mark * width, style)
+    return text.append("  *" if prediction.is_extrapolated else "")
+
+
+def _occurs(mark: str, predictions: Sequence[Prediction]) -> bool:
+    return any(mark in _bar(prediction).plain for prediction in predictions)
+
+
+def _sentence(p: Prediction, training: Training) -> str:
+    step, rate, efficiency, whole = p.step_time_s, p.throughput_samples_per_s, p.efficiency, p.training_s
+    time = units.seconds_interval(step.value, step.low, step.high)
+    text = (
+        f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: {time} a step, "
+        f"{units.rate_interval(rate.value, rate.low, rate.high)}, speedup {units.ratio(p.speedup.value)}, efficiency "
+        f"{units.percent_interval(efficiency.value, efficiency.low, efficiency.high, 1)}; "
+        f"{units.counted(training.epochs, 'epoch')} take {units.seconds(whole.value)}."
+    )
+    if training.epochs == 1:
+        text = text.replace("1 epoch take ", "1 epoch takes ")
+    if p.is_extrapolated:
+        text += f" Extrapolated (*): {', '.join(_BEYOND[what] for what in p.extrapolated)}."
+    return text
+
+
+def _limits(told: Told) -> list[str]:
+    sweep = told.sweep
+    last = sweep.predictions[-1]
+    step = last.step
+    named = {
+        Limit.COMPUTE: "computing itself limits",
+        Limit.LATENCY: f"the latency of the messages limits: {units.seconds(step.exposed_latency_s)} of a step",
+        Limit.BANDWIDTH: f"the bandwidth of the network limits: {units.seconds(step.exposed_transfer_s)} of a step",
+        Limit.STRAGGLERS: f"the slowest worker limits: all wait {units.seconds(step.straggler_s)} a step for it",
+        Limit.INPUT: f"the input pipeline limits: workers wait {units.seconds(step.data_wait_s)} a step for data",
+        Limit.BATCH: f"the batch is too small: of each step, {units.seconds(step.optimizer_s)} do not shrink with it",
+    }
+    found = [f"With {units.counted(last.num_workers, 'worker')} {named[last.limit]}."]
+    if sweep.fastest < last.num_workers:
+        found.append(f"More than {units.counted(sweep.fastest, 'worker')} are not faster.")
+    if sweep.most_workers is not None and max(told.asked) > sweep.most_workers:
+        most = units.count(sweep.most_workers)
+        found.append(f"More than {most} workers have no sample each of a global batch of {most}: they are left out.")
+    return found
+
+
+def assumptions(told: Told) -> list[str]:
+    """What the prediction rests on, a sentence each."""
+    calibration, how, training = told.calibration, told.communication, told.training
+    size = sum(layer.num_gradient_bytes for layer in calibration.layers)
+    if how.bucket_bytes is None:
+        buckets = "in buckets of 25 MiB, the first of 1 MiB (torch's own)"
+    elif how.bucket_bytes == 0:
+        buckets = "layer by layer"
+    else:
+        buckets = f"in buckets of {how.bucket_bytes / 2**20:g} MiB"
+    overlap = "behind the backward pass" if how.overlap else "after the backward pass"
+    shrunk = "" if how.compression == 1 else f", compressed to {units.percent(how.compression)}"
+    if training.scaling is Scaling.STRONG:
+        scaling = f"strong scaling: the global batch stays {units.count(training.batch_size)}"
+    else:
+        scaling = f"weak scaling: every worker has a batch of {units.count(training.batch_size)}"
+    found = [
+        scaling,
+        f"one worker takes {units.seconds(calibration.fixed_s)} a step and {units.seconds(calibration.per_sample_s)} "
+        f"a sample, with any number of workers beside it; its steps vary by {units.percent(calibration.variation, 1)}",
+        f"{units.size(size)} of gradients of {units.counted(len(calibration.layers), 'layer')} are sent {buckets}, "
+        f"{overlap}{shrunk}",
+        *_network(how.network, how.algorithm, told.network_source),
+        *told.sources,
+        *calibration.notes,
+    ]
+    if training.accumulation_steps > 1:
+        found.append(f"gradients are sent once in {training.accumulation_steps} micro-batches")
+    if training.input_samples_per_s is None:
+        found.append("the input pipeline keeps up: what it cost is part of the computing that was measured")
+    else:
+        found.append(f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}")
+    if calibration.draws is None:
+        found.append("no intervals: a point ran only once")
+    else:
+        found.append(
+            "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
+        )
+    return found
+
+
+def _network(network: Network | Topology, algorithm: Algorithm | str, source: str) -> list[str]:
+    ways = {
+        Algorithm.AUTO: "whichever of ring, tree and hierarchical all-reduce is fastest for a bucket",
+        Algorithm.RING: "all-reduce in a ring",
+        Algorithm.TREE: "all-reduce over two trees",
+        Algorithm.HIERARCHICAL: "all-reduce in the nodes, then between them",
+    }
+    way = ways[Algorithm(str(algorithm))]
+    if isinstance(network, Network):
+        return [f"{way}, on links of {_link(network)}, {source}"]
+    return [
+        f"{way}; {units.counted(network.workers_per_node, 'worker')} a node, links of {_link(network.within)} within "
+        f"it, and {_link(network.between)} from node to node, which its workers share, {source}",
+        "no link slows another: the switches have room for all",
+    ]
+
+
+def _link(network: Network) -> str:
+    return f"{units.seconds(network.latency_s)} and {units.size(network.bandwidth_bytes_per_s)}/s"
+
+
+def check_plot_path(path: Path) -> None:
+    """Raises RayparError where no plot can be written there."""
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        raise RayparError(f"--plot {path}: no such format", hint=f"end it in {', '.join(PLOT_SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise RayparError(f"--plot {path}: there is no folder {path.parent}", hint="make it first")
+
+
+def write_plot(path: Path, told: Told) -> None:
+    """Draw throughput and efficiency over workers into a file; what is extrapolated is dashed.
+
+    Raises:
+        RayparError: the file can't be written.
+    """
+    # Not pyplot: nothing is shown, and its state would outlive this.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    check_plot_path(path)
+    sweep = told.sweep
+    workers, rates = sweep.curve
+    measured = [p for p in sweep.predictions if p.measured is not None]
+    inside = [p.num_workers for p in sweep.predictions if not p.is_extrapolated]
+    until = max(inside, default=1)
+    ideal = rates[0] * workers
+    figure = Figure(figsize=(7, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True)
+    known, beyond = workers <= until, workers >= until
+    for axes, curve in ((above, rates), (below, 100 * rates / ideal)):
+        axes.plot(workers[known], curve[known], color="C0", label="predicted")
+        axes.plot(workers[beyond], curve[beyond], color="C0", linestyle="--", label="extrapolated")
+        axes.grid(visible=True, which="major", alpha=0.3)
+    above.plot(workers, ideal, color="grey", linewidth=0.8, label="ideal")
+    throughputs = [p.batch_size / p.measured.value for p in measured if p.measured is not None]
+    above.plot([p.num_workers for p in measured], throughputs, "o", color="C1", label="measured")
+    above.set(xscale="log", yscale="log", ylabel="samples/s", title=told.title)
+    above.set_xscale("log", base=2)
+    above.legend()
+    below.set(xlabel="workers", ylabel="efficiency, %", ylim=(0, 105))
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise RayparError(f"--plot {path}: can't be written: {error.strerror}", hint="choose another file") from None

@@ -1,0 +1,196 @@
+"""What each layer of a workload's network adds to a training step: gradients in bytes, and its share of the work.
+
+Shares are of multiply-accumulates, which are counted, not timed: a layer that memory bounds (normalisation, activation)
+counts for nothing, and its time falls to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from raypar.errors import RayparError
+from raypar.study.workload import Config, Workload
+from raypar.train.layer_cost import LayerCost, one_layer
+from raypar.train.work import FLOP_PER_MAC, _of_few, _sample
+
+FP64_BYTES = 8
+
+
+@dataclass
+class _Layer:
+    """A module in the forward pass; `macs` are those of its own code, not of the modules in it."""
+
+    name: str
+    module: nn.Module
+    macs: int = 0
+
+
+def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
+    """The layers of a workload's network under a complete config, in the order of the forward pass.
+
+    Its data is loaded to see a sample's shape; where it is not there, or the network does not run on a sample, the
+    gradients are known and the shares are not: then all is one layer (`is_one_layer`).
+
+    Raises:
+        RayparError: the network can't be built, has nothing to train, or raypar can't look into it.
+    """
+    if workload.is_train_loop or workload.model is None or workload.data is None:
+        raise RayparError(
+            f"workload {workload.name} is a train loop: raypar can't look at its network",
+            hint="give its size: --parameters 25.6M",
+        )
+    try:
+        workload.prepare(config)
+        sample = _sample(workload.data(_of_few(config)))
+    except Exception:  # data that is not there, or not as it should be; the network may do without
+        return one_layer(sum(size for _, size in _gradients(_built(workload, config, "cpu"), config)))
+    ways: tuple[tuple[str, str, Tensor], ...] = (
+        ("meta", "meta", torch.empty_like(sample, device="meta")),
+        ("cpu", "cpu", sample),  # for a network that looks at numbers
+    )
+    for built_on, run_on, inputs in ways:
+        try:
+            model = _built(workload, config, built_on).to(run_on)
+            with torch.device(run_on):
+                return count_layers(model, inputs, config)
+        except Exception:  # whatever a network may raise on shapes alone
+            continue
+    return one_layer(sum(size for _, size in _gradients(_built(workload, config, "cpu"), config)))
+
+
+def is_one_layer(layers: tuple[LayerCost, ...]) -> bool:
+    """Whether nothing is known of the layers but their size."""
+    return layers == one_layer(sum(layer.num_gradient_bytes for layer in layers))
+
+
+def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[LayerCost, ...]:
+    """The layers of a network in the order in which the forward pass of `inputs` enters them.
+
+    A layer is a module that has weights of its own, or multiplies in its own code (attention: twice as many
+    multiply-accumulates backward, both by inputs). Backward, a layer of weights has as many for its gradient by
+    weights, and as many for that by inputs, which the first trained layer does not need. Weights that several layers
+    share are ready with the first of them, the last one backward.
+
+    Args:
+        inputs: shape ``(batch, ...)``, on the model's device, which may be torch's meta device.
+        config: its `precision` says how many bytes a gradient has.
+
+    Raises:
+        RayparError: the network has no weight to train.
+    """
+    entered = _entered(model, inputs)
+    sizes = _gradient_bytes(entered, config)
+    if not any(sizes):
+        raise RayparError("the model has no weight to train", hint="leave some weights trainable")
+    forward, backward = [], []
+    anything_before = False
+    for layer, size in zip(entered, sizes, strict=True):
+        has_weights = any(True for _ in layer.module.parameters(recurse=False))
+        by_weights = bool(size) if has_weights else anything_before
+        forward.append(layer.macs)
+        backward.append(layer.macs * (by_weights + anything_before))
+        anything_before = anything_before or bool(size)
+    total = sum(forward) + sum(backward)
+    if not total:
+        return one_layer(sum(sizes))
+    return tuple(
+        LayerCost(layer.name, size, back / total, ahead / total)
+        for layer, size, ahead, back in zip(entered, sizes, forward, backward, strict=True)
+        if size or ahead
+    )
+
+
+def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
+    """Every module that a forward pass enters, in that order, with its own work."""
+    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+    layers: dict[nn.Module, _Layer] = {}
+    within: list[nn.Module] = []
+    counter = FlopCounterMode(display=False)
+    seen = 0
+
+    def count() -> None:
+        """What was done since the last call is the work of the module that is being run."""
+        nonlocal seen
+        total = counter.get_total_flops()
+        if within:
+            layers[within[-1]].macs += (total - seen) // FLOP_PER_MAC
+        seen = total
+
+    def enter(module: nn.Module, _inputs: object) -> None:
+        count()
+        layers.setdefault(module, _Layer(names[module], module))
+        within.append(module)
+
+    def leave(_module: nn.Module, _inputs: object, _output: object) -> None:
+        count()
+        within.pop()
+
+    hooks = [hook for module in names for hook in _hooked(module, enter, leave)]
+    was_training = model.training
+    model.train()
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+            model(inputs)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return list(layers.values())
+
+
+def _hooked(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> tuple[Any, Any]:
+    return module.register_forward_pre_hook(enter), module.register_forward_hook(leave)
+
+
+def _gradient_bytes(entered: list[_Layer], config: Config) -> list[int]:
+    """Of each module's own weights, and of those modules in it that are not entered but whose weights it takes."""
+    called, seen = {layer.module for layer in entered}, set()
+    sizes = []
+    for layer in entered:
+        size = 0
+        for module in _own(layer.module, called):
+            for parameter, num_bytes in _gradients(module, config, recurse=False):
+                if parameter not in seen:
+                    seen.add(parameter)
+                    size += num_bytes
+        sizes.append(size)
+    return sizes
+
+
+def _own(module: nn.Module, called: set[nn.Module]) -> list[nn.Module]:
+    found = [module]
+    for child in module.children():
+        if child not in called:
+            found += _own(child, called)
+    return found
+
+
+def _gradients(model: nn.Module, config: Config, *, recurse: bool = True) -> list[tuple[nn.Parameter, int]]:
+    """The weights to train, and the bytes of each one's gradient; mixed precision leaves weights as they are."""
+    is_double = config.get("precision") == "fp64"
+    return [
+        (p, p.numel() * (FP64_BYTES if is_double else p.element_size()))
+        for p in model.parameters(recurse=recurse)
+        if p.requires_grad
+    ]
+
+
+def _built(workload: Workload, config: Config, device: str) -> nn.Module:
+    assert workload.model is not None
+    try:
+        with torch.device(device):
+            return workload.model(config)
+    except RayparError:
+        raise
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RayparError(
+            f"workload {workload.name}: the network can't be built: {why}", hint="give its size: --parameters 25.6M"
+        ) from None
