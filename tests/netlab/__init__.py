@@ -1,0 +1,16 @@
+"""A network of hosts on one Linux machine: namespaces for hosts, links between them with a rate and a delay.
+
+    if (why := why_not()) is None:
+        with Lab(2) as lab:
+            lab.shape(Shape(rate_bit_per_s=100e6, delay_s=0.001))
+            lab.run(0, ["python", "-c", "…"])
+
+Every host has its own network (eth0), process table, host name, /run and /dev/shm; the files are the machine's. There
+is no way out of the network. Everything is gone with the `Lab`, or with the process that made it, however that ends.
+"""
+
+from netlab.lab import Lab
+from netlab.requirements import why_not
+from netlab.shape import Shape
+
+__all__ = ["Lab", "Shape", "why_not"]

@@ -1,0 +1,80 @@
+"""A switch that takes its time: every frame leaves so many milliseconds after it came. Run inside a lab's switch.
+
+Kernels that have netem do this themselves; not all have it. Usage: ``relay.py DELAY_MS PORT [PORT …]``; says "ready",
+and what it had to drop. Frames carry their offload headers along, so that the kernel's 64 KB frames stay whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+import socket
+import sys
+import time
+from collections import deque
+
+# linux/if_packet.h, asm-generic/socket.h, linux/prctl.h, linux/if_ether.h
+SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+PR_SET_TIMERSLACK = 29
+ETH_P_ALL = 3
+BUFFER_BYTES = 64 << 20
+VNET_HDR_BYTES = 10
+LARGEST_FRAME_BYTES = 70_000
+AT_ONCE = 64  # frames taken from a port before the others have their turn
+
+Frame = tuple[float, int, bytes]  # when it is due, the port that it came from, all of it
+
+
+def main() -> None:
+    delay_s, names = float(sys.argv[1]) / 1e3, sys.argv[2:]
+    # Sleeps end on time: by default they may be 50 µs late.
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000)
+    ports = [opened(name) for name in names]
+    number_of = {port: i for i, port in enumerate(ports)}
+    waiting: deque[Frame] = deque()  # in the order in which they are due: the delay is the same for all
+    port_of: dict[bytes, int] = {}  # by address, as learnt
+    print("ready", flush=True)
+    while True:
+        wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for port in select.select(ports, (), (), wait_s)[0]:
+            take(port, number_of[port], delay_s, waiting)
+        while waiting and waiting[0][0] <= time.monotonic():
+            _, came_from, frame = waiting.popleft()
+            pass_on(frame, came_from, ports, port_of)
+
+
+def opened(name: str) -> socket.socket:
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # receives nothing before it is bound
+    port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+    for option in (SO_RCVBUFFORCE, SO_SNDBUFFORCE):
+        port.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    port.bind((name, ETH_P_ALL))
+    port.setblocking(False)
+    return port
+
+
+def take(port: socket.socket, number: int, delay_s: float, waiting: deque[Frame]) -> None:
+    due_s = time.monotonic() + delay_s
+    for _ in range(AT_ONCE):
+        try:
+            waiting.append((due_s, number, port.recv(LARGEST_FRAME_BYTES)))
+        except BlockingIOError:
+            return
+
+
+def pass_on(frame: bytes, came_from: int, ports: list[socket.socket], port_of: dict[bytes, int]) -> None:
+    to, sender = frame[VNET_HDR_BYTES : VNET_HDR_BYTES + 6], frame[VNET_HDR_BYTES + 6 : VNET_HDR_BYTES + 12]
+    port_of[sender] = came_from
+    only = port_of.get(to)
+    for i, port in enumerate(ports):
+        if i == only or (only is None and i != came_from):
+            try:
+                port.send(frame)
+            except OSError as error:  # the link's queue is full
+                print(f"dropped {len(frame)} bytes: {error}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
