@@ -47,7 +47,6 @@ def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
             hint="give its size: --parameters 25.6M",
         )
     try:
-        workload.prepare(config)
         sample = _sample(workload.data(_of_few(config)))
     except Exception:  # data that is not there, or not as it should be; the network may do without
         return one_layer(sum(size for _, size in _gradients(_built(workload, config, "cpu"), config)))
@@ -113,15 +112,13 @@ def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
     layers: dict[nn.Module, _Layer] = {}
     within: list[nn.Module] = []
     counter = FlopCounterMode(display=False)
-    seen = 0
+    totals = [0]
 
     def count() -> None:
         """What was done since the last call is the work of the module that is being run."""
-        nonlocal seen
-        total = counter.get_total_flops()
+        totals.append(counter.get_total_flops())
         if within:
-            layers[within[-1]].macs += (total - seen) // FLOP_PER_MAC
-        seen = total
+            layers[within[-1]].macs += (totals[-1] - totals[-2]) // FLOP_PER_MAC
 
     def enter(module: nn.Module, _inputs: object) -> None:
         count()

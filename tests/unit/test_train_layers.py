@@ -1,0 +1,126 @@
+"""What each layer of a network adds to a step: its gradients' bytes, its share of the counted work, in what order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raypar import workloads
+from raypar.analysis.step_model import one_layer
+from raypar.errors import DataError, RayparError
+from raypar.study.study import resolve
+from raypar.study.workload import Workload
+from raypar.train.layer_cost import LayerCost
+from raypar.train.layers import count_layers, is_one_layer, layer_costs
+from raypar.train.work import count_work
+
+
+def counted(model: nn.Module, *shape: int, **config: Any) -> tuple[LayerCost, ...]:
+    return count_layers(model, torch.zeros(2, *shape), config)
+
+
+def test_the_first_layer_needs_no_gradient_by_inputs() -> None:
+    # 4 x 10 and 10 x 3 MACs: forward 70, backward 40 + 2 x 30.
+    first, last = counted(nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)), 4)
+    assert (first.name, last.name) == ("0", "2")
+    assert (first.num_gradient_bytes, last.num_gradient_bytes) == (4 * 50, 4 * 33)
+    assert [first.forward_share, first.backward_share] == pytest.approx([40 / 170, 40 / 170])
+    assert [last.forward_share, last.backward_share] == pytest.approx([30 / 170, 60 / 170])
+
+
+def test_normalisation_has_gradients_and_no_counted_work() -> None:
+    layers = counted(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)), 3, 9, 9)
+    norm = layers[1]
+    assert (norm.num_gradient_bytes, norm.forward_share, norm.backward_share) == (4 * 16, 0, 0)
+
+
+def test_layers_come_in_the_order_in_which_they_are_run() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second, self.first = nn.Linear(5, 2), nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x))  # type: ignore[no-any-return]
+
+    assert [layer.name for layer in counted(Backwards(), 3)] == ["first", "second"]
+
+
+def test_shared_weights_are_ready_with_their_first_layer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    assert [layer.num_gradient_bytes for layer in counted(model, 4)] == [4 * 20, 4 * 4]
+
+
+def test_frozen_layers_send_nothing_and_stop_the_backward_pass() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    first, last = counted(model, 4)
+    assert (first.num_gradient_bytes, first.backward_share) == (0, 0)
+    assert last.backward_share == pytest.approx(1 / 3)
+
+
+def test_attention_has_its_weights_though_it_does_not_call_them_as_a_module() -> None:
+    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Linear(3, 8), layer)
+    layers = counted(model, 5, 3)
+    assert sum(c.num_gradient_bytes for c in layers) == sum(4 * p.numel() for p in model.parameters())
+    work = count_work(model, torch.zeros(2, 5, 3))
+    assert sum(c.forward_share for c in layers) == pytest.approx(work.macs_forward / work.macs, rel=0.02)
+
+
+def test_shares_add_up_to_the_counted_work_of_a_resnet() -> None:
+    config = resolve(workloads.resnet, {"image_size": 32})
+    layers = layer_costs(workloads.resnet, config)
+    assert sum(c.forward_share + c.backward_share for c in layers) == pytest.approx(1)
+    assert layers[0].name == "conv1" and layers[-1].name == "fc"
+    with torch.device("meta"):
+        assert workloads.resnet.model is not None
+        model = workloads.resnet.model(config)
+        work = count_work(model, torch.zeros(2, 3, 32, 32))
+    assert sum(c.num_gradient_bytes for c in layers) == 4 * work.num_parameters
+    assert sum(c.forward_share for c in layers) == pytest.approx(work.macs_forward / work.macs)
+
+
+def test_double_precision_has_gradients_of_eight_bytes() -> None:
+    assert counted(nn.Linear(4, 10), 4, precision="fp64")[0].num_gradient_bytes == 8 * 50
+    assert counted(nn.Linear(4, 10), 4, precision="bf16")[0].num_gradient_bytes == 4 * 50
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+    counted(model, 4)
+    assert not model.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    with pytest.raises(RayparError, match="no weight to train"):
+        counted(nn.ReLU(), 4)
+
+
+def test_without_data_the_size_is_known_and_the_layers_are_not() -> None:
+    def absent(_: Any) -> Any:
+        raise DataError("no data here")
+
+    layers = layer_costs(replace(workloads.digits, data=absent), resolve(workloads.digits, {"hidden_size": 16}))
+    assert is_one_layer(layers)
+    assert layers == one_layer(4 * (64 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10))
+    assert not is_one_layer(layer_costs(workloads.digits, resolve(workloads.digits, {})))
+
+
+def test_what_can_not_be_looked_at_is_told_with_the_way_out() -> None:
+    def broken(_: Any) -> Any:
+        raise ValueError("no such width")
+
+    for workload, problem in (
+        (Workload.from_train_loop(print), "is a train loop"),
+        (replace(workloads.digits, model=broken), "can't be built: no such width"),
+    ):
+        with pytest.raises(RayparError, match=problem) as caught:
+            layer_costs(workload, {})
+        assert caught.value.hint and "--parameters" in caught.value.hint
