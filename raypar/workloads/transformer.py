@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypar.errors import DataError
+from raypar.study.strategies import tensor_size
 from raypar.study.workload import Config, Data, Split, Workload, whole_number
 from raypar.workloads.transformer_layers import TENSOR_PLAN, blocks, embedding, head
 
@@ -81,6 +82,11 @@ def prepare(config: Config) -> None:
         raise DataError(
             f"width={width} can't be shared out among num_heads={num_heads}",
             hint=f"say --set width={-(-width // num_heads) * num_heads}, or another multiple of num_heads",
+        )
+    if num_heads % (splits := tensor_size(config)):
+        raise DataError(
+            f"num_heads={num_heads} can't be shared out among the {splits} workers that split each layer",
+            hint=f"say --set num_heads={splits}, or another multiple of it that divides width={width}",
         )
 
 

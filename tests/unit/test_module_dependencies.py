@@ -136,7 +136,7 @@ def test_nothing_inside_imports_the_package_itself_but_for_its_version() -> None
     wrong = []
     for module in MODULES:
         for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-            names = [a.name for a in getattr(node, "names", [])]
+            names = [a.name for a in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
             if isinstance(node, ast.ImportFrom) and node.module == "raypar":
                 wrong += [f"{module}: {n}" for n in names if f"raypar.{n}" not in MODULES and n != "__version__"]
     assert not wrong, wrong

@@ -182,6 +182,12 @@ def test_heads_that_do_not_divide_the_width_are_told_beforehand() -> None:
     assert "width=35" in str(told.value.hint)
 
 
+def test_heads_that_cannot_be_shared_out_among_workers_are_told_beforehand() -> None:
+    transformer.prepare(config(strategy="tensor", num_workers=4))
+    with pytest.raises(DataError, match=r"num_heads=2 can't be shared out among the 4 workers"):
+        transformer.prepare(config(num_heads=2, strategy="hybrid", tensor_size=4, num_workers=4))
+
+
 def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block() -> None:
     work = {layer.kind: layer for layer in count_work(network(), torch.zeros(2, 8, dtype=torch.int64)).layers}
     assert work[FULLY_CONNECTED].forward == 2 * 8 * 12 * 32**2 + 8 * 32 * 10

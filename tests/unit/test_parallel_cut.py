@@ -1,0 +1,169 @@
+"""How a model is cut into stages, and a batch into parts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from raypar import Workload
+from raypar.parallel.cut import balanced, cut, layers_of, names_of
+from raypar.parallel.fsdp import units_of
+from raypar.parallel.passes import Batch, Pass, parts_of
+from raypar.parallel.pipeline import micro_batches_for
+from raypar.parallel.suitable import why_not
+from raypar.parallel.tensor import plan_of
+from raypar.study.study import resolve
+from raypar.workloads import digits, resnet, transformer, wide_mlp
+
+costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=9)
+
+
+@given(costs=costs, data=st.data())
+def test_no_other_cut_has_a_cheaper_costliest_stage(costs: list[float], data: st.DataObject) -> None:
+    num = data.draw(st.integers(1, len(costs)))
+    found = balanced(costs, num)
+    assert [i for part in found for i in part] == list(range(len(costs)))
+    assert len(found) == num and all(len(part) for part in found)
+
+    def largest(bounds: tuple[int, ...]) -> float:
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *bounds, len(costs))))
+
+    best = min(largest(bounds) for bounds in itertools.combinations(range(1, len(costs)), num - 1))
+    assert max(sum(costs[i] for i in part) for part in found) == pytest.approx(best)
+
+
+def test_a_cut_by_counted_work_puts_the_wide_layers_into_stages_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 400), nn.Flatten())
+    assert cut(model, list(model), torch.randn(2, 4), 2, "counted") == [range(4), range(4, 6)]
+
+
+def test_named_layers_begin_stages() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+    assert cut(model, list(model), torch.randn(2, 2), 3, ("3", "1")) == [range(1), range(1, 3), range(3, 5)]
+
+
+def test_looking_for_costs_leaves_a_batch_norm_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    cut(model, list(model), torch.randn(2, 4), 2, "counted")
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(layer.training for layer in model)
+
+
+@given(size=st.integers(1, 40), num=st.integers(1, 9))
+def test_parts_of_a_batch_are_as_many_as_asked_and_weigh_as_much_as_it(size: int, num: int) -> None:
+    inputs = torch.arange(size)
+    parts = list(parts_of(Batch(inputs, inputs, 0.75, size), num))
+    assert len(parts) == num
+    assert sum(share for _, share in parts) == pytest.approx(1)
+    assert sum(part.weight for part, _ in parts) == pytest.approx(0.75)
+    assert torch.cat([part.inputs for part, share in parts if share]).tolist() == inputs.tolist()
+    assert all(len(part.targets) for part, _ in parts)
+
+
+@given(size=st.integers(1, 12), num=st.integers(1, 6))
+def test_gradients_of_parts_add_up_to_those_of_the_batch(size: int, num: int) -> None:
+    import contextlib
+
+    generator = torch.Generator().manual_seed(size * 10 + num)
+    inputs = torch.randn(size, 3, generator=generator, dtype=torch.float64)
+    targets = torch.randint(2, (size,), generator=generator)
+    do = Pass(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
+    found = []
+    for parts in (1, num):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).double()
+        loss = do.run_in_parts(model, Batch(inputs, targets, 0.5, size), parts)
+        assert model.weight.grad is not None
+        found.append(torch.cat([model.weight.grad.flatten(), loss.reshape(1)]))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@given(size=st.integers(1, 300), wanted=st.integers(1, 32), ranks=st.integers(1, 8))
+def test_micro_batches_are_of_equal_size_and_no_more_than_wanted(size: int, wanted: int, ranks: int) -> None:
+    num = micro_batches_for(size, wanted, ranks)
+    assert 1 <= num <= wanted and size % num == 0
+    if wanted <= ranks and size % wanted == 0:
+        assert num == wanted
+
+
+def _blocks() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(2, 2)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2))
+
+    return Net()
+
+
+def test_fully_sharded_units_are_the_members_of_the_outermost_containers_that_have_weights() -> None:
+    model = _blocks()
+    assert units_of(model) == [model.blocks[0][0], model.blocks[1][0]]  # type: ignore[index]
+    plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    assert units_of(plain) == [plain[0], plain[2]]
+
+
+def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split() -> None:
+    model = nn.Sequential(
+        *(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 4), nn.LayerNorm(4)),
+        nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)),
+    )
+    workload = Workload(name="own")
+    assert plan_of(workload, model) == {"0": "column", "3": "row", "5.2": "column", "5.4": "row"}
+
+
+def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    own = Workload(name="own")
+    assert layers_of(own, model) == list(model)
+    assert layers_of(own, nn.Linear(2, 2)) is None
+    built = Workload(name="own", layers=lambda m: [m.get_submodule("0"), nn.Flatten()])
+    layers = layers_of(built, model)
+    assert layers is not None and names_of(model, layers) == ["0", ""]
+
+
+OWN = Workload(name="own", model=lambda _: nn.Linear(2, 2), data=lambda _: None)  # type: ignore[arg-type,return-value]
+CASES = [
+    (OWN, {"strategy": "pipeline"}, "needs a model that splits: Linear is not known to be a row of layers"),
+    (digits, {"strategy": "pipeline", "num_workers": 8, "num_microbatches": 8}, "needs 8 stages, and the model has"),
+    (digits, {"strategy": "pipeline", "pipeline_split": ("x",)}, "can't begin a stage at 'x'"),
+    (wide_mlp, {"strategy": "pipeline", "pipeline_split": ("2", "4")}, "needs 1 names for 2 stages, not 2"),
+    (resnet, {"strategy": "tensor"}, "needs layers that split"),
+    (wide_mlp, {"strategy": "tensor", "width": 30, "num_workers": 4}, "can't split the 30 features of layer 0"),
+]
+
+
+@pytest.mark.parametrize(("workload", "chosen", "expected"), CASES)
+def test_a_model_that_a_strategy_cannot_take_is_refused_with_a_way_out(
+    workload: Workload, chosen: dict[str, object], expected: str
+) -> None:
+    problem = why_not(workload, resolve(workload, {"num_workers": 2, **chosen}))  # type: ignore[dict-item]
+    assert problem is not None
+    assert expected in problem[0] and problem[1]
+
+
+@pytest.mark.parametrize(
+    ("workload", "strategy"),
+    [(w, s) for w in (wide_mlp, transformer) for s in ("tensor", "pipeline", "hybrid", "fsdp", "ddp")]
+    + [(resnet, "pipeline")],
+)
+def test_models_that_can_be_split_are_not_refused(workload: Workload, strategy: str) -> None:
+    sizes = {"tensor_size": 2, "pipeline_size": 2} if strategy == "hybrid" else {}
+    assert why_not(workload, resolve(workload, {"num_workers": 4, "strategy": strategy, **sizes})) is None
+
+
+def test_layers_that_share_weights_are_not_cut_apart() -> None:
+    def tied(_: object) -> nn.Module:
+        first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+        second.weight = first.weight
+        return nn.Sequential(first, second)
+
+    workload = Workload(name="own", model=tied, data=lambda _: None)  # type: ignore[arg-type,return-value]
+    problem = why_not(workload, resolve(workload, {"num_workers": 2, "strategy": "pipeline"}))
+    assert problem is not None and "share weights" in problem[0]
