@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import fitting, generating, running, stored, working
+from raypar.cli import fitting, generating, predicting, running, stored, working
 
 app = typer.Typer(
     name="raypar",
@@ -39,7 +39,10 @@ app.command(epilog="Example:  raypar workloads mnist_cnn")(stored.workloads)
 app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(
     generating.generate
 )
-app.command(epilog="Example:  raypar fit times.csv --scaling weak --baseline 2")(fitting.fit)
+app.command(epilog="Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")(fitting.fit)
+app.command(epilog="Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")(
+    predicting.predict
+)
 app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(working.work)
 app.command()(stored.sync)
 app.command(epilog="Example:  raypar ui --port 5050")(stored.ui)

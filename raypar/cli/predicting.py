@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -183,28 +187,59 @@ def _with_step_times(store: Any, name: str, results: Sequence[TrialResult]) -> l
 
 
 def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) -> tuple[tuple[LayerCost, ...], str]:
-    """The layers of a trial's network, and a sentence where they are not known."""
-    from raypar.train.layer_cost import one_layer
+    """The layers of a trial's network, and a sentence on how they are known."""
+    from raypar.train.layer_cost import one_layer, read_layers, write_layers
 
     at_the_end = "the layers are not known: all gradients are there at the end of the backward pass"
+    counted = "computing is shared out among the layers by counted work"
     config: Mapping[str, Any] = result.spec.config
     if parameters is not None:
         return one_layer(_parameters(parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
-    workload = _workload(store, name, result.spec.workload)
-    if workload is None:
+    found = _workload(store, name, result.spec.workload)
+    if found is None:
         raise RayparError(
             f"the file of study `{name}` is gone, and no workload `{result.spec.workload}` ships with raypar: its "
             "network can't be looked at",
             hint="give its size: --parameters 25.6M",
         )
+    workload, sources = found
+    if workload.is_train_loop:
+        raise RayparError(
+            f"workload {workload.name} is a train loop: raypar can't look at its network",
+            hint="give its size: --parameters 25.6M",
+        )
+    kept = Path.cwd() / ".raypar" / "layers" / f"{_fingerprint(workload, config, sources)}.json"
+    if (known := read_layers(kept)) is not None:
+        return known, counted
     from raypar.train.layers import is_one_layer, layer_costs
 
     layers = layer_costs(workload, config)
-    return layers, at_the_end if is_one_layer(layers) else "computing is shared out among layers by counted work"
+    if is_one_layer(layers):
+        return layers, at_the_end
+    write_layers(kept, layers)
+    return layers, counted
 
 
-def _workload(store: Any, name: str, workload_name: str) -> Workload | None:
-    """That of the study's file, if it is there and still has it, else one that ships; None: neither."""
+def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequence[str]) -> str:
+    """Of what the layers follow from: the code that makes the network, and its hyperparameters."""
+    from raypar import __version__
+    from raypar.analysis.calibration import FREE_KEYS
+
+    assert workload.model is not None
+    try:
+        own = Path(inspect.getsourcefile(workload.model) or "").read_text(encoding="utf-8")
+    except (OSError, TypeError):  # made where no file is
+        own = ""
+    chosen = sorted((key, str(value)) for key, value in config.items() if key not in FREE_KEYS)
+    what = json.dumps([__version__, workload.name, own, *sources, chosen])
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload, tuple[str, ...]] | None:
+    """That of the study's file, if it is there and still has it, else one that ships; None: neither.
+
+    With it the texts of the files that it may come from.
+    """
     from raypar.study.loader import load_study
 
     last = store.resume_info(name)
@@ -212,12 +247,15 @@ def _workload(store: Any, name: str, workload_name: str) -> Workload | None:
         if last.get("data_dir"):
             os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
         try:
-            study = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())]).study
+            loaded = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())])
         except RayparError:
-            study = None
-        if study is not None and study.workload.name == workload_name:
-            return study.workload
-    return shipped_workloads().get(workload_name)
+            loaded = None
+        if loaded is not None and loaded.study.workload.name == workload_name:
+            local = [getattr(sys.modules[module], "__file__", None) for module in loaded.local_modules]
+            texts = [Path(path).read_text(encoding="utf-8") for path in local if path]
+            return loaded.study.workload, (loaded.source, *texts)
+    shipped = shipped_workloads().get(workload_name)
+    return (shipped, ()) if shipped is not None else None
 
 
 def _parameters(text: str) -> int:
