@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from raypar.parallel.passes import Batch, Pass
 from raypar.parallel.place import Place
@@ -29,6 +30,16 @@ class Task:
     model: nn.Module
     sample: Tensor
     place: Place
+
+
+class Steps(Protocol):
+    """What a step needs of an optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> object: ...
 
 
 class Strategy(Protocol):
@@ -64,8 +75,16 @@ class Strategy(Protocol):
         """What this rank's optimizer updates, as torch's optimizers take it."""
         ...
 
+    def adopt(self, optimizer: Optimizer) -> Steps:
+        """Take the optimizer of these groups into service; what is returned is used in its place."""
+        ...
+
     def clip(self, max_norm: float) -> Tensor:
-        """Scale the gradients down to a norm, over all ranks that hold a part of them; returns their norm before."""
+        """Scale the gradients down to a norm, over all ranks that hold a part of them.
+
+        Returns:
+            Their norm before, of shape ``()``; to be read after the optimizer's step.
+        """
         ...
 
     def forget(self) -> None:
@@ -102,6 +121,9 @@ class Alone:
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": list(self._model.parameters())}]
 
+    def adopt(self, optimizer: Optimizer) -> Steps:
+        return optimizer
+
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
@@ -121,6 +143,7 @@ _STRATEGIES = {
     "hybrid": "hybrid.Hybrid",
     "local_sgd": "local_sgd.LocalSgd",
     "gather_broadcast": "gather_broadcast.GatherBroadcast",
+    "deepspeed": "deepspeed.DeepSpeed",
 }
 
 

@@ -10,11 +10,10 @@ from torch import nn
 from raypar.study.strategies import pipeline_size, tensor_size
 from raypar.study.workload import Config, Workload
 
-# Strategies that other packages bring, and how to get those.
-EXTRAS = {
-    "deepspeed": "pip install 'raypar[deepspeed]'",
-    "horovod": "pip install 'raypar[horovod]' where its wheel can be built (it needs CMake and a supported torch)",
-}
+HOROVOD = (
+    "can't be had: horovod 0.28.1, its last release, is C++14, and the headers of torch 2.15 want C++20",
+    'use strategy="ddp", whose all-reduce, fusion and overlap are what Horovod does',
+)
 
 
 def why_not(workload: Workload, config: Config) -> tuple[str, str] | None:
@@ -22,8 +21,11 @@ def why_not(workload: Workload, config: Config) -> tuple[str, str] | None:
     strategy = config["strategy"]
     if config["num_workers"] == 1:
         return None
-    if strategy in EXTRAS and find_spec(strategy) is None:
-        return f"needs the package {strategy}, which is not installed", EXTRAS[strategy]
+    if strategy == "horovod":
+        return HOROVOD
+    if strategy == "deepspeed" and find_spec("deepspeed") is None:
+        hint = "pip install 'raypar[deepspeed]' on every machine that runs workers"
+        return "needs the package deepspeed, which is not installed", hint
     stages, splits = pipeline_size(config), tensor_size(config)
     if stages == splits == 1:
         return None

@@ -26,6 +26,10 @@ def _split_problem(value: Value) -> str | None:
     return None if named or value in SPLITS else f"must be one of {', '.join(SPLITS)}, or a tuple of layer names"
 
 
+def _zero(value: Value) -> str | None:
+    return None if value in (0, 1, 2, 3) else "must be 0, 1, 2 or 3"
+
+
 STRATEGY_OPTIONS: Mapping[str, Option] = {
     "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and come to the same weights"),
     "accumulation_steps": Option(1, int, "parts of a worker's batch, one after the other, for one update", at_least(1)),
@@ -41,7 +45,9 @@ STRATEGY_OPTIONS: Mapping[str, Option] = {
     "powersgd_rank": Option(1, int, "rank of PowerSGD's factors", at_least(1)),
     "static_graph": Option(False, bool, "let DDP rely on every step using the same weights"),
     "fsdp_reshard": Option(True, bool, "drop gathered weights after the forward pass; False: keep them for backward"),
-    "zero_stage": Option(2, int, "what DeepSpeed shares out: optimizer state (1), gradients too (2)", at_least(0)),
+    "zero_stage": Option(
+        2, int, "what DeepSpeed shares out: nothing (0), optimizer state (1), gradients too (2), weights too (3)", _zero
+    ),
     "tensor_size": Option(1, int, "workers among whom layers are split, in a hybrid", at_least(1)),
     "pipeline_size": Option(1, int, "workers that a pipeline has, in a hybrid", at_least(1)),
     "pipeline_schedule": one_of("1f1b", PIPELINE_SCHEDULES, "the order of forward and backward passes in a pipeline"),
@@ -120,6 +126,12 @@ def impossible(config: Config) -> Iterator[Problem]:
     if strategy in ("fsdp", "tensor", "hybrid") and config["optimizer"] in ("lars", "lamb"):
         hint = 'use strategy="ddp", or another optimizer'
         yield "optimizer", config["optimizer"], f"needs whole layers' norms, which {strategy} splits up", hint
+    if strategy == "deepspeed":
+        if config["optimizer"] in ("lars", "lamb") and config["zero_stage"]:
+            hint = 'use zero_stage=0, strategy="ddp", or another optimizer'
+            yield "optimizer", config["optimizer"], "needs whole layers' norms, which ZeRO cuts into flat parts", hint
+        if config["precision"] == "fp64":
+            yield "precision", "fp64", "is not DeepSpeed's: it keeps float32", 'use precision="fp32"'
     if config["static_graph"] and config["accumulation_steps"] > 1:
         hint = "leave one of them out"
         yield "static_graph", True, "can't be had with accumulation_steps over 1", hint

@@ -36,8 +36,9 @@ class Stepper:
         span: Span = no_span,
     ) -> None:
         self._strategy, self._span = strategy, span
-        self._optimizer = build_optimizer(strategy.parameter_groups(), config)
-        self._schedule = build_schedule(self._optimizer, config, num_steps)
+        optimizer = build_optimizer(strategy.parameter_groups(), config)
+        self._schedule = build_schedule(optimizer, config, num_steps)
+        self._optimizer = strategy.adopt(optimizer)
         self._max_norm = config["clip_grad_norm"]
         self._scaler = torch.amp.GradScaler(numerics.device.type) if numerics.needs_scaling else None
         self._pass = Pass(loss_of, numerics.autocast, self._scaler.scale if self._scaler else _as_it_is, span)
@@ -72,10 +73,10 @@ class Stepper:
     def _update(self) -> None:
         if self._max_norm is not None:
             if self._scaler:
-                self._scaler.unscale_(self._optimizer)
+                self._scaler.unscale_(self._optimizer)  # type: ignore[arg-type]
             self._grad_norms.append(self._strategy.clip(self._max_norm))
         if self._scaler:
-            self._scaler.step(self._optimizer)
+            self._scaler.step(self._optimizer)  # type: ignore[arg-type]
             self._scaler.update()
         else:
             self._optimizer.step()

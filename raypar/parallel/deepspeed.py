@@ -1,0 +1,154 @@
+"""DeepSpeed's ZeRO: optimizer state, gradients and weights shared out among the ranks, as far as its stage says.
+
+Stage 0 shares out nothing (an all-reduce after the backward pass), 1 the optimizer's state, 2 the gradients too, 3 the
+weights too (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). It works on the trial's own process group.
+Gradients are averaged over the ranks, batch norm's running means are each rank's own: both as in DDP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from raypar.parallel.fsdp import agree_on_buffers
+from raypar.parallel.passes import Batch, Pass, parts_of
+from raypar.parallel.strategy import Alone, Task, same_share_everywhere
+from raypar.study.workload import Config
+
+
+class DeepSpeed(Alone):
+    """DeepSpeed's engine around the model, with raypar's optimizer in it."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.share = same_share_everywhere(task)
+        self._place, self._config = task.place, task.config
+        self._stage: int = task.config["zero_stage"]
+        # An engine takes its model's parameters apart and keeps weights of its own: a new start takes a new one.
+        self._initial = copy.deepcopy(task.model)
+        self._complete = task.model
+        self._engine: Any = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Also puts the first weights back: what is written into an engine's module does not reach its own copy."""
+        if self._engine is not None:
+            self._engine.destroy()
+            self._engine = None
+        self._model = copy.deepcopy(self._initial)
+        self.module = self._model
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": [p for p in self._model.parameters() if p.requires_grad]}]
+
+    def adopt(self, optimizer: Optimizer) -> Steps:
+        """Start the engine. It puts flat parts of its own into the optimizer's groups; the lr stays the schedule's."""
+        deepspeed = _package(self._place.device)
+        self._engine, *_ = deepspeed.initialize(
+            model=self._model, optimizer=optimizer, config=engine_config(self._config, self._place.world_size)
+        )
+        self.module = self._engine
+        return Steps(self._engine, optimizer, self._note_norm)
+
+    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+        loss: Tensor | None = None
+        for i, (part, share) in enumerate(parts_of(batch, self._num_parts)):
+            if i:
+                self._engine.step()  # between parts it only counts
+            with do.span("forward"), do.autocast():
+                own = do.loss_of(self.module(part.inputs), part.targets)
+            with do.span("backward"):
+                self._engine.backward(own * part.weight, scale_wrt_gas=False)  # the weights of the parts add up to one
+            own = own.detach() * share
+            loss = own if loss is None else loss + own
+        assert loss is not None
+        return loss
+
+    def clip(self, max_norm: float) -> Tensor:
+        """At stages 1 to 3 the engine clips in its step: the norm is in the tensor after it."""
+        if not self._stage:
+            return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+        self._norm = torch.zeros((), device=self._place.device)
+        return self._norm
+
+    @torch.no_grad()
+    def whole(self) -> nn.Module:
+        for own, full in zip(self._model.parameters(), self._complete.parameters(), strict=True):
+            with self._gathered(own):  # one at a time: together they would be one more whole model
+                full.copy_(own)
+        for own_buffer, buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
+            buffer.copy_(own_buffer)
+        agree_on_buffers(self._complete)
+        return self._complete
+
+    def _note_norm(self) -> None:
+        if self._stage and self._config["clip_grad_norm"] is not None:
+            self._norm.copy_(torch.as_tensor(self._engine.get_global_grad_norm()))
+
+    def _gathered(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[object]:
+        if self._stage < 3 or self._engine is None:
+            return contextlib.nullcontext()
+        gathered: contextlib.AbstractContextManager[object] = _package(self._place.device).zero.GatheredParameters(
+            [parameter]
+        )
+        return gathered
+
+
+class Steps:
+    """What a step needs of an optimizer, done by the engine."""
+
+    def __init__(self, engine: Any, optimizer: Optimizer, after: Callable[[], None]) -> None:
+        self._engine, self._after = engine, after
+        self.param_groups = optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        """The engine's step did it."""
+
+    def step(self) -> None:
+        self._engine.step()
+        self._after()
+
+
+def engine_config(config: Config, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's own configuration. Its batch sizes only have to fit each other: raypar cuts the batches itself."""
+    num_parts, stage, max_norm = config["accumulation_steps"], config["zero_stage"], config["clip_grad_norm"]
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": num_parts,
+        "train_batch_size": num_parts * world_size,
+        # At stage 0 it would clip and not tell the norm.
+        "gradient_clipping": max_norm if stage and max_norm is not None else 0.0,
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": False,
+            # Else parameters below 100,000 elements stay whole at stage 3, and torch's own linear() is exchanged.
+            "stage3_param_persistence_threshold": 0,
+            "memory_efficient_linear": False,
+        },
+        "zero_allow_untested_optimizer": True,  # it lists only torch's Adam, AdamW and Adagrad
+        # Else its forward pass switches autocast off on CUDA.
+        "torch_autocast": {"enabled": config["precision"] == "bf16", "dtype": "bfloat16"},
+        "steps_per_print": sys.maxsize,
+    }
+
+
+def _package(device: torch.device) -> Any:
+    os.environ["LOCAL_RANK"] = str(device.index or 0)  # it insists on having one
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    deepspeed = importlib.import_module("deepspeed")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # it writes to the standard output
+    if device.type == "cpu":
+        # Else each first use compiles an extension (a minute or more), for inference only.
+        deepspeed.ops.__compatible_ops__ = {}
+    return deepspeed
