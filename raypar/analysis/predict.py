@@ -69,7 +69,7 @@ class Prediction:
         epoch_s: seconds of an epoch.
         training_s: seconds of all epochs.
         limit: what keeps it from being faster.
-        measured: the step time as measured with these workers and this batch; None: it was not.
+        measured: the step time as measured with these workers, this batch and this network; None: it was not.
         extrapolated: in what the prediction goes beyond what was measured: "workers", "batch", "network".
     """
 
@@ -381,7 +381,7 @@ def _prediction(
         epoch_s=epoch_s,
         training_s=epoch_s.scaled(training.epochs),
         limit=limit_of(losses, step.step_time_s),
-        measured=median_estimate(same[0].step_times_s) if same else None,
+        measured=median_estimate(same[0].step_times_s) if same and (is_measured_network or num_workers == 1) else None,
         extrapolated=_beyond(calibration, num_workers, batch_size, is_measured_network),
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raypar.cli.common import set_data_dir, shipped_workloads, stdout, store_of, told, unknown_study
+from raypar.cli.common import quiet, set_data_dir, shipped_workloads, stdout, store_of, told, unknown_study
 from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
 from raypar.errors import RayparError
 
@@ -118,7 +118,7 @@ def predict(
         if given is not None:
             link, origin = given, "as given"
         elif network == MEASURED:
-            raise RayparError("--network measured: not to be had yet", hint="give it: --network 100Gbit")
+            link, origin = _probed(str(config["device"])), "measured between two workers of this machine"
         else:
             how = communication_of(config, Network(0.0, math.inf), "ring")
             link, origin = fit_study_network(calibration, how, training.accumulation_steps)
@@ -146,6 +146,17 @@ def predict(
         if plot is not None:
             write_plot(plot, shown)
             typer.echo(f"drawn into {plot}", err=True)
+
+
+def _probed(device: str) -> Network:
+    """The link between two workers of this machine."""
+    from raypar.analysis.network import fit_network
+    from raypar.run.probe import probe_all_reduces
+
+    typer.echo("measuring all-reduces between two workers …", err=True)
+    with quiet(Path.cwd() / ".raypar" / "logs" / "probe.log"):
+        samples = probe_all_reduces(2, Path.cwd() / ".raypar" / "logs" / "probe", device)
+    return fit_network(samples, 2)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -82,7 +82,7 @@ def test_a_row_for_each_worker_count_and_what_is_extrapolated_marked() -> None:
     rows = {line.split()[0]: line for line in out.split("\n\n")[1].splitlines()}
     assert list(rows) == ["workers", "1", "2", "4", "8", "16"]
     assert rows["1"].split()[-2:] == ["29.6", "ms"] and "100 %" in rows["1"]
-    assert rows["4"].split()[-2:] == ["14.2", "ms"]
+    assert rows["4"].endswith("extrapolated")  # it was measured, on another network
     assert rows["16"].endswith("extrapolated")
     text = joined(out)
     assert "16 workers, batch 256: " in text
@@ -113,6 +113,7 @@ def test_without_a_network_that_of_the_measurements_is_fitted() -> None:
     code, out, _ = predict("scaled", "--workers", "4", "--set", "batch_size=256")
     text = joined(out)
     assert code == 0
+    assert next(line for line in out.splitlines() if line.split()[:1] == ["4"]).split()[-2:] == ["14.2", "ms"]
     assert "fitted to the steps of 2, 4 workers" in text and "all-reduce in a ring" in text
     assert "extrapolated" not in text.split("Taken for granted")[0].lower()
 
