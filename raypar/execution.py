@@ -26,7 +26,7 @@ from raypar.provenance import provenance
 from raypar.run.cluster import Cluster, joined_cluster, private_ray, this_machine
 from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.processes import ForkServer
-from raypar.run.runner import MODEL_FOLDER, Interrupted, Runner, RunSettings
+from raypar.run.runner import ARTIFACT_FOLDER, Interrupted, Runner, RunSettings
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Value
 from raypar.study.study import Study
@@ -53,6 +53,8 @@ class Options:
         rerun_all: run trials too whose results the store has.
         command: the command line, for the record.
         settings: ``--set`` as given, for a later ``resume``.
+        num_profiled_steps: after the training of every trial of the first repeat, so many are looked into; 0: none.
+        only_profiles: trials don't train, they are only looked into.
     """
 
     project_dir: Path
@@ -64,6 +66,8 @@ class Options:
     trial_timeout_s: float | None = None
     command: Sequence[str] = ()
     settings: Sequence[str] = ()
+    num_profiled_steps: int = 0
+    only_profiles: bool = False
 
 
 ListenerOf: TypeAlias = Callable[[Plan], contextlib.AbstractContextManager[Listener]]
@@ -153,19 +157,19 @@ class _Keeper:
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrialEnded):
             result = event.result
-            self._recorder.record(result, model_dir=self._model_dir(event))
+            self._recorder.record(result, artifact_dir=self._artifact_dir(event))
             if result.state is TrialState.FAILED:
                 self.failures.append(result)
             self._results[result.spec.identity] = result
             self._record_speedups()
         self._view(event)
 
-    def _model_dir(self, ended: TrialEnded) -> Path | None:
-        """The folder of the model that the trial has kept, if it has."""
-        folder = self._log_dir / ended.result.spec.identity / MODEL_FOLDER
-        if ended.model:
+    def _artifact_dir(self, ended: TrialEnded) -> Path | None:
+        """The folder of what the trial has kept beside its numbers, if it has."""
+        folder = self._log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
+        if ended.artifacts:
             folder.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(fileobj=io.BytesIO(ended.model)) as tar:
+            with tarfile.open(fileobj=io.BytesIO(ended.artifacts)) as tar:
                 tar.extractall(folder, filter="data")
         return folder if folder.is_dir() else None
 
@@ -223,7 +227,9 @@ def _runner(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path) ->
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
         default_device=plan.cluster.default_device,
-        ships_models=not plan.cluster.is_own,
+        ships_artifacts=not plan.cluster.is_own,
+        num_profiled_steps=options.num_profiled_steps,
+        only_profiles=options.only_profiles,
     )
     if not options.with_ray:
         from raypar.run.local import LocalRunner

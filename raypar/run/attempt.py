@@ -48,7 +48,7 @@ class Attempt:
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     followed_s: float = field(default_factory=time.monotonic)
     result: TrialResult | None = None
-    model: bytes = b""
+    artifacts: bytes = b""
 
     @property
     def is_running(self) -> bool:
@@ -74,7 +74,7 @@ class Attempt:
             environment["node"] = [self.gang.workers[rank].hostname for rank in sorted(self.gang.workers)]
             environment |= {"gang": self.gang.id, "nth_in_gang": self.nth_in_gang}
         outcomes = {rank: end.outcome for rank, end in self.ends.items() if end.outcome is not None}
-        self.model = next((outcome.model for outcome in outcomes.values() if outcome.model), b"")
+        self.artifacts = next((outcome.artifacts for outcome in outcomes.values() if outcome.artifacts), b"")
         if failure is None and not outcomes:
             failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
         result = merge(

@@ -121,12 +121,12 @@ class Broker:
         await self._wake()
 
     async def take(self, uid: str) -> tuple[TrialResult, bytes, int]:
-        """A trial's result, once it is over, its model if that is shipped, and how many news there were before; the
-        broker forgets the trial."""
+        """A trial's result, once it is over, its artifacts if those are shipped, and how many news there were before;
+        the broker forgets the trial."""
         await self._until(lambda: self._runs[uid].result is not None)
         run = self._runs.pop(uid)
         assert run.result is not None
-        return run.result, run.model, self._num_told + len(self._news)
+        return run.result, run.artifacts, self._num_told + len(self._news)
 
     async def news(self) -> list[Event]:
         """What has happened since it was last asked; waits for something, though not for ever."""
@@ -182,8 +182,10 @@ class Broker:
             environment=settings.environment,
             sys_path=settings.sys_path,
             log_path=str(settings.log_path(run.spec, run.number, rank)),
-            model_dir=str(settings.model_dir(run.spec)),
-            ships_model=settings.ships_models,
+            artifact_dir=str(settings.artifact_dir(run.spec)),
+            ships_artifacts=settings.ships_artifacts,
+            num_profiled_steps=settings.profiled_steps(run.spec),
+            only_profiles=settings.only_profiles,
             attempt=run.number,
         )
 

@@ -42,10 +42,10 @@ class TrialRetried:
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """A trial is over; `model` is its kept model, packed, where that had to be shipped."""
+    """A trial is over; `artifacts` is what it keeps, packed, where that had to be shipped."""
 
     result: TrialResult
-    model: bytes = b""
+    artifacts: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,10 @@ class Assignment:
     environment: Mapping[str, str]
     sys_path: tuple[str, ...]
     log_path: str
-    model_dir: str
-    ships_model: bool
+    artifact_dir: str
+    ships_artifacts: bool
+    num_profiled_steps: int
+    only_profiles: bool
     attempt: int
 
 
@@ -174,8 +176,10 @@ def _serve_one(
         sys_path=task.sys_path,
         requested_at_s=time.monotonic(),
         log_path=str(log_path),
-        model_dir=task.model_dir,
-        ships_model=task.ships_model,
+        artifact_dir=task.artifact_dir,
+        ships_artifacts=task.ships_artifacts,
+        num_profiled_steps=task.num_profiled_steps,
+        only_profiles=task.only_profiles,
     )
     process: RankProcess = forks.fork(log_path, listen) if forks else SpawnedRank(log_path, listen)
     over = threading.Event()

@@ -118,8 +118,10 @@ class LocalRunner:
                         sys_path=self._settings.sys_path,
                         requested_at_s=requested_at_s,
                         log_path=str(log_path),
-                        model_dir=str(self._settings.model_dir(spec)),
-                        ships_model=False,
+                        artifact_dir=str(self._settings.artifact_dir(spec)),
+                        ships_artifacts=False,
+                        num_profiled_steps=self._settings.profiled_steps(spec),
+                        only_profiles=self._settings.only_profiles,
                     )
                 )
             if self._settings.trial_timeout_s is not None:

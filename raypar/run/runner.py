@@ -11,7 +11,7 @@ from raypar.run.events import Listener
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialSpec
 
-MODEL_FOLDER = "model"
+ARTIFACT_FOLDER = "artifacts"
 ISOLATIONS = ("warm", "fresh")
 RETRIED = (FailureKind.CRASH, FailureKind.HUNG, FailureKind.GANG_LOST)  # a user's error would only come again
 
@@ -28,7 +28,9 @@ class RunSettings:
         sys_path: folders from which the study's own modules are imported.
         preload: modules imported ahead of the trials, once per node.
         trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
-        ships_models: kept models travel with the results: the ranks' machines are not the driver's.
+        ships_artifacts: what trials keep travels with the results: the ranks' machines are not the driver's.
+        num_profiled_steps: after the training of every trial of the first repeat, so many are looked into; 0: none.
+        only_profiles: trials don't train, they are only looked into.
         default_device: what ``device="auto"`` means for the points that a search draws.
         stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
     """
@@ -41,15 +43,21 @@ class RunSettings:
     trial_timeout_s: float | None = None
     stop_grace_s: float = 10.0
     default_device: str = "cpu"
-    ships_models: bool = False
+    ships_artifacts: bool = False
+    num_profiled_steps: int = 0
+    only_profiles: bool = False
 
     def log_path(self, spec: TrialSpec, attempt: int, rank: int) -> Path:
         """Where a rank's output goes."""
         return self.log_dir / spec.identity / f"attempt{attempt}-rank{rank}.log"
 
-    def model_dir(self, spec: TrialSpec) -> Path:
-        """Where rank 0 leaves the trained model, if it is kept."""
-        return self.log_dir / spec.identity / MODEL_FOLDER
+    def artifact_dir(self, spec: TrialSpec) -> Path:
+        """Where rank 0 leaves what is kept beside the numbers; see `raypar.train.job.RankJob`."""
+        return self.log_dir / spec.identity / ARTIFACT_FOLDER
+
+    def profiled_steps(self, spec: TrialSpec) -> int:
+        """How many steps of this trial are looked into."""
+        return self.num_profiled_steps if spec.repeat == 0 else 0
 
 
 class Interrupted(Exception):

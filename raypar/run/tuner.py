@@ -112,11 +112,11 @@ class _Driver(tune.Callback):  # type: ignore[misc]
         self._running.discard(trial_id)
         # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
         self._broker.stop.remote(trial_id)
-        result, model, num_news = ray.get(self._broker.take.remote(trial_id))
+        result, artifacts, num_news = ray.get(self._broker.take.remote(trial_id))
         self._ears.catch_up(num_news)
         self.num_ended += 1
         # Before Tune starts the next trial: writing the result takes no time from a trial that is being timed.
-        self._ears.tell(TrialEnded(result, model))
+        self._ears.tell(TrialEnded(result, artifacts))
 
 
 class TuneRunner:

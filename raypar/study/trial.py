@@ -126,6 +126,8 @@ class TrialResult:
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, and lists by rank: ``node``,
             ``cores``, ``num_threads``, ``device_name``, ``cpu_wait_share``, ``foreign_cpu_share``.
+        profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
+            `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
     """
 
     spec: TrialSpec
@@ -143,6 +145,7 @@ class TrialResult:
     step_times_s: tuple[tuple[float, ...], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
+    profile: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:

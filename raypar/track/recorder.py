@@ -124,16 +124,16 @@ class Recorder:
             study_source=started.study_source,
         )
 
-    def record(self, result: TrialResult, model_dir: Path | None = None) -> None:
-        """A trial's result, its child run; the files of `model_dir`, which stay there, as its artifact ``model``.
+    def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
+        """A trial's result, its child run; the folders in `artifact_dir`, which stay there, are its artifacts.
 
         Raises:
             StoreError: if neither the journal nor the store takes it.
         """
         begun_s = self._clock()
         self._totals["num_finished" if result.is_complete else "num_failed"] += 1
-        model: dict[str, Any] = {"model_dir": str(model_dir)} if model_dir else {}
-        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **model)
+        kept: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
+        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **kept)
         self.upload_time_s += self._clock() - begun_s
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:

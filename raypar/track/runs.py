@@ -16,7 +16,6 @@ from raypar.track.names import MAX_PARAM_LENGTH, clip, join_tag, key_names, spli
 RESULT_TAG = "raypar.result"
 RESULT_FILE = "trial.json"
 SOURCE_FILE = "study.py"
-MODEL_FOLDER = "model"
 TRACEBACK_FILE = "traceback.txt"
 
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}

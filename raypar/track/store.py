@@ -15,7 +15,8 @@ from raypar.track import spool
 from raypar.track.check import check_writable
 from raypar.track.names import join_tag
 from raypar.track.reader import RunReader
-from raypar.track.runs import MODEL_FOLDER, RESULT_FILE, SOURCE_FILE, latest, result_from_tags, without_step_times
+from raypar.track.runs import RESULT_FILE, SOURCE_FILE, latest, result_from_tags, without_step_times
+from raypar.train.job import MODEL_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +83,11 @@ class Store:
     def model_folder(self, study_name: str, identity: str) -> Path | None:
         """A folder with the model that the trial has kept; None where it has none."""
         for record in self._pending():
-            if record["kind"] == "trial" and record["study"] == study_name and record.get("model_dir"):
+            if record["kind"] == "trial" and record["study"] == study_name and record.get("artifact_dir"):
                 result = TrialResult.from_json(json.dumps(record["result"]))
-                if result.spec.identity == identity and Path(record["model_dir"]).is_dir():
-                    return Path(record["model_dir"])
+                kept = Path(record["artifact_dir"]) / MODEL_FOLDER
+                if result.spec.identity == identity and kept.is_dir():
+                    return kept
         if identity.isalnum():
             to = self._project_dir / ".raypar" / "models" / identity
             for run in self._reader.runs(study_name, f"tags.`raypar.identity` = '{identity}'"):

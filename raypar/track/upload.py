@@ -10,7 +10,7 @@ from typing import Any
 from raypar.study.trial import TrialResult
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import MAX_PARAM_LENGTH, MAX_TAG_LENGTH, clip, key_name, key_names, short_hash, split_tag
-from raypar.track.runs import MODEL_FOLDER, SOURCE_FILE, Point, child_run, series_keys
+from raypar.track.runs import SOURCE_FILE, Point, child_run, series_keys
 from raypar.track.view import VIEW_TAG, saved_view
 from raypar.track.writer import RunRef, RunWriter
 
@@ -91,9 +91,10 @@ class Uploader:
         self._store.log(run, params=child.params, points=child.points)
         for name, content in child.files.items():
             self._store.write_file(run, name, content)
-        model_dir = Path(record.get("model_dir", ""))
-        if model_dir.name and model_dir.is_dir():  # else its disk was cleaned before the store could be reached
-            self._store.write_folder(run, MODEL_FOLDER, model_dir)
+        kept = Path(record.get("artifact_dir", ""))
+        if kept.name and kept.is_dir():  # else its disk was cleaned before the store could be reached
+            for folder in sorted(path for path in kept.iterdir() if path.is_dir()):
+                self._store.write_folder(run, folder.name, folder)
         self._store.end(run, child.status, child.end_ms)
         self._trials[record["execution"], result.spec.identity] = run
         self._store.log(parent, tags=_totals(record))

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 
 from raypar.study.trial import Failure, TrialResult, TrialSpec, TrialState
 
+# In a trial's artifacts.
+MODEL_FOLDER = "model"
+PROFILE_FOLDER = "profile"
+
 
 @dataclass(frozen=True)
 class RankJob:
@@ -22,8 +26,11 @@ class RankJob:
         sys_path: folders from which the study's own modules are imported.
         requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
         log_path: where the rank's output goes.
-        model_dir: where rank 0 leaves the trained model, if the config keeps it.
-        ships_model: that folder is on another machine than the driver's: the model goes into the outcome as well.
+        artifact_dir: where rank 0 leaves what is kept beside the numbers: the trained model in `MODEL_FOLDER`, if the
+            config keeps it, and a profile's traces in `PROFILE_FOLDER`.
+        ships_artifacts: that folder is on another machine than the driver's: it goes into the outcome as well.
+        num_profiled_steps: to be looked into after the training; 0: none.
+        only_profiles: the training is left out.
     """
 
     workload: bytes
@@ -40,8 +47,10 @@ class RankJob:
     sys_path: tuple[str, ...]
     requested_at_s: float
     log_path: str
-    model_dir: str
-    ships_model: bool
+    artifact_dir: str
+    ships_artifacts: bool
+    num_profiled_steps: int = 0
+    only_profiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class RankOutcome:
     """What one rank has to tell at its end; times in seconds on its own clock.
 
     Attributes:
-        model: the kept model, packed by `raypar.train.keep.pack`, where it is to be shipped.
+        artifacts: what lies in the job's `artifact_dir`, packed by `raypar.train.keep.pack`, where it is to be shipped.
+        profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
     """
 
     stopped: bool = False
@@ -62,7 +72,8 @@ class RankOutcome:
     num_samples: int | None = None
     step_times_s: tuple[float, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
-    model: bytes = b""
+    artifacts: bytes = b""
+    profile: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StopTrial(BaseException):
@@ -118,4 +129,5 @@ def merge(
         step_times_s=tuple(o.step_times_s for o in ranks),
         environment={**environment, **{key: [o.environment.get(key) for o in ranks] for key in keys}},
         failure=failure,
+        profile={"recorded": [o.profile for o in ranks]} if ranks and all(o.profile for o in ranks) else {},
     )

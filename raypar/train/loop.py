@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raypar.parallel.passes import Batch
+from raypar.parallel.passes import Batch, Span, no_span
 from raypar.parallel.place import Place
 from raypar.parallel.strategy import Strategy, Task, build_strategy, restore, snapshot
 from raypar.study.workload import Config, Workload
@@ -23,6 +24,7 @@ from raypar.train.evaluate import Evaluation
 from raypar.train.job import Channel, RankOutcome
 from raypar.train.keep import Keeper
 from raypar.train.numerics import numerics_of
+from raypar.train.profile import NOTHING, ProfiledPass, Wanted, profile
 from raypar.train.step import Stepper, compiled
 from raypar.train.timer import StepTimer
 
@@ -47,12 +49,14 @@ def train(
     channel: Channel,
     start_s: float,
     model_dir: Path | None = None,
+    profiling: Wanted = NOTHING,
 ) -> RankOutcome:
     """Train one trial's rank and tell what it took.
 
     Args:
         start_s: ``time.monotonic()`` when the rank was asked for.
         model_dir: where rank 0 leaves the trained model, if the config keeps it.
+        profiling: what is to be looked into when the training is over, or instead of it.
 
     The model's weights, the data order and so the losses depend on config and seed, not on the number of ranks
     (up to the rounding of a different order of summation).
@@ -87,11 +91,11 @@ def train(
         stream = batches.dataloader(data, numerics.cast, place.device, split_order, config)
     loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
 
-    def new_stepper() -> Stepper:
+    def new_stepper(span: Span = no_span) -> Stepper:
         # Dropout and the like: a stream of its own for every share of a batch.
         torch.manual_seed(seed * 7919 + share + 1)
         strategy.forget()
-        return Stepper(strategy, numerics, loss_of, config, total_steps)
+        return Stepper(strategy, numerics, loss_of, config, total_steps, span)
 
     mark("rank: first step")
     warm_start_s = time.monotonic()
@@ -103,8 +107,12 @@ def train(
     watch = CpuWatch(cores)
     timed = _Timed()
     stopped = False
-    orders = (batches.epoch_order(num_samples, seed, epoch) for epoch in range(1, config["epochs"] + 1))
-    for steps in _segments((stream(order) for order in orders), total_steps, config["eval_every_steps"]):
+    whole = model
+    num_epochs = 0 if profiling.instead_of_training else config["epochs"]
+    orders = (batches.epoch_order(num_samples, seed, epoch) for epoch in range(1, num_epochs + 1))
+    for steps in _segments(
+        (stream(order) for order in orders), num_epochs * steps_per_epoch, config["eval_every_steps"]
+    ):
         place.barrier()
         watch.start()
         timer = StepTimer(place.device)
@@ -141,16 +149,25 @@ def train(
             stopped = timed.num_steps < total_steps
             break
     keeper.save(whole)
+    profiled: Mapping[str, Any] = {}
+    if profiling.num_steps and not stopped:
+        order_of = partial(batches.epoch_order, num_samples, seed)
+        more = _full_batches(order_of, config["epochs"] + 1, stream, config["batch_size"])
+        looked_into = ProfiledPass(new_stepper, more, place, strategy.module)
+        profiled = profile(
+            looked_into, profiling, place, numerics, config["num_threads"], strategy.whole(), evaluation.sample()
+        )
     return RankOutcome(
         stopped=stopped,
         startup_s=warm_start_s - start_s,
         data_time_s=data_time_s,
         warmup_s=warmup_s,
-        train_time_s=timed.train_time_s,
-        eval_time_s=timed.eval_time_s,
-        num_samples=timed.num_samples,
+        train_time_s=timed.train_time_s if timed.num_steps else None,
+        eval_time_s=timed.eval_time_s if timed.num_steps else None,
+        num_samples=timed.num_samples if timed.num_steps else None,
         step_times_s=tuple(timed.step_times_s),
         environment=watch.summary(),
+        profile=profiled,
     )
 
 
@@ -174,6 +191,16 @@ def _segments(
     every = (batch for epoch in epochs for batch in epoch)
     for _ in range(-(-total_steps // eval_every_steps)):
         yield islice(every, eval_every_steps)
+
+
+def _full_batches(
+    order_of: Callable[[int], Tensor], epoch: int, stream: batches.BatchStream, batch_size: int
+) -> Iterator[Batch]:
+    """Those of this epoch and all that follow, but for short last ones."""
+    while True:
+        order = order_of(epoch)
+        epoch += 1
+        yield from stream(order[: len(order) // batch_size * batch_size or len(order)])
 
 
 def _run_segment(

@@ -22,7 +22,7 @@ from typing import Any
 
 from raypar.trace import mark
 from raypar.train.affinity import pin
-from raypar.train.job import RankJob, RankOutcome, StopTrial
+from raypar.train.job import MODEL_FOLDER, PROFILE_FOLDER, RankJob, RankOutcome, StopTrial
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 
@@ -83,12 +83,16 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
             from raypar.parallel.place import Place
             from raypar.train.keep import pack
             from raypar.train.loop import train
+            from raypar.train.profile import Wanted
 
             place = Place(job.rank, job.world_size, device)
-            model_dir = Path(job.model_dir)
-            outcome = train(workload, job.config, job.seed, place, cores, channel, started_at_s, model_dir)
-            if job.ships_model and job.rank == 0:
-                outcome = replace(outcome, model=pack(model_dir))
+            kept = Path(job.artifact_dir)
+            wanted = Wanted(job.num_profiled_steps, job.only_profiles, kept / PROFILE_FOLDER)
+            outcome = train(
+                workload, job.config, job.seed, place, cores, channel, started_at_s, kept / MODEL_FOLDER, wanted
+            )
+            if job.ships_artifacts and job.rank == 0:
+                outcome = replace(outcome, artifacts=pack(kept))
     return replace(
         outcome,
         wall_s=time.monotonic() - started_at_s,

@@ -17,6 +17,7 @@ from telling import run, settings_at
 from raypar import Study
 from raypar.run.events import TrialEnded
 from raypar.run.tuner import TuneRunner
+from raypar.train.job import MODEL_FOLDER
 from raypar.train.keep import WEIGHTS_FILE
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -73,13 +74,13 @@ def test_only_the_models_that_validation_chooses_see_the_test_set(tmp_path: Path
 
 def test_a_model_that_was_kept_on_another_machine_travels_with_its_result(fork_address: str, tmp_path: Path) -> None:
     study = Study(workload=acting, name="ships", config={"keep_model": True})
-    settings = settings_at(tmp_path, ships_models=True)
+    settings = settings_at(tmp_path, ships_artifacts=True)
     told = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, [study.trial({}, 0)])
     (ended,) = told.of(TrialEnded)
     assert ended.result.failure is None
-    with tarfile.open(fileobj=io.BytesIO(ended.model)) as tar:
-        packed = tar.extractfile(f"./{WEIGHTS_FILE}")
+    with tarfile.open(fileobj=io.BytesIO(ended.artifacts)) as tar:
+        packed = tar.extractfile(f"./{MODEL_FOLDER}/{WEIGHTS_FILE}")
         assert packed is not None
         shipped = torch.load(io.BytesIO(packed.read()))
-    left = torch.load(settings.model_dir(ended.result.spec) / WEIGHTS_FILE)
+    left = torch.load(settings.artifact_dir(ended.result.spec) / MODEL_FOLDER / WEIGHTS_FILE)
     assert shipped.keys() == left.keys() and all(torch.equal(shipped[key], left[key]) for key in left)

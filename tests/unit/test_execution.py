@@ -90,7 +90,7 @@ class Stage:
             def start(self, **_: Any) -> None:
                 stage.happened.append("started")
 
-            def record(self, result: TrialResult, model_dir: Path | None = None) -> None:
+            def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
                 stage.happened.append(("recorded", result.spec))
 
             def record_trial_metrics(self, metrics: dict[str, dict[str, float]]) -> None:

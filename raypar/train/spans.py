@@ -1,0 +1,177 @@
+"""From a profiler's events to spans: what a rank did when, on one line of time.
+
+What a rank waits for is nowhere recorded. It is found by its end: who waits goes on when what was waited for is
+there, so that a rank has waited where it did nothing up to the end of a communication of its own. What else lies
+between two operations (Python, the profiler) belongs to the part of the step that it lies in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+MARK = "raypar:"  # before the names of raypar's own marks in a trace
+STEP, DATA, PIPELINE, WAIT = "step", "data", "pipeline", "wait"
+# A thread that was waited for tells the profiler after it has told who waits.
+LATE_S = 1e-3
+
+Span: TypeAlias = tuple[str, float, float]  # name, start and end in seconds
+Interval: TypeAlias = tuple[float, float]
+
+_OPERATIONS = ("aten::", "CompiledFxGraph", "## Call CompiledFxGraph")
+_COMMUNICATION_CALLS = ("c10d::", "_c10d_functional::")
+_BACKWARD = "autograd::engine::evaluate_function"
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """One event of torch.profiler.
+
+    Attributes:
+        thread: the host's, as the profiler numbers them.
+        is_async: begins in one thread and ends in another.
+        on_device: ran on an accelerator.
+        correlation: what a call of the accelerator's driver and the kernel that it launched have in common.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: int = 0
+    is_async: bool = False
+    on_device: bool = False
+    correlation: int = 0
+
+
+def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
+    """What a rank did, by start.
+
+    ``step`` spans enclose the others. Marks (``data``, ``forward``, ``backward``, ``combine``, ``optimizer``,
+    ``spread``) don't overlap; those of a pipeline are split into ``forward`` and ``backward``. ``wait`` is where the
+    rank waits for a communication, and may lie in any of them. The rest are communications under the names that the
+    profiler gives them: ``gloo:all_reduce``, ``ncclDevKernel_AllReduce_…``; they lie across all others.
+
+    Args:
+        on_gpu: what the accelerator did counts, not the host that runs ahead of it: a kernel belongs to the mark in
+            which it was launched, and steps have to end with a synchronisation.
+    """
+    host = [e for e in events if not e.on_device]
+    marks = sorted((e for e in host if e.name.startswith(MARK) and not e.is_async), key=lambda e: e.start_s)
+    if not marks:
+        return []
+    threads = {e.thread for e in host} if on_gpu else {marks[0].thread}
+    steps = [(e.start_s, e.end_s) for e in marks if e.name == MARK + STEP]
+    own = [e for e in host if e.thread in threads and not e.is_async and not e.name.startswith(MARK)]
+    parts = list(_parts(marks, own))
+    calls: list[Interval] = []
+    if on_gpu:
+        parts, busy = _on_device(events, parts)
+        communications = [(e.name.partition("(")[0], e.start_s, e.end_s) for e in events if _is_nccl_kernel(e)]
+    else:
+        # Operations in a call that communicates are its own.
+        calls = merged((e.start_s, e.end_s) for e in own if e.name.startswith(_COMMUNICATION_CALLS))
+        busy = without(merged((e.start_s, e.end_s) for e in own if e.name.startswith(_OPERATIONS)), calls)
+        communications = [(e.name, e.start_s, e.end_s) for e in host if e.is_async and ":" in e.name]
+    gaps = without(merged(steps), busy)
+    waits = merged([*calls, *_waits(gaps, communications)])
+    found = [*((STEP, *step) for step in steps), *parts, *((WAIT, *wait) for wait in waits), *communications]
+    return sorted(found, key=lambda span: span[1])
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union, as intervals that don't touch, by start."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def without(whole: Sequence[Interval], cuts: Sequence[Interval]) -> list[Interval]:
+    """What is left of some intervals when others are cut out; both by start, neither overlapping itself."""
+    found: list[Interval] = []
+    ends = [end for _, end in cuts]
+    for start, end in whole:
+        for cut_start, cut_end in cuts[bisect_right(ends, start) :]:
+            if cut_start >= end:
+                break
+            if cut_start > start:
+                found.append((start, cut_start))
+            start = max(start, cut_end)
+        if start < end:
+            found.append((start, end))
+    return found
+
+
+def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> Iterator[Interval]:
+    starts = [start for start, _ in gaps]
+    for _, begun, over in communications:
+        last = bisect_right(starts, over) - 1
+        best = (0.0, 0.0)
+        for start, end in reversed(gaps[: last + 1]):
+            if end < over - LATE_S:
+                break
+            wait = max(start, begun), min(end, over)
+            best = max(best, wait, key=lambda w: w[1] - w[0])
+        if best[1] > best[0]:
+            yield best
+
+
+def _parts(marks: Sequence[TraceEvent], own: Sequence[TraceEvent]) -> Iterator[Span]:
+    """The marks in steps, a pipeline's by what the rank has begun last: a forward pass or a backward pass."""
+    backward = merged((e.start_s, e.end_s) for e in own if e.name.startswith(_BACKWARD))
+    forward = without(merged((e.start_s, e.end_s) for e in own if e.name.startswith(_OPERATIONS)), backward)
+    labelled = sorted([*(("forward", *f) for f in forward), *(("backward", *b) for b in backward)], key=lambda s: s[1])
+    for mark in marks:
+        name = mark.name.removeprefix(MARK)
+        if name == STEP:
+            continue
+        if name != PIPELINE:
+            yield name, mark.start_s, mark.end_s
+            continue
+        inside = [span for span in labelled if mark.start_s <= span[1] < mark.end_s]
+        begun = [(PIPELINE, mark.start_s), *((label, start) for label, start, _ in inside), ("", mark.end_s)]
+        for (label, start), (_, end) in pairwise(begun):
+            if label != PIPELINE and start < end:
+                yield label, start, end
+
+
+def _on_device(events: Sequence[TraceEvent], marks: Sequence[Span]) -> tuple[list[Span], list[Interval]]:
+    """The parts of the steps on the accelerator, and when it computes."""
+    launched = {e.correlation: e.start_s for e in events if not e.on_device and e.name.startswith("cu")}
+    label_at = _lookup(marks)
+    kernels = sorted(
+        (e for e in events if e.on_device and not e.name.startswith(MARK) and not _is_nccl_kernel(e)),
+        key=lambda e: e.start_s,
+    )
+    parts: list[Span] = []
+    free_s = float("-inf")
+    for kernel in kernels:
+        label = label_at(launched.get(kernel.correlation, kernel.start_s))
+        start = max(kernel.start_s, free_s)
+        if label and start < kernel.end_s:
+            parts.append((label, start, kernel.end_s))
+        free_s = max(free_s, kernel.end_s)
+    busy = merged((e.start_s, e.end_s) for e in kernels)
+    # While it is idle, it may be for want of data.
+    fetching = merged((start, end) for name, start, end in marks if name == DATA)
+    return [*parts, *((DATA, *idle) for idle in without(fetching, busy))], busy
+
+
+def _lookup(marks: Sequence[Span]) -> Callable[[float], str]:
+    starts = [start for _, start, _ in marks]
+
+    def label_at(at_s: float) -> str:
+        i = bisect_right(starts, at_s) - 1
+        return marks[i][0] if i >= 0 and at_s < marks[i][2] else ""
+
+    return label_at
+
+
+def _is_nccl_kernel(event: TraceEvent) -> bool:
+    return event.on_device and event.name.startswith("nccl") and ":" not in event.name
