@@ -1,0 +1,102 @@
+"""Does the step model predict a worker count that it has not seen, within the interval that was measured?
+
+Every worker count of several workers is left out in turn and predicted from the others. Where there is only one such
+count, its network comes from a probe between two workers of this machine. With --study, a study's stored results are
+taken; else ResNet-18 is trained here, 64 images a step on one worker and on two, and 32 on one, so that the model knows
+what half a batch takes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from common import begin, local_trial, parser_for, progress, scratch, tell
+
+from raypar import units, workloads
+from raypar.analysis.calibration import calibrate, choose_results, measured_points, variation_of
+from raypar.analysis.network import Network, fit_network
+from raypar.analysis.predict import LeftOut, communication_of, leave_one_out
+from raypar.run.probe import probe_all_reduces
+from raypar.study.settings import parse_value
+from raypar.study.trial import TrialResult
+from raypar.track.store import Store, default_tracking_uri
+from raypar.train.layers import layer_costs
+
+CONFIGS = ((1, 64), (2, 64), (1, 32))  # workers, batch size
+NUM_IMAGES = 640
+
+
+def stored(name: str) -> list[TrialResult]:
+    """A study's results from the store of this folder, with their step times."""
+    store = Store(default_tracking_uri(Path.cwd()), Path.cwd())
+    results = store.results(name)
+    if not results:
+        raise SystemExit(f"no study `{name}` in the store of {Path.cwd()}")
+    return [replace(r, step_times_s=store.step_times(name, r.spec.identity)) for r in results]
+
+
+def measured(folder: Path, num_rounds: int) -> list[TrialResult]:
+    """Every config once a round, in random order."""
+    found = []
+    for i in range(num_rounds):
+        for num_workers, batch_size in random.Random(i).sample(CONFIGS, len(CONFIGS)):
+            config = {"num_workers": num_workers, "batch_size": batch_size, "num_images": NUM_IMAGES, "device": "cpu"}
+            found.append(local_trial("resnet", config, folder / f"round{i}", repeat=i))
+            progress(f"round {i + 1}/{num_rounds}: {num_workers} × {batch_size}")
+    return found
+
+
+def show(left: LeftOut) -> None:
+    title = f"{units.counted(left.num_workers, 'worker')}, batch {left.batch_size}"
+    seen = left.measured
+    measured_s = units.seconds_interval(seen.value, seen.low, seen.high)
+    if left.predicted is None or left.error is None:
+        tell(title, f"measured {measured_s}; not predicted: {left.why_not}")
+        return
+    verdict = {True: "within", False: "OUTSIDE", None: "no interval to lie in"}[left.is_within]
+    told = (
+        f"predicted {units.seconds(left.predicted.value)}, measured {measured_s}: {verdict}, {100 * left.error:+.1f} %"
+    )
+    tell(title, told)
+
+
+def main() -> None:
+    parser = parser_for(__doc__)
+    parser.add_argument("--study", help="of the store in this folder")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="choose its point")
+    parser.add_argument("--rounds", type=int, default=5, help="[default: 5]")
+    args = begin(parser)
+    settings = dict(setting.split("=", 1) for setting in args.set)
+    with scratch() as folder:
+        results = stored(args.study) if args.study else measured(folder, 2 if args.quick else args.rounds)
+        chosen = choose_results(results, {key: parse_value(text) for key, text in settings.items()})
+        config = chosen[0].spec.config
+        layers = layer_costs(getattr(workloads, chosen[0].spec.workload), config)
+        calibration = calibrate(measured_points(chosen), layers, variation_of(chosen))
+        tell(
+            "one worker: a step, a sample",
+            f"{units.seconds(calibration.fixed_s)}, "
+            f"{units.seconds(calibration.per_sample_s)}; steps vary by {units.percent(calibration.variation, 1)}",
+        )
+        network = None
+        if len({p.num_workers for p in calibration.of_several}) < 2:
+            network = fit_network(probe_all_reduces(2, folder / "probe"), 2)
+            tell(
+                "the network, by a probe",
+                f"{units.seconds(network.latency_s)}, {units.size(network.bandwidth_bytes_per_s)}/s",
+            )
+        accumulated = config.get("accumulation_steps")
+        how = communication_of(config, network or Network(0.0, 1.0), "ring")
+        found = leave_one_out(
+            calibration, how, network, accumulation_steps=accumulated if isinstance(accumulated, int) else 1
+        )
+    for left in found:
+        show(left)
+    judged = [left.is_within for left in found if left.is_within is not None]
+    tell("left-out points within their measured interval", f"{sum(judged)} of {len(judged)}")
+
+
+if __name__ == "__main__":
+    main()
