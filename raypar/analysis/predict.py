@@ -27,8 +27,8 @@ from raypar.study.trial import TrialResult
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# Bytes sent for each byte of gradients, by the option `compression`.
-COMPRESSIONS: Mapping[str, float] = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
+# Bytes sent for each gradient, by the option `compression`; None: as many as it has.
+COMPRESSIONS: Mapping[str, int | None] = {"none": None, "fp16": 2, "bf16": 2}
 MAX_WORKERS = 2**20
 
 
@@ -167,6 +167,7 @@ def communication_of(
             "does not know",
             hint=f"predict from trials with another: --set compression=X, one of {', '.join(COMPRESSIONS)}",
         )
+    num_bytes, sent_bytes = 8 if config.get("precision") == "fp64" else 4, COMPRESSIONS[str(compression)]
     own_mb = config.get("bucket_mb")
     chosen_mb = bucket_mb if bucket_mb is not None else own_mb if isinstance(own_mb, (int, float)) else None
     return Communication(
@@ -174,7 +175,7 @@ def communication_of(
         algorithm=algorithm,
         bucket_bytes=None if chosen_mb is None else chosen_mb * MIB,
         overlap=bool(config.get("overlap", True)) if overlap is None else overlap,
-        compression=COMPRESSIONS[str(compression)],
+        compression=1.0 if sent_bytes is None else sent_bytes / num_bytes,
     )
 
 

@@ -52,7 +52,7 @@ class Communication:
     Attributes:
         network: links, or nodes of links.
         algorithm: of the all-reduce, by value or name.
-        bucket_bytes: a bucket that holds as much is sent; 0: every layer's gradients alone (no tensor fusion);
+        bucket_bytes: a bucket that holds as much is sent; 0: every gradient alone (no tensor fusion);
             infinite: all at once; None: as torch does, a first one of `FIRST_BUCKET_BYTES` and then
             `DEFAULT_BUCKET_BYTES`.
         overlap: whether buckets are sent while the backward pass goes on, or after it.
@@ -246,6 +246,11 @@ def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> l
     for layer in reversed(layers):
         passed += layer.backward_share
         filled += layer.num_gradient_bytes
+        if bucket_bytes == 0:  # a layer's tensors are taken to be alike: what counts is how many messages they are
+            if layer.num_gradient_bytes:
+                found += [(layer.num_gradient_bytes / layer.num_gradients, passed)] * layer.num_gradients
+            filled = 0.0
+            continue
         if bucket_bytes is not None:
             full = bucket_bytes
         else:

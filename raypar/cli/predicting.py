@@ -57,7 +57,7 @@ def predict(
         ),
     ] = None,
     bucket_mb: Annotated[
-        float | None, typer.Option(metavar="X", help="MiB of gradients sent as one; 0: layer by layer.")
+        float | None, typer.Option(metavar="X", help="MiB of gradients sent as one; 0: each by itself.")
     ] = None,
     overlap: Annotated[
         bool | None, typer.Option("--overlap/--no-overlap", help="Send gradients behind the backward pass, or after.")

@@ -176,7 +176,7 @@ def assumptions(told: Told) -> list[str]:
     if how.bucket_bytes is None:
         buckets = "in buckets of 25 MiB, the first of 1 MiB (torch's own)"
     elif how.bucket_bytes == 0:
-        buckets = "layer by layer"
+        buckets = "one by one"
     else:
         buckets = f"in buckets of {how.bucket_bytes / 2**20:g} MiB"
     overlap = "behind the backward pass" if how.overlap else "after the backward pass"

@@ -17,12 +17,14 @@ class LayerCost:
         num_gradient_bytes: of its own gradients, which are sent as they are (not compressed).
         backward_share: of the time that a step computes, what its gradients take.
         forward_share: the same of its forward pass.
+        num_gradients: tensors of them (weights, biases), which are sent one by one where nothing is fused.
     """
 
     name: str
     num_gradient_bytes: int
     backward_share: float
     forward_share: float
+    num_gradients: int = 1
 
 
 def one_layer(num_gradient_bytes: int) -> tuple[LayerCost, ...]:

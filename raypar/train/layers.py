@@ -85,7 +85,8 @@ def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[Laye
         RayparError: the network has no weight to train.
     """
     entered = _entered(model, inputs)
-    sizes = _gradient_bytes(entered, config)
+    gradients = _gradient_bytes(entered, config)
+    sizes = [sum(own) for own in gradients]
     if not any(sizes):
         raise RayparError("the model has no weight to train", hint="leave some weights trainable")
     forward, backward = [], []
@@ -100,9 +101,9 @@ def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[Laye
     if not total:
         return one_layer(sum(sizes))
     return tuple(
-        LayerCost(layer.name, size, back / total, ahead / total)
-        for layer, size, ahead, back in zip(entered, sizes, forward, backward, strict=True)
-        if size or ahead
+        LayerCost(layer.name, sum(own), back / total, ahead / total, max(1, len(own)))
+        for layer, own, ahead, back in zip(entered, gradients, forward, backward, strict=True)
+        if own or ahead
     )
 
 
@@ -146,19 +147,19 @@ def _hooked(module: nn.Module, enter: Callable[..., None], leave: Callable[..., 
     return module.register_forward_pre_hook(enter), module.register_forward_hook(leave)
 
 
-def _gradient_bytes(entered: list[_Layer], config: Config) -> list[int]:
+def _gradient_bytes(entered: list[_Layer], config: Config) -> list[list[int]]:
     """Of each module's own weights, and of those modules in it that are not entered but whose weights it takes."""
     called, seen = {layer.module for layer in entered}, set()
-    sizes = []
+    found = []
     for layer in entered:
-        size = 0
+        sizes = []
         for module in _own(layer.module, called):
             for parameter, num_bytes in _gradients(module, config, recurse=False):
                 if parameter not in seen:
                     seen.add(parameter)
-                    size += num_bytes
-        sizes.append(size)
-    return sizes
+                    sizes.append(num_bytes)
+        found.append(sizes)
+    return found
 
 
 def _own(module: nn.Module, called: set[nn.Module]) -> list[nn.Module]:

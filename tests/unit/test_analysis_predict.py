@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from results import make_result
 
@@ -263,6 +263,7 @@ def test_the_fastest_count_is_looked_for_among_all_up_to_the_largest() -> None:
     assert 1 < sweep.fastest < 64
 
 
+@settings(deadline=None)
 @given(st.integers(2, 4096), st.floats(0, 0.5), st.sampled_from(list(Scaling)))
 def test_no_count_is_more_than_perfectly_efficient(num_workers: int, variation: float, scaling: Scaling) -> None:
     calibration = calibrate(points(noise=(1.0,)), LAYERS, variation)
@@ -302,6 +303,7 @@ def test_gradients_are_sent_as_the_config_says_unless_told_otherwise() -> None:
     config = {"strategy": "ddp", "bucket_mb": 4.0, "overlap": False, "compression": "fp16"}
     own = communication_of(config, LINK, "tree")
     assert own == Communication(LINK, "tree", bucket_bytes=4 * 2**20, overlap=False, compression=0.5)
+    assert communication_of({**config, "precision": "fp64"}, LINK).compression == 0.25
     told = communication_of(config, LINK, "tree", bucket_mb=0, overlap=True)
     assert (told.bucket_bytes, told.overlap) == (0, True)
 

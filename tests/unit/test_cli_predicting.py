@@ -104,7 +104,7 @@ def test_the_assumptions_are_listed() -> None:
 def test_flags_change_how_gradients_are_sent() -> None:
     flags = ("--bucket-mb", "0", "--no-overlap", "--algorithm", "tree", "--network-within", "50GB/s,2us")
     text = joined(predict("scaled", *ARGS, *flags)[1])
-    assert "are sent layer by layer, after the backward pass" in text
+    assert "are sent one by one, after the backward pass" in text
     assert "all-reduce over two trees; 4 workers a node, links of 2.0 µs and 50.0 GB/s within it" in text
     assert "was not given" not in text
 

@@ -28,6 +28,7 @@ def test_the_first_layer_needs_no_gradient_by_inputs() -> None:
     first, last = counted(nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)), 4)
     assert (first.name, last.name) == ("0", "2")
     assert (first.num_gradient_bytes, last.num_gradient_bytes) == (4 * 50, 4 * 33)
+    assert (first.num_gradients, last.num_gradients) == (2, 2)
     assert [first.forward_share, first.backward_share] == pytest.approx([40 / 170, 40 / 170])
     assert [last.forward_share, last.backward_share] == pytest.approx([30 / 170, 60 / 170])
 
