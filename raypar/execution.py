@@ -11,11 +11,13 @@ import tarfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
+from raypar import units
+from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.chosen import with_final_test
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import StudyAnalysis, analyse, pair_speedups
@@ -33,12 +35,15 @@ from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
+from raypar.train.job import PROFILE_FOLDER
 
 CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that is not our own
 CHANGED_FILE = (
     "the study file has changed since its stored results were made; those of unchanged points are kept "
     "(--fresh runs everything again)"
 )
+BREAKDOWN_FILE = "breakdown.json"
+NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 # What a trial's processes have to see of the driver's environment.
 PASSED_ON = ("RAYPAR_DATA_DIR", "XDG_CACHE_HOME", "HOME")
 
@@ -111,6 +116,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         plan = make_plan(study, cluster, done, where=loaded.path, with_ray=options.with_ray)
         if plan.done and (old := store.study_source(study.name)) is not None and old != loaded.source:
             notice(Notice(CHANGED_FILE))
+        if options.num_profiled_steps and (unknown := _num_without_profile(plan)):
+            notice(Notice(NO_PROFILE.format(units.counted(unknown, "point"))))
         results = {result.spec.identity: result for result in plan.done}
         if not plan.num_missing:
             stored = with_final_test(analyse(study, plan.done), last_final_test(store, study.name))
@@ -138,6 +145,11 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
     return Outcome(analysis, len(keeper.failures), num_unsent, interrupted, log_dir, keeper.failures)
 
 
+def _num_without_profile(plan: Plan) -> int:
+    """How many trials of the first repeat are not run again and were not looked into."""
+    return sum(not result.profile for result in plan.done if result.spec.repeat == 0)
+
+
 def cluster_at(address: str | None) -> contextlib.AbstractContextManager[Cluster]:
     """The cluster at the address, joined; without one, what a private Ray would have, before it is started."""
     return joined_cluster(address) if address else contextlib.nullcontext(this_machine())
@@ -156,8 +168,14 @@ class _Keeper:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrialEnded):
-            result = event.result
-            self._recorder.record(result, artifact_dir=self._artifact_dir(event))
+            artifact_dir = self._artifact_dir(event)
+            result, profile = _with_profile(event.result)
+            if profile is not None and artifact_dir is not None:
+                (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
+                (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
+            self._recorder.record(result, artifact_dir=artifact_dir)
+            if profile is not None:
+                self._recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
             if result.state is TrialState.FAILED:
                 self.failures.append(result)
             self._results[result.spec.identity] = result
@@ -187,6 +205,13 @@ class _Keeper:
             if isinstance(base, int):
                 metrics[identity] = {"speedup": speedup, "efficiency": speedup * base / spec.placement.num_workers}
         self._recorder.record_trial_metrics(metrics)
+
+
+def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:
+    """The result, with what its ranks recorded taken together."""
+    recorded = result.profile.get("recorded")
+    profile = profile_of(recorded, result.spec.config) if recorded else None
+    return replace(result, profile=profile.to_dict() if profile else {}), profile
 
 
 def _scaling(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
@@ -275,6 +300,7 @@ def _execution(loaded: LoadedStudy, options: Options) -> Execution:
         "isolation": options.isolation,
         "no_ray": not options.with_ray,
         "trial_timeout": options.trial_timeout_s,
+        "num_profiled_steps": options.num_profiled_steps,
     }
     return Execution(
         uid=uuid.uuid4().hex,

@@ -6,12 +6,13 @@ from the store makes its `Question` from what was stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, find_all
 from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
-from raypar.analysis.question import Question, Sample, collect, point_key, question_of, time_metric_of
+from raypar.analysis.question import PointSamples, Question, Sample, collect, point_key, question_of, time_metric_of
 from raypar.analysis.study_scaling import WorkerGroup, worker_groups
 from raypar.analysis.verdicts import verdicts
 from raypar.study.space import Value
@@ -44,6 +45,7 @@ class StudyAnalysis:
         warnings: what to mind when reading the numbers, the gravest first.
         verdicts: what the numbers say, in sentences.
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
+        profiles: points with where their steps' time goes, of those that were looked into.
     """
 
     study_name: str
@@ -57,6 +59,7 @@ class StudyAnalysis:
     warnings: tuple[Finding, ...]
     verdicts: tuple[str, ...]
     worker_groups: tuple[WorkerGroup, ...] = ()
+    profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
 
     @property
     def num_trials(self) -> int:
@@ -87,7 +90,15 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         warnings=find_all(Evidence(question, time_metric, gathered, points)),
         verdicts=verdicts(question, gathered, points),
         worker_groups=worker_groups(question, gathered),
+        profiles=tuple(_profiles(gathered)),
     )
+
+
+def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, Value], Profile]]:
+    for samples in gathered:
+        found = [profile for result in samples.results if (profile := Profile.from_dict(result.profile)) is not None]
+        if found:
+            yield samples.point, found[-1]
 
 
 def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import fitting, generating, predicting, running, stored, working
+from raypar.cli import fitting, generating, predicting, profiling, running, stored, working
 
 app = typer.Typer(
     name="raypar",
@@ -43,6 +43,7 @@ app.command(epilog="Examples:  raypar fit strong_scaling    raypar fit times.csv
 app.command(epilog="Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")(
     predicting.predict
 )
+app.command(epilog="Example:  raypar profile studies/strong_scaling.py --set num_workers=2")(profiling.profile)
 app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(working.work)
 app.command()(stored.sync)
 app.command(epilog="Example:  raypar ui --port 5050")(stored.ui)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from raypar.execution import Options, Outcome
     from raypar.planning import Plan
     from raypar.study.loader import LoadedStudy
+    from raypar.study.study import Study
 
 
 def study(
@@ -55,13 +56,18 @@ def study(
     fresh: Fresh = False,
     no_ray: NoRay = False,
     trial_timeout: Timeout = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Look into some steps of each point, after its training.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
     debug: Debug = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with told(debug):
         loaded = load(file, settings, repeats, seed, data_dir)
-        options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings)
+        options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings, profile)
+        if profile:
+            check_can_profile(loaded.study, "--profile")
         if dry_run:
             show_plan(loaded, options)
         else:
@@ -105,7 +111,14 @@ def resume(
         run(
             loaded,
             options_of(
-                address, tracking_uri, last["isolation"], False, last["no_ray"], last["trial_timeout"], settings
+                address,
+                tracking_uri,
+                last["isolation"],
+                False,
+                last["no_ray"],
+                last["trial_timeout"],
+                settings,
+                bool(last.get("num_profiled_steps")),
             ),
         )
 
@@ -129,9 +142,11 @@ def options_of(
     no_ray: bool,
     trial_timeout: float | None,
     settings: list[str] | None,
+    profile: bool = False,
 ) -> Options:
     from raypar.execution import Options
     from raypar.run.runner import ISOLATIONS
+    from raypar.train.job import NUM_PROFILED_STEPS
 
     if isolation not in ISOLATIONS:
         raise RayparError(f"--isolation {isolation}: unknown", hint=f"one of {', '.join(ISOLATIONS)}")
@@ -149,7 +164,17 @@ def options_of(
         trial_timeout_s=trial_timeout,
         command=("raypar", *sys.argv[1:]),
         settings=settings or (),
+        num_profiled_steps=NUM_PROFILED_STEPS if profile else 0,
     )
+
+
+def check_can_profile(study: Study, asked: str) -> None:
+    """Raises RayparError for a study of a train loop."""
+    if study.workload.is_train_loop:
+        raise RayparError(
+            f"{asked}: workload {study.workload.name} is a train loop, whose steps raypar can't look into",
+            hint="use torch.profiler in the loop, or make a Workload of model and data",
+        )
 
 
 def show_plan(loaded: LoadedStudy, options: Options) -> None:

@@ -11,6 +11,7 @@ from raypar.study.trial import Failure, TrialResult, TrialSpec, TrialState
 # In a trial's artifacts.
 MODEL_FOLDER = "model"
 PROFILE_FOLDER = "profile"
+NUM_PROFILED_STEPS = 20  # unless a person says otherwise
 
 
 @dataclass(frozen=True)

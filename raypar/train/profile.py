@@ -31,7 +31,6 @@ from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
 from raypar.train.step import Stepper
 from raypar.train.work import count_work
 
-NUM_STEPS = 20
 # What is done once (an optimizer's state, the profiler's own buffers) is done before what counts.
 NUM_SETTLING = 3
 NUM_TRACED = 5

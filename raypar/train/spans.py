@@ -16,7 +16,7 @@ from typing import TypeAlias
 MARK = "raypar:"  # before the names of raypar's own marks in a trace
 STEP, DATA, PIPELINE, WAIT = "step", "data", "pipeline", "wait"
 # A thread that was waited for tells the profiler after it has told who waits.
-LATE_S = 1e-3
+LATE_S = 2e-3
 
 Span: TypeAlias = tuple[str, float, float]  # name, start and end in seconds
 Interval: TypeAlias = tuple[float, float]
@@ -75,8 +75,10 @@ def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
         calls = merged((e.start_s, e.end_s) for e in own if e.name.startswith(_COMMUNICATION_CALLS))
         busy = without(merged((e.start_s, e.end_s) for e in own if e.name.startswith(_OPERATIONS)), calls)
         communications = [(e.name, e.start_s, e.end_s) for e in host if e.is_async and ":" in e.name]
-    gaps = without(merged(steps), busy)
-    waits = merged([*calls, *_waits(gaps, communications)])
+    # A barrier before the first step is not one of its own.
+    communications = [c for c in communications if any(start <= c[1] < end for start, end in steps)]
+    waits, communications = _waits(without(merged(steps), busy), communications)
+    waits = merged([*calls, *waits])
     found = [*((STEP, *step) for step in steps), *parts, *((WAIT, *wait) for wait in waits), *communications]
     return sorted(found, key=lambda span: span[1])
 
@@ -108,18 +110,27 @@ def without(whole: Sequence[Interval], cuts: Sequence[Interval]) -> list[Interva
     return found
 
 
-def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> Iterator[Interval]:
+def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> tuple[list[Interval], list[Span]]:
+    """What is waited for each communication, and the communications, over when the wait for them is."""
     starts = [start for start, _ in gaps]
-    for _, begun, over in communications:
-        last = bisect_right(starts, over) - 1
-        best = (0.0, 0.0)
-        for start, end in reversed(gaps[: last + 1]):
+    waits: list[Interval] = []
+    ended: list[Span] = []
+    for name, begun, over in communications:
+        best = (over, over)
+        for i in range(bisect_right(starts, over) - 1, -1, -1):
+            start, end = gaps[i]
             if end < over - LATE_S:
                 break
-            wait = max(start, begun), min(end, over)
-            best = max(best, wait, key=lambda w: w[1] - w[0])
-        if best[1] > best[0]:
-            yield best
+            best = max(best, (max(start, begun), min(end, over)), key=_length)
+        if _length(best) > 0:
+            waits.append(best)
+        was_late = over > best[1] and _length(best) > over - best[1]
+        ended.append((name, begun, best[1] if was_late else over))
+    return waits, ended
+
+
+def _length(interval: Interval) -> float:
+    return interval[1] - interval[0]
 
 
 def _parts(marks: Sequence[TraceEvent], own: Sequence[TraceEvent]) -> Iterator[Span]:

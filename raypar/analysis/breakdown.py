@@ -1,0 +1,259 @@
+"""Where a step's time goes on each rank, from the spans that its ranks recorded.
+
+A rank's step is taken apart into what it does (data, forward, backward, optimizer, other) and what it waits for. While
+it waits, and a collective of its own is under way that all ranks have come to, that is communication: exposed, since
+the rank does nothing meanwhile. Where the last rank has yet to come, it waits for a straggler. Where only messages
+between stages of a pipeline are under way, that is the pipeline's bubble, the messages themselves included: when a
+message's sender was ready is not recorded. The parts add up to the step's time.
+
+Communication that goes on while the rank works is hidden; it is told beside the parts, not as one of them. A
+collective moves data from the last rank's arrival on; before, it only waits. Messages between stages are not counted:
+their end is seen only when they are waited for.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from raypar.train.spans import DATA, STEP, WAIT, Interval, Span, merged, without
+
+DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
+COMMUNICATION, STRAGGLERS, BUBBLE, OTHER = "exposed_communication", "stragglers", "bubble", "other"
+PARTS = (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, STRAGGLERS, BUBBLE, OTHER)
+_PART_OF = {DATA: DATA_WAIT, FORWARD: FORWARD, BACKWARD: BACKWARD, OPTIMIZER: OPTIMIZER}
+# What else raypar marks: copies before and after a communication.
+_OTHER_MARKS = ("combine", "spread")
+_NOT_COMMUNICATION = (STEP, WAIT, *_PART_OF, *_OTHER_MARKS)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where one rank's time in a step goes, in seconds; of several steps, the mean.
+
+    Attributes:
+        parts: `PARTS` to seconds; they add up to `step_s`.
+        hidden_s: communication that goes on while the rank works.
+        waits_for: rank to the part of `STRAGGLERS` for which it was the last one.
+    """
+
+    step_s: float
+    parts: Mapping[str, float]
+    hidden_s: float
+    waits_for: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Of all communication of the rank; None where there is none."""
+        whole = self.hidden_s + self.parts[COMMUNICATION]
+        return self.hidden_s / whole if whole > 0 else None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a trial's steps goes.
+
+    Attributes:
+        ranks: by rank, in the profiled steps.
+        num_steps: how many those are the mean of.
+        step_s: median step without the profiler, slowest rank.
+        overhead: what the profiler adds to a step: 0.08 for 8 %.
+        shares_clock: all ranks ran on one machine; else their clocks were compared at barriers.
+        matches_collectives: whether stragglers could be told from communication.
+        utilisation: model FLOP utilisation: FLOP of the model's forward and backward pass that the workers do per
+            second, over what products of matrices reach on all of them at once; None: the model can't be counted.
+        flop_per_sample: of the model, forward and backward.
+        peak_flops: of all workers together, FLOP/s.
+    """
+
+    ranks: tuple[Breakdown, ...]
+    num_steps: int
+    step_s: float
+    overhead: float
+    shares_clock: bool = True
+    matches_collectives: bool = True
+    utilisation: float | None = None
+    flop_per_sample: float | None = None
+    peak_flops: float | None = None
+
+    @property
+    def mean(self) -> Breakdown:
+        """Over the ranks."""
+        return mean_of(self.ranks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Profile | None:
+        """The inverse; None for a mapping that is no profile, as of a trial that has none."""
+        try:
+            ranks = tuple(
+                Breakdown(**{**rank, "waits_for": {int(k): v for k, v in rank["waits_for"].items()}})
+                for rank in raw["ranks"]
+            )
+            return cls(**{**raw, "ranks": ranks}) if ranks else None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def metrics(self) -> dict[str, float]:
+        """For MLflow, the ranks' mean: ``profile/backward_s``, ``profile/hidden_communication_s`` …"""
+        mean = self.mean
+        found = {f"profile/{part}_s": seconds for part, seconds in mean.parts.items()}
+        found |= {"profile/step_s": mean.step_s, "profile/hidden_communication_s": mean.hidden_s}
+        found["profile/overhead"] = self.overhead
+        if self.utilisation is not None:
+            found["profile/model_flop_utilisation"] = self.utilisation
+        return found
+
+
+def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Profile | None:
+    """A trial's profile from what its ranks recorded (see `raypar.train.profile.profile`), in their order.
+
+    None where there is no step in it.
+    """
+    every = [[(str(name), float(a), float(b)) for name, a, b in rank["spans"]] for rank in recorded]
+    matches = config.get("strategy") != "hybrid"  # whose ranks talk in groups of several kinds, which spans don't name
+    steps = break_down(every, matches=matches)
+    if not steps or not steps[0]:
+        return None
+    counted = _middle_half(steps)
+    plain = [max(times) for times in zip(*(rank["step_times_s"] for rank in recorded), strict=False)]
+    profiled = [max(times) for times in zip(*(rank["profiled_step_times_s"] for rank in recorded), strict=False)]
+    step_s = statistics.median(plain)
+    flop, peak = recorded[0].get("flop_per_sample"), sum(rank["peak_flops"] for rank in recorded)
+    return Profile(
+        ranks=tuple(mean_of([own[i] for i in counted]) for own in steps),
+        num_steps=len(counted),
+        step_s=step_s,
+        overhead=statistics.median(profiled) / step_s - 1,
+        shares_clock=all(rank["shares_clock"] for rank in recorded),
+        matches_collectives=matches,
+        utilisation=flop * config["batch_size"] / step_s / peak if flop and peak else None,
+        flop_per_sample=flop,
+        peak_flops=peak,
+    )
+
+
+def break_down(ranks: Sequence[Sequence[Span]], *, matches: bool = True) -> list[list[Breakdown]]:
+    """``[rank][step]``: where the time of each step goes.
+
+    Args:
+        ranks: each rank's spans, on one clock; see `raypar.train.spans.spans_of`.
+        matches: the k-th collective of a name is the same one on all ranks. Where it isn't, or where the ranks have
+            not equally many of a name, waiting for stragglers counts as communication.
+    """
+    arrivals = _arrivals([[span for span in rank if _is_collective(span)] for rank in ranks], matches)
+    return [list(_steps(rank, own)) for rank, own in zip(ranks, arrivals, strict=True)]
+
+
+def mean_of(breakdowns: Sequence[Breakdown]) -> Breakdown:
+    """The mean: parts that add up in each add up in it."""
+    num = len(breakdowns)
+    return Breakdown(
+        step_s=sum(b.step_s for b in breakdowns) / num,
+        parts={part: sum(b.parts[part] for b in breakdowns) / num for part in PARTS},
+        hidden_s=sum(b.hidden_s for b in breakdowns) / num,
+        waits_for={
+            rank: sum(b.waits_for.get(rank, 0.0) for b in breakdowns) / num
+            for rank in sorted({rank for b in breakdowns for rank in b.waits_for})
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Collective:
+    """One rank's part of a collective: from its own arrival and the last rank's to the end."""
+
+    start_s: float
+    complete_s: float
+    end_s: float
+    last_rank: int
+
+
+def _arrivals(collectives: Sequence[Sequence[Span]], matches: bool) -> list[list[_Collective]]:
+    by_name: list[dict[str, list[Span]]] = []
+    for own in collectives:
+        named: dict[str, list[Span]] = {}
+        for span in sorted(own, key=lambda s: s[1]):
+            named.setdefault(span[0], []).append(span)
+        by_name.append(named)
+    found: list[list[_Collective]] = []
+    for rank, named in enumerate(by_name):
+        mine = []
+        for name, spans in named.items():
+            peers = [other.get(name, []) for other in by_name]
+            matched = matches and all(len(peer) == len(spans) for peer in peers)
+            for k, (_, start, end) in enumerate(spans):
+                starts = [peer[k][1] for peer in peers] if matched else [start]
+                # Clocks of several machines agree only roughly: nothing is complete after it is over.
+                complete = min(max(starts), end)
+                mine.append(_Collective(start, complete, end, starts.index(max(starts)) if matched else rank))
+        found.append(sorted(mine, key=lambda c: c.start_s))
+    return found
+
+
+def _steps(spans: Sequence[Span], collectives: Sequence[_Collective]) -> Iterator[Breakdown]:
+    by_name: dict[str, list[Span]] = {}
+    for span in spans:
+        by_name.setdefault(span[0], []).append(span)
+    waits = merged((start, end) for _, start, end in by_name.get(WAIT, ()))
+    messages = merged((start, end) for name, start, end in spans if _is_message(name))
+    for _, start, end in by_name.get(STEP, ()):
+        step = (start, end)
+        waiting = _clipped(waits, step)
+        parts = dict.fromkeys(PARTS, 0.0)
+        for name, part in _PART_OF.items():
+            marked = merged(_clipped([(a, b) for _, a, b in by_name.get(name, ())], step))
+            parts[part] = _length(without(marked, waiting))
+        here = [c for c in collectives if c.start_s < end and c.end_s > start]
+        moving = merged((c.complete_s, c.end_s) for c in here if c.complete_s < c.end_s)
+        waits_for: dict[int, float] = {}
+        left = without(waiting, moving)
+        parts[COMMUNICATION] = _length(waiting) - _length(left)
+        for c in sorted(here, key=lambda c: c.complete_s):
+            lacking = _clipped(left, (c.start_s, c.complete_s))
+            if lacking:
+                waits_for[c.last_rank] = waits_for.get(c.last_rank, 0.0) + _length(lacking)
+                left = without(left, lacking)
+        parts[STRAGGLERS] = sum(waits_for.values())
+        rest = without(left, messages)
+        parts[BUBBLE] = _length(left) - _length(rest)
+        parts[COMMUNICATION] += _length(rest)  # in calls that start something
+        # Rounding may leave less than nothing.
+        parts[OTHER] = max(0.0, end - start - sum(parts.values()))
+        hidden = without(_clipped(moving, step), waiting)
+        yield Breakdown(end - start, parts, _length(hidden), waits_for)
+
+
+def _is_message(name: str) -> bool:
+    """From one rank to another."""
+    return name not in _NOT_COMMUNICATION and ("send" in name.lower() or "recv" in name.lower())
+
+
+def _is_collective(span: Span) -> bool:
+    return span[0] not in _NOT_COMMUNICATION and not _is_message(span[0])
+
+
+def _clipped(intervals: Sequence[Interval], window: Interval) -> list[Interval]:
+    """What of some intervals, by start, lies in a window."""
+    start, end = window
+    first = bisect_right(intervals, start, key=lambda i: i[1])
+    last = bisect_left(intervals, end, key=lambda i: i[0])
+    return [(max(a, start), min(b, end)) for a, b in intervals[first:last]]
+
+
+def _length(intervals: Sequence[Interval]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def _middle_half(steps: Sequence[Sequence[Breakdown]]) -> list[int]:
+    """The steps whose time on the slowest rank is neither in the lowest nor in the highest quarter."""
+    slowest = [max(times) for times in zip(*([b.step_s for b in own] for own in steps), strict=False)]
+    order = sorted(range(len(slowest)), key=slowest.__getitem__)
+    out = len(order) // 4
+    return sorted(order[out : len(order) - out])

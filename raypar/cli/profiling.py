@@ -1,0 +1,111 @@
+"""The command that looks into the steps of one point."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raypar.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, quiet, say, told
+from raypar.cli.options import Address, DataDir, Debug, NoRay, Settings, StudyFile, Timeout, TrackingUri
+from raypar.cli.running import check_can_profile, load, options_of
+from raypar.errors import RayparError
+
+if TYPE_CHECKING:
+    from raypar.study.loader import LoadedStudy
+    from raypar.study.space import Value
+    from raypar.study.study import Study
+
+MAX_STEPS = 1000  # a trace of more is of no use, and does not fit into memory
+
+
+def profile(
+    file: StudyFile,
+    settings: Settings = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Look into so many steps. (default: 20)")] = None,
+    address: Address = None,
+    data_dir: DataDir = None,
+    tracking_uri: TrackingUri = None,
+    no_ray: NoRay = False,
+    trial_timeout: Timeout = None,
+    debug: Debug = False,
+) -> None:
+    """Show where a step's time goes on each worker, at one point of a study: its baseline, unless --set chooses."""
+    with told(debug):
+        from raypar.train.job import NUM_PROFILED_STEPS
+
+        num_steps = NUM_PROFILED_STEPS if steps is None else steps
+        if not 1 <= num_steps <= MAX_STEPS:
+            raise RayparError(f"--steps {num_steps}: must be from 1 to {MAX_STEPS}", hint="leave it out, or write 20")
+        loaded = load(file, settings, None, None, data_dir)
+        check_can_profile(loaded.study, "raypar profile")
+        point = point_of(loaded.study)
+        options = options_of(address, tracking_uri, "warm", True, no_ray, trial_timeout, settings)
+        options = replace(options, num_profiled_steps=num_steps, only_profiles=True)
+        _run(_only(loaded, point), options, point)
+
+
+def point_of(study: Study) -> dict[str, Value]:
+    """The study's baseline among its points, or its first point; of what is drawn, the first or lowest value."""
+    from raypar.study.space import Grid, examples
+
+    drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
+    return study.baseline_of({**drawn, **study.points()[0]})
+
+
+def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
+    """A study of this point alone, under a name of its own: nobody is to take it for a timed trial."""
+    study = loaded.study
+    alone = replace(
+        study,
+        name=f"{study.name}-profile",
+        space={},
+        baseline={},
+        config={**study.config, **point, "keep_model": False},
+        num_repeats=1,
+        searcher=None,
+        scheduler=None,
+        description=f"Where a step's time goes in {study.name}.",
+    )
+    return replace(loaded, study=alone)
+
+
+def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
+    from raypar.execution import execute
+    from raypar.report.breakdown import print_profile
+    from raypar.report.plan import print_failures
+    from raypar.run.events import Event, Notice
+    from raypar.run.runner import ARTIFACT_FOLDER
+    from raypar.study.trial import point_label
+    from raypar.train.job import PROFILE_FOLDER
+
+    with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Notice):
+                say(console, event.text)
+
+        outcome = execute(loaded, options, lambda _: contextlib.nullcontext(listen), listen)
+        for _, profile in outcome.analysis.profiles:
+            at = f" at {point_label(point)}" if point else ""
+            taken = f"the middle {profile.num_steps} of {options.num_profiled_steps} steps"
+            title = f"{loaded.study.name}{at}: where a step's time goes ({taken})"
+            folders = sorted(outcome.log_dir.glob(f"*/{ARTIFACT_FOLDER}/{PROFILE_FOLDER}"))
+            print_profile(console, title, profile, str(_relative(folders[0])) if folders else "")
+            say(
+                console,
+                f"`raypar ui` shows the run in MLflow, with the traces and breakdown.json, as {loaded.study.name}",
+            )
+        if outcome.failures:
+            print_failures(console, outcome.failures, outcome.log_dir)
+    if outcome.was_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if outcome.failures:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _relative(folder: Path) -> Path:
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
