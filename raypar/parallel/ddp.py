@@ -71,6 +71,10 @@ class _Compression:
             "powersgd": powerSGD_hook.powerSGD_hook,
         }
         sent: torch.futures.Future[Tensor] = hooks[self._name](self._state, bucket)  # type: ignore[operator]
+        if self._name == "powersgd":
+            # It sends its factors from gloo's few threads, and waits there: with a second bucket on its way, the ranks
+            # would send in different orders, or wait for each other forever.
+            sent.wait()
         return sent
 
 
