@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from raypar.errors import RayparError
 from raypar.study.workload import Config, Workload
 from raypar.train.layer_cost import LayerCost, one_layer
-from raypar.train.work import FLOP_PER_MAC, _of_few, _sample
+from raypar.train.shapes import few_inputs, looked_at
+from raypar.train.work import FLOP_PER_MAC
 
 FP64_BYTES = 8
 
@@ -47,21 +49,10 @@ def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
             hint="give its size: --parameters 25.6M",
         )
     try:
-        sample = _sample(workload.data(_of_few(config)))
-    except Exception:  # data that is not there, or not as it should be; the network may do without
-        return one_layer(sum(size for _, size in _gradients(_built(workload, config, "cpu"), config)))
-    ways: tuple[tuple[str, str, Tensor], ...] = (
-        ("meta", "meta", torch.empty_like(sample, device="meta")),
-        ("cpu", "cpu", sample),  # for a network that looks at numbers
-    )
-    for built_on, run_on, inputs in ways:
-        try:
-            model = _built(workload, config, built_on).to(run_on)
-            with torch.device(run_on):
-                return count_layers(model, inputs, config)
-        except Exception:  # whatever a network may raise on shapes alone
-            continue
-    return one_layer(sum(size for _, size in _gradients(_built(workload, config, "cpu"), config)))
+        sample = few_inputs(workload, config)
+        return looked_at(workload, config, sample, partial(count_layers, config=config))
+    except Exception:  # data that is not there, or a network that doesn't run on it: its size is known all the same
+        return one_layer(sum(size for _, size in _gradients(_built(workload, config), config)))
 
 
 def is_one_layer(layers: tuple[LayerCost, ...]) -> bool:
@@ -180,11 +171,10 @@ def _gradients(model: nn.Module, config: Config, *, recurse: bool = True) -> lis
     ]
 
 
-def _built(workload: Workload, config: Config, device: str) -> nn.Module:
+def _built(workload: Workload, config: Config) -> nn.Module:
     assert workload.model is not None
     try:
-        with torch.device(device):
-            return workload.model(config)
+        return workload.model(config)
     except RayparError:
         raise
     except Exception as error:

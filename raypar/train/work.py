@@ -17,15 +17,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from raypar.errors import RayparError
-from raypar.study.workload import Config, Data, Workload
+from raypar.study.workload import Config, Workload
+from raypar.train.shapes import few_inputs, looked_at
 
 CONVOLUTION, FULLY_CONNECTED, ATTENTION = "convolution", "fully connected", "attention"
 NORMALISATION, ACTIVATION, POOLING = "normalisation", "activation", "pooling"
 KINDS = (CONVOLUTION, FULLY_CONNECTED, ATTENTION, NORMALISATION, ACTIVATION, POOLING)
 OF_MACS = (CONVOLUTION, FULLY_CONNECTED, ATTENTION)
 FLOP_PER_MAC = 2
-# Batch normalisation in training wants more than one value per channel, which a 1 x 1 image has not alone.
-NUM_COUNTED = 2
 _aten = torch.ops.aten
 
 
@@ -163,46 +162,8 @@ def work_of(workload: Workload, config: Config) -> Work:
         DataError: the data (or a tokenizer) is not there, or does not fit the network.
         RayparError: the network can't be built or can't take its data.
     """
-    assert workload.model is not None and workload.data is not None, "a workload that is no train loop has both"
     workload.prepare(config)
-    sample = _sample(workload.data(_of_few(config)))
-    shape_only = torch.empty_like(sample, device="meta")
-    ways: tuple[tuple[str, str, Tensor], ...] = (
-        ("meta", "meta", shape_only),
-        ("cpu", "meta", shape_only),  # for a network that looks at numbers when it is built
-        ("cpu", "cpu", sample),  # or when it is run
-    )
-    for built_on, run_on, inputs in ways:
-        try:
-            with torch.device(built_on):
-                model = workload.model(config).to(run_on)
-            with torch.device(run_on):
-                return count_work(model, inputs)
-        except RayparError:
-            raise
-        except Exception as error:  # whatever a network may raise; the last is told
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-    raise RayparError(
-        f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
-        hint=f"`raypar workloads {workload.name}` shows what its options may be",
-    )
-
-
-def _of_few(config: Config) -> Config:
-    """Made-up images need not be made in full to see the shape of one."""
-    if config.get("source") != "synthetic":
-        return config
-    return {**config, **{key: NUM_COUNTED for key in ("num_images", "num_classes") if key in config}}
-
-
-def _sample(data: Data) -> Tensor:
-    """Inputs of `NUM_COUNTED` samples as the model gets them."""
-    if data.train is not None:
-        some = data.train.inputs[:NUM_COUNTED]
-        some = data.transform(some) if data.transform else some
-        return some.float() if some.dtype == torch.uint8 else some
-    assert data.train_dataset is not None, "a workload's data has train or train_dataset"
-    return torch.stack([data.train_dataset[i][0] for i in range(NUM_COUNTED)])
+    return looked_at(workload, config, few_inputs(workload, config), count_work)
 
 
 def _embeddings_hooked(model: nn.Module, hook: Callable[..., None]) -> list[Any]:

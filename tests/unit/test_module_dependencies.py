@@ -38,6 +38,7 @@ OWNERS = {
     "mlflow": ("track",),
     "typer": ("cli",),
     "rich": ("report", "cli"),
+    "matplotlib": ("report",),
     "scipy": ("analysis",),
     "torchvision": ("workloads",),
     "sklearn": ("workloads",),
