@@ -34,7 +34,7 @@ _HEADS: Mapping[str, str] = {
     "backward": "backw.",
     "optimizer": "opt.",
     "exposed_communication": "comm.",
-    "stragglers": "stragglers",
+    "stragglers": "waits",
     "bubble": "bubble",
     "other": "other",
 }
@@ -111,7 +111,8 @@ def breakdown_section(
             told = ", ".join(f"{head} {cell}" for head, cell in zip(rows[0][1:], row[1:], strict=True))
             yield Text("    " + told, overflow="fold")
     if communicates:
-        yield Text(encode("  hidden: of all communication, what goes on while the rank works."), style="dim")
+        yield Text("comm.: exposed; waits: for the rank that comes last; hidden: share of", style="dim")
+        yield Text("communication that goes on while the rank works.", style="dim")
 
 
 def _rows(profile: Profile) -> list[list[str]]:
@@ -164,11 +165,12 @@ def _about_communication(profile: Profile) -> Iterator[str]:
         f"{units.percent(share)} of communication is hidden: it goes on while the ranks work. "
         f"Exposed, it takes {_share(mean, COMMUNICATION)} of a step{waiting}."
     )
-    if mean.parts[BUBBLE] >= WORTH_A_WORD * mean.step_s:
-        yield f"For {_share(mean, BUBBLE)} of a step, a rank waits for another stage of the pipeline."
 
 
 def _about_waiting(profile: Profile) -> Iterator[str]:
+    mean = profile.mean
+    if mean.parts[BUBBLE] >= WORTH_A_WORD * mean.step_s:
+        yield f"For {_share(mean, BUBBLE)} of a step, a rank waits for another stage of the pipeline."
     waits = [
         (seconds / own.step_s, rank, other)
         for rank, own in enumerate(profile.ranks)

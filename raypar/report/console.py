@@ -21,6 +21,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate, Method
+from raypar.report.breakdown import breakdown_section
 from raypar.report.plain import encodable
 from raypar.report.scaling import Line, scaling_lines
 from raypar.study.trial import point_label
@@ -104,6 +105,7 @@ def _lines(analysis: StudyAnalysis, scaling: Sequence[Line], width: int, encode:
         yield Text("")
     for indent, line in scaling:
         yield from _paragraph(encode(line), width, indent=indent)
+    yield from breakdown_section(analysis.profiles, width, encode)
     if analysis.warnings:
         yield Text("")
     for finding in analysis.warnings:

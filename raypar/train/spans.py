@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 MARK = "raypar:"  # before the names of raypar's own marks in a trace
 STEP, DATA, PIPELINE, WAIT = "step", "data", "pipeline", "wait"
-# A thread that was waited for tells the profiler after it has told who waits.
-LATE_S = 2e-3
+# The thread that communicates tells who waits first, the profiler later: where cores are scarce, by milliseconds.
+LATE_S = 10e-3
 
 Span: TypeAlias = tuple[str, float, float]  # name, start and end in seconds
 Interval: TypeAlias = tuple[float, float]
@@ -121,11 +121,13 @@ def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> tuple[li
             start, end = gaps[i]
             if end < over - LATE_S:
                 break
-            best = max(best, (max(start, begun), min(end, over)), key=_length)
+            wait = max(start, begun), min(end, over)
+            # A pause that is shorter than what lies between it and the end has another reason.
+            if _length(wait) > max(_length(best), over - wait[1]):
+                best = wait
         if _length(best) > 0:
             waits.append(best)
-        was_late = over > best[1] and _length(best) > over - best[1]
-        ended.append((name, begun, best[1] if was_late else over))
+        ended.append((name, begun, best[1]))
     return waits, ended
 
 
