@@ -31,6 +31,9 @@ SMALL = ("epochs=1", "num_samples=600")
 SHRUNK: Mapping[str, tuple[str, ...]] = {
     "batch_size": (*SMALL, "batch_size=32,128"),
     "break_even": (*SMALL[:1], "hidden_size=16,64", "num_samples=1000,2000"),
+    "bucket_size": ("depth=4", "num_points=256"),
+    # Many buckets: PowerSGD's must not overtake one another.
+    "compression": ("width=32", "depth=12", "num_points=512", "bucket_mb=0"),
     "cpu_affinity": (*SMALL, "hidden_size=16"),
     "cpu_vs_gpu": (*SMALL, "device=cpu", "num_loader_workers=1", "batch_size=64"),
     "custom_model": ("epochs=2", "channels=2,4"),
@@ -39,13 +42,18 @@ SHRUNK: Mapping[str, tuple[str, ...]] = {
     "fashion_data_parallel": ("epochs=3", "num_samples=2000", "batch_size=2000", "eval_every_steps=2"),
     "gpt2_finetune": ("init=scratch", "size=tiny", "epochs=1", "num_samples=16", "block_size=16", "eval_every_steps=1"),
     "iris_threads": ("epochs=2",),
+    "large_batch_lars": (*SMALL, "batch_size=64,256", "lr=0.1"),
     "learning_rate": (*SMALL, "lr=0.01,0.1"),
     "loader_workers": (*SMALL, "num_loader_workers=0,1", "batch_size=64"),
     "mnist_cnn_device": (*SMALL, "device=cpu"),
     "optimizer": (*SMALL, "lr=0.01"),
+    "overlap": ("width=32", "num_points=256", "bucket_mb=0.001,100"),
+    "pipeline_schedules": ("width=16", "num_sequences=256"),
     "quickstart": ("epochs=2",),
     "serial_vs_parallel": SMALL,
+    "strategies": ("width=32", "num_points=512"),
     "strong_scaling": ("epochs=1", "num_images=64", "image_size=32", "batch_size=16"),
+    "transformer_scaling": ("width=16", "num_sequences=256"),
     "weak_scaling": ("epochs=1", "num_images=64", "image_size=32", "per_worker_batch_size=8"),
 }
 NEEDS = {"cpu_affinity": "tweeteval", "gpt2_finetune": "mbpp"}

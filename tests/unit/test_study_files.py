@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from raypar.parallel.pipeline import micro_batches_for
+from raypar.parallel.suitable import why_not
 from raypar.study.loader import LoadedStudy, load_study
 from raypar.study.settings import with_flags
+from raypar.study.strategies import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES, impossible
+from raypar.study.study import Study
 
 FOLDER = Path(__file__).parents[2] / "studies"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -49,7 +53,17 @@ def test_a_study_file_loads_into_trials_that_can_be_compared(path: Path) -> None
     assert any(study.baseline_of(point) != point for point in points)
 
 
-WORKERS = ("batch_size", "break_even", "custom_model", "fashion_data_parallel", "quickstart", "serial_vs_parallel")
+WORKERS = (
+    "batch_size",
+    "break_even",
+    "custom_model",
+    "fashion_data_parallel",
+    "quickstart",
+    "serial_vs_parallel",
+    "strong_scaling",
+    "transformer_scaling",
+    "weak_scaling",
+)
 
 
 @pytest.mark.parametrize("name", WORKERS)
@@ -126,6 +140,113 @@ def test_gradient_descent_on_fashion_takes_60_steps_of_the_whole_training_set() 
     for c in (t.config for t in study.trials()):
         assert c["batch_size"] == study.workload.num_train_samples == 50_000
         assert (c["epochs"], c["optimizer"], c["lr"], c["activation"]) == (60, "sgd", 0.01, "sigmoid")
+
+
+# Studies of one lecture's techniques: the workload, what is swept, and how many workers share a step.
+TECHNIQUES = {
+    "strategies": ("wide_mlp", {"strategy", "batch_size"}, {2}),
+    "overlap": ("wide_mlp", {"overlap", "bucket_mb"}, {2}),
+    "bucket_size": ("wide_mlp", {"bucket_mb"}, {2}),
+    "compression": ("wide_mlp", {"compression"}, {2}),
+    "pipeline_schedules": ("transformer", {"pipeline_schedule", "num_microbatches"}, {2}),
+    "large_batch_lars": ("mnist_mlp", {"batch_size", "lr", "optimizer"}, {1}),
+    "transformer_scaling": ("transformer", {"batch_size", "num_workers"}, {1, 2}),
+    "weak_scaling": ("resnet", {"num_workers"}, {1, 2}),
+    "strong_scaling": ("resnet", {"num_workers"}, {1, 2}),
+}
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_study_of_a_technique_varies_it_alone_and_names_the_lecture(name: str) -> None:
+    study, (workload, swept, num_workers) = study_file(name).study, TECHNIQUES[name]
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    assert 'The lecture "A case study on large-scale machine learning"' in (ast.get_docstring(ast.parse(text)) or "")
+    assert study.workload.name == workload and set(study.space) == swept
+    assert {t.placement.num_workers for t in study.trials()} == num_workers
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_technique_is_compared_over_the_same_samples(name: str) -> None:
+    study = study_file(name).study
+    for point in study.points():
+        own, base = (study.trial(p, 0).config for p in (point, study.baseline_of(point)))
+        assert (own["epochs"], own["num_samples"]) == (base["epochs"], base["num_samples"])
+        # Only in weak scaling does the batch grow: with the workers.
+        same = "per_worker_batch_size" if name == "weak_scaling" else "batch_size"
+        assert own[same] == base[same] is not None
+
+
+@pytest.mark.parametrize("name", ["strategies", "overlap", "bucket_size", "compression", "pipeline_schedules"])
+def test_no_point_of_a_study_of_strategies_ends_on_a_smaller_batch(name: str) -> None:
+    study = study_file(name).study
+    assert study.workload.num_train_samples is not None and callable(study.workload.num_train_samples)
+    for config in (t.config for t in study.trials()):
+        num_samples = study.workload.num_train_samples(config)
+        assert num_samples % config["batch_size"] == 0
+        assert num_samples // config["batch_size"] >= 8
+
+
+def test_every_way_to_share_a_step_that_torch_brings_is_compared_with_ddp() -> None:
+    study = study_file("strategies").study
+    missing = set(STRATEGIES) - {p["strategy"] for p in study.points()}
+    assert missing == {"hybrid", "deepspeed", "horovod"}  # of four workers and more; of other packages
+    assert study.baseline == {"strategy": "ddp"}
+
+
+def test_sending_early_and_late_is_compared_with_several_buckets_and_with_one_for_all() -> None:
+    study = study_file("overlap").study
+    assert study.baseline == {"overlap": False} and {p["overlap"] for p in study.points()} == {False, True}
+    sizes_mb = {p["bucket_mb"] for p in study.points()}
+    assert min(sizes_mb) < gradients_mb(study) / 4 < gradients_mb(study) < max(sizes_mb)
+
+
+def test_gradients_are_fused_from_none_to_all() -> None:
+    study = study_file("bucket_size").study
+    assert study.baseline == {"bucket_mb": 0.0}
+    sizes_mb = [p["bucket_mb"] for p in study.points()]
+    assert sizes_mb == sorted(sizes_mb) and sizes_mb[-1] > gradients_mb(study) > sizes_mb[-2]
+
+
+def gradients_mb(study: Study) -> float:
+    """Of a step, in MiB."""
+    assert study.workload.model is not None
+    model = study.workload.model(study.trials()[0].config)
+    return sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
+
+
+def test_every_compression_is_compared_with_none() -> None:
+    study = study_file("compression").study
+    assert {p["compression"] for p in study.points()} == set(COMPRESSIONS)
+    assert study.baseline == {"compression": "none"}
+
+
+def test_every_schedule_of_a_pipeline_is_run_with_micro_batches_that_it_can_do() -> None:
+    study = study_file("pipeline_schedules").study
+    assert {p["pipeline_schedule"] for p in study.points()} == set(PIPELINE_SCHEDULES)
+    for config in (t.config for t in study.trials()):
+        assert config["strategy"] == "pipeline" and list(impossible(config)) == []
+        assert why_not(study.workload, config) is None
+        # What is asked for is run, not fewer of them.
+        num = config["num_microbatches"]
+        assert micro_batches_for(config["batch_size"], num, 2) == num
+
+
+def test_lars_and_momentum_have_the_same_batches_and_rates_to_choose_from() -> None:
+    study = study_file("large_batch_lars").study
+    assert study.baseline == {"optimizer": "momentum"}
+    of = {name: [t.config for t in study.trials() if t.config["optimizer"] == name] for name in ("momentum", "lars")}
+    pairs = {name: {(c["batch_size"], c["lr"]) for c in configs} for name, configs in of.items()}
+    assert pairs["momentum"] == pairs["lars"] and len(pairs["lars"]) == 12
+    assert {t.config["lr_scaling"] for t in study.trials()} == {"linear"}
+    # The warm-up is shorter than the shortest training.
+    largest = max(t.config["batch_size"] for t in study.trials())
+    steps = 5 * -(-60_000 // largest)
+    assert all(0 < t.config["lr_warmup_steps"] < steps for t in study.trials())
+
+
+def test_the_transformers_study_has_both_ways_of_scaling() -> None:
+    points = {(p["num_workers"], p["batch_size"]) for p in study_file("transformer_scaling").study.points()}
+    assert {(1, 128), (2, 128), (2, 256)} <= points  # strong: the first two; weak: the first and the last
 
 
 def test_the_break_even_study_grows_the_layers_and_the_data() -> None:
