@@ -3,7 +3,8 @@
 The lecture "A case study on large-scale machine learning" scales the other way, with 64 images for every GPU (see
 weak_scaling). Expect a speedup below 2 and below weak_scaling's: each of two workers computes for 32 images a step, but
 exchanges as many gradients as for 64. The lr stays what it is, and the loss does up to the batch norm, which takes its
-means from a worker's own images. Takes a few minutes on two cores; after so few steps the accuracy says nothing.
+means from a worker's own images. Takes a few minutes on two cores; after so few steps the accuracy says nothing. A
+transformer scales otherwise: `raypar study studies/transformer_scaling.py`.
 """
 
 from raypar import Study, grid

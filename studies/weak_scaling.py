@@ -4,7 +4,7 @@ The lecture "A case study on large-scale machine learning" has 64 images a GPU a
 on 128 nodes of 8 GPUs: gradients are sent while others are still being computed, and a step takes hardly longer.
 Expect less from two cores that share their memory, and more than in strong_scaling, since gradients are exchanged half
 as often. The global batch grows with the workers, and the lr with it. Takes a few minutes on two cores; after so few
-steps the accuracy says nothing.
+steps the accuracy says nothing. A transformer scales otherwise: `raypar study studies/transformer_scaling.py`.
 """
 
 from raypar import Study, grid
