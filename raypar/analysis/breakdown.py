@@ -58,7 +58,7 @@ class Profile:
 
     Attributes:
         ranks: by rank, in the profiled steps.
-        num_steps: how many those are the mean of.
+        num_steps: how many those are the mean of: the middle half of all, by time.
         step_s: median step without the profiler, slowest rank.
         overhead: what the profiler adds to a step: 0.08 for 8 %.
         shares_clock: all ranks ran on one machine; else their clocks were compared at barriers.
@@ -114,6 +114,7 @@ class Profile:
 def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Profile | None:
     """A trial's profile from what its ranks recorded (see `raypar.train.profile.profile`), in their order.
 
+    Of the steps, the middle half by time counts, so that one in which the machine did something else does not.
     None where there is no step in it.
     """
     every = [[(str(name), float(a), float(b)) for name, a, b in rank["spans"]] for rank in recorded]
@@ -121,16 +122,20 @@ def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any])
     steps = break_down(every, matches=matches)
     if not steps or not steps[0]:
         return None
-    counted = _middle_half(steps)
+    # Where weights are averaged now and then, steps differ: all of some whole periods count, not the usual step.
+    period = int(config["sync_every"]) if config.get("strategy") == "local_sgd" else 0
+    num_steps = min(map(len, steps))
+    counted = list(range(num_steps % period if num_steps > period else 0, num_steps)) if period else _middle_half(steps)
+    typical = statistics.mean if period else statistics.median
     plain = [max(times) for times in zip(*(rank["step_times_s"] for rank in recorded), strict=False)]
     profiled = [max(times) for times in zip(*(rank["profiled_step_times_s"] for rank in recorded), strict=False)]
-    step_s = statistics.median(plain)
+    step_s = typical(plain)
     flop, peak = recorded[0].get("flop_per_sample"), sum(rank["peak_flops"] for rank in recorded)
     return Profile(
         ranks=tuple(mean_of([own[i] for i in counted]) for own in steps),
         num_steps=len(counted),
         step_s=step_s,
-        overhead=statistics.median(profiled) / step_s - 1,
+        overhead=typical(profiled) / step_s - 1,
         shares_clock=all(rank["shares_clock"] for rank in recorded),
         matches_collectives=matches,
         utilisation=flop * config["batch_size"] / step_s / peak if flop and peak else None,

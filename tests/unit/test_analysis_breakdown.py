@@ -243,6 +243,15 @@ def test_a_profile_leaves_out_the_fastest_and_the_slowest_quarter_of_the_steps()
     assert profile.ranks[0].step_s == pytest.approx(1.5)
 
 
+def test_of_a_training_that_averages_now_and_then_whole_periods_count() -> None:
+    ends = [0.0, 9.0, 10.0, 11.0, 19.0, 20.0, 21.0, 29.0]  # steps of 9, 1, 1, 8, 1, 1, 8 s
+    spans: list[Span] = [("step", a, b) for a, b in itertools.pairwise(ends)]
+    profile = profile_of([recorded(spans)], {"batch_size": 8, "strategy": "local_sgd", "sync_every": 3})
+    assert profile is not None
+    assert profile.num_steps == 6
+    assert profile.ranks[0].step_s == pytest.approx(20 / 6)
+
+
 def test_a_profile_tells_its_overhead_and_the_utilisation_of_all_workers() -> None:
     ranks = [recorded(ALONE, flop_per_sample=1e7), recorded(ALONE, step_times_s=[0.8, 0.8], peak_flops=3e9)]
     profile = profile_of(ranks, {"batch_size": 36, "strategy": "ddp"})
