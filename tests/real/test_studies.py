@@ -31,7 +31,7 @@ SMALL = ("epochs=1", "num_samples=600")
 SHRUNK: Mapping[str, tuple[str, ...]] = {
     "batch_size": (*SMALL, "batch_size=32,128"),
     "break_even": (*SMALL[:1], "hidden_size=16,64", "num_samples=1000,2000"),
-    "bucket_size": ("depth=4", "num_points=256"),
+    "bucket_size": ("epochs=1", "depth=4", "num_points=256"),
     # Many buckets: PowerSGD's must not overtake one another.
     "compression": ("width=32", "depth=12", "num_points=512", "bucket_mb=0"),
     "cpu_affinity": (*SMALL, "hidden_size=16"),
