@@ -90,7 +90,8 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
 
         outcome = execute(loaded, options, lambda _: contextlib.nullcontext(listen), listen)
         for _, profile in outcome.analysis.profiles:
-            at = f" at {point_label(point)}" if point else ""
+            settings = " ".join([*([point_label(point)] if point else []), *options.settings])
+            at = f" at {settings}" if settings else ""
             taken = f"mean of {profile.num_steps} of {options.num_profiled_steps} steps"
             title = f"{loaded.study.name}{at}: where a step's time goes ({taken})"
             folders = sorted(outcome.log_dir.glob(f"*/{ARTIFACT_FOLDER}/{PROFILE_FOLDER}"))

@@ -160,6 +160,12 @@ def _about_communication(profile: Profile) -> Iterator[str]:
     share = mean.hidden_share
     if share is None:
         return
+    if mean.parts[BUBBLE] and not mean.hidden_s:
+        yield (
+            f"Starting to communicate takes {_share(mean, COMMUNICATION)} of a step. What messages between stages take "
+            "is part of the bubble; whether some of it is hidden can't be told."
+        )
+        return
     waiting = "" if profile.matches_collectives else " (waiting for others is part of it: groups of ranks overlap)"
     yield (
         f"{units.percent(share)} of communication is hidden: it goes on while the ranks work. "

@@ -88,6 +88,13 @@ def test_a_pipelines_bubble_is_told() -> None:
     assert re.search(r"^pipeline bubble +50\.00 ms", printed(profile), re.MULTILINE)
 
 
+def test_messages_between_stages_are_not_said_to_be_exposed() -> None:
+    own = rank(forward=0.05, bubble=0.04, exposed_communication=0.01)
+    told = " ".join(sentences(replace(TWO, ranks=(own, own))))
+    assert "is hidden: it goes on" not in told
+    assert "Starting to communicate takes 10 % of a step." in told
+
+
 def test_what_could_not_be_known_is_told() -> None:
     told = " ".join(sentences(replace(TWO, utilisation=None, shares_clock=False, matches_collectives=False)))
     assert "can't be counted" in told
