@@ -31,6 +31,8 @@ Floats: TypeAlias = NDArray[np.float64]
 DEFAULT_LATENCY_S = 20e-6
 # What TCP carries of a line's bits: 1,448 bytes of each Ethernet frame of 1,500, which takes 1,538 on the line.
 PAYLOAD_SHARE = 1448 / 1538
+# gloo sends in segments of at most so many bytes (`maxSegmentSize` in gloo/allreduce.h), and has two on their way.
+GLOO_SEGMENT_BYTES = 2**20
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
@@ -40,10 +42,15 @@ EXAMPLES = "write 100Gbit (a line's rate), 12GB/s (what arrives), or either with
 
 
 class Algorithm(StrEnum):
-    """How workers come to the sum of their gradients; "auto" is the one that is fastest for the bytes and workers."""
+    """How workers come to the sum of their gradients.
+
+    "auto" is the one of ring, tree and hierarchical that is fastest for the bytes and workers; "gloo" is what torch
+    does on CPUs.
+    """
 
     AUTO = "auto"
     RING = "ring"
+    GLOO = "gloo"
     TREE = "tree"
     HIERARCHICAL = "hierarchical"
 
@@ -166,9 +173,14 @@ def all_reduce_cost(
 ) -> Cost:
     """What an all-reduce of n bytes takes among N workers, and nothing among one.
 
-    - ring: reduce-scatter, then all-gather, of N parts in N - 1 steps each (Patarasuk and Yuan 2009; what gloo does,
-      and NCCL for large messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest
+    - ring: reduce-scatter, then all-gather, of N parts in N - 1 steps each (Patarasuk and Yuan 2009; what NCCL
+      does for large messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest
       link; the workers stand in the order of their nodes, so that a node's link carries one message each way.
+    - gloo: a ring whose messages go in segments of up to 1 MiB, at least two for each part, and each only after the
+      receiver has asked for it, which it does when the segment before the last has come. So a step of short messages
+      takes 2 alpha, and two segments of s bytes can't follow two others in less than 2 alpha + s beta:
+      with k segments a part, 2 (2 alpha + ((N - 1) k / 2 - 1) max(0, 2 alpha - s beta)) + 2 (N - 1) / N n beta (by
+      gloo's source, allreduce.cc and transport/tcp/pair.cc).
     - tree: up to a root and down again in pieces, over two trees that share the work (Sanders et al. 2009; NCCL for
       small messages among many): 2 ceil(log2 N) alpha + 2 n beta. Over M nodes of K workers, a chain in each node and
       trees between them: 2 (K - 1) alpha_within + 2 ceil(log2 M) alpha_between + 2 n max(beta).
@@ -197,7 +209,9 @@ def all_reduce_cost(
         Algorithm.TREE: _tree_over_nodes,
         Algorithm.HIERARCHICAL: _hierarchical,
     }
-    if algorithm is not Algorithm.AUTO:
+    if algorithm is Algorithm.GLOO:
+        cost = _gloo_over_nodes(n, workers, topology)
+    elif algorithm is not Algorithm.AUTO:
         cost = costs[algorithm](n, workers, topology)
     else:
         cost = _fastest([of(n, workers, topology) for of in costs.values()])
@@ -246,6 +260,16 @@ def fit_network(
 def _ring(n: Floats, workers: Floats, latency_s: Floats, s_per_byte: Floats) -> Cost:
     steps = 2 * (workers - 1)
     return Cost(steps * latency_s, steps / workers * n * s_per_byte)
+
+
+def _gloo_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    latency_s, s_per_byte = _slowest(*_nodes(workers, topology), topology)
+    part = n / workers
+    num_segments = np.maximum(2, np.ceil(part / GLOO_SEGMENT_BYTES))
+    pairs = (workers - 1) * num_segments / 2  # one after the other, first to reduce and then to gather
+    stall_s = np.maximum(0.0, 2 * latency_s - part / num_segments * s_per_byte)
+    waited_s = 2 * (2 * latency_s + (pairs - 1) * stall_s)
+    return Cost(waited_s, _ring(n, workers, latency_s, s_per_byte).transfer_s)
 
 
 def _trees(n: Floats, workers: Floats, latency_s: float, s_per_byte: float) -> Cost:

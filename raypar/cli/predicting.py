@@ -47,8 +47,11 @@ def predict(
         str | None, typer.Option(metavar="TEXT", help=f"The links within a node. (default: {WITHIN_NODE})")
     ] = None,
     algorithm: Annotated[
-        Literal["auto", "ring", "tree", "hierarchical"] | None,
-        typer.Option(help="Of the all-reduce; auto: the fastest. (default: auto, on a measured network ring)"),
+        Literal["auto", "ring", "gloo", "tree", "hierarchical"] | None,
+        typer.Option(
+            help="Of the all-reduce; auto: the fastest but gloo, which is a ring as torch has it on CPUs. "
+            "(default: auto, on a measured network ring)"
+        ),
     ] = None,
     scaling: Annotated[
         Literal["strong", "weak"] | None,

@@ -214,6 +214,7 @@ def _network(network: Network | Topology, algorithm: Algorithm | str, source: st
     ways = {
         Algorithm.AUTO: "whichever of ring, tree and hierarchical all-reduce is fastest for a bucket",
         Algorithm.RING: "all-reduce in a ring",
+        Algorithm.GLOO: "all-reduce in a ring, as gloo does it on CPUs",
         Algorithm.TREE: "all-reduce over two trees",
         Algorithm.HIERARCHICAL: "all-reduce in the nodes, then between them",
     }

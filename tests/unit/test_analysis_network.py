@@ -38,6 +38,30 @@ def test_a_ring_sends_two_shares_of_n_minus_one_parts_and_waits_for_each() -> No
     assert (float(cost.latency_s), float(cost.transfer_s)) == pytest.approx((6e-3, 1.5))
 
 
+def test_gloo_asks_for_every_segment_before_it_is_sent() -> None:
+    # 4 workers: each of 6 steps waits for what asks and for what is asked for.
+    assert all_reduce_s(4, 4, LINK, "gloo") == pytest.approx(12e-3, rel=1e-2)
+    # Where a segment takes longer than a round trip, only the first of each of two rounds is waited for.
+    assert all_reduce_s(1e6, 4, LINK, "gloo") == pytest.approx(4e-3 + 1.5)
+
+
+def test_gloo_leaves_a_fast_link_idle_when_two_segments_take_less_than_a_round_trip() -> None:
+    # 2 workers, 16 MiB: 8 segments of 1 MiB, 1 ms each, to reduce, 8 to gather. Two of them every 2 x 20 + 1 ms, but
+    # the last two, which follow each other.
+    fast = Network(20e-3, 2**20 / 1e-3)
+    assert all_reduce_s(16 * 2**20, 2, fast, "gloo") == pytest.approx(2 * (4 * 41e-3 + 1e-3))
+    assert all_reduce_s(16 * 2**20, 2, fast, "ring") == pytest.approx(2 * (20e-3 + 8e-3))
+
+
+@given(num_bytes=st.floats(1, 2**21), num_workers=counts, latency_s=st.floats(0, 1e-2))
+def test_gloo_waits_twice_as_long_as_a_ring_for_short_messages(
+    num_bytes: float, num_workers: int, latency_s: float
+) -> None:
+    link = Network(latency_s, math.inf)
+    ring_s = all_reduce_s(num_bytes, num_workers, link, "ring")
+    assert all_reduce_s(num_bytes, num_workers, link, "gloo") == pytest.approx(2 * ring_s)
+
+
 def test_a_tree_goes_up_and_down_and_sends_everything_twice() -> None:
     # 5 workers: a tree of height 3.
     assert all_reduce_s(1e6, 5, LINK, "tree") == pytest.approx(2 * 3 * 1e-3 + 2.0)
@@ -116,7 +140,7 @@ def test_arrays_give_what_their_elements_give() -> None:
 def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
     with pytest.raises(RayparError, match="no all-reduce algorithm 'star'") as caught:
         all_reduce_s(1.0, 2, LINK, "star")
-    assert "ring, tree, hierarchical" in str(caught.value)
+    assert "ring, gloo, tree, hierarchical" in str(caught.value)
 
 
 @pytest.mark.parametrize(

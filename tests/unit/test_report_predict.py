@@ -96,6 +96,18 @@ def test_assumptions_name_nodes_accumulation_compression_and_missing_intervals()
     assert "no intervals: a point ran only once" in joined(printed(once))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("ring", "all-reduce in a ring, on links"),
+        ("gloo", "all-reduce in a ring, as gloo does it on CPUs, on links"),
+        ("tree", "all-reduce over two trees, on links"),
+    ],
+)
+def test_the_algorithm_is_said_in_words(algorithm: str, said: str) -> None:
+    assert said in joined(printed(told(algorithm=algorithm)))
+
+
 def test_a_console_without_such_characters_gets_plain_ones() -> None:
     text = printed(told(), encoding="ascii")
     assert "us" in text and "x" in text and "?" not in text
