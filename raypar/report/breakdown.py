@@ -90,8 +90,8 @@ def breakdown_section(
     if not profiles:
         return
     yield Text("")
-    yield Text("Where a step's time goes (mean of the ranks):", overflow="fold")
-    shown = [part for part in PARTS if any(p.mean.parts[part] >= 0.005 * p.mean.step_s for _, p in profiles)]
+    yield Text("Where a step's time goes (mean of the ranks; parts from 2 % on):", overflow="fold")
+    shown = [part for part in PARTS if any(p.mean.parts[part] >= WORTH_A_WORD * p.mean.step_s for _, p in profiles)]
     communicates = any(p.mean.hidden_share is not None for _, p in profiles)
     rows = [["point", "step", *(_HEADS[part] for part in shown), *(["hidden"] if communicates else []), "MFU"]]
     for point, profile in profiles:
