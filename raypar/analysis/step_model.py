@@ -1,7 +1,7 @@
 """The time of a step of synchronous data-parallel SGD, simulated layer by layer.
 
 A worker computes forward, then backward from the last layer to the first. Gradients fill buckets in the order in which
-they are ready, and a full bucket is all-reduced while the backward pass goes on, one at a time (wait-free
+they are ready, and a full bucket is all-reduced while the backward pass goes on, one at a time or two (wait-free
 back-propagation: Zhang et al., "Poseidon", ATC'17, https://arxiv.org/abs/1706.03292; buckets: Li et al., "PyTorch
 Distributed", VLDB 2020, https://arxiv.org/abs/2006.15704). Every step waits for the slowest worker, and for its data.
 
@@ -64,6 +64,14 @@ class Communication:
     bucket_bytes: float | None = None
     overlap: bool = True
     compression: float = 1.0
+
+    @property
+    def num_at_once(self) -> int:
+        """All-reduces that are under way together: the bytes of one go while another waits for its messages.
+
+        torch's gloo has two threads for them; a step that sends after the backward pass waits for each.
+        """
+        return 2 if str(self.algorithm) == Algorithm.GLOO and self.overlap else 1
 
 
 @dataclass(frozen=True)
@@ -208,17 +216,23 @@ def simulate_steps(
     last_s = (compute + straggler_s) / accumulation_steps  # the micro-batch that gradients are sent behind
     backward_s = last_s * (sum(layer.backward_share for layer in layers) / shares)
     # From the beginning of the last backward pass on.
-    free_at_s: Floats = np.zeros_like(backward_s)
+    all_there_at_s: Floats = np.zeros_like(backward_s)
+    link_free_at_s: Floats = np.zeros_like(backward_s)
+    there_at_s: list[Floats] = []  # each bucket
     latency_s, transfer_s = np.zeros_like(backward_s), np.zeros_like(backward_s)
     for num_bytes, ready_share in buckets(layers, communication.bucket_bytes):
         ready_at_s = last_s * (ready_share / shares) if communication.overlap else backward_s
         cost = all_reduce_cost(
             num_bytes * communication.compression, workers, communication.network, communication.algorithm
         )
-        free_at_s = np.maximum(free_at_s, ready_at_s) + cost.total_s
+        before = there_at_s[-communication.num_at_once :]
+        begins_at_s = np.maximum(ready_at_s, before[0]) if len(before) == communication.num_at_once else ready_at_s
+        link_free_at_s = np.maximum(begins_at_s, link_free_at_s) + cost.transfer_s
+        there_at_s.append(link_free_at_s + cost.latency_s)
+        all_there_at_s = np.maximum(all_there_at_s, there_at_s[-1])
         latency_s, transfer_s = latency_s + cost.latency_s, transfer_s + cost.transfer_s
     total_s = latency_s + transfer_s
-    exposed_s = np.where(workers > 1, np.clip(free_at_s - backward_s, 0.0, total_s), 0.0)
+    exposed_s = np.where(workers > 1, np.clip(all_there_at_s - backward_s, 0.0, total_s), 0.0)
     exposed_share = np.divide(exposed_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
     busy_s = compute + straggler_s + exposed_s + fixed
     return StepTimes(

@@ -37,7 +37,7 @@ topologies = st.builds(Topology, st.integers(1, 8), networks, networks)
 communications = st.builds(
     Communication,
     networks | topologies,
-    st.sampled_from(("auto", "ring", "tree", "hierarchical")),
+    st.sampled_from(("auto", "ring", "gloo", "tree", "hierarchical")),
     st.none() | st.sampled_from((0.0, 1e6, float("inf"))),
     st.booleans(),
     st.floats(0.01, 1),
@@ -64,6 +64,18 @@ def test_a_bucket_waits_for_the_one_before_it() -> None:
     step = simulate_step(LAYERS, 2, replace(SLOW, network=Network(0.0, 500.0)), compute_s=1.0)
     # c: from 0.1 to 0.7; a: from 0.7 to 0.9, though ready at 0.6.
     assert step.exposed_communication_s == pytest.approx(0.3)
+
+
+def test_gloo_lets_two_buckets_wait_at_once_but_not_after_the_backward_pass() -> None:
+    # Four gradients of almost no work, 40 ms of messages each among two workers, and 100 ms of bytes.
+    layers = tuple(LayerCost(name, 100, 1e-9, 1e-9) for name in "abcd")
+    gloo = Communication(Network(0.01, 1000.0), "gloo", bucket_bytes=0)
+    waits = replace(gloo, network=Network(0.01, float("inf")))
+    assert simulate_step(layers, 2, waits, compute_s=1e-9).step_time_s == pytest.approx(0.08)
+    assert simulate_step(layers, 2, replace(waits, overlap=False), compute_s=1e-9).step_time_s == pytest.approx(0.16)
+    # The link is never idle but for the last one's messages.
+    assert simulate_step(layers, 2, gloo, compute_s=1e-9).step_time_s == pytest.approx(0.4 + 0.04)
+    assert simulate_step(layers, 2, replace(gloo, overlap=False), compute_s=1e-9).step_time_s == pytest.approx(0.56)
 
 
 def test_fused_gradients_pay_the_latency_once_and_wait_for_the_last() -> None:
