@@ -1,7 +1,7 @@
 """The work of every classifier of torchvision, counted: weights, and multiply-accumulates of one image forward.
 
-Each network is built for 1,000 classes and images of 224 pixels (299 for Inception), as `raypar work` counts it. Nothing
-is timed. Takes a few minutes; --quick counts the networks of the lecture's table only.
+Each network is built for 1,000 classes and images of 224 pixels (299 for Inception), as `raypar work` counts it.
+Nothing is timed. Takes a few minutes; --quick counts the networks of the lecture's table only.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ MEANS = frozenset(
         "num_threads",
         "num_loader_workers",
         "loader",
-        "strategy",
         "precision",
         "compile",
         "channels_last",

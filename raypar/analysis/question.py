@@ -180,7 +180,11 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
         points.setdefault(key, result.spec.point)
         by_key.setdefault(key, []).append(result)
     gathered = [_point_samples(question, points[key], by_key[key], time_metric) for key in by_key]
-    return tuple(sorted(gathered, key=lambda p: _order(question, p.point)))
+    words: dict[tuple[str, Value], None] = dict.fromkeys(
+        (k, v) for p in question.points for k, v in p.items() if isinstance(v, str)
+    )
+    listed = {word: i for i, word in enumerate(words)}
+    return tuple(sorted(gathered, key=lambda p: _order(question, listed, p.point)))
 
 
 def _point_samples(
@@ -214,19 +218,21 @@ def _positive(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
-def _order(question: Question, point: Mapping[str, Value]) -> tuple[tuple[int, Any], ...]:
-    """Sorts points by their values, key by key: None, numbers, tuples, then words."""
+def _order(
+    question: Question, listed: Mapping[tuple[str, Value], int], point: Mapping[str, Value]
+) -> tuple[tuple[int, Any, str], ...]:
+    """Sorts points by their values, key by key: None, numbers, tuples, then words as the study lists them."""
 
-    def rank(value: Value) -> tuple[int, Any]:
+    def rank(key: str, value: Value) -> tuple[int, Any, str]:
         match value:
             case None:
-                return (0, 0)
+                return (0, 0, "")
             case bool() | int() | float():
-                return (1, value)
+                return (1, value, "")
             case tuple() | list():
-                return (2, tuple(value))
+                return (2, tuple(value), "")
             case _:
-                return (3, str(value))
+                return (3, listed.get((key, value), len(listed)), str(value))
 
     keys = (*question.space_keys, *sorted(k for k in point if k not in question.space_keys))
-    return tuple(rank(point.get(key)) for key in keys)
+    return tuple(rank(key, point.get(key)) for key in keys)

@@ -120,6 +120,8 @@ def _best(question: Question, gathered: Sequence[PointSamples], points: Sequence
     text = f"Best {question.metric}: {shown} at {point_label(first.point)}"
     if metric.low is None:
         return [text + ", by one trial: no interval."]
+    if all(not any(differences(g, best)) for g, _, _ in scored[1:]):
+        return [f"{question.metric}: {shown}, the same at all {len(scored)} points."]
     tied = [p for g, p, _ in scored[1:] if not _is_worse(differences(g, best))]
     if not tied:
         return [text + "."]

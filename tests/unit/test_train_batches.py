@@ -16,51 +16,51 @@ SEEDS = st.integers(0, 2**32 - 1)
 CASES = {
     "num_samples": st.integers(1, 200),
     "batch_size": st.integers(1, 70),
-    "world_size": st.integers(1, 9),
+    "num_shares": st.integers(1, 9),
     "drop_last": st.booleans(),
 }
 
 
-def all_shares(order: torch.Tensor, batch_size: int, world_size: int, drop_last: bool) -> list[list[Share]]:
+def all_shares(order: torch.Tensor, batch_size: int, num_shares: int, drop_last: bool) -> list[list[Share]]:
     """``[step][rank]``"""
-    ranks = [list(shares(order, batch_size, rank, world_size, drop_last=drop_last)) for rank in range(world_size)]
+    ranks = [list(shares(order, batch_size, rank, num_shares, drop_last=drop_last)) for rank in range(num_shares)]
     return [list(step) for step in zip(*ranks, strict=True)]
 
 
 @given(**CASES)
 @settings(deadline=None)
 def test_the_ranks_shares_of_a_step_are_the_global_batch_in_order(
-    num_samples: int, batch_size: int, world_size: int, drop_last: bool
+    num_samples: int, batch_size: int, num_shares: int, drop_last: bool
 ) -> None:
     order = epoch_order(num_samples, 3, 1)
-    steps = all_shares(order, batch_size, world_size, drop_last)
+    steps = all_shares(order, batch_size, num_shares, drop_last)
     assert len(steps) == num_steps(num_samples, batch_size, drop_last=drop_last)
     for i, step in enumerate(steps):
         joined = torch.cat([share.indices for share in step if share.weight])
         assert joined.tolist() == order[i * batch_size : (i + 1) * batch_size].tolist()
 
 
-@given(**CASES, other_world_size=st.integers(1, 9))
+@given(**CASES, other_num_shares=st.integers(1, 9))
 @settings(deadline=None)
 def test_the_global_batches_do_not_depend_on_the_number_of_workers(
-    num_samples: int, batch_size: int, world_size: int, drop_last: bool, other_world_size: int
+    num_samples: int, batch_size: int, num_shares: int, drop_last: bool, other_num_shares: int
 ) -> None:
     def batches(size: int) -> list[list[int]]:
         steps = all_shares(epoch_order(num_samples, 7, 2), batch_size, size, drop_last)
         return [[i for share in step if share.weight for i in share.indices.tolist()] for step in steps]
 
-    assert batches(world_size) == batches(other_world_size)
+    assert batches(num_shares) == batches(other_num_shares)
 
 
-@given(num_samples=CASES["num_samples"], batch_size=CASES["batch_size"], world_size=CASES["world_size"])
+@given(num_samples=CASES["num_samples"], batch_size=CASES["batch_size"], num_shares=CASES["num_shares"])
 @settings(deadline=None)
 def test_an_epoch_visits_every_sample_once_or_drops_the_short_batch(
-    num_samples: int, batch_size: int, world_size: int
+    num_samples: int, batch_size: int, num_shares: int
 ) -> None:
     order = epoch_order(num_samples, 0, 1)
 
     def visited(drop_last: bool) -> list[int]:
-        steps = all_shares(order, batch_size, world_size, drop_last)
+        steps = all_shares(order, batch_size, num_shares, drop_last)
         return [i for step in steps for share in step if share.weight for i in share.indices.tolist()]
 
     assert sorted(visited(False)) == list(range(num_samples))
@@ -70,12 +70,12 @@ def test_an_epoch_visits_every_sample_once_or_drops_the_short_batch(
 @given(**CASES)
 @settings(deadline=None)
 def test_the_average_of_the_ranks_weighted_means_is_the_mean_over_the_batch(
-    num_samples: int, batch_size: int, world_size: int, drop_last: bool
+    num_samples: int, batch_size: int, num_shares: int, drop_last: bool
 ) -> None:
     order = epoch_order(num_samples, 5, 1)
     values = torch.randn(num_samples, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for i, step in enumerate(all_shares(order, batch_size, world_size, drop_last)):
-        averaged = sum(float(values[share.indices].mean()) * share.weight for share in step) / world_size
+    for i, step in enumerate(all_shares(order, batch_size, num_shares, drop_last)):
+        averaged = sum(float(values[share.indices].mean()) * share.weight for share in step) / num_shares
         batch = order[i * batch_size : (i + 1) * batch_size]
         assert averaged == pytest.approx(float(values[batch].mean()), rel=1e-9, abs=1e-12)
 
@@ -83,10 +83,10 @@ def test_the_average_of_the_ranks_weighted_means_is_the_mean_over_the_batch(
 @given(**CASES)
 @settings(deadline=None)
 def test_parts_differ_by_one_sample_at_most_and_a_rank_without_samples_weighs_nothing(
-    num_samples: int, batch_size: int, world_size: int, drop_last: bool
+    num_samples: int, batch_size: int, num_shares: int, drop_last: bool
 ) -> None:
     order = epoch_order(num_samples, 5, 1)
-    for i, step in enumerate(all_shares(order, batch_size, world_size, drop_last)):
+    for i, step in enumerate(all_shares(order, batch_size, num_shares, drop_last)):
         batch = order[i * batch_size : (i + 1) * batch_size]
         sizes = [len(share.indices) if share.weight else 0 for share in step]
         assert max(sizes) - min(sizes) <= 1 and sum(sizes) == len(batch)
@@ -94,7 +94,7 @@ def test_parts_differ_by_one_sample_at_most_and_a_rank_without_samples_weighs_no
             assert len(share.indices) >= 1  # it joins the collectives all the same
             if not share.weight:
                 assert share.indices.tolist() == batch[:1].tolist()
-        assert sum(share.weight for share in step) == pytest.approx(world_size)
+        assert sum(share.weight for share in step) == pytest.approx(num_shares)
 
 
 def test_a_last_batch_smaller_than_the_gang_leaves_ranks_without_samples() -> None:
@@ -140,11 +140,11 @@ def _data(num_samples: int) -> Data:
 @given(**CASES, rank=st.integers(0, 8))
 @settings(deadline=None, max_examples=30)
 def test_resident_and_dataloader_serve_the_same_batches_to_the_bit(
-    num_samples: int, batch_size: int, world_size: int, drop_last: bool, rank: int
+    num_samples: int, batch_size: int, num_shares: int, drop_last: bool, rank: int
 ) -> None:
     data = _data(num_samples)
     split_order = partial(
-        shares, batch_size=batch_size, rank=rank % world_size, world_size=world_size, drop_last=drop_last
+        shares, batch_size=batch_size, rank=rank % num_shares, num_shares=num_shares, drop_last=drop_last
     )
     cpu = torch.device("cpu")
     one = resident(data, num_samples, torch.Tensor.double, cpu, split_order)
@@ -164,6 +164,6 @@ def test_a_dataset_of_ones_own_gets_no_transform_on_top() -> None:
     data = _data(10)
     own = [(torch.full((2,), float(i)), i) for i in range(10)]
     with_own = Data(data.train, data.val, data.transform, train_dataset=own)  # type: ignore[arg-type]
-    split_order = partial(shares, batch_size=4, rank=0, world_size=1, drop_last=False)
+    split_order = partial(shares, batch_size=4, rank=0, num_shares=1, drop_last=False)
     served = dataloader(with_own, lambda x: x, torch.device("cpu"), split_order, IN_PROCESS)(torch.arange(10).flip(0))
     assert [batch.inputs[:, 0].tolist() for batch in served] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
