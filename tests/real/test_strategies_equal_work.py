@@ -56,6 +56,7 @@ LOSSY: dict[str, tuple[dict[str, Any], float]] = {
     "bf16": ({"compression": "bf16"}, 0.05),
     "powersgd": ({"compression": "powersgd"}, 0.2),
     "powersgd, sent after the backward pass": ({"compression": "powersgd", "overlap": False}, 0.2),
+    "powersgd, in many buckets": ({"compression": "powersgd", "bucket_mb": 0.0}, 0.2),
     "local_sgd": ({"strategy": "local_sgd", "sync_every": 2}, 0.3),
 }
 KEYS = ("train_loss", "val_loss")

@@ -176,6 +176,14 @@ def test_points_come_in_the_order_of_their_values_whatever_the_order_of_executio
     assert order == [(b, w) for b in (8, 16, 128) for w in (1, 2, 10)]
 
 
+def test_words_come_in_the_order_in_which_the_study_lists_them() -> None:
+    names = ("none", "fp16", "bf16")
+    points = tuple({"compression": name} for name in names)
+    question = Question("s", {"compression": "none"}, ("compression",), points=points, num_repeats=1)
+    results = [make_result(point, 0, 4.0) for point in reversed(points)]
+    assert [p.point["compression"] for p in analyse(question, results).points] == list(names)
+
+
 def test_values_of_different_types_can_be_told_apart_and_put_in_order() -> None:
     values = (True, 1, None, "a", (64, 32), 2.5)
     results = [make_result({"x": value}) for value in values]
@@ -267,6 +275,11 @@ def test_many_points_are_summed_up_in_six_lines(num_worker_counts: int) -> None:
     verdicts = analyse(QUESTION, results).verdicts
     assert 2 <= len(verdicts) <= 6
     assert any("as fast as 1" in v for v in verdicts)
+
+
+def test_scores_that_are_all_the_same_are_said_to_be() -> None:
+    results = scaling(accuracy=0.95)
+    assert "accuracy: 95.0 % [95.0, 95.0], the same at all 2 points." in analyse(QUESTION, results).verdicts
 
 
 def test_the_best_metric_follows_the_mode_and_tells_its_ties() -> None:
