@@ -109,6 +109,14 @@ def test_flags_change_how_gradients_are_sent() -> None:
     assert "was not given" not in text
 
 
+@pytest.mark.parametrize(
+    ("nodes", "told"), [((), "as gloo does it on CPUs"), (("--nodes-of", "2"), "whichever of ring, tree and hierarchical")]
+)
+def test_a_cpu_study_on_single_workers_sends_as_gloo_does(nodes: tuple[str, ...], told: str) -> None:
+    text = joined(predict("scaled", "--workers", "8", "--network", "1Gbit", "--set", "batch_size=256", *nodes)[1])
+    assert told in text
+
+
 def test_without_a_network_that_of_the_measurements_is_fitted() -> None:
     code, out, _ = predict("scaled", "--workers", "4", "--set", "batch_size=256")
     text = joined(out)
