@@ -110,7 +110,8 @@ def test_flags_change_how_gradients_are_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "told"), [((), "as gloo does it on CPUs"), (("--nodes-of", "2"), "whichever of ring, tree and hierarchical")]
+    ("nodes", "told"),
+    [((), "as gloo does it on CPUs"), (("--nodes-of", "2"), "whichever of ring, tree and hierarchical")],
 )
 def test_a_cpu_study_on_single_workers_sends_as_gloo_does(nodes: tuple[str, ...], told: str) -> None:
     text = joined(predict("scaled", "--workers", "8", "--network", "1Gbit", "--set", "batch_size=256", *nodes)[1])
