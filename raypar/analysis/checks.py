@@ -1,81 +1,30 @@
 """What to mind when reading a study's numbers.
 
-A new check is a member of `Check` with its advice, a function from the `Evidence` to findings, and a line in `CHECKS`.
+A new check is a member of `Check` with its advice, a function from the `Evidence` to findings in the module of its
+theme, and a line in `CHECKS`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator
 from itertools import combinations
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from raypar import units
-from raypar.analysis.points import PointAnalysis, differences
-from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, Question, point_key
-from raypar.analysis.stats import MIN_RANKED, median_estimate
+from raypar.analysis.checks_kinds import Check, Evidence, Finding, OneCheck, named
+from raypar.analysis.checks_of_machines import mixed_hardware, shared_cores, too_many_threads
+from raypar.analysis.checks_over_time import drift_in_trials, drift_over_study, outliers, slow_first_trial
+from raypar.analysis.points import differences, same_work
+from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, point_key
+from raypar.analysis.stats import median_estimate
 from raypar.study.trial import TrialState, point_label
+
+__all__ = ["CHECKS", "Check", "Evidence", "Finding", "find_all"]
 
 MIN_REPEATS = 5
 MIN_TIME_S = 1.0
-MAX_FOREIGN_SHARE = 0.1
 MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
-MAX_NAMED = 3  # points that a finding names one by one
-
-
-class Check(Enum):
-    """What can be amiss; the value is the advice."""
-
-    BASELINE_MISSING = "Run the study again: finished trials are kept, and the baseline's are made up for."
-    FAILED_TRIALS = "Run the study again: finished trials are kept, failed ones get another try."
-    INCLUDES_START_UP = (
-        "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
-        "then the steps alone are timed."
-    )
-    SHARED_CORES = (
-        "Leave the machine to the study, or give workers fewer cores: where trials share them, their times say as "
-        "much about the neighbours."
-    )
-    TOO_MANY_THREADS = (
-        "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, and on one "
-        "core each keeps the other from running."
-    )
-    METRIC_DIFFERS = (
-        "Don't read the speedup as time saved for the same result; compare the time to a target, or tune lr for "
-        "each number of workers."
-    )
-    SHORT_TIMES = "Raise epochs or num_samples, so that a trial trains for some seconds."
-    FEW_REPEATS = f"Add repeats, say --repeats {MIN_RANKED}: finished trials are kept."
-    NOT_SEPARATED = "More repeats narrow the intervals; longer trials steady the times."
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to mind: what kind it is (with the advice), and the particulars."""
-
-    check: Check
-    detail: str
-
-    @property
-    def advice(self) -> str:
-        return self.check.value
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What checks look at: `gathered` and `points` are in the same order."""
-
-    question: Question
-    time_metric: str
-    gathered: tuple[PointSamples, ...]
-    points: tuple[PointAnalysis, ...]
-
-
-OneCheck: TypeAlias = Callable[[Evidence], Iterator[Finding]]
 
 
 def find_all(evidence: Evidence) -> tuple[Finding, ...]:
@@ -95,10 +44,10 @@ def _baseline_missing(evidence: Evidence) -> Iterator[Finding]:
     ]
     if orphans:
         missing = {point_key(b): b for b in map(question.baseline_of, orphans)}
-        named = _named([point_label(b) for b in missing.values()])
+        labels = named([point_label(b) for b in missing.values()])
         yield Finding(
             Check.BASELINE_MISSING,
-            f"{units.counted(len(orphans), 'point')} without a speedup: no finished trial of the baseline {named}.",
+            f"{units.counted(len(orphans), 'point')} without a speedup: no finished trial of the baseline {labels}.",
         )
 
 
@@ -124,33 +73,24 @@ def _includes_start_up(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _shared_cores(evidence: Evidence) -> Iterator[Finding]:
-    finished = [r for p in evidence.gathered for r in p.results if r.state is TrialState.FINISHED]
-    unpinned = sum(_is_unpinned(r.environment.get("cores")) for r in finished)
-    if unpinned:
+def _unequal_work(evidence: Evidence) -> Iterator[Finding]:
+    """Points that trained on another number of samples than their baseline, unless that is what was asked."""
+    question = evidence.question
+    if not question.baseline or {"epochs", "num_samples"} & set(question.compared_keys()):
+        return
+    works = {point_key(p.point): [s.num_samples for s in p.samples.values()] for p in evidence.gathered}
+    found: list[str] = []
+    for samples in evidence.gathered:
+        own, base = works[point_key(samples.point)], works.get(point_key(question.baseline_of(samples.point)), [])
+        unequal = ((o, b) for o in own for b in base if not same_work(o, b))
+        if pair := next(unequal, None):
+            numbers = " against ".join(units.count(round(number)) for number in pair if number is not None)
+            found.append(f"{point_label(samples.point)} ({numbers})")
+    if found:
         yield Finding(
-            Check.SHARED_CORES, f"{unpinned} of {units.counted(len(finished), 'trial')} had no cores of their own."
-        )
-    # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    shares = [_largest(r.environment.get("foreign_cpu_share")) for r in finished]
-    disturbed = [share for share in shares if share > MAX_FOREIGN_SHARE]
-    if disturbed:
-        yield Finding(
-            Check.SHARED_CORES,
-            f"{len(disturbed)} of {units.counted(len(finished), 'trial')} shared their cores: others kept them busy "
-            f"for more than {units.percent(MAX_FOREIGN_SHARE)} of the time, at worst {units.percent(max(disturbed))}.",
-        )
-
-
-def _too_many_threads(evidence: Evidence) -> Iterator[Finding]:
-    finished = [r for p in evidence.gathered for r in p.results if r.state is TrialState.FINISHED]
-    crowded = [(t, c) for r in finished for t, c in _threads_on_cores(r.environment) if t > c > 0]
-    if crowded:
-        threads, cores = max(crowded, key=lambda pair: pair[0] / pair[1])
-        yield Finding(
-            Check.TOO_MANY_THREADS,
-            f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(cores, 'core')}: that can be "
-            "many times slower than one thread a core.",
+            Check.UNEQUAL_WORK,
+            f"{units.counted(len(found), 'point')} trained on other numbers of samples than the baseline: "
+            f"{named(found)}. Speedups there are of rates, not of times.",
         )
 
 
@@ -174,7 +114,7 @@ def _metric_differs(evidence: Evidence) -> Iterator[Finding]:
     if found:
         yield Finding(
             Check.METRIC_DIFFERS,
-            f"{name} differs between numbers of workers by more than between repeats: {_named(found, '; ')}.",
+            f"{name} differs between numbers of workers by more than between repeats: {named(found, '; ')}.",
         )
 
 
@@ -209,7 +149,7 @@ def _not_separated(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             Check.NOT_SEPARATED,
             f"{len(tied)} of {units.counted(len(compared), 'speedup')} can't be told from 1: "
-            f"{_named([point_label(p.point) for p in tied])}.",
+            f"{named([point_label(p.point) for p in tied])}.",
         )
 
 
@@ -217,9 +157,15 @@ CHECKS: tuple[OneCheck, ...] = (
     _baseline_missing,
     _failed_trials,
     _includes_start_up,
-    _shared_cores,
-    _too_many_threads,
+    mixed_hardware,
+    shared_cores,
+    too_many_threads,
+    _unequal_work,
     _metric_differs,
+    drift_over_study,
+    drift_in_trials,
+    slow_first_trial,
+    outliers,
     _short_times,
     _few_repeats,
     _not_separated,
@@ -234,32 +180,3 @@ def _differs(one: PointSamples, other: PointSamples) -> bool:
     estimate = median_estimate(changes, log_scale=False)
     floor = MIN_METRIC_DIFFERENCE * abs(float(np.median(one.all_of("metric"))))
     return estimate.excludes(0.0) and abs(estimate.value) > max(spread, floor)
-
-
-def _is_unpinned(cores: Any) -> bool:
-    """Whether any rank's list of cores is empty; unknown counts as no."""
-    if not isinstance(cores, Sequence):
-        return False
-    return len(cores) == 0 or any(isinstance(of_rank, Sequence) and len(of_rank) == 0 for of_rank in cores)
-
-
-def _threads_on_cores(environment: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Of every rank that tells: its torch threads, and its cores."""
-    threads, cores = environment.get("num_threads"), environment.get("cores")
-    if isinstance(threads, Sequence) and isinstance(cores, Sequence):
-        for count, own in zip(threads, cores, strict=False):
-            if isinstance(count, int) and isinstance(own, Sequence):
-                yield count, len(own)
-
-
-def _largest(shares: Any) -> float:
-    """The largest of a rank's shares (or one share for all); 0 where unknown."""
-    listed = shares if isinstance(shares, Sequence) else [shares]
-    known = [float(s) for s in listed if isinstance(s, (int, float)) and math.isfinite(s)]
-    return max(known, default=0.0)
-
-
-def _named(labels: Sequence[str], separator: str = ", ") -> str:
-    """The first few, and how many more there are."""
-    more = len(labels) - MAX_NAMED
-    return separator.join(labels[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

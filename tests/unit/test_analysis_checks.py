@@ -150,3 +150,58 @@ def test_more_threads_than_cores_are_told(threads: object, cores: object, told: 
     environment = {"num_threads": threads, "cores": cores, "foreign_cpu_share": [0.0]}
     found = findings(sound(environment=environment)).get(Check.TOO_MANY_THREADS)
     assert (found.detail if found else None) is None if told is None else found is not None and told in found.detail
+
+
+def on(**lists: object) -> dict[str, object]:
+    return {"cores": [[0]], "foreign_cpu_share": [0.0], **lists}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ({"cpu_model": ["EPYC 1"]}, {"cpu_model": ["EPYC 2"]}, "different CPU models: EPYC 1, EPYC 2."),
+        ({"device_name": ["A100"]}, {"device_name": ["A100", "H100"]}, "different devices: A100, H100."),
+        ({"node": ["a"]}, {"node": ["b", "b"]}, "different nodes: a, b."),
+        ({"node": ["a"]}, {"node": ["a", "b"]}, None),  # more workers than a node holds
+        ({"cpu_model": ["EPYC 1"]}, {"cpu_model": None}, None),
+        ({"cpu_model": ["EPYC 1"]}, {}, None),
+    ],
+)
+def test_trials_on_different_hardware_are_told(
+    first: dict[str, object], second: dict[str, object], told: str | None
+) -> None:
+    results = [
+        make_result(r.spec.point, r.spec.repeat, r.train_time_s, environment=on(**(first if i < 6 else second)))
+        for i, r in enumerate(sound())
+    ]
+    found = findings(results).get(Check.MIXED_HARDWARE)
+    assert (found.detail if found else None) == (f"Trials ran on {told}" if told else None)
+
+
+def test_devices_that_were_swept_may_have_names_of_their_own() -> None:
+    results = [
+        make_result({"device": device}, r, 8.0, environment=on(device_name=[name]))
+        for device, name in (("cpu", "cpu"), ("cuda", "H100"))
+        for r in range(6)
+    ]
+    assert Check.MIXED_HARDWARE not in findings(results, Question("s", {"device": "cpu"}, ("device",)))
+
+
+def uneven(key: str, base: int, other: int) -> list[TrialResult]:
+    return [
+        make_result({key: value}, r, 8.0 + 0.1 * r, num_samples=samples)
+        for value, samples in ((base, 60_000), (other, 57_344))
+        for r in range(6)
+    ]
+
+
+def test_points_that_trained_on_fewer_samples_than_their_baseline_are_told() -> None:
+    question = Question("s", {"batch_size": 32}, ("batch_size",))
+    detail = findings(uneven("batch_size", 32, 8192), question)[Check.UNEQUAL_WORK].detail
+    assert detail.startswith("1 point trained on other numbers of samples than the baseline: ")
+    assert "batch_size=8192 (57,344 against 60,000)" in detail
+
+
+def test_work_that_the_study_varies_is_not_called_unequal() -> None:
+    question = Question("s", {"epochs": 1}, ("epochs",))
+    assert Check.UNEQUAL_WORK not in findings(uneven("epochs", 1, 2), question)

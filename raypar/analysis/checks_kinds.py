@@ -1,0 +1,91 @@
+"""What a check is, what it looks at and what it finds; the checks themselves stand beside this, by theme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.question import PointSamples, Question
+from raypar.analysis.stats import MIN_RANKED
+from raypar.study.trial import TrialResult, TrialState
+
+MAX_NAMED = 3  # points that a finding names one by one
+
+
+class Check(Enum):
+    """What can be amiss; the value is the advice."""
+
+    BASELINE_MISSING = "Run the study again: finished trials are kept, and the baseline's are made up for."
+    FAILED_TRIALS = "Run the study again: finished trials are kept, failed ones get another try."
+    INCLUDES_START_UP = (
+        "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
+        "then the steps alone are timed."
+    )
+    MIXED_HARDWARE = (
+        "Run the study on machines of one kind: else times say as much about the hardware as about the point."
+    )
+    SHARED_CORES = (
+        "Leave the machine to the study, or give workers fewer cores: where trials share them, their times say as "
+        "much about the neighbours."
+    )
+    TOO_MANY_THREADS = (
+        "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, and on one "
+        "core each keeps the other from running."
+    )
+    UNEQUAL_WORK = "Give num_samples a multiple of every batch size, so that all points train on the same samples."
+    METRIC_DIFFERS = (
+        "Don't read the speedup as time saved for the same result; compare the time to a target, or tune lr for "
+        "each number of workers."
+    )
+    DRIFT_OVER_STUDY = (
+        "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep others off the "
+        "machine, let it settle, and run the study again."
+    )
+    DRIFT_IN_TRIALS = (
+        "Where steps become slower, fix the clock's frequency or cool the machine; where they become faster, raise "
+        "num_warmup_steps."
+    )
+    SLOW_FIRST_TRIAL = "Its time is in the numbers: a median withstands one such trial, but few repeats feel it."
+    OUTLIERS = "They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats."
+    SHORT_TIMES = "Raise epochs or num_samples, so that a trial trains for some seconds."
+    FEW_REPEATS = f"Add repeats, say --repeats {MIN_RANKED}: finished trials are kept."
+    NOT_SEPARATED = "More repeats narrow the intervals; longer trials steady the times."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to mind: what kind it is (with the advice), and the particulars."""
+
+    check: Check
+    detail: str
+
+    @property
+    def advice(self) -> str:
+        return self.check.value
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What checks look at: `gathered` and `points` are in the same order."""
+
+    question: Question
+    time_metric: str
+    gathered: tuple[PointSamples, ...]
+    points: tuple[PointAnalysis, ...]
+
+    @property
+    def finished(self) -> list[TrialResult]:
+        """Every finished trial, point by point."""
+        return [r for p in self.gathered for r in p.results if r.state is TrialState.FINISHED]
+
+
+OneCheck: TypeAlias = Callable[[Evidence], Iterator[Finding]]
+
+
+def named(labels: Sequence[str], separator: str = ", ") -> str:
+    """The first few, and how many more there are."""
+    more = len(labels) - MAX_NAMED
+    return separator.join(labels[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

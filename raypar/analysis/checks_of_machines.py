@@ -1,0 +1,95 @@
+"""Checks of what trials ran on: cores, threads, and whether it was the same for all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from raypar import units
+from raypar.analysis.checks_kinds import Check, Evidence, Finding, named
+from raypar.study.trial import TrialResult
+
+MAX_FOREIGN_SHARE = 0.1
+
+
+def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
+    """Trials on one kind of device that met different models of it, or that each ran on one node, but not on the same.
+
+    Trials that spread over nodes are not compared by node: that is what was asked.
+    """
+    by_device: dict[Any, list[TrialResult]] = {}
+    for result in evidence.finished:
+        by_device.setdefault(result.spec.config.get("device"), []).append(result)
+    for results in by_device.values():
+        for key, what in (("device_name", "devices"), ("cpu_model", "CPU models")):
+            models = [names for r in results if (names := _names(r, key))]
+            if kinds := _several({name for names in models for name in names}):
+                yield Finding(Check.MIXED_HARDWARE, f"Trials ran on different {what}: {named(kinds)}.")
+        alone = {next(iter(nodes)) for r in results if len(nodes := _names(r, "node")) == 1}
+        if kinds := _several(alone):
+            yield Finding(Check.MIXED_HARDWARE, f"Trials ran on different nodes: {named(kinds)}.")
+
+
+def shared_cores(evidence: Evidence) -> Iterator[Finding]:
+    finished = evidence.finished
+    unpinned = sum(_is_unpinned(r.environment.get("cores")) for r in finished)
+    if unpinned:
+        yield Finding(
+            Check.SHARED_CORES, f"{unpinned} of {units.counted(len(finished), 'trial')} had no cores of their own."
+        )
+    # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
+    shares = [_largest(r.environment.get("foreign_cpu_share")) for r in finished]
+    disturbed = [share for share in shares if share > MAX_FOREIGN_SHARE]
+    if disturbed:
+        yield Finding(
+            Check.SHARED_CORES,
+            f"{len(disturbed)} of {units.counted(len(finished), 'trial')} shared their cores: others kept them busy "
+            f"for more than {units.percent(MAX_FOREIGN_SHARE)} of the time, at worst {units.percent(max(disturbed))}.",
+        )
+
+
+def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
+    finished = evidence.finished
+    crowded = [(t, c) for r in finished for t, c in _threads_on_cores(r.environment) if t > c > 0]
+    if crowded:
+        threads, cores = max(crowded, key=lambda pair: pair[0] / pair[1])
+        yield Finding(
+            Check.TOO_MANY_THREADS,
+            f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(cores, 'core')}: that can be "
+            "many times slower than one thread a core.",
+        )
+
+
+def _names(result: TrialResult, key: str) -> set[str]:
+    """What the trial's ranks tell under this key."""
+    told = result.environment.get(key)
+    return {name for name in told if isinstance(name, str)} if isinstance(told, (list, tuple)) else set()
+
+
+def _several(names: set[str]) -> list[str]:
+    """The names in order where there is more than one, else nothing."""
+    return sorted(names) if len(names) > 1 else []
+
+
+def _is_unpinned(cores: Any) -> bool:
+    """Whether any rank's list of cores is empty; unknown counts as no."""
+    if not isinstance(cores, Sequence):
+        return False
+    return len(cores) == 0 or any(isinstance(of_rank, Sequence) and len(of_rank) == 0 for of_rank in cores)
+
+
+def _threads_on_cores(environment: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Of every rank that tells: its torch threads, and its cores."""
+    threads, cores = environment.get("num_threads"), environment.get("cores")
+    if isinstance(threads, Sequence) and isinstance(cores, Sequence):
+        for count, own in zip(threads, cores, strict=False):
+            if isinstance(count, int) and isinstance(own, Sequence):
+                yield count, len(own)
+
+
+def _largest(shares: Any) -> float:
+    """The largest of a rank's shares (or one share for all); 0 where unknown."""
+    listed = shares if isinstance(shares, Sequence) else [shares]
+    known = [float(s) for s in listed if isinstance(s, (int, float)) and math.isfinite(s)]
+    return max(known, default=0.0)
