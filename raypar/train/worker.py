@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from raypar.provenance import cpu_model
 from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import MODEL_FOLDER, PROFILE_FOLDER, RankJob, RankOutcome, StopTrial
@@ -156,7 +157,13 @@ def _environment(cores: tuple[int, ...], device: Any) -> dict[str, Any]:
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"cores": list(cores), "num_threads": torch.get_num_threads(), "device_name": name, "pid": os.getpid()}
+    return {
+        "cores": list(cores),
+        "num_threads": torch.get_num_threads(),
+        "device_name": name,
+        "cpu_model": cpu_model(),
+        "pid": os.getpid(),
+    }
 
 
 __all__ = ["PipeChannel", "StopTrial", "main", "run_rank"]
