@@ -1,0 +1,111 @@
+"""What a batch size does, split in two: samples per second, and how far a sample takes the training.
+
+Goodput is throughput × progress per sample (Qiao et al., Pollux, OSDI 2021). Pollux estimates the progress from the
+noise of the gradients; here it is measured: the samples that the smallest batch needs to reach the target, over those
+that this one needs. Both factors are relative to the smallest batch, and so is their product, which is how many times
+as fast the target is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raypar.analysis.question import PointKey, PointSamples, point_key
+from raypar.analysis.stats import Estimate, ratio_estimate, reference
+from raypar.analysis.time_to_target import Start, Target, time_to_target
+from raypar.study.space import Value
+
+BATCH_KEYS = ("batch_size", "per_worker_batch_size")
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """One batch size against the smallest of its group.
+
+    Attributes:
+        throughput: samples per second until the target, over those of the smallest batch: hardware efficiency.
+        progress: per sample, over that of the smallest batch: statistical efficiency.
+        goodput: their product, from the same trials.
+    """
+
+    batch_size: int
+    throughput: Estimate
+    progress: Estimate
+    goodput: Estimate
+
+
+@dataclass(frozen=True)
+class BatchGroup:
+    """Points that differ in their batch size only.
+
+    Attributes:
+        key: the hyperparameter, of the whole batch or that of a worker.
+        rest: the other swept hyperparameters, which they share.
+        batches: from the smallest, against which all are.
+    """
+
+    key: str
+    rest: Mapping[str, Value]
+    batches: tuple[Goodput, ...]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Until the target."""
+
+    num_samples: float
+    time_s: float
+
+
+def batch_groups(gathered: Sequence[PointSamples], target: Target) -> tuple[BatchGroup, ...]:
+    """Every group of two batch sizes or more that reached the target in all their trials."""
+    found: dict[tuple[str, PointKey], dict[int, dict[int, _Run]]] = {}
+    rests: dict[tuple[str, PointKey], dict[str, Value]] = {}
+    for samples in gathered:
+        key = next((k for k in BATCH_KEYS if k in samples.point), None)
+        size = samples.point.get(key) if key else None
+        if key is None or not isinstance(size, int) or not (runs := _runs(samples, target)):
+            continue
+        rest = {k: v for k, v in samples.point.items() if k != key}
+        rests[key, point_key(rest)] = rest
+        found.setdefault((key, point_key(rest)), {})[size] = runs
+    return tuple(
+        BatchGroup(name[0], rests[name], _against_smallest(dict(sorted(by_size.items()))))
+        for name, by_size in found.items()
+        if len(by_size) > 1
+    )
+
+
+def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:
+    """By repeat; empty where not every trial reached the target."""
+    reached = time_to_target(samples, target, Start.FIRST_STEP)
+    counts, times = reached.samples, reached.times
+    if not reached.is_always_reached or counts.keys() != times.keys():
+        return {}
+    return {repeat: _Run(counts[repeat], times[repeat]) for repeat in times if counts[repeat] > 0}
+
+
+def _against_smallest(by_size: Mapping[int, Mapping[int, _Run]]) -> tuple[Goodput, ...]:
+    smallest = next(iter(by_size))
+    base = by_size[smallest]
+    one = reference(len(base))
+    batches = [Goodput(smallest, one, one, one)]
+    for size, runs in by_size.items():
+        if size != smallest:
+            batches.append(_goodput(size, runs, base))
+    return tuple(batches)
+
+
+def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run]) -> Goodput:
+    both = sorted(runs.keys() & base.keys())
+    paired = bool(both) and (len(both) > 1 or min(len(runs), len(base)) == 1)
+    own = [runs[r] for r in (both if paired else sorted(runs))]
+    theirs = [base[r] for r in (both if paired else sorted(base))]
+    rates, base_rates = ([run.num_samples / run.time_s for run in side] for side in (own, theirs))
+    return Goodput(
+        size,
+        throughput=ratio_estimate(rates, base_rates, paired=paired),
+        progress=ratio_estimate([r.num_samples for r in theirs], [r.num_samples for r in own], paired=paired),
+        goodput=ratio_estimate([r.time_s for r in theirs], [r.time_s for r in own], paired=paired),
+    )

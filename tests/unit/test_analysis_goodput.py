@@ -1,0 +1,62 @@
+"""What a batch size does: samples per second on the one hand, progress per sample on the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from results import make_result
+
+from raypar.analysis.goodput import BatchGroup, batch_groups
+from raypar.analysis.question import Question, collect
+from raypar.analysis.time_to_target import Target
+from raypar.study.trial import TrialResult
+
+TARGET = Target("accuracy", 0.9)
+
+
+def trial(batch_size: int, rate: float, epochs: int, repeat: int = 0, **more: Any) -> TrialResult:
+    """1,000 samples an epoch at this rate; the target is reached in the last epoch."""
+    made = make_result({"batch_size": batch_size, **more}, repeat, 1000 * epochs / rate, num_samples=1000 * epochs)
+    reports = tuple(
+        {"accuracy": 0.95 if i == epochs - 1 else 0.5, "train_time_s": 1000 / rate, "throughput_samples_per_s": rate}
+        for i in range(epochs)
+    )
+    return replace(made, reports=reports)
+
+
+def groups(*results: TrialResult) -> tuple[BatchGroup, ...]:
+    keys = tuple(dict.fromkeys(k for r in results for k in r.spec.point))
+    return batch_groups(collect(Question("s", {}, keys), results, "train_time_s"), TARGET)
+
+
+def test_throughput_and_progress_are_told_apart_and_their_product_is_the_goodput() -> None:
+    (group,) = groups(*(trial(b, rate, n, r) for b, rate, n in ((32, 500.0, 2), (256, 2000.0, 4)) for r in range(3)))
+    small, large = group.batches
+    assert (small.batch_size, small.goodput.value) == (32, 1.0)
+    assert large.throughput.value == pytest.approx(4.0)
+    assert large.progress.value == pytest.approx(0.5)
+    assert large.goodput.value == pytest.approx(2.0)
+
+
+@given(st.lists(st.tuples(st.floats(10, 1e5), st.integers(1, 9)), min_size=2, max_size=2))
+def test_the_goodput_is_the_product_of_its_parts(sides: list[tuple[float, int]]) -> None:
+    (group,) = groups(*(trial(b, rate, n) for b, (rate, n) in zip((32, 64), sides, strict=True)))
+    large = group.batches[1]
+    assert large.goodput.value == pytest.approx(large.throughput.value * large.progress.value)
+
+
+def test_points_are_compared_that_differ_in_their_batch_only() -> None:
+    found = groups(*(trial(b, 100.0 * n, 1, num_workers=n) for b in (64, 32) for n in (1, 2)))
+    assert [dict(g.rest) for g in found] == [{"num_workers": 1}, {"num_workers": 2}]
+    assert [b.batch_size for b in found[0].batches] == [32, 64]
+    assert groups(trial(32, 100.0, 1)) == ()
+
+
+def test_a_batch_that_misses_the_target_is_in_no_group() -> None:
+    missed = trial(64, 100.0, 1)
+    missed = replace(missed, reports=({**missed.reports[0], "accuracy": 0.2},))
+    assert groups(trial(32, 100.0, 1), missed) == ()
