@@ -1,0 +1,340 @@
+"""The figures of a study: `figures_of`. Each comes with its title and a text alternative; drawn by Vega-Lite.
+
+A figure that the study has no data for is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from raypar import units
+from raypar.analysis.breakdown import PARTS
+from raypar.analysis.laws import Fit
+from raypar.analysis.question import TRAIN_TIME
+from raypar.analysis.speedup import StudyAnalysis
+from raypar.analysis.stats import Estimate
+from raypar.analysis.study_scaling import WorkerGroup
+from raypar.errors import RayparError
+from raypar.report.breakdown import NAMES, WORTH_A_WORD
+from raypar.report.figures_trials import drift, heat_map, learning_curves, pareto
+from raypar.report.figures_vega import (
+    MAX_SERIES,
+    PICK,
+    PICKED,
+    Figure,
+    LeftOut,
+    Row,
+    bounds,
+    drawn,
+    layers,
+    listed,
+    quantity,
+    series,
+    tooltip,
+    workers_axis,
+)
+from raypar.study.trial import TrialResult, point_label
+
+NUM_CURVE_POINTS = 40
+NO_INTERVALS = 2  # resamples: the curves of the laws are drawn without
+IDEAL = "ideal"
+GREY = "#8a8f98"
+DASHES = ([2, 4], [1, 0], [8, 4])
+NO_GROUPS = "no two points with finished trials differ only in num_workers"
+MAX_BARS = 40
+# Eight parts of a step: Okabe and Ito's colours, with two greys for what is neither work nor communication.
+PART_COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
+
+
+def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | LeftOut, ...]:
+    """Every figure, or why it is left out, in the order of a report.
+
+    Args:
+        analysis: what the results say.
+        results: the study's trials, in any order.
+    """
+    return (
+        speedup_curves(analysis),
+        efficiency_curves(analysis),
+        times(analysis),
+        breakdown_bars(analysis),
+        pareto(analysis),
+        learning_curves(analysis, results),
+        heat_map(analysis),
+        drift(analysis, results),
+    )
+
+
+def write_figures(figures: Sequence[Figure | LeftOut], folder: Path, kind: Literal["svg", "png"]) -> list[Path]:
+    """Draw each figure into a file of its own, ``speedup.svg`` …
+
+    Raises:
+        RayparError: the folder can't be written.
+    """
+    written = []
+    for figure in figures:
+        if isinstance(figure, Figure):
+            path = folder / f"{figure.key}.{kind}"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(drawn(figure, kind))
+            except OSError as error:
+                raise RayparError(f"{path}: can't be written: {error.strerror}", hint="choose another folder") from None
+            written.append(path)
+    return written
+
+
+def speedup_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
+    """Speedups over the number of workers with their intervals, the ideal line, and the laws fitted to them."""
+    title = "Speedup over workers"
+    groups = analysis.worker_groups[:MAX_SERIES]
+    if not groups:
+        return LeftOut(title, NO_GROUPS)
+    named = _named(groups)
+    rows = [
+        row
+        for name, group in named.items()
+        for row in _group_rows(group, name, group.speedups, lambda e: units.ratio_interval(e.value, e.low, e.high))
+    ]
+    laws = list(_law_rows(named, max(row["workers"] for row in rows)))
+    kinds = list(dict.fromkeys(row["kind"] for row in laws))
+    x, y = (
+        workers_axis([row["workers"] for row in rows]),
+        quantity("value", "speedup", log2=True, axis={"format": "~g"}),
+    )
+    dashes: Row = {
+        "field": "kind",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": [IDEAL, *kinds], "range": DASHES[: 1 + len(kinds)]},
+        "legend": {"orient": "bottom", "columns": 1, "symbolType": "stroke", "symbolSize": 500, "labelLimit": 260},
+    }
+    detail: Row = {"field": "series", "type": "nominal"}
+    spec = layers(
+        rows,
+        {
+            "data": {"values": list(_ideal_rows(groups))},
+            "mark": {"type": "line", "strokeWidth": 1.5, "color": GREY},
+            "encoding": {"x": x, "y": y, "strokeDash": dashes, "detail": detail},
+        },
+        {
+            "data": {"values": laws},
+            "mark": {"type": "line", "strokeWidth": 1.5},
+            "encoding": {"x": x, "y": y, "strokeDash": dashes, "color": series(list(named)), "opacity": PICKED},
+        },
+        *_points(list(named), x, y, "speedup"),
+    )
+    drawn_laws = f"the fitted laws ({', '.join(kinds)})" if kinds else "no law: too few worker counts to fit one"
+    told = listed([f"{row['label']}: {row['shown']}" for row in rows])
+    text = f"Speedup against the number of workers, both on logarithmic scales, with the ideal line and {drawn_laws}."
+    return Figure("speedup", title, f"{text}{_first_of(analysis)} Measured: {told}.", spec)
+
+
+def efficiency_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
+    """Parallel efficiencies over the number of workers with their intervals; 100 % is ideal."""
+    title = "Parallel efficiency over workers"
+    groups = analysis.worker_groups[:MAX_SERIES]
+    if not groups:
+        return LeftOut(title, NO_GROUPS)
+    named = _named(groups)
+    rows: list[Row] = []
+    for name, group in named.items():
+        scaled = {n: s.scaled(group.baseline / n) for n, s in group.speedups.items()}
+        rows += _group_rows(group, name, scaled, lambda e: units.percent_interval(e.value, e.low, e.high))
+    x = workers_axis([row["workers"] for row in rows])
+    y = quantity("value", "efficiency", zero=True, axis={"format": ".0%"})
+    spec = layers(
+        rows,
+        {
+            "data": {"values": [{"value": 1}]},
+            "mark": {"type": "rule", "strokeDash": DASHES[0], "color": GREY, "strokeWidth": 1.5},
+            "encoding": {"y": y},
+        },
+        {
+            "mark": {"type": "line", "strokeWidth": 1.5},
+            "encoding": {"x": x, "y": y, "color": series(list(named)), "opacity": PICKED},
+        },
+        *_points(list(named), x, y, "efficiency"),
+    )
+    told = listed([f"{row['label']}: {row['shown']}" for row in rows])
+    text = "Parallel efficiency against the number of workers; the dotted line at 100 % is ideal."
+    return Figure("efficiency", title, f"{text}{_first_of(analysis)} Measured: {told}.", spec)
+
+
+def times(analysis: StudyAnalysis) -> Figure | LeftOut:
+    """The median time of each point with its interval."""
+    what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
+    title = f"Each point's {what}"
+    timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
+    if not timed:
+        return LeftOut(title, "no trial finished with a time")
+    rows = [
+        {
+            "point": point_label(point.point),
+            **bounds(time_s),
+            "shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
+            "repeats": time_s.num_samples,
+            "kind": "baseline" if point.is_baseline else "point",
+        }
+        for point, time_s in timed[:MAX_BARS]
+    ]
+    y = {"field": "point", "type": "nominal", "title": None, "sort": None}
+    colour = {
+        "field": "kind",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": ["baseline", "point"], "range": ["#D55E00", "#0072B2"]},
+        "legend": {"orient": "top"} if any(row["kind"] == "baseline" for row in rows) else None,
+    }
+    shape = {**colour, "scale": {"domain": ["baseline", "point"], "range": ["square", "circle"]}}
+    spec = layers(
+        rows,
+        {
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {"y": y, "x": {"field": "value_low", "type": "quantitative"}, "x2": {"field": "value_high"}},
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
+            "encoding": {
+                "y": y,
+                "x": quantity("value", f"{what}, s", zero=True),
+                "color": colour,
+                "shape": shape,
+                "tooltip": tooltip(point="point", shown=what, repeats="repeats"),
+            },
+        },
+        height=max(80, 24 * len(rows)),
+    )
+    more = f" The first {MAX_BARS} of {len(timed)} points." if len(timed) > MAX_BARS else ""
+    told = [f"{row['point']}: {row['shown']}" for row in rows]
+    return Figure("times", title, f"The median of each point's {what}, with its interval.{more} {listed(told)}.", spec)
+
+
+def breakdown_bars(analysis: StudyAnalysis) -> Figure | LeftOut:
+    """Where a step's time goes, stacked, for each point that was looked into."""
+    title = "Where a step's time goes"
+    if not analysis.profiles:
+        return LeftOut(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
+    shown = analysis.profiles[:MAX_BARS]
+    rows: list[Row] = []
+    told = []
+    for point, profile in shown:
+        mean, label = profile.mean, point_label(point)
+        for i, part in enumerate(PARTS):
+            rows.append(
+                {
+                    "point": label,
+                    "part": NAMES[part],
+                    "order": i,
+                    "value": 1e3 * mean.parts[part],
+                    "shown": f"{1e3 * mean.parts[part]:.3g} ms, {units.percent(mean.parts[part] / mean.step_s)}",
+                }
+            )
+        large = sorted((p for p in PARTS if mean.parts[p] >= WORTH_A_WORD * mean.step_s), key=lambda p: -mean.parts[p])
+        parts = ", ".join(f"{NAMES[p]} {units.percent(mean.parts[p] / mean.step_s)}" for p in large)
+        told.append(f"{label}: a step of {units.seconds(mean.step_s)}, of it {parts}")
+    seen = [NAMES[p] for p in PARTS if any(row["value"] > 0 for row in rows if row["part"] == NAMES[p])]
+    colours = dict(zip((NAMES[p] for p in PARTS), PART_COLOURS, strict=True))
+    spec = layers(
+        [row for row in rows if row["part"] in seen],
+        {
+            "params": [{"name": "picked", "select": {"type": "point", "fields": ["part"]}, "bind": "legend"}],
+            "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+            "encoding": {
+                "y": {"field": "point", "type": "nominal", "title": None, "sort": None},
+                "x": {**quantity("value", "step (mean of the ranks), ms", zero=True), "stack": "zero"},
+                "color": {
+                    "field": "part",
+                    "type": "nominal",
+                    "title": None,
+                    "scale": {"domain": seen, "range": [colours[name] for name in seen]},
+                    "legend": {"orient": "top", "columns": 1},
+                },
+                "order": {"field": "order", "type": "quantitative"},
+                "opacity": PICKED,
+                "tooltip": tooltip(point="point", part="part", shown="time"),
+            },
+        },
+        height=max(80, 34 * len(shown)),
+    )
+    return Figure(
+        "breakdown", title, f"Bars of the mean step's parts, stacked, with the profiler. {listed(told)}.", spec
+    )
+
+
+def _points(names: Sequence[str], x: Row, y: Row, what: str) -> Iterator[Row]:
+    """The layers of measured values: a bar for the interval, a mark for the value."""
+    colour, shape = series(names), series(names, "shape")
+    yield {
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {
+            "x": x,
+            "y": {**y, "field": "value_low"},
+            "y2": {"field": "value_high"},
+            "color": colour,
+            "opacity": PICKED,
+        },
+    }
+    yield {
+        "params": list(PICK),
+        "mark": {"type": "point", "filled": True, "size": 80},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": colour,
+            "shape": shape,
+            "opacity": PICKED,
+            "tooltip": tooltip(series="point", workers="workers", shown=what, repeats="repeats"),
+        },
+    }
+
+
+def _group_rows(
+    group: WorkerGroup, name: str, values: Mapping[int, Estimate], show: Callable[[Estimate], str]
+) -> Iterator[Row]:
+    for num_workers, estimate in values.items():
+        yield {
+            "series": name,
+            "workers": num_workers,
+            **bounds(estimate),
+            "shown": "1 by definition" if num_workers == group.baseline else show(estimate),
+            "repeats": estimate.num_samples,
+            "label": f"{name}, {units.counted(num_workers, 'worker')}" if group.label else str(num_workers),
+        }
+
+
+def _named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
+    """The groups by what they are called; one that shares all it sweeps with no other is called ``measured``."""
+    return {group.label or "measured": group for group in groups}
+
+
+def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
+    """The fitted laws as curves, from the fewest workers of a group to the most of all."""
+    for name, group in named.items():
+        fits = [law for law in group.analyse(num_resamples=NO_INTERVALS).laws if isinstance(law, Fit)]
+        for fit in fits:
+            found = [parameter.value for parameter in fit.parameters]
+            base = fit.law.speedup(group.baseline, *found)
+            for n in np.geomspace(min(group.speedups), farthest, NUM_CURVE_POINTS):
+                speedup = float(fit.law.speedup(n, *found) / base)
+                if speedup > 0:
+                    yield {"series": name, "kind": fit.law.name, "workers": float(n), "value": speedup}
+
+
+def _ideal_rows(groups: Sequence[WorkerGroup]) -> Iterator[Row]:
+    """The ideal lines, one for each baseline that there is."""
+    farthest = max(max(group.speedups) for group in groups)
+    nearest = min(min(group.speedups) for group in groups)
+    for base in sorted({group.baseline for group in groups}):
+        for n in (nearest, farthest):
+            yield {"series": str(base), "kind": IDEAL, "workers": n, "value": n / base}
+
+
+def _first_of(analysis: StudyAnalysis) -> str:
+    """What is not drawn of the groups; empty where all are."""
+    num = len(analysis.worker_groups)
+    return f" The first {MAX_SERIES} of {num} groups of points are drawn." if num > MAX_SERIES else ""

@@ -1,0 +1,152 @@
+"""What figures are made of: Vega-Lite parts that they share, and their drawing as SVG or PNG.
+
+Fields have names of our own, and what a study calls things stands only in values and titles: a name with a dot, a
+bracket or an expression in it is text and nothing else. Colours are those of Okabe and Ito, "Color Universal Design"
+(2008), without black and yellow, which vanish on one of the two backgrounds; every colour comes with a shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from raypar import units
+from raypar.analysis.stats import Estimate
+
+Row: TypeAlias = dict[str, Any]
+Spec: TypeAlias = dict[str, Any]
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+MAX_SERIES = len(COLOURS)
+WIDTH_PX, HEIGHT_PX = 640, 300
+INK, PAPER = "#1b1f24", "#ffffff"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a study.
+
+    Attributes:
+        key: a word for files and links.
+        title: what it shows.
+        alternative: what is to be seen on it, in words.
+        spec: as Vega-Lite has it, without what says how large and in which colours it is drawn.
+    """
+
+    key: str
+    title: str
+    alternative: str
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A figure that the study has no data for, and why."""
+
+    title: str
+    reason: str
+
+
+def for_page(figure: Figure) -> Spec:
+    """The spec for a page that it is drawn in: as wide as its place, in the page's own colour of text."""
+    return {**figure.spec, "width": "container", "config": _config("currentColor")}
+
+
+def static_svg(figure: Figure) -> str:
+    """The figure for a page that can't draw it itself, in the page's own colour of text."""
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg({**figure.spec, "width": WIDTH_PX, "config": _config("currentColor")})
+
+
+def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
+    """The figure as a file of its own, on white."""
+    import vl_convert
+
+    spec = {**figure.spec, "width": WIDTH_PX, "background": PAPER, "config": _config(INK)}
+    spec["title"] = {"text": figure.title, "anchor": "start"}
+    if kind == "png":
+        return vl_convert.vegalite_to_png(spec, scale=2)
+    return vl_convert.vegalite_to_svg(spec).encode()
+
+
+def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:
+    """A figure of layers over the same rows."""
+    return {"data": {"values": [*map(_drawable, rows)]}, "height": height, "layer": list(marks)}
+
+
+def quantity(name: str, title: str, *, log2: bool = False, zero: bool = False, **more: Any) -> Spec:
+    """The channel of a number."""
+    scale: Spec = {"type": "log", "base": 2} if log2 else {"zero": zero}
+    return {"field": name, "type": "quantitative", "title": title, "scale": {**scale, **more.pop("scale", {})}, **more}
+
+
+def workers_axis(counts: Sequence[int]) -> Spec:
+    """The channel of the number of workers, with a tick at each that was run."""
+    return quantity("workers", "workers", log2=True, axis={"values": sorted(set(counts)), "format": "d", "grid": False})
+
+
+def series(names: Sequence[str], channel: Literal["color", "shape"] = "color") -> Spec:
+    """The channel that tells series apart, in the order given: at most `MAX_SERIES` of them."""
+    return {
+        "field": "series",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(names), "range": list((COLOURS if channel == "color" else SHAPES)[: len(names)])},
+        "legend": {"orient": "top", "labelLimit": 260, "columns": 2} if len(names) > 1 else None,
+    }
+
+
+def tooltip(**titles: str) -> list[Spec]:
+    """What is shown of a row where the pointer is over it: field to title."""
+    return [{"field": name, "type": "nominal", "title": title} for name, title in titles.items()]
+
+
+# In one layer of a figure: a click on a series in the legend leaves the others pale.
+PICK: Sequence[Spec] = ({"name": "picked", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"},)
+PICKED: Mapping[str, Any] = {"condition": {"param": "picked", "value": 1}, "value": 0.12}
+
+
+def bounds(estimate: Estimate, name: str = "value") -> Row:
+    """The fields ``value``, ``low`` and ``high``; the bounds are the value where there is no interval."""
+    low, high = estimate.low, estimate.high
+    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+    return {
+        name: estimate.value,
+        f"{name}_low": low if known else estimate.value,
+        f"{name}_high": high if known else estimate.value,
+    }
+
+
+def is_number(value: object) -> bool:
+    """Whether a value can be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def listed(sentences: Sequence[str], most: int = 12) -> str:
+    """The first of some parts of a sentence, and how many more there are."""
+    more = len(sentences) - most
+    return "; ".join(sentences[:most]) + (f"; and {units.count(more)} more" if more > 0 else "")
+
+
+def _drawable(row: Row) -> Row:
+    """The row as JSON has it, which knows no infinity."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+def _config(ink: str) -> Spec:
+    words = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
+    lines = {"domainColor": ink, "domainOpacity": 0.5, "tickColor": ink, "tickOpacity": 0.5}
+    return {
+        "background": "transparent",
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
+        "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
+        "legend": {**words, "symbolStrokeWidth": 2, "symbolSize": 90},
+        "title": {"color": ink, "fontSize": 15},
+        "view": {"stroke": None},
+        "text": {"color": ink},
+        "rule": {"color": ink},
+    }

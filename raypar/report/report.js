@@ -1,0 +1,44 @@
+"use strict";
+// Tables that sort by a click on a head and show the rows with the words that are typed.
+document.documentElement.classList.add("scripted");
+for (const table of document.querySelectorAll("table[data-sortable]")) {
+  const body = table.tBodies[0];
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const descending = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+      const keyed = [...body.rows].map((row) => {
+        const cell = row.cells[column];
+        return { row, number: parseFloat(cell.dataset.sort), text: cell.textContent };
+      });
+      // What has no number comes last, either way round.
+      keyed.sort((a, b) => {
+        const [hasA, hasB] = [!Number.isNaN(a.number), !Number.isNaN(b.number)];
+        if (hasA !== hasB) return hasA ? -1 : 1;
+        const order = hasA ? a.number - b.number : a.text.localeCompare(b.text, undefined, { numeric: true });
+        return descending ? -order : order;
+      });
+      body.append(...keyed.map((entry) => entry.row));
+    });
+  });
+}
+for (const input of document.querySelectorAll("input[data-filter]")) {
+  const rows = [...document.getElementById(input.dataset.filter).tBodies[0].rows];
+  const texts = new Map(rows.map((row) => [row, [...row.cells].map((c) => c.textContent).join(" ").toLowerCase()]));
+  const count = document.querySelector(`[data-count="${input.dataset.filter}"]`);
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const row of rows) {
+      row.hidden = !words.every((word) => texts.get(row).includes(word));
+      shown += row.hidden ? 0 : 1;
+    }
+    count.textContent = words.length ? `${shown} of ${rows.length}` : "";
+  });
+}
