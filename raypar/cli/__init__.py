@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import fitting, generating, predicting, profiling, running, stored, working
+from raypar.cli import fitting, generating, predicting, profiling, recommending, running, stored, working
 
 app = typer.Typer(
     name="raypar",
@@ -42,6 +42,9 @@ app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a fu
 app.command(epilog="Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")(fitting.fit)
 app.command(epilog="Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")(
     predicting.predict
+)
+app.command(epilog="Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7")(
+    recommending.recommend
 )
 app.command(epilog="Example:  raypar profile studies/strong_scaling.py --set num_workers=2")(profiling.profile)
 app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(working.work)

@@ -1,0 +1,257 @@
+"""The points of a study and what speaks for and against taking them: time, metric, efficiency, cost, limits.
+
+A limit is held against the median. Where the interval encloses the limit, a point that is left out is a close call.
+Without a target, points are left out whose metric can be told from the best one, block by block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from raypar import units
+from raypar.analysis.cost import cost_of, num_nodes
+from raypar.analysis.pareto import pareto_front
+from raypar.analysis.points import PointAnalysis, analyse_points, differences
+from raypar.analysis.question import PointSamples, Question, point_key
+from raypar.analysis.settle import time_ratio
+from raypar.analysis.stats import Estimate, median_estimate
+from raypar.analysis.time_to_target import Fate, PointToTarget, Start, Target, time_to_target
+from raypar.errors import RayparError, suggest
+from raypar.study.space import Value
+from raypar.study.trial import TrialState
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a configuration is wanted for.
+
+    Attributes:
+        target: the time until it is reached counts; None: the time of the whole training.
+        start: from when on.
+        max_time_s: of the time that counts.
+        max_cost: in the currency of the price.
+        price_per_node_hour: None: unknown, and nothing has a cost.
+        min_efficiency: parallel efficiency, 0 to 1, as the report has it.
+        min_metric: of the study's metric after the last epoch; the most it may be where less is better.
+        only: hyperparameters and the values they may have.
+    """
+
+    target: Target | None = None
+    start: Start = Start.FIRST_STEP
+    max_time_s: float | None = None
+    max_cost: float | None = None
+    price_per_node_hour: float | None = None
+    min_efficiency: float | None = None
+    min_metric: float | None = None
+    only: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A point and what speaks for and against it.
+
+    Attributes:
+        times: seconds that count, by repeat.
+        time_s: their median; None where there is none.
+        metric: the study's, after the last epoch.
+        efficiency: as the report has it; None without a baseline that names ``num_workers``.
+        cost: None where the price or the number of nodes is unknown.
+        to_target: None where no target is asked for.
+        why_not: why it can't be chosen; empty: it can.
+        is_close_call: whether that hangs on a limit which its interval encloses.
+        is_on_front: whether no other beats it in time, metric and cost.
+    """
+
+    point: Mapping[str, Value]
+    num_workers: int | None
+    num_nodes: int | None
+    times: Mapping[int, float]
+    time_s: Estimate | None
+    metric: Estimate | None
+    efficiency: Estimate | None
+    cost: Estimate | None
+    to_target: PointToTarget | None
+    why_not: str = ""
+    is_close_call: bool = False
+    is_on_front: bool = False
+
+
+def candidates_of(question: Question, gathered: Sequence[PointSamples], ask: Ask) -> tuple[Candidate, ...]:
+    """One for each point that has the values asked for, in the order given.
+
+    Raises:
+        RayparError: no point has them.
+    """
+    analysed = analyse_points(question, gathered)
+    kept = [(g, a) for g, a in zip(gathered, analysed, strict=True) if is_asked_for(g, ask.only)]
+    if not kept:
+        raise _no_such_point(gathered, ask.only)
+    found = [_candidate(question, ask, g, a) for g, a in kept]
+    return _with_front(_without_worse(found, [g for g, _ in kept], question, ask), question)
+
+
+def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: PointAnalysis) -> Candidate:
+    to_target = time_to_target(samples, ask.target, ask.start) if ask.target else None
+    if to_target is None:
+        times = {repeat: s.time_s for repeat, s in samples.samples.items() if s.time_s is not None}
+        time_s = analysed.time_s
+    else:
+        times, time_s = to_target.times, to_target.time_s
+    nodes = num_nodes(samples)
+    cost = None
+    if time_s is not None and nodes is not None and ask.price_per_node_hour is not None:
+        cost = cost_of(time_s, nodes, ask.price_per_node_hour)
+    found = Candidate(
+        samples.point,
+        samples.num_workers,
+        nodes,
+        times,
+        time_s,
+        analysed.metric,
+        analysed.efficiency,
+        cost,
+        to_target,
+    )
+    return _judged(question, ask, samples, found)
+
+
+def _judged(question: Question, ask: Ask, samples: PointSamples, found: Candidate) -> Candidate:
+    """With the first reason why it can't be chosen, if there is one."""
+    if found.to_target is not None and not found.to_target.is_always_reached:
+        return replace(found, why_not=_why_not_reached(found.to_target))
+    if found.time_s is None:
+        return replace(found, why_not=_why_no_time(samples))
+    # Whether less is asked for, the limit, what it is of, the quantity.
+    sign = -1 if question.mode == "min" else 1
+    limits: tuple[tuple[int, float | None, str, Estimate | None], ...] = (
+        (-1, ask.max_time_s, "time", found.time_s),
+        (-1, ask.max_cost, "cost", found.cost),
+        (1, ask.min_efficiency, "efficiency", found.efficiency),
+        (sign, ask.min_metric, question.metric, found.metric),
+    )
+    for side, limit, name, quantity in limits:
+        if limit is None:
+            continue
+        if quantity is None:
+            return replace(found, why_not=f"{name} unknown")
+        if (quantity.value - limit) * side < 0:
+            is_close = quantity.low is None or not quantity.excludes(limit)
+            return replace(found, why_not=_limit_told(name, side, limit), is_close_call=is_close)
+    return found
+
+
+def _limit_told(name: str, side: int, limit: float) -> str:
+    if name == "time":
+        return f"longer than {units.seconds(limit)}"
+    if name == "efficiency":
+        return f"efficiency below {units.percent(limit)}"
+    shown = f"{limit:g}" if name == "cost" else units.score(name, limit)
+    return f"{name} {'below' if side > 0 else 'above'} {shown}"
+
+
+def _why_not_reached(found: PointToTarget) -> str:
+    fates = {fate: found.num_in(fate) for fate in Fate}
+    counted = len(found.trials) - fates[Fate.FAILED]
+    if not found.trials:
+        return "not run yet"
+    if not counted:
+        return "failed"
+    if fates[Fate.UNKNOWN]:
+        return "time to the target unknown"
+    return "target not reached" if not fates[Fate.REACHED] else f"reached by {fates[Fate.REACHED]} of {counted}"
+
+
+def _why_no_time(samples: PointSamples) -> str:
+    if samples.num_in(TrialState.FAILED):
+        return "failed"
+    return "no time known" if samples.results else "not run yet"
+
+
+def _without_worse(
+    candidates: Sequence[Candidate], gathered: Sequence[PointSamples], question: Question, ask: Ask
+) -> tuple[Candidate, ...]:
+    """Without a target: those out whose metric can be told from the best one."""
+    if ask.target is not None:
+        return tuple(candidates)
+    sign = 1 if question.mode == "max" else -1
+    scored = [(c, g, c.metric) for c, g in zip(candidates, gathered, strict=True) if c.metric and not c.why_not]
+    if not scored:
+        return tuple(candidates)
+    _, best, best_metric = max(scored, key=lambda entry: sign * entry[2].value)
+    worse = {
+        point_key(c.point)
+        for c, g, metric in scored
+        if g is not best and _is_worse(g, best, sign * (best_metric.value - metric.value))
+    }
+    found = []
+    for c in candidates:
+        if not c.why_not and (c.metric is None or point_key(c.point) in worse):
+            c = replace(c, why_not=f"{question.metric} {'unknown' if c.metric is None else 'worse than the best'}")
+        found.append(c)
+    return tuple(found)
+
+
+def _is_worse(samples: PointSamples, best: PointSamples, deficit: float) -> bool:
+    """Block by block; where there are no two blocks to compare, by the values alone."""
+    changes = differences(samples, best)
+    if len(changes) < 2:
+        return deficit > 0
+    return deficit > 0 and median_estimate(changes, log_scale=False).excludes(0.0)
+
+
+def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Candidate, ...]:
+    """Time, metric where there is one, and cost where all have one; of the points that have a time."""
+    timed = [c for c in candidates if c.time_s is not None and not _misses_target(c)]
+    sign = -1 if question.mode == "max" else 1
+    columns: list[list[float]] = [[median_s(c) for c in timed]]
+    estimates: list[list[Estimate]] = [[c.time_s for c in timed if c.time_s]]
+    for quantities, factor in (([c.metric for c in timed], sign), ([c.cost for c in timed], 1)):
+        known = [q for q in quantities if q is not None]
+        if timed and len(known) == len(timed):
+            columns.append([factor * q.value for q in known])
+            estimates.append(known)
+
+    def can_tell(one: int, other: int, objective: int) -> bool:
+        if objective == 0:
+            return time_ratio(timed[one].times, timed[other].times).excludes(1.0)
+        return _are_apart(estimates[objective][one], estimates[objective][other])
+
+    rows = np.transpose(columns).tolist() if timed else []
+    front = {point_key(timed[i].point) for i in pareto_front(rows, can_tell)}
+    return tuple(replace(c, is_on_front=point_key(c.point) in front) for c in candidates)
+
+
+def _are_apart(one: Estimate, other: Estimate) -> bool:
+    """Whether neither interval holds the other's median."""
+    return one.excludes(other.value) and other.excludes(one.value)
+
+
+def _misses_target(candidate: Candidate) -> bool:
+    return candidate.to_target is not None and not candidate.to_target.is_always_reached
+
+
+def median_s(candidate: Candidate) -> float:
+    """Of its times; infinite where it has none."""
+    return candidate.time_s.value if candidate.time_s else math.inf
+
+
+def is_asked_for(samples: PointSamples, only: Mapping[str, tuple[Value, ...]]) -> bool:
+    """Whether a point has one of the values of each of these hyperparameters."""
+    chosen = {**samples.config, **samples.point}
+    return all(key in chosen and chosen[key] in values for key, values in only.items())
+
+
+def _no_such_point(gathered: Sequence[PointSamples], only: Mapping[str, tuple[Value, ...]]) -> RayparError:
+    known = list(dict.fromkeys(k for g in gathered for k in (*g.point, *g.config)))
+    for key, values in only.items():
+        wanted = ",".join(map(units.value_of, values))
+        if key not in known:
+            return RayparError(f"--set {key}={wanted}: no trial has `{key}`", hint=suggest(key, known))
+        there = list(dict.fromkeys(units.value_of({**g.config, **g.point}.get(key)) for g in gathered))
+        if not any(is_asked_for(g, {key: values}) for g in gathered):
+            return RayparError(f"--set {key}={wanted}: no point has it", hint=f"there are: {', '.join(there)}")
+    return RayparError("no point has all the values of --set at once", hint="leave one out")

@@ -1,0 +1,161 @@
+"""Which point of a study to take: the fastest that does what is asked for, how sure that is, and what would settle it.
+
+Asked for is a target (the time until the metric reaches it counts, and every trial has to reach it), or else a metric
+that can't be told from the best one (the time of the whole training counts). Limits on time, cost, efficiency and
+metric leave points out, by their medians.
+
+Of the points that are left, the one with the smallest median time leads. Those whose times can't be told from it are
+its rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest workers is chosen: what can't be
+told apart should not cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are
+needed; else the study can't tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, median_s
+from raypar.analysis.goodput import BatchGroup, batch_groups
+from raypar.analysis.question import Question, collect, time_metric_of
+from raypar.analysis.settle import MARGIN, Confidence, confidence_of, repeats_to_settle, time_ratio
+from raypar.analysis.stats import MIN_RANKED, Estimate
+from raypar.analysis.time_to_target import reported_metrics
+from raypar.errors import RayparError, suggest
+from raypar.study.space import Value
+from raypar.study.trial import TrialResult
+
+MAX_REPEATS = 100  # more than that nobody waits for
+
+
+class Outcome(StrEnum):
+    CLEAR = "clear"  # faster than every other by more than chance
+    TIED = "tied"  # none of those that it can't be told from can be faster by more than MARGIN
+    UNCLEAR = "unclear"  # the study can't tell
+    NONE = "none"  # no point does what is asked for
+
+
+@dataclass(frozen=True)
+class Settling:
+    """The trials that would tell.
+
+    Attributes:
+        points: to be repeated.
+        num_repeats: about how many trials each of them needs in all; None: too many to be worth it.
+        spread_is_known: False: one trial each says nothing of the spread, and the count is only a beginning.
+    """
+
+    points: tuple[Mapping[str, Value], ...]
+    num_repeats: int | None
+    spread_is_known: bool
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What a study recommends.
+
+    Attributes:
+        time_metric: what the times are where no target is asked for.
+        candidates: all points, in the order of their values.
+        chosen: None for `Outcome.NONE`.
+        runner_up: the one to take otherwise: the fastest of the others; None where there is none.
+        lead: time of the runner-up over that of the chosen one; None without one.
+        confidence: that the chosen one is faster than the runner-up, or, if it was chosen for its workers, slower by
+            no more than `MARGIN`; None for one trial each.
+        rivals: points that can't be told from the leader, without the chosen one.
+        settling: None where there is nothing to settle.
+        batches: what the batch size does, where a target is asked for.
+    """
+
+    question: Question
+    ask: Ask
+    time_metric: str
+    candidates: tuple[Candidate, ...]
+    outcome: Outcome
+    chosen: Candidate | None = None
+    runner_up: Candidate | None = None
+    lead: Estimate | None = None
+    confidence: Confidence | None = None
+    rivals: tuple[Candidate, ...] = ()
+    settling: Settling | None = None
+    batches: tuple[BatchGroup, ...] = ()
+
+    @property
+    def leader(self) -> Candidate | None:
+        """The one with the smallest median time of those that may be chosen."""
+        return min(_eligible(self.candidates), key=median_s, default=None)
+
+
+def recommend(question: Question, results: Sequence[TrialResult], ask: Ask) -> Recommendation:
+    """The point to take.
+
+    Raises:
+        RayparError: the target's metric is in no report, or no point has the values asked for.
+    """
+    _check_metric(results, ask)
+    time_metric = time_metric_of(results)
+    gathered = collect(question, results, time_metric)
+    candidates = candidates_of(question, gathered, ask)
+    batches = batch_groups([g for g in gathered if is_asked_for(g, ask.only)], ask.target) if ask.target else ()
+    return _chosen(Recommendation(question, ask, time_metric, candidates, Outcome.NONE, batches=batches))
+
+
+def _chosen(before: Recommendation) -> Recommendation:
+    ranked = sorted(_eligible(before.candidates), key=median_s)
+    if not ranked:
+        return before
+    leader, others = ranked[0], ranked[1:]
+    ratios = {id(c): time_ratio(c.times, leader.times) for c in others}
+    rivals = [c for c in others if not ratios[id(c)].excludes(1.0)]
+    # Without intervals nothing is known to be tied, and the fastest is the best guess.
+    near = [c for c in rivals if ratios[id(c)].low is not None and ratios[id(c)].value <= 1 + MARGIN]
+    chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, median_s(c)))
+    rest = [c for c in ranked if c is not chosen]
+    if not rest:
+        return replace(before, outcome=Outcome.CLEAR, chosen=chosen)
+    runner_up = rest[0]
+    open_rivals = [c for c in (leader, *rivals) if c is not chosen and _may_be_much_faster(c, chosen)]
+    if open_rivals:
+        outcome = Outcome.UNCLEAR
+    else:
+        outcome = Outcome.TIED if rivals else Outcome.CLEAR
+    at_least = 1.0 if chosen is leader else 1 / (1 + MARGIN)
+    return replace(
+        before,
+        outcome=outcome,
+        chosen=chosen,
+        runner_up=runner_up,
+        lead=time_ratio(runner_up.times, chosen.times),
+        confidence=confidence_of(runner_up.times, chosen.times, at_least),
+        rivals=tuple(c for c in (leader, *rivals) if c is not chosen) if rivals else (),
+        settling=_settling(chosen, open_rivals) if open_rivals else None,
+    )
+
+
+def _may_be_much_faster(rival: Candidate, chosen: Candidate) -> bool:
+    loss = time_ratio(chosen.times, rival.times)
+    return loss.high is None or loss.high > 1 + MARGIN
+
+
+def _settling(chosen: Candidate, rivals: Sequence[Candidate]) -> Settling:
+    points = (chosen.point, *(c.point for c in rivals))
+    counts = [repeats_to_settle(c.times, chosen.times) for c in rivals]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return Settling(points, MIN_RANKED, spread_is_known=False)
+    most = max(known)
+    return Settling(points, most if most <= MAX_REPEATS else None, spread_is_known=True)
+
+
+def _eligible(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return [c for c in candidates if not c.why_not]
+
+
+def _check_metric(results: Sequence[TrialResult], ask: Ask) -> None:
+    if ask.target is None:
+        return
+    known = reported_metrics(results)
+    if ask.target.metric not in known:
+        hint = suggest(ask.target.metric, known) if known else "the trials report nothing: leave --target out"
+        raise RayparError(f"--target {ask.target.metric}=…: no trial reports `{ask.target.metric}`", hint=hint)

@@ -1,0 +1,220 @@
+"""The command that says which configuration to take."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from raypar.cli.common import stdout, store_of, told, unknown_study
+from raypar.cli.options import Debug, StudyName, TrackingUri
+from raypar.errors import RayparError
+
+if TYPE_CHECKING:
+    from raypar.analysis.question import Question
+    from raypar.analysis.recommend import Settling
+    from raypar.analysis.time_to_target import Target
+    from raypar.study.space import Value
+
+_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def recommend(
+    name: StudyName,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC=VALUE", help="Good enough, say accuracy=0.99. (default: as good as the best)"),
+    ] = None,
+    start: Annotated[
+        Literal["first-step", "launch"],
+        typer.Option(help="From when the time to the target counts: the first timed step, or the start of the trial."),
+    ] = "first-step",
+    max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
+    max_cost: Annotated[float | None, typer.Option(metavar="X", help="Cost no more, in the price's currency.")] = None,
+    price_per_node_hour: Annotated[float | None, typer.Option(metavar="P", help="What a node costs an hour.")] = None,
+    min_efficiency: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
+    ] = None,
+    min_metric: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="The study's metric at the end, at least this; at most, where less is better."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only points with this value, or A,B.")
+    ] = None,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Say which configuration of a study to take, why, how sure that is, and which trials would settle it."""
+    with told(debug):
+        from raypar.analysis.candidates import Ask
+        from raypar.analysis.question import question_from_dict
+        from raypar.analysis.recommend import recommend as recommended
+        from raypar.analysis.time_to_target import Start
+        from raypar.report.recommend import print_recommendation
+
+        _check_limits(max_cost, price_per_node_hour, min_efficiency, min_metric)
+        if target is None and start != "first-step":
+            raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
+        only = _only(settings or [])
+        max_time_s = _seconds(max_time) if max_time is not None else None
+        if target is not None:
+            _parts(target)  # before the store is read: a mistake is told at once
+        store = store_of(tracking_uri)
+        results = store.results(name)
+        if not results:
+            raise unknown_study(name, store)
+        question = question_from_dict(store.question(name))
+        ask = Ask(
+            target=_target(target, question) if target is not None else None,
+            start=Start(start),
+            max_time_s=max_time_s,
+            max_cost=max_cost,
+            price_per_node_hour=price_per_node_hour,
+            min_efficiency=min_efficiency,
+            min_metric=min_metric,
+            only=only,
+        )
+        found = recommended(question, results, ask)
+        command, instead = "", ""
+        if found.settling is not None and found.settling.num_repeats is not None:
+            last = store.resume_info(name)
+            instead = _why_no_command(last, question)
+            command = "" if instead else _command(last, question, found.settling)
+        print_recommendation(stdout(), found, command or instead, is_command=bool(command))
+
+
+def _check_limits(
+    max_cost: float | None, price: float | None, min_efficiency: float | None, min_metric: float | None
+) -> None:
+    for flag, value in (("--max-cost", max_cost), ("--price-per-node-hour", price)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} 2.5, or leave it out")
+    if max_cost is not None and price is None:
+        raise RayparError("--max-cost needs a price", hint="add --price-per-node-hour 2.5")
+    if min_efficiency is not None and not 0 < min_efficiency <= 2:
+        hint = "it is a share: write --min-efficiency 0.7"
+        raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
+    if min_metric is not None and not math.isfinite(min_metric):
+        raise RayparError(f"--min-metric {min_metric}: is no number", hint="write --min-metric 0.97")
+
+
+def _parts(text: str) -> tuple[str, float]:
+    metric, equals, value = (part.strip() for part in text.partition("="))
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (metric and equals and math.isfinite(number)):
+        raise RayparError(f"--target {text}: is no metric=value", hint="write --target accuracy=0.99")
+    return metric, number
+
+
+def _target(text: str, question: Question) -> Target:
+    from raypar import units
+    from raypar.analysis.time_to_target import Target, mode_of
+
+    metric, value = _parts(text)
+    if units.is_share(metric) and not 0 <= value <= 1:
+        hint = f"write --target {metric}={value / 100:g}" if 1 < value <= 100 else "write --target accuracy=0.99"
+        raise RayparError(f"--target {text}: {metric} is a share, from 0 to 1", hint=hint)
+    return Target(metric, value, mode_of(question, metric))
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(ms|s|min|h|d|)\s*", text)
+    try:
+        value = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise RayparError(f"--max-time {text}: is no time greater than 0", hint="write --max-time 90s, 10min or 2h")
+    return value
+
+
+def _only(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    from raypar.study.settings import parse_value
+    from raypar.study.space import Grid
+
+    found: dict[str, tuple[Value, ...]] = {}
+    for setting in settings:
+        key, equals, text = (part.strip() for part in setting.partition("="))
+        if not (key and equals and text):
+            raise RayparError(f"--set {setting}: is no key=value", hint="write --set batch_size=64")
+        if key in found:
+            raise RayparError(f"--set {key} is given twice", hint=f"write --set {key}=A,B")
+        try:
+            value = parse_value(text)
+        except ValueError as error:
+            raise RayparError(f"--set {setting}: {error}", hint=f"write --set {key}=A or {key}=A,B") from None
+        if isinstance(value, Grid):
+            found[key] = tuple(value.values)
+        elif isinstance(value, (str, int, float, bool, tuple, type(None))):
+            found[key] = (value,)
+        else:
+            raise RayparError(f"--set {setting}: is a range", hint=f"give values: --set {key}=A,B")
+    return found
+
+
+def _why_no_command(last: Mapping[str, Any], question: Question) -> str:
+    """What to do where no command can be given; empty where one can."""
+    if question.is_search:
+        return "A search runs each point once: make a study of these points, with repeats."
+    if not last.get("file"):
+        return "The store does not know the study's file: raise num_repeats in it, and run it again."
+    return ""
+
+
+def _command(last: Mapping[str, Any], question: Question, settling: Settling) -> str:
+    """What runs the trials that would settle it, as the last execution ran its own."""
+    fixed = {str(setting).partition("=")[0].strip(): str(setting) for setting in last.get("set", ())}
+    fixed.update(_narrowing(question, settling))
+    words = ["raypar", "study", _shown_path(str(last["file"]))]
+    words += [word for setting in fixed.values() for word in ("--set", setting)]
+    words += ["--repeats", str(settling.num_repeats)]
+    for flag, key, usual in (
+        ("--seed", "seed", 0),
+        ("--address", "address", None),
+        ("--isolation", "isolation", "warm"),
+    ):
+        if last.get(key, usual) != usual:
+            words += [flag, str(last[key])]
+    if last.get("data_dir") and last["data_dir"] != os.environ.get("RAYPAR_DATA_DIR"):
+        words += ["--data-dir", str(last["data_dir"])]
+    if last.get("no_ray"):
+        words.append("--no-ray")
+    return shlex.join(words)
+
+
+def _narrowing(question: Question, settling: Settling) -> dict[str, str]:
+    """``--set`` texts by key that leave the points to be repeated, and the baseline's values, which a study needs.
+
+    Empty where the values make as many points as the study has. Grids even of one value: the key stays swept, and its
+    trials stay those of the same points.
+    """
+    wanted: dict[str, list[Value]] = {}
+    for key in question.space_keys:
+        values = [*(point[key] for point in settling.points if key in point)]
+        if key in question.baseline:
+            values.append(question.baseline[key])
+        wanted[key] = list(dict.fromkeys(values))
+    if math.prod(map(len, wanted.values())) >= len(question.points):
+        return {}
+    swept = {key: list(dict.fromkeys(p[key] for p in question.points if key in p)) for key in wanted}
+    return {
+        key: f"{key}=grid({','.join(repr(v) for v in swept[key] if v in values)})"
+        for key, values in wanted.items()
+        if len(values) < len(swept[key])
+    }
+
+
+def _shown_path(file: str) -> str:
+    """From here on, where it lies beneath this folder."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

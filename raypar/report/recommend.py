@@ -1,0 +1,289 @@
+"""What a study recommends, in a terminal: a row for each point, which one to take and why, and how sure that is.
+
+Formulas aside, plain sentences; the command that would settle it stands in a line of its own, to be copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raypar import units
+from raypar.analysis.candidates import Candidate, median_s
+from raypar.analysis.goodput import BatchGroup
+from raypar.analysis.question import TRAIN_TIME
+from raypar.analysis.recommend import Outcome, Recommendation, Settling
+from raypar.analysis.settle import MARGIN, Basis, Confidence
+from raypar.analysis.stats import Estimate
+from raypar.analysis.time_to_target import Fate, Start, Target
+from raypar.report.plain import encodable
+from raypar.study.trial import point_label
+
+MAX_ROWS = 15
+MAX_NAMED = 4
+_STARTS = {
+    Start.FIRST_STEP: "Times run from the first timed step to the evaluation that reaches the target; start-up, "
+    "warm-up and evaluation are not in them.",
+    Start.LAUNCH: "Times run from the start of a trial's processes to the end of the evaluation that reaches the "
+    "target: start-up, warm-up and evaluations are in them.",
+}
+
+
+def print_recommendation(
+    console: Console, found: Recommendation, to_settle: str = "", *, is_command: bool = True
+) -> None:
+    """Print what a study recommends.
+
+    Args:
+        to_settle: the command that runs the trials that would settle it, or else what to do instead.
+        is_command: which of the two; a command's line is never broken.
+    """
+
+    def paragraph(text: str) -> None:
+        for line in wrap(encodable(text, console.encoding), max(20, console.width - 1), subsequent_indent="  "):
+            console.print(Text(line), highlight=False, soft_wrap=True)
+
+    paragraph(_asked(found))
+    console.print()
+    console.print(_table(console, found))
+    console.print()
+    for text in _answer(found):
+        paragraph(text)
+    if found.settling is not None:
+        paragraph(_settling(found.settling))
+        if to_settle and is_command:
+            console.print(Text("  " + encodable(to_settle, console.encoding)), highlight=False, soft_wrap=True)
+        elif to_settle:
+            paragraph(to_settle)
+    console.print()
+    for group in found.batches:
+        for text in _batches(group):
+            paragraph(text)
+        console.print()
+    for text in _notes(found):
+        paragraph(text)
+
+
+def _asked(found: Recommendation) -> str:
+    ask, question = found.ask, found.question
+    limits = []
+    if ask.max_time_s is not None:
+        limits.append(f"in {units.seconds(ask.max_time_s)} at most")
+    if ask.max_cost is not None:
+        limits.append(f"for {ask.max_cost:g} at most")
+    if ask.min_efficiency is not None:
+        limits.append(f"with an efficiency of {units.percent(ask.min_efficiency)} or more")
+    if ask.min_metric is not None:
+        than = "or more" if question.mode == "max" else "or less"
+        limits.append(f"with {question.metric} {units.score(question.metric, ask.min_metric)} {than} at the end")
+    only = [f"{key}={','.join(map(units.value_of, values))}" for key, values in ask.only.items()]
+    what = f"the fastest to {_target(ask.target)}" if ask.target else f"the fastest with the best {question.metric}"
+    return f"Study {' '.join([question.study_name, *only])}: {', '.join([what, *limits])}."
+
+
+def _target(target: Target) -> str:
+    return (
+        f"{target.metric} {units.score(target.metric, target.value)} {'or more' if target.mode == 'max' else 'or less'}"
+    )
+
+
+def _table(console: Console, found: Recommendation) -> Table:
+    ranked = _ranked(found)[:MAX_ROWS]
+    heads = ["", "point", "n", "time", found.question.metric, "eff.", "cost", "left out because"]
+    shown = [True, True, True, True]
+    shown += [
+        any(values) for values in zip(*((c.metric, c.efficiency, c.cost, c.why_not) for c in ranked), strict=True)
+    ]
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for head, is_shown in zip(heads, shown, strict=True):
+        is_text = head in ("", "point", "time", "left out because")
+        if is_shown:
+            table.add_column(
+                Text(encodable(head, console.encoding)),
+                justify="left" if is_text else "right",
+                overflow="fold",
+                no_wrap=head not in ("point", "left out because"),
+            )
+    for c in ranked:
+        cells = [cell for cell, is_shown in zip(_cells(found, c), shown, strict=True) if is_shown]
+        style = "bold" if c is found.chosen else "dim" if c.why_not else ""
+        table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells), style=style)
+    return table
+
+
+def _ranked(found: Recommendation) -> list[Candidate]:
+    """The chosen one first, then the others that may be, by their time, then the rest."""
+    return sorted(found.candidates, key=lambda c: (c is not found.chosen, bool(c.why_not), median_s(c)))
+
+
+def _cells(found: Recommendation, c: Candidate) -> tuple[str, ...]:
+    if c.to_target is not None:
+        num = f"{c.to_target.num_in(Fate.REACHED)}/{len(c.to_target.trials)}"
+    else:
+        num = str(len(c.times))
+    return (
+        (">" if c is found.chosen else " ") + ("*" if c.is_on_front else " "),
+        point_label(c.point),
+        num,
+        _seconds(c.time_s),
+        units.score(found.question.metric, c.metric.value) if c.metric else units.MISSING,
+        units.percent(c.efficiency.value) if c.efficiency else units.MISSING,
+        units.number(c.cost.value, 3) if c.cost else units.MISSING,
+        c.why_not,
+    )
+
+
+def _seconds(time_s: Estimate | None) -> str:
+    return units.seconds_interval(time_s.value, time_s.low, time_s.high) if time_s else units.MISSING
+
+
+def _answer(found: Recommendation) -> Iterator[str]:
+    """Which one, why, the runner-up, how sure."""
+    chosen = found.chosen
+    if chosen is None:
+        yield from _nothing(found)
+        return
+    name = point_label(chosen.point)
+    if found.outcome is Outcome.UNCLEAR:
+        yield f"The study can't tell which is the fastest. Best guess: {name}, {_what(found, chosen)}{_why(found)}."
+    else:
+        yield f"Take {name}: {_what(found, chosen)}{_why(found)}."
+    if found.runner_up is None or found.lead is None:
+        left = "one" if len(found.candidates) == 1 else "one that does what is asked for"
+        yield f"There is no runner-up: it is the only {left}."
+        return
+    lead = units.ratio_interval(found.lead.value, found.lead.low, found.lead.high)
+    yield f"Runner-up: {point_label(found.runner_up.point)}, which takes {lead} as long."
+    yield _sure(found, found.confidence)
+
+
+def _what(found: Recommendation, chosen: Candidate) -> str:
+    cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
+    time = _seconds(chosen.time_s)
+    return f"{time} to {_target(found.ask.target)}{cost}" if found.ask.target else f"{time}{cost}"
+
+
+def _why(found: Recommendation) -> str:
+    if not found.rivals or found.chosen is None:
+        others = sum(not c.why_not for c in found.candidates) - 1
+        return f", faster than the {'other one' if others == 1 else f'{others} others'} by more than chance" * (
+            others > 0
+        )
+    tied = _named([point_label(c.point) for c in found.rivals])
+    if any(c.num_workers == found.chosen.num_workers for c in found.rivals) or found.chosen.num_workers is None:
+        reason = "it has no more workers, and the least time of those with as few"
+    else:
+        reason = "it has the fewest workers of them"
+    if found.outcome is Outcome.TIED:
+        return f"; it is tied with {tied}, and {reason}"
+    return f"; it can't be told from {tied}" + (f", and {reason}" if found.chosen is not found.leader else "")
+
+
+def _sure(found: Recommendation, confidence: Confidence | None) -> str:
+    if confidence is None:
+        return "How sure: not at all, by one trial each there is no telling."
+    if found.chosen is found.leader:
+        claim = "it is faster than the runner-up"
+    else:
+        claim = f"it takes at most {units.percent(MARGIN)} longer than the runner-up"
+    share = "more than 99 %" if confidence.share > 0.995 else units.percent(confidence.share)
+    counted = units.counted(confidence.num_samples, "trial") + " each"
+    counted += ", paired by block" if confidence.is_paired else ", compared unpaired"
+    if confidence.basis is Basis.BOOTSTRAP:
+        return f"How sure: in {share} of the resamples {claim} ({confidence.basis}; {counted})."
+    return f"How sure: {share} that {claim} ({confidence.basis}; {counted})."
+
+
+def _nothing(found: Recommendation) -> Iterator[str]:
+    yield "No point does what is asked for."
+    target = found.ask.target
+    if target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in found.candidates):
+        sign = 1 if target.mode == "max" else -1
+        seen = [(t.best, c) for c in found.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
+        if seen:
+            best, where = max(seen, key=lambda entry: sign * entry[0])
+            yield (
+                f"The best {target.metric} of any evaluation was {units.score(target.metric, best)}, at "
+                f"{point_label(where.point)}: ask for less, or train longer (--set epochs=…)."
+            )
+        return
+    yield "Ask for less: the table says which limit each point misses."
+
+
+def _settling(settling: Settling) -> str:
+    names = _named([point_label(point) for point in settling.points])
+    if settling.num_repeats is None:
+        return (
+            f"What would settle it: nothing short of more than a hundred repeats of {names}. Longer trials are "
+            "steadier; or leave other load off the machine."
+        )
+    if not settling.spread_is_known:
+        return (
+            f"What would settle it: {settling.num_repeats} repeats each, to begin with, of {names}. One trial each "
+            "does not say how much they vary."
+        )
+    return (
+        f"What would settle it: about {settling.num_repeats} repeats each of {names}, by a normal test of the log "
+        f"ratio with the spread seen so far and 80 % power: enough to tell them apart, or to know that they are within "
+        f"{units.percent(MARGIN)}."
+    )
+
+
+def _batches(group: BatchGroup) -> Iterator[str]:
+    at = f" at {point_label(group.rest)}" if group.rest else ""
+    smallest = group.batches[0].batch_size
+    yield f"Against {group.key}={smallest}{at}: samples/s × progress per sample = speed towards the target."
+    for batch in group.batches[1:]:
+        parts = [units.ratio(part.value) for part in (batch.throughput, batch.progress)]
+        whole = units.ratio_interval(batch.goodput.value, batch.goodput.low, batch.goodput.high)
+        yield f"- {group.key}={batch.batch_size}: {parts[0]} × {parts[1]} = {whole}"
+
+
+def _notes(found: Recommendation) -> Iterator[str]:
+    """What to mind, and what the marks mean."""
+    hidden = _ranked(found)[MAX_ROWS:]
+    if hidden:
+        yield f"{units.counted(len(hidden), 'more point')} not shown, {sum(bool(c.why_not) for c in hidden)} left out."
+    priced = any(c.cost for c in found.candidates)
+    axes = f"time, {found.question.metric} and cost" if priced else f"time and {found.question.metric}"
+    yield (
+        f"* on the Pareto front of {axes}: no other point is at least as good in all of them by its median, and better "
+        "in one by more than chance. Energy is not in it."
+    )
+    if found.ask.target is not None:
+        yield _STARTS[found.ask.start]
+        yield from _censored(found.candidates)
+    elif found.time_metric != TRAIN_TIME:
+        yield "Times are of whole trials: raypar can't look into a train loop."
+    if priced:
+        yield (
+            "Cost: nodes × hours × price of a node-hour, of the time shown; what is not in that time is not paid for "
+            "here."
+        )
+    close = [point_label(c.point) for c in found.candidates if c.is_close_call]
+    if close:
+        yield f"A close call, the limit lies within the interval or there is none: {_named(close)}."
+
+
+def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:
+    some = [
+        point_label(c.point)
+        for c in candidates
+        if c.to_target is not None and c.to_target.num_in(Fate.REACHED) and c.to_target.num_in(Fate.MISSED)
+    ]
+    if some:
+        yield (
+            f"Not every trial reached the target at {_named(some)}: the time is of those that did, and too short for "
+            "all."
+        )
+
+
+def _named(labels: Sequence[str]) -> str:
+    more = len(labels) - MAX_NAMED
+    if more > 0:
+        return ", ".join(labels[:MAX_NAMED]) + f" and {more} more"
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
