@@ -43,6 +43,8 @@ CHANGED_FILE = (
     "(--fresh runs everything again)"
 )
 BREAKDOWN_FILE = "breakdown.json"
+REPORT_FILE = "report.html"
+NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
 NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 # What a trial's processes have to see of the driver's environment.
 PASSED_ON = ("RAYPAR_DATA_DIR", "XDG_CACHE_HOME", "HOME")
@@ -141,8 +143,27 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             recorder.close("failed")
             raise
         recorder.record_metrics(_scaling(analysis))
+        if not interrupted and not options.only_profiles:
+            _add_report(recorder, execution, analysis, tuple(results.values()), keeper)
         num_unsent = recorder.close("killed" if interrupted else "failed" if keeper.failures else "finished")
     return Outcome(analysis, len(keeper.failures), num_unsent, interrupted, log_dir, keeper.failures)
+
+
+def _add_report(
+    recorder: Recorder,
+    execution: Execution,
+    analysis: StudyAnalysis,
+    results: Sequence[TrialResult],
+    notice: Listener,
+) -> None:
+    """The report as HTML among the execution's files. What goes wrong with it is told, and costs nothing else."""
+    try:
+        from raypar.report.html import Origin, html_report
+
+        origin = Origin(execution.tags, execution.description, execution.study_source)
+        recorder.add_artifact(REPORT_FILE, html_report(analysis, results, origin))
+    except Exception as error:
+        notice(Notice(NO_REPORT.format(f"{type(error).__name__}: {error}", execution.study)))
 
 
 def _num_without_profile(plan: Plan) -> int:

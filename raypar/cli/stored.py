@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,14 @@ from raypar.cli.common import (
     uri_of,
 )
 from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
+from raypar.errors import RayparError
+
+
+class FigureFormat(StrEnum):
+    """What a figure can be written as."""
+
+    SVG = "svg"
+    PNG = "png"
 
 
 def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
@@ -48,7 +57,21 @@ def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False
         print_trials(stdout(), results, str(store.question(name).get("metric", "accuracy")))
 
 
-def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+def report(
+    name: StudyName,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it as one HTML file too, which needs nothing else.")
+    ] = None,
+    open_html: Annotated[bool, typer.Option("--open", help="Open what --html wrote in the browser.")] = False,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
+    ] = None,
+    figure_format: Annotated[
+        FigureFormat, typer.Option("--format", help="Of the files of --figures.")
+    ] = FigureFormat.SVG,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
     """Say what a study found, from the store; nothing is run."""
     with told(debug):
         from raypar.analysis.chosen import with_final_test
@@ -57,12 +80,29 @@ def report(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = Fal
         from raypar.final_test import last_final_test
         from raypar.report.console import print_report
 
+        if open_html and html is None:
+            raise RayparError("--open: there is no file to open", hint="name one: --html FILE")
         store = store_of(tracking_uri)
         results = store.results(name)
         if not results:
             raise unknown_study(name, store)
         analysis = analyse(question_from_dict(store.question(name)), results)
-        print_report(with_final_test(analysis, last_final_test(store, name)), stdout())
+        analysis = with_final_test(analysis, last_final_test(store, name))
+        print_report(analysis, stdout())
+        if html is not None:
+            from raypar.report.html import Origin, html_report, write_html
+
+            tags, description = store.origin(name)
+            origin = Origin(tags, description, store.study_source(name) or "")
+            write_html(html, html_report(analysis, results, origin))
+            say(stdout(), f"wrote {html}")
+            if open_html:
+                typer.launch(html.resolve().as_uri())
+        if figures is not None:
+            from raypar.report.figures import figures_of, write_figures
+
+            written = write_figures(figures_of(analysis, results), figures, figure_format.value)
+            say(stdout(), f"wrote {len(written)} figures to {figures}: {', '.join(path.name for path in written)}")
 
 
 def workloads(

@@ -22,6 +22,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, latest
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
+from raypar.errors import RayparError
 from raypar.provenance import versions
 from raypar.report.figures import figures_of
 from raypar.report.figures_vega import Figure, LeftOut, for_page, is_number, static_svg
@@ -137,6 +138,14 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         script_hashes=[Markup(_hash(table_script)), Markup(_hash(chart_script))],
     )
     return text.encode("utf-8", "replace").decode()  # a lone surrogate in a name can't be written
+
+
+def write_html(path: Path, text: str) -> None:
+    """Raises RayparError where the file can't be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RayparError(f"--html {path}: can't be written: {error.strerror}", hint="choose another file") from None
 
 
 @cache

@@ -155,6 +155,15 @@ class Store:
         """What the latest execution stored as JSON under the tag ``raypar.question``; empty if nothing."""
         return self._execution_json(study_name, "raypar.question")
 
+    def origin(self, study_name: str) -> tuple[dict[str, str], str]:
+        """Where the latest execution's numbers come from: its tags, and what the study asks, for people."""
+        if record := self._pending_execution(study_name):
+            return dict(record["tags"]), str(record["description"])
+        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
+            tags = {key: join_tag(run.data.tags, key) or "" for key in run.data.tags}
+            return tags, tags.get("mlflow.note.content", "")
+        return {}, ""
+
     def resume_info(self, study_name: str) -> dict[str, Any]:
         """What the latest execution stored under the tag ``raypar.resume``: its file and flags; empty if nothing."""
         return self._execution_json(study_name, "raypar.resume")

@@ -64,6 +64,7 @@ class Stage:
         self.trial: Callable[[TrialSpec], TrialResult] = finished
         self.error: BaseException | None = None  # instead of the second trial's result
         self.num_unsent = 0
+        self.report: Callable[[], str] = lambda: "<html>"
         self.tmp_path = tmp_path
         stage = self
 
@@ -99,6 +100,9 @@ class Stage:
             def record_metrics(self, points: Sequence[tuple[str, float, int]]) -> None:
                 stage.happened.append(("scaling", {(key, step): value for key, value, step in points}))
 
+            def add_artifact(self, path_in_run: str, text: str) -> None:
+                stage.happened.append(("artifact", (path_in_run, text)))
+
             def close(self, status: str) -> int:
                 stage.happened.append(("closed", status))
                 return stage.num_unsent
@@ -119,6 +123,8 @@ class Stage:
             finally:
                 stage.happened.append("runner down")
 
+        # Drawing takes seconds.
+        monkeypatch.setattr("raypar.report.html.html_report", lambda *_: stage.report())
         monkeypatch.setattr(module, "Store", Store)
         monkeypatch.setattr(module, "Recorder", Recorder)
         monkeypatch.setattr(module, "_runner", runner)
@@ -236,6 +242,30 @@ def test_a_runner_that_breaks_closes_the_execution_and_is_told(stage: Stage) -> 
     with pytest.raises(StoreError, match="the disk is full"):
         stage.execute(a_study())
     assert stage.of("closed") == ["failed"] and "runner down" in stage.happened
+
+
+def test_the_report_is_stored_with_the_execution(stage: Stage) -> None:
+    stage.execute(a_study())
+    assert stage.of("artifact") == [("report.html", "<html>")]
+
+
+def test_a_report_that_fails_is_told_and_loses_nothing(stage: Stage) -> None:
+    def fails() -> str:
+        raise ValueError("no such font")
+
+    stage.report = fails
+    outcome = stage.execute(a_study())
+    told = [event.text for event in stage.shown if isinstance(event, Notice)]
+    assert told == [
+        "the report was not stored as HTML, ValueError: no such font; `raypar report s --html FILE` makes it"
+    ]
+    assert stage.of("closed") == ["finished"] and outcome.num_failed == 0 and len(stage.of("recorded")) == 8
+
+
+def test_no_report_is_made_of_an_execution_that_was_interrupted(stage: Stage) -> None:
+    stage.error = Interrupted()
+    stage.execute(a_study())
+    assert stage.of("artifact") == []
 
 
 def test_what_the_store_did_not_take_is_counted(stage: Stage) -> None:
