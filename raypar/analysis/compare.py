@@ -1,0 +1,315 @@
+"""Two studies side by side: A, the reference, and B, from another machine, version or branch.
+
+Points are matched by value (`match`); their trials are independent samples, never pairs: no block holds trials of both.
+An interval covers the scatter within each study. What differs between the two, machines, load and day included, is part
+of the ratio itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+from raypar.analysis.points import same_work
+from raypar.analysis.question import (
+    TRAIN_TIME,
+    WALL_TIME,
+    PointKey,
+    PointSamples,
+    Question,
+    collect,
+    point_key,
+    time_metric_of,
+)
+from raypar.analysis.stats import Estimate, Method, median_estimate, ratio_estimate
+from raypar.errors import RayparError
+from raypar.study.space import Value
+from raypar.study.trial import TrialResult
+
+Point: TypeAlias = Mapping[str, Value]
+Origin: TypeAlias = Mapping[str, tuple[str, ...]]
+
+# How a trial is run, not what it computes: may differ between points that are compared, and is told.
+MEANS = (
+    *("device", "cpus_per_worker", "cpu_affinity", "num_threads", "compile", "channels_last"),
+    *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
+    *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
+    *("num_warmup_steps", "eval_batch_size", "keep_model"),
+)
+# Of an execution's provenance: different each time, and nothing that explains a time.
+UNTOLD = ("command", "load")
+
+
+class Difference(Enum):
+    """What is known about B against A at one point."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    TIED = "tied"  # the interval holds 1
+    NO_INTERVAL = "no interval"  # one trial on a side
+    NO_TIME = "no time"  # no finished trial on a side
+
+
+class Gate(Enum):
+    """Whether B is slower than is allowed."""
+
+    SLOWER = "slower"
+    WITHIN = "within"
+    UNKNOWN = "unknown"  # the data can't tell
+
+
+@dataclass(frozen=True)
+class MatchedPoint:
+    """A point that both studies have trials of; pairs are (A's, B's).
+
+    Attributes:
+        point: the values of all that either study sweeps.
+        num_finished: trials that ran to their end.
+        times_s: the time metric, seconds.
+        ratio: how many times as long B takes as A for the same work; None where either has no time.
+        metrics: A's metric after the last epoch.
+        metric_change: that of B minus that of A; None where either has none.
+        means: hyperparameters of `MEANS` that differ, as pairs.
+    """
+
+    point: Point
+    num_finished: tuple[int, int]
+    times_s: tuple[Estimate | None, Estimate | None]
+    ratio: Estimate | None
+    metrics: tuple[Estimate | None, Estimate | None]
+    metric_change: Estimate | None
+    means: Mapping[str, tuple[Value, Value]]
+
+    @property
+    def difference(self) -> Difference:
+        if self.ratio is None:
+            return Difference.NO_TIME
+        if self.ratio.low is None:
+            return Difference.NO_INTERVAL
+        if not self.ratio.excludes(1.0):
+            return Difference.TIED
+        return Difference.SLOWER if self.ratio.value > 1 else Difference.FASTER
+
+    def gate(self, allowed_share: float) -> Gate:
+        """Whether B is slower by more than this share of A's time, beyond the noise: the whole interval is."""
+        limit = 1 + allowed_share
+        if self.ratio is None or self.ratio.low is None or self.ratio.high is None:
+            return Gate.UNKNOWN
+        if self.ratio.low > limit:
+            return Gate.SLOWER
+        return Gate.WITHIN if self.ratio.high <= limit else Gate.UNKNOWN
+
+
+@dataclass(frozen=True)
+class UnlikePoints:
+    """Points with the same swept values that do different work, and so are not compared: key to (A's, B's)."""
+
+    point: Point
+    config: Mapping[str, tuple[Value, Value]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two studies say about each other; pairs are (A's, B's).
+
+    Attributes:
+        names: of the studies.
+        time_metric: what the times are: ``train_time_s``, or ``wall_s`` where either study lacks that.
+        metric: name of A's metric, looked for in both.
+        keys: the swept hyperparameters of either, A's first.
+        matched: points that are compared, in the order of A's.
+        unlike: points with the same swept values that do different work.
+        only: points that one of them has alone.
+        origins: what differs in where they come from (versions, machine, commit): key to the values of each.
+        uncommitted: whether a study ran code that no commit has.
+    """
+
+    names: tuple[str, str]
+    time_metric: str
+    metric: str
+    keys: tuple[str, ...]
+    matched: tuple[MatchedPoint, ...]
+    unlike: tuple[UnlikePoints, ...]
+    only: tuple[tuple[Point, ...], tuple[Point, ...]]
+    origins: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    uncommitted: tuple[bool, bool]
+
+    def points_with(self, difference: Difference) -> tuple[MatchedPoint, ...]:
+        return tuple(p for p in self.matched if p.difference is difference)
+
+    def gate(self, allowed_share: float) -> Mapping[Gate, tuple[MatchedPoint, ...]]:
+        """The matched points by whether B is slower than allowed."""
+        return {gate: tuple(p for p in self.matched if p.gate(allowed_share) is gate) for gate in Gate}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two studies.
+
+    Attributes:
+        results: of its trials; at least one.
+        origin: the provenance of its executions, each key with every value that occurred; empty: not known.
+    """
+
+    question: Question
+    results: tuple[TrialResult, ...]
+    origin: Origin
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """B against A.
+
+    Raises:
+        RayparError: they train different workloads.
+    """
+    workloads = [{r.spec.workload for r in side.results} for side in (a, b)]
+    if not workloads[0] & workloads[1]:
+        names = [", ".join(sorted(each)) for each in workloads]
+        message = f"`{a.question.study_name}` trains {names[0]}, `{b.question.study_name}` trains {names[1]}"
+        raise RayparError(message, hint="compare two studies of one workload")
+    # A time is compared with one of its kind.
+    time_metric = TRAIN_TIME if all(time_metric_of(s.results) == TRAIN_TIME for s in (a, b)) else WALL_TIME
+    swept = (*a.question.space_keys, *b.question.space_keys)
+    # A study may have swept more, or less, in an earlier execution.
+    keys = tuple(dict.fromkeys((*swept, *(key for s in (a, b) for r in s.results for key in r.spec.point))))
+    gathered = [
+        [p for p in collect(replace(s.question, metric=a.question.metric), s.results, time_metric) if p.results]
+        for s in (a, b)
+    ]
+    matching = match(gathered[0], gathered[1], keys)
+    origins = [{**trial_origin(s.results), **s.origin} for s in (a, b)]
+    return Comparison(
+        names=(a.question.study_name, b.question.study_name),
+        time_metric=time_metric,
+        metric=a.question.metric,
+        keys=keys,
+        matched=tuple(_compared(values_of(first, keys), first, second) for first, second in matching.pairs),
+        unlike=tuple(
+            UnlikePoints(values_of(first, keys), config_changes(first.config, second.config, _is_work))
+            for first, second in matching.unlike
+        ),
+        only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
+        origins=_origin_changes(origins[0], origins[1]),
+        uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
+    )
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Every point of either study, once: in a pair of (A's, B's), or alone."""
+
+    pairs: tuple[tuple[PointSamples, PointSamples], ...]
+    unlike: tuple[tuple[PointSamples, PointSamples], ...]
+    only_a: tuple[PointSamples, ...]
+    only_b: tuple[PointSamples, ...]
+
+
+def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], keys: Sequence[str]) -> Matching:
+    """The points of A and B that agree.
+
+    They have the same values of all that either study sweeps: what one sweeps stands in the other's config. Those that
+    also agree in the rest of what their trials compute are pairs, the others are `unlike`. `MEANS` may differ, and so
+    may a hyperparameter that only one of them knows: a newer version has more.
+
+    Args:
+        points_a: different points, each with its config.
+        points_b: the same.
+        keys: all that either study sweeps.
+    """
+    of_b: dict[PointKey, list[PointSamples]] = {}
+    for p in points_b:
+        of_b.setdefault(point_key(values_of(p, keys)), []).append(p)
+    both = [(p, same.pop(0)) for p in points_a if (same := of_b.get(point_key(values_of(p, keys))))]
+    taken = {id(p) for pair in both for p in pair}
+    unlike = {id(a) for a, b in both if config_changes(a.config, b.config, _is_work)}
+    return Matching(
+        pairs=tuple(pair for pair in both if id(pair[0]) not in unlike),
+        unlike=tuple(pair for pair in both if id(pair[0]) in unlike),
+        only_a=tuple(p for p in points_a if id(p) not in taken),
+        only_b=tuple(p for p in points_b if id(p) not in taken),
+    )
+
+
+def values_of(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]:
+    """The values that a point's trials had of these hyperparameters; without what they did not know."""
+    every = {**samples.config, **samples.point}
+    return {key: every[key] for key in keys if key in every}
+
+
+def config_changes(
+    first: Mapping[str, Value], second: Mapping[str, Value], is_meant: Callable[[str], bool]
+) -> dict[str, tuple[Value, Value]]:
+    """What both configs have and differ in, as (A's, B's)."""
+    return {
+        key: (value, second[key])
+        for key, value in first.items()
+        if key in second and is_meant(key) and point_key({key: value}) != point_key({key: second[key]})
+    }
+
+
+def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
+    """``node`` and ``device_name``: every one that a rank of the trials ran on."""
+    found = {}
+    for key in ("node", "device_name"):
+        listed = [r.environment.get(key) for r in results]
+        names = {str(name) for each in listed if isinstance(each, (list, tuple)) for name in each if name is not None}
+        if names:
+            found[key] = tuple(sorted(names))
+    return found
+
+
+def _is_work(key: str) -> bool:
+    return key not in MEANS
+
+
+def _is_means(key: str) -> bool:
+    return key in MEANS
+
+
+def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
+    times, metrics = ([p.all_of(quantity) for p in (a, b)] for quantity in ("time_s", "metric"))
+    time_a, time_b = (median_estimate(t) if t else None for t in times)
+    metric_a, metric_b = (median_estimate(m, log_scale=False) if m else None for m in metrics)
+    return MatchedPoint(
+        point=point,
+        num_finished=(len(a.samples), len(b.samples)),
+        times_s=(time_a, time_b),
+        ratio=_time_ratio(a, b),
+        metrics=(metric_a, metric_b),
+        metric_change=difference_estimate(metric_a, metric_b) if metric_a and metric_b else None,
+        means=config_changes(a.config, b.config, _is_means),
+    )
+
+
+def _time_ratio(a: PointSamples, b: PointSamples) -> Estimate | None:
+    """Time of B over time of A; of their rates, the other way round, where they did not do the same work."""
+    works = [[s.num_samples for s in p.samples.values()] for p in (a, b)]
+    by_time = all(same_work(first, second) for first in works[0] for second in works[1])
+    tops, bottoms = (b.all_of("time_s"), a.all_of("time_s")) if by_time else [p.all_of("throughput") for p in (a, b)]
+    return ratio_estimate(tops, bottoms, paired=False) if tops and bottoms else None
+
+
+def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
+    """`second` minus `first`, of independent samples, each with its own interval.
+
+    The bounds are recovered from those of the two (MOVER): G. Y. Zou and A. Donner, "Construction of confidence limits
+    about effect measures: a general approach", Statistics in Medicine 27 (2008). No interval where either has none.
+    """
+    value = second.value - first.value
+    size = min(first.num_samples, second.num_samples)
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return Estimate(value, None, None, size, None, Method.SINGLE)
+    down = math.hypot(second.value - second.low, first.high - first.value)
+    up = math.hypot(second.high - second.value, first.value - first.low)
+    levels = [e.level for e in (first, second) if e.level is not None]
+    method = Method.T_LINEAR if Method.T_LINEAR in (first.method, second.method) else first.method
+    return Estimate(value, value - down, value + up, size, min(levels, default=None), method)
+
+
+def _origin_changes(a: Origin, b: Origin) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """What both are known to have, or one of them, and is not the same."""
+    keys = [key for key in dict.fromkeys((*a, *b)) if key not in UNTOLD]
+    return {key: (a.get(key, ()), b.get(key, ())) for key in keys if set(a.get(key, ())) != set(b.get(key, ()))}
