@@ -141,7 +141,7 @@ def test_a_set_that_is_not_in_memory_is_trained_and_evaluated_the_same(trial: Tr
 
 def test_the_best_models_weights_are_kept(trial: Trial, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = trial("kept")
-    weights = torch.load(folder / "logs" / kept.spec.identity / "model" / WEIGHTS_FILE)
+    weights = torch.load(settings_at(folder).artifact_dir(kept.spec) / "model" / WEIGHTS_FILE)
     for variable, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(variable, value)
     rebuilt = model(kept.spec.config)
