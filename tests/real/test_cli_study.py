@@ -73,7 +73,7 @@ def test_whoever_knows_mlflow_finds_everything_in_it(first: Done) -> None:
     assert {"workload": "digits", "num_repeats": "2", "epochs": "2"}.items() <= parent.data.params.items()
     assert parent.data.tags["mlflow.note.content"] == "Does a second worker pay off for a tiny network?"
     assert {"version.raypar", "version.torch", "host", "cpu", "command"} <= set(parent.data.tags)
-    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.py"]
+    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["report.html", "study.py"]
     source = Path(client.download_artifacts(parent.info.run_id, "study.py", str(cli.folder)))
     assert source.read_text() == STUDY
     scaling = client.get_metric_history(parent.info.run_id, "scaling/speedup")
