@@ -2,8 +2,9 @@
 
 Every worker count of several workers is left out in turn and predicted from the others. Where there is only one such
 count, its network comes from a probe between two workers of this machine. With --study, a study's stored results are
-taken; else ResNet-18 is trained here, 64 images a step on one worker and on two, and 32 on one, so that the model knows
-what half a batch takes.
+taken; else ResNet-18 is trained here by two workers, 64 images a step, and predicted from what computing alone takes: of
+two workers at once that send nothing (local SGD that never averages), with 32 and with 64 images each. They share the
+machine's memory and caches as two workers that train together do; one worker alone is faster than either of them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from raypar.analysis.calibration import calibrate, choose_results, measured_poin
 from raypar.analysis.network import Network, fit_network
 from raypar.analysis.predict import LeftOut, communication_of, leave_one_out
 from raypar.run.probe import probe_all_reduces
+from raypar.study.options import OPTIONS
 from raypar.study.settings import parse_value
 from raypar.study.trial import TrialResult
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.layers import layer_costs
 
-CONFIGS = ((1, 64), (2, 64), (1, 32))  # workers, batch size
+NUM_WORKERS = 2
+# Batch of all workers, and whether they send their gradients.
+CONFIGS = ((64, True), (64, False), (128, False))
+NEVER = 10**6  # steps between two averages
 NUM_IMAGES = 640
 
 
@@ -38,14 +43,29 @@ def stored(name: str) -> list[TrialResult]:
 
 
 def measured(folder: Path, num_rounds: int) -> list[TrialResult]:
-    """Every config once a round, in random order."""
+    """Every config once a round, in random order; those that send nothing as trials of one worker."""
     found = []
     for i in range(num_rounds):
-        for num_workers, batch_size in random.Random(i).sample(CONFIGS, len(CONFIGS)):
-            config = {"num_workers": num_workers, "batch_size": batch_size, "num_images": NUM_IMAGES, "device": "cpu"}
-            found.append(local_trial("resnet", config, folder / f"round{i}", repeat=i))
-            progress(f"round {i + 1}/{num_rounds}: {num_workers} × {batch_size}")
+        for batch_size, sends in random.Random(i).sample(CONFIGS, len(CONFIGS)):
+            config = {"num_workers": NUM_WORKERS, "batch_size": batch_size, "num_images": NUM_IMAGES, "device": "cpu"}
+            silent = {} if sends else {"strategy": "local_sgd", "sync_every": NEVER}
+            result = local_trial("resnet", {**config, **silent}, folder / f"round{i}", repeat=i)
+            found.append(result if sends else of_one_worker(result))
+            progress(f"round {i + 1}/{num_rounds}: batch {batch_size}, {'sending' if sends else 'computing alone'}")
     return found
+
+
+def of_one_worker(result: TrialResult) -> TrialResult:
+    """What one of several workers computed beside the others, as a trial of its own."""
+    own = {"num_workers": 1, "batch_size": result.spec.config["batch_size"] // NUM_WORKERS}
+    usual = {key: OPTIONS[key].default for key in ("strategy", "sync_every")}
+    assert result.throughput_samples_per_s is not None
+    return replace(
+        result,
+        spec=replace(result.spec, config={**result.spec.config, **usual, **own}),
+        throughput_samples_per_s=result.throughput_samples_per_s / NUM_WORKERS,
+        step_times_s=result.step_times_s[:1],
+    )
 
 
 def show(left: LeftOut) -> None:
@@ -88,7 +108,9 @@ def main() -> None:
                 f"{units.seconds(network.latency_s)}, {units.size(network.bandwidth_bytes_per_s)}/s",
             )
         accumulated = config.get("accumulation_steps")
-        how = communication_of(config, network or Network(0.0, 1.0), "ring")
+        # What goes through this machine's memory is copied by the cores that compute: nothing of it is hidden.
+        hides = None if network is None else False
+        how = communication_of(config, network or Network(0.0, 1.0), "ring", overlap=hides)
         found = leave_one_out(
             calibration, how, network, accumulation_steps=accumulated if isinstance(accumulated, int) else 1
         )

@@ -130,7 +130,10 @@ def predict(
             if network_within is None:
                 sources.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
         chosen = algorithm or _usual_algorithm(config, is_given=given is not None, nodes_of=nodes_of)
-        how = communication_of(config, link, chosen, bucket_mb=bucket_mb, overlap=overlap)
+        on_own_cores = network == MEASURED and overlap is None and config["device"] == "cpu"
+        how = communication_of(config, link, chosen, bucket_mb=bucket_mb, overlap=False if on_own_cores else overlap)
+        if on_own_cores:
+            sources.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
         if (bucket_mb, overlap) != (None, None):
             sources.append("buckets or overlap are not as the study had them")
         counts = worker_counts(asked, [p.num_workers for p in calibration.points])
