@@ -2,9 +2,9 @@
 
 Every worker count of several workers is left out in turn and predicted from the others. Where there is only one such
 count, its network comes from a probe between two workers of this machine. With --study, a study's stored results are
-taken; else ResNet-18 is trained here by two workers, 64 images a step, and predicted from what computing alone takes: of
-two workers at once that send nothing (local SGD that never averages), with 32 and with 64 images each. They share the
-machine's memory and caches as two workers that train together do; one worker alone is faster than either of them.
+taken; else ResNet-18 is trained here by two workers, 64 images a step, and predicted from what computing alone takes:
+of two workers at once that send nothing (local SGD that never averages), with 32 and with 64 images each. They share
+the machine's memory and caches as two workers that train together do; one worker alone is faster than either of them.
 """
 
 from __future__ import annotations
