@@ -48,7 +48,7 @@ SHRUNK: Mapping[str, tuple[str, ...]] = {
     "mnist_cnn_device": (*SMALL, "device=cpu"),
     "optimizer": (*SMALL, "lr=0.01"),
     "overlap": ("width=32", "num_points=256", "bucket_mb=0.001,100"),
-    "pipeline_schedules": ("width=16", "num_sequences=256"),
+    "pipeline_schedules": ("width=16", "num_sequences=256", "batch_size=64"),
     "quickstart": ("epochs=2",),
     "serial_vs_parallel": SMALL,
     "strategies": ("width=32", "num_points=512"),
