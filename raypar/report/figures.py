@@ -12,15 +12,13 @@ from typing import Literal
 import numpy as np
 
 from raypar import units
-from raypar.analysis.breakdown import PARTS
 from raypar.analysis.laws import Fit
-from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.analysis.study_scaling import WorkerGroup
 from raypar.errors import RayparError
-from raypar.report.breakdown import NAMES, WORTH_A_WORD
-from raypar.report.figures_trials import drift, heat_map, learning_curves, pareto
+from raypar.report.figures_points import breakdown_bars, heat_map, pareto, times
+from raypar.report.figures_trials import drift, learning_curves
 from raypar.report.figures_vega import (
     MAX_SERIES,
     PICK,
@@ -37,7 +35,7 @@ from raypar.report.figures_vega import (
     tooltip,
     workers_axis,
 )
-from raypar.study.trial import TrialResult, point_label
+from raypar.study.trial import TrialResult
 
 NUM_CURVE_POINTS = 40
 NO_INTERVALS = 2  # resamples: the curves of the laws are drawn without
@@ -45,9 +43,6 @@ IDEAL = "ideal"
 GREY = "#8a8f98"
 DASHES = ([2, 4], [1, 0], [8, 4])
 NO_GROUPS = "no two points with finished trials differ only in num_workers"
-MAX_BARS = 40
-# Eight parts of a step: Okabe and Ito's colours, with two greys for what is neither work nor communication.
-PART_COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
 
 
 def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | LeftOut, ...]:
@@ -102,10 +97,8 @@ def speedup_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
     ]
     laws = list(_law_rows(named, max(row["workers"] for row in rows)))
     kinds = list(dict.fromkeys(row["kind"] for row in laws))
-    x, y = (
-        workers_axis([row["workers"] for row in rows]),
-        quantity("value", "speedup", log2=True, axis={"format": "~g"}),
-    )
+    x = workers_axis([row["workers"] for row in rows])
+    y = quantity("value", "speedup", log2=True, axis={"format": "~g"})
     dashes: Row = {
         "field": "kind",
         "type": "nominal",
@@ -165,107 +158,6 @@ def efficiency_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
     return Figure("efficiency", title, f"{text}{_first_of(analysis)} Measured: {told}.", spec)
 
 
-def times(analysis: StudyAnalysis) -> Figure | LeftOut:
-    """The median time of each point with its interval."""
-    what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
-    title = f"Each point's {what}"
-    timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
-    if not timed:
-        return LeftOut(title, "no trial finished with a time")
-    rows = [
-        {
-            "point": point_label(point.point),
-            **bounds(time_s),
-            "shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
-            "repeats": time_s.num_samples,
-            "kind": "baseline" if point.is_baseline else "point",
-        }
-        for point, time_s in timed[:MAX_BARS]
-    ]
-    y = {"field": "point", "type": "nominal", "title": None, "sort": None}
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": ["baseline", "point"], "range": ["#D55E00", "#0072B2"]},
-        "legend": {"orient": "top"} if any(row["kind"] == "baseline" for row in rows) else None,
-    }
-    shape = {**colour, "scale": {"domain": ["baseline", "point"], "range": ["square", "circle"]}}
-    spec = layers(
-        rows,
-        {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {"y": y, "x": {"field": "value_low", "type": "quantitative"}, "x2": {"field": "value_high"}},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-            "encoding": {
-                "y": y,
-                "x": quantity("value", f"{what}, s", zero=True),
-                "color": colour,
-                "shape": shape,
-                "tooltip": tooltip(point="point", shown=what, repeats="repeats"),
-            },
-        },
-        height=max(80, 24 * len(rows)),
-    )
-    more = f" The first {MAX_BARS} of {len(timed)} points." if len(timed) > MAX_BARS else ""
-    told = [f"{row['point']}: {row['shown']}" for row in rows]
-    return Figure("times", title, f"The median of each point's {what}, with its interval.{more} {listed(told)}.", spec)
-
-
-def breakdown_bars(analysis: StudyAnalysis) -> Figure | LeftOut:
-    """Where a step's time goes, stacked, for each point that was looked into."""
-    title = "Where a step's time goes"
-    if not analysis.profiles:
-        return LeftOut(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
-    shown = analysis.profiles[:MAX_BARS]
-    rows: list[Row] = []
-    told = []
-    for point, profile in shown:
-        mean, label = profile.mean, point_label(point)
-        for i, part in enumerate(PARTS):
-            rows.append(
-                {
-                    "point": label,
-                    "part": NAMES[part],
-                    "order": i,
-                    "value": 1e3 * mean.parts[part],
-                    "shown": f"{1e3 * mean.parts[part]:.3g} ms, {units.percent(mean.parts[part] / mean.step_s)}",
-                }
-            )
-        large = sorted((p for p in PARTS if mean.parts[p] >= WORTH_A_WORD * mean.step_s), key=lambda p: -mean.parts[p])
-        parts = ", ".join(f"{NAMES[p]} {units.percent(mean.parts[p] / mean.step_s)}" for p in large)
-        told.append(f"{label}: a step of {units.seconds(mean.step_s)}, of it {parts}")
-    seen = [NAMES[p] for p in PARTS if any(row["value"] > 0 for row in rows if row["part"] == NAMES[p])]
-    colours = dict(zip((NAMES[p] for p in PARTS), PART_COLOURS, strict=True))
-    spec = layers(
-        [row for row in rows if row["part"] in seen],
-        {
-            "params": [{"name": "picked", "select": {"type": "point", "fields": ["part"]}, "bind": "legend"}],
-            "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
-            "encoding": {
-                "y": {"field": "point", "type": "nominal", "title": None, "sort": None},
-                "x": {**quantity("value", "step (mean of the ranks), ms", zero=True), "stack": "zero"},
-                "color": {
-                    "field": "part",
-                    "type": "nominal",
-                    "title": None,
-                    "scale": {"domain": seen, "range": [colours[name] for name in seen]},
-                    "legend": {"orient": "top", "columns": 1},
-                },
-                "order": {"field": "order", "type": "quantitative"},
-                "opacity": PICKED,
-                "tooltip": tooltip(point="point", part="part", shown="time"),
-            },
-        },
-        height=max(80, 34 * len(shown)),
-    )
-    return Figure(
-        "breakdown", title, f"Bars of the mean step's parts, stacked, with the profiler. {listed(told)}.", spec
-    )
-
-
 def _points(names: Sequence[str], x: Row, y: Row, what: str) -> Iterator[Row]:
     """The layers of measured values: a bar for the interval, a mark for the value."""
     colour, shape = series(names), series(names, "shape")
@@ -309,7 +201,13 @@ def _group_rows(
 
 def _named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
     """The groups by what they are called; one that shares all it sweeps with no other is called ``measured``."""
-    return {group.label or "measured": group for group in groups}
+    named: dict[str, WorkerGroup] = {}
+    for group in groups:
+        name = group.label or "measured"
+        while name in named:  # values that differ after their first four digits
+            name += "′"
+        named[name] = group
+    return named
 
 
 def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:

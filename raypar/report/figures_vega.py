@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 from raypar import units
 from raypar.analysis.stats import Estimate
@@ -100,6 +100,11 @@ def series(names: Sequence[str], channel: Literal["color", "shape"] = "color") -
     }
 
 
+def metric_axis(metric: str) -> Spec:
+    """The axis of the study's metric: accuracies in percent."""
+    return {"format": ".1%"} if units.is_share(metric) else {}
+
+
 def tooltip(**titles: str) -> list[Spec]:
     """What is shown of a row where the pointer is over it: field to title."""
     return [{"field": name, "type": "nominal", "title": title} for name, title in titles.items()]
@@ -121,7 +126,13 @@ def bounds(estimate: Estimate, name: str = "value") -> Row:
     }
 
 
-def is_number(value: object) -> bool:
+def thinned(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most so many of the rows, evenly taken, the last one among them."""
+    step = -(-len(rows) // max(1, most))
+    return list(rows[::-1][::step][::-1]) if step > 1 else list(rows)
+
+
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -142,6 +153,7 @@ def _config(ink: str) -> Spec:
     lines = {"domainColor": ink, "domainOpacity": 0.5, "tickColor": ink, "tickOpacity": 0.5}
     return {
         "background": "transparent",
+        "aria": False,  # mark by mark; a figure has its text alternative
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
         "legend": {**words, "symbolStrokeWidth": 2, "symbolSize": 90},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,8 +32,10 @@ from raypar.study.trial import TrialResult, TrialState, point_label
 
 TEMPLATE = "report.html.jinja"
 TABLE_SCRIPT = "report.js"
-MAX_ROWS = 2000  # of the table of trials: more would make the file larger than what is sent around gladly
+MAX_ROWS = 400  # of a table: a report is to be sent around, and stays below 2 MB
 MAX_FAILURE_LENGTH = 300
+MAX_SEEDS = 50
+UNIT = re.compile(r"(?<=\d) (?=(%|s|ms|µs|min|h|workers?)(\W|$))")
 # Draws every figure beside its SVG, which goes only once that has worked. The interpreter of expressions does without
 # eval, which the content security policy forbids.
 DRAW = """
@@ -105,6 +108,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["kept"] = _kept
     more = len(trials) - MAX_ROWS
     text = environment.get_template(TEMPLATE).render(
         title=title,
@@ -138,6 +142,11 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         script_hashes=[Markup(_hash(table_script)), Markup(_hash(chart_script))],
     )
     return text.encode("utf-8", "replace").decode()  # a lone surrogate in a name can't be written
+
+
+def _kept(sentence: str) -> str:
+    """The sentence with values in one piece: no line is broken between a number and its unit."""
+    return UNIT.sub("\N{NO-BREAK SPACE}", sentence)
 
 
 def write_html(path: Path, text: str) -> None:
@@ -179,7 +188,7 @@ def _subtitle(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> str:
 
 
 def _points_table(analysis: StudyAnalysis) -> _Table:
-    points = analysis.points
+    points = analysis.points[:MAX_ROWS]
     has_rate, has_metric = any(p.throughput for p in points), any(p.metric for p in points)
     heads = [_Head("point"), _Head("time", True)]
     heads += [_Head("speedup", True), _Head("efficiency", True)] if analysis.baseline else []
@@ -206,7 +215,9 @@ def _legend(analysis: StudyAnalysis) -> str:
     timed = "of the training steps alone" if analysis.time_metric == TRAIN_TIME else "of the whole trial"
     methods = [e.method for p in analysis.points for e in (p.time_s, p.speedup) if e and e.low is not None]
     told = "; ".join(dict.fromkeys(method for method in methods if method != "1 by definition"))
-    return f"Medians; times are {timed}. " + (f"In brackets 95 % intervals: {told}." if told else "No intervals.")
+    text = f"Medians; times are {timed}. " + (f"In brackets 95 % intervals: {told}." if told else "No intervals.")
+    more = len(analysis.points) - MAX_ROWS
+    return f"{text} {units.counted(more, 'more point')} left out." if more > 0 else text
 
 
 def _trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> _Table:
@@ -221,7 +232,7 @@ def _trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> _Ta
         yield _number(str(i), i)
         for key in keys:
             value = r.spec.point.get(key)
-            yield _Cell(units.value_of(value), float(value) if is_number(value) else None)  # type: ignore[arg-type]
+            yield _Cell(units.value_of(value), float(value) if is_number(value) else None)
         yield _number(str(r.spec.repeat + 1), r.spec.repeat + 1)
         yield _number(str(r.spec.seed), r.spec.seed)
         yield _Cell(r.state.value + (f", attempt {r.attempts}" if r.attempts > 1 else ""))
@@ -265,7 +276,8 @@ def _provenance(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> list[
         if values := dict.fromkeys(value for r in trials for value in _by_rank(r, key)):
             found.append((called, ", ".join(values)))
     if seeds := sorted({r.spec.seed for r in trials}):
-        found.append(("seeds", ", ".join(map(str, seeds))))
+        more = f" and {units.count(len(seeds) - MAX_SEEDS)} more" if len(seeds) > MAX_SEEDS else ""
+        found.append(("seeds", ", ".join(map(str, seeds[:MAX_SEEDS])) + more))
     same = {}
     for key in dict.fromkeys(k for r in trials for k in r.spec.config):
         given = {units.value_of(r.spec.config.get(key)) for r in trials}

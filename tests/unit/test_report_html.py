@@ -1,0 +1,246 @@
+"""The HTML report: complete, safe, small, and with nothing in it that is loaded over the network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from html_studies import question, results
+
+from raypar.analysis.question import Question
+from raypar.analysis.speedup import analyse
+from raypar.errors import RayparError
+from raypar.report import html as module
+from raypar.report.html import MAX_ROWS, Origin, html_report, write_html
+from raypar.study.trial import TrialResult
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(1)>"\' onload="alert(1) --> <!-- {{7*7}}'
+SECTIONS = ("summary", "figures", "trials", "threats", "provenance")
+TAGS = {
+    "git.commit": "0123abcd",
+    "git.dirty": "yes",
+    "version.torch": "2.13.0",
+    "host": "node-7",
+    "cpu": "EPYC 7B13",
+    "command": "raypar study s.py --set lr=0.1",
+    "raypar.question": "{}",
+    "mlflow.user": "somebody",
+}
+SOURCE = "from raypar import Study\n\nstudy = Study(name='a < b')\n"
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser would make of a page, as far as it matters here."""
+
+    elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    scripts: list[tuple[dict[str, str | None], str]] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    texts_by_id: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._inside = ""
+        self._id = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        self._inside = tag
+        self._id = attributes.get("id") or self._id
+        if tag == "script":
+            self.scripts.append((attributes, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            attributes, before = self.scripts[-1]
+            self.scripts[-1] = (attributes, before + data)
+        elif self._inside != "style":
+            self.text.append(data)
+            self.texts_by_id[self._id] = self.texts_by_id.get(self._id, "") + data
+
+    def all_of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def running(self) -> list[str]:
+        """The scripts that a browser runs."""
+        return [text for attributes, text in self.scripts if attributes.get("type") != "application/json"]
+
+    @property
+    def specs(self) -> list[str]:
+        return [text for attributes, text in self.scripts if attributes.get("type") == "application/json"]
+
+    @property
+    def policy(self) -> str:
+        (found,) = [a for a in self.all_of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+        return found["content"] or ""
+
+
+def page_of(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    return page
+
+
+def report(trials: list[TrialResult], asked: Question | None = None, origin: Origin | None = None) -> str:
+    return html_report(analyse(asked or question(), trials), trials, origin or Origin(TAGS, "How far?", SOURCE))
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    return report(results())
+
+
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    trials = [
+        replace(
+            r,
+            spec=replace(r.spec, point={**r.spec.point, HOSTILE: HOSTILE}, config={**r.spec.config, HOSTILE: HOSTILE}),
+            environment={"node": [HOSTILE]},
+        )
+        for r in results(name=HOSTILE, metric=HOSTILE, failure=HOSTILE)
+    ]
+    asked = question(HOSTILE, HOSTILE, ("lr", "num_workers", HOSTILE))
+    return report(trials, asked, Origin({"command": HOSTILE, f"version.{HOSTILE}": HOSTILE}, HOSTILE, HOSTILE))
+
+
+@pytest.fixture(params=["plain", "hostile"])
+def either(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+def test_every_section_is_there_and_can_be_gone_to(plain: str) -> None:
+    page = page_of(plain)
+    assert [a["id"] for a in page.all_of("section")] == list(SECTIONS)
+    assert [a["href"] for a in page.all_of("a")] == [f"#{name}" for name in SECTIONS]
+    assert "width=device-width" in plain and "prefers-color-scheme: dark" in plain and "@media print" in plain
+
+
+def test_every_figure_is_drawn_in_the_page_and_has_a_text_alternative(either: str) -> None:
+    page = page_of(either)
+    charts = [a for a in page.all_of("div") if a.get("class") == "chart"]
+    assert len(charts) == len(page.all_of("figure")) == len(page.all_of("svg")) == len(page.specs) >= 7
+    ids = {a["id"] for _, a in page.elements if "id" in a}
+    for chart in charts:
+        assert chart["role"] == "img"
+        assert {chart["aria-labelledby"], chart["aria-describedby"]} <= ids
+        assert len(page.texts_by_id[str(chart["aria-describedby"])]) > 80
+    for spec in page.specs:
+        assert {"data", "layer", "width", "config"} <= json.loads(spec).keys()
+
+
+def test_nothing_is_loaded_over_the_network(either: str) -> None:
+    page = page_of(either)
+    assert page.policy.startswith("default-src 'none';") and "http" not in page.policy
+    loading = {"src", "href", "srcset", "data", "action", "formaction", "poster", "xlink:href", "background"}
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form", "image", "use", "foreignobject")
+        for name in loading & attributes.keys():
+            assert (attributes[name] or "").startswith("#"), (tag, attributes)
+    style = either[either.index("<style>") : either.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+
+
+def test_the_policy_lets_the_two_scripts_run_and_no_other(either: str) -> None:
+    page = page_of(either)
+    hashes = re.findall(r"'sha256-([^']+)'", page.policy)
+    assert hashes == [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in page.running]
+    assert len(hashes) == 2
+    (scripts,) = re.findall(r"script-src ([^;]*);", page.policy)
+    assert "unsafe" not in scripts
+
+
+def test_names_and_texts_of_a_study_are_inert(plain: str, hostile: str) -> None:
+    page = page_of(hostile)
+    assert page.running == page_of(plain).running
+    assert not page.all_of("img")
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+    assert "alert(1)" in "".join(page.text)
+    assert HOSTILE in (page.texts_by_id["provenance"]) and "49" not in page.texts_by_id["provenance"]
+    assert any(HOSTILE in json.dumps(json.loads(spec), ensure_ascii=False).replace('\\"', '"') for spec in page.specs)
+
+
+def test_every_trial_stands_in_a_table_that_is_complete_without_scripts(plain: str) -> None:
+    table = plain[plain.index('<table id="all-trials"') :]
+    table = table[: table.index("</table>")]
+    page = page_of(table)
+    assert len(page.all_of("tr")) == 1 + len(results())
+    words = " ".join(page.text)
+    for word in ("num_workers", "accuracy", "finished", "failed", "out of memory", "node-1"):
+        assert word in words
+    times = [float(str(a["data-sort"])) for a in page.all_of("td") if a.get("data-sort")]
+    assert {r.train_time_s for r in results() if r.train_time_s} <= set(times)
+
+
+def test_the_provenance_and_the_study_file_are_there(plain: str) -> None:
+    page = page_of(plain)
+    told = " ".join("".join(page.text).split())
+    for word in ("0123abcd", "git.dirty yes", "2.13.0", "node-7", "EPYC 7B13", "raypar study s.py --set lr=0.1"):
+        assert word in told
+    assert "seeds 0, 1, 2" in told and "epochs=3" in told and "How far?" in told
+    assert "study = Study(name='a < b')" in told
+    assert "raypar.question" not in plain and "somebody" not in plain
+
+
+def test_threats_to_validity_are_told_with_what_to_do(plain: str) -> None:
+    analysis = analyse(question(), results())
+    page = page_of(plain)
+    told = "".join(page.text).replace("\N{NO-BREAK SPACE}", " ")
+    assert analysis.warnings
+    for finding in analysis.warnings:
+        assert finding.detail in told and finding.advice in told
+    for verdict in analysis.verdicts:
+        assert verdict in told
+
+
+def numbered(num_trials: int) -> Iterator[TrialResult]:
+    for repeat in range(-(-num_trials // 6)):
+        yield from results(1 + repeat)[6 * repeat : 6 * repeat + 6]
+
+
+def test_a_study_of_200_trials_stays_below_2_megabytes() -> None:
+    trials = list(numbered(204))
+    assert len({r.spec.identity for r in trials}) == 204
+    assert len(report(trials).encode()) < 2e6
+
+
+def test_a_table_that_would_be_too_long_says_how_many_trials_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROWS", 5)
+    monkeypatch.setattr(module, "figures_of", lambda *_: ())
+    text = report(results())
+    table = text[text.index('<table id="all-trials"') :]
+    assert table[: table.index("</table>")].count("<tr>") == 1 + 5
+    assert "14 later trials left out: `raypar show` has all." in text
+    assert MAX_ROWS >= 200
+
+
+def test_a_study_without_a_finished_trial_has_a_report_that_says_so() -> None:
+    text = report([results()[-1]], origin=Origin({}))
+    told = "".join(page_of(text).text)
+    assert "No trial finished" in told and "Left out, for lack of data:" in told and "It is not in the store." in told
+    assert "<figure" not in text
+
+
+def test_a_lone_surrogate_in_a_name_is_no_obstacle(tmp_path: Path) -> None:
+    text = report([results()[-1]], origin=Origin({"host": "a\ud800b"}))
+    write_html(tmp_path / "r.html", text)
+    assert "a?b" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_a_file_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RayparError, match=r"no/such/folder\.html: can't be written"):
+        write_html(tmp_path / "no" / "such" / "folder.html", "text")
