@@ -1,7 +1,8 @@
 """The points of a study and what speaks for and against taking them: time, metric, efficiency, cost, limits.
 
 A limit is held against the median. Where the interval encloses the limit, a point that is left out is a close call.
-Without a target, points are left out whose metric can be told from the best one, block by block.
+Without a target, points are left out whose metric is worse than the best one by more than chance, block by block, and
+by more than a report shows; where there are no two blocks to compare, the values decide, and that is a close call too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from raypar.analysis.time_to_target import Fate, PointToTarget, Start, Target, t
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
 from raypar.study.trial import TrialState
+
+MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Candidate:
         cost: None where the price or the number of nodes is unknown.
         to_target: None where no target is asked for.
         why_not: why it can't be chosen; empty: it can.
-        is_close_call: whether that hangs on a limit which its interval encloses.
+        is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
         is_on_front: whether no other beats it in time, metric and cost.
     """
 
@@ -139,7 +142,7 @@ def _judged(question: Question, ask: Ask, samples: PointSamples, found: Candidat
         if quantity is None:
             return replace(found, why_not=f"{name} unknown")
         if (quantity.value - limit) * side < 0:
-            is_close = quantity.low is None or not quantity.excludes(limit)
+            is_close = quantity.low is not None and not quantity.excludes(limit)
             return replace(found, why_not=_limit_told(name, side, limit), is_close_call=is_close)
     return found
 
@@ -175,32 +178,27 @@ def _without_worse(
     candidates: Sequence[Candidate], gathered: Sequence[PointSamples], question: Question, ask: Ask
 ) -> tuple[Candidate, ...]:
     """Without a target: those out whose metric can be told from the best one."""
-    if ask.target is not None:
+    name, sign = question.metric, 1 if question.mode == "max" else -1
+    both = list(zip(candidates, gathered, strict=True))
+    scored = [(g, c.metric.value) for c, g in both if c.metric and not c.why_not]
+    if ask.target is not None or not scored:
         return tuple(candidates)
-    sign = 1 if question.mode == "max" else -1
-    scored = [(c, g, c.metric) for c, g in zip(candidates, gathered, strict=True) if c.metric and not c.why_not]
-    if not scored:
-        return tuple(candidates)
-    _, best, best_metric = max(scored, key=lambda entry: sign * entry[2].value)
-    worse = {
-        point_key(c.point)
-        for c, g, metric in scored
-        if g is not best and _is_worse(g, best, sign * (best_metric.value - metric.value))
-    }
+    best, best_value = max(scored, key=lambda entry: sign * entry[1])
     found = []
-    for c in candidates:
-        if not c.why_not and (c.metric is None or point_key(c.point) in worse):
-            c = replace(c, why_not=f"{question.metric} {'unknown' if c.metric is None else 'worse than the best'}")
-        found.append(c)
+    for c, g in both:
+        if c.why_not:
+            found.append(c)
+        elif c.metric is None:
+            found.append(replace(c, why_not=f"{name} unknown"))
+        elif sign * (best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
+            found.append(c)
+        elif len(changes := differences(g, best)) < 2:
+            found.append(replace(c, why_not=f"{name} worse than the best", is_close_call=True))
+        elif median_estimate(changes, log_scale=False).excludes(0.0):
+            found.append(replace(c, why_not=f"{name} worse than the best"))
+        else:
+            found.append(c)
     return tuple(found)
-
-
-def _is_worse(samples: PointSamples, best: PointSamples, deficit: float) -> bool:
-    """Block by block; where there are no two blocks to compare, by the values alone."""
-    changes = differences(samples, best)
-    if len(changes) < 2:
-        return deficit > 0
-    return deficit > 0 and median_estimate(changes, log_scale=False).excludes(0.0)
 
 
 def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Candidate, ...]:
@@ -216,9 +214,10 @@ def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Ca
             estimates.append(known)
 
     def can_tell(one: int, other: int, objective: int) -> bool:
-        if objective == 0:
-            return time_ratio(timed[one].times, timed[other].times).excludes(1.0)
-        return _are_apart(estimates[objective][one], estimates[objective][other])
+        if _are_apart(estimates[objective][one], estimates[objective][other]):
+            return True
+        # Of the same blocks, times can be told apart whose intervals overlap; that takes longer to find out.
+        return objective == 0 and time_ratio(timed[one].times, timed[other].times).excludes(1.0)
 
     rows = np.transpose(columns).tolist() if timed else []
     front = {point_key(timed[i].point) for i in pareto_front(rows, can_tell)}

@@ -27,6 +27,7 @@ from raypar.study.space import Value
 from raypar.study.trial import TrialResult
 
 MAX_REPEATS = 100  # more than that nobody waits for
+MAX_DOUBTED = 4
 
 
 class Outcome(StrEnum):
@@ -93,10 +94,11 @@ def recommend(question: Question, results: Sequence[TrialResult], ask: Ask) -> R
     Raises:
         RayparError: the target's metric is in no report, or no point has the values asked for.
     """
-    _check_metric(results, ask)
+    _check_target(results, ask)
     time_metric = time_metric_of(results)
     gathered = collect(question, results, time_metric)
     candidates = candidates_of(question, gathered, ask)
+    _check_limits(candidates, ask)
     batches = batch_groups([g for g in gathered if is_asked_for(g, ask.only)], ask.target) if ask.target else ()
     return _chosen(Recommendation(question, ask, time_metric, candidates, Outcome.NONE, batches=batches))
 
@@ -111,26 +113,35 @@ def _chosen(before: Recommendation) -> Recommendation:
     # Without intervals nothing is known to be tied, and the fastest is the best guess.
     near = [c for c in rivals if ratios[id(c)].low is not None and ratios[id(c)].value <= 1 + MARGIN]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, median_s(c)))
-    rest = [c for c in ranked if c is not chosen]
-    if not rest:
-        return replace(before, outcome=Outcome.CLEAR, chosen=chosen)
-    runner_up = rest[0]
-    open_rivals = [c for c in (leader, *rivals) if c is not chosen and _may_be_much_faster(c, chosen)]
-    if open_rivals:
-        outcome = Outcome.UNCLEAR
-    else:
-        outcome = Outcome.TIED if rivals else Outcome.CLEAR
-    at_least = 1.0 if chosen is leader else 1 / (1 + MARGIN)
-    return replace(
+    tied = [c for c in (leader, *rivals) if c is not chosen] if rivals else []
+    open_rivals = [c for c in tied if _may_be_much_faster(c, chosen)]
+    open_rivals += _doubted(before, chosen)
+    found = replace(
         before,
-        outcome=outcome,
+        outcome=Outcome.UNCLEAR if open_rivals else Outcome.TIED if tied else Outcome.CLEAR,
         chosen=chosen,
-        runner_up=runner_up,
-        lead=time_ratio(runner_up.times, chosen.times),
-        confidence=confidence_of(runner_up.times, chosen.times, at_least),
-        rivals=tuple(c for c in (leader, *rivals) if c is not chosen) if rivals else (),
+        rivals=tuple(tied),
         settling=_settling(chosen, open_rivals) if open_rivals else None,
     )
+    runner_up = next((c for c in ranked if c is not chosen), None)
+    if runner_up is None:
+        return found
+    return replace(
+        found,
+        runner_up=runner_up,
+        lead=time_ratio(runner_up.times, chosen.times),
+        confidence=confidence_of(runner_up.times, chosen.times, 1.0 if chosen is leader else 1 / (1 + MARGIN)),
+    )
+
+
+def _doubted(found: Recommendation, chosen: Candidate) -> list[Candidate]:
+    """Faster points whose metric was worse in one trial, which says little: the best few of them."""
+    if len(chosen.times) > 1:
+        return []
+    sign = 1 if found.question.mode == "max" else -1
+    close = [(c, c.metric.value) for c in found.candidates if c.is_close_call and c.metric is not None]
+    faster = [(c, value) for c, value in close if median_s(c) < median_s(chosen)]
+    return [c for c, _ in sorted(faster, key=lambda entry: -sign * entry[1])[:MAX_DOUBTED]]
 
 
 def _may_be_much_faster(rival: Candidate, chosen: Candidate) -> bool:
@@ -152,7 +163,18 @@ def _eligible(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [c for c in candidates if not c.why_not]
 
 
-def _check_metric(results: Sequence[TrialResult], ask: Ask) -> None:
+def _check_limits(candidates: Sequence[Candidate], ask: Ask) -> None:
+    """Refuses a limit on what no point has."""
+    timed = [c for c in candidates if c.time_s is not None]
+    if ask.min_efficiency is not None and timed and all(c.efficiency is None for c in timed):
+        hint = 'compare with something: baseline={"num_workers": 1} in the study\'s file, or leave it out'
+        raise RayparError(f"--min-efficiency {ask.min_efficiency:g}: no point has an efficiency", hint=hint)
+    if ask.max_cost is not None and timed and all(c.cost is None for c in timed):
+        hint = "leave it out, or run the study again: results of now say where they ran"
+        raise RayparError(f"--max-cost {ask.max_cost:g}: no result says on how many nodes it ran", hint=hint)
+
+
+def _check_target(results: Sequence[TrialResult], ask: Ask) -> None:
     if ask.target is None:
         return
     known = reported_metrics(results)

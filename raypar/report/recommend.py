@@ -24,6 +24,7 @@ from raypar.report.plain import encodable
 from raypar.study.trial import point_label
 
 MAX_ROWS = 15
+MIN_WIDTH = 75  # of a table whose numbers stay in one piece
 MAX_NAMED = 4
 _STARTS = {
     Start.FIRST_STEP: "Times run from the first timed step to the evaluation that reaches the target; start-up, "
@@ -81,7 +82,11 @@ def _asked(found: Recommendation) -> str:
         than = "or more" if question.mode == "max" else "or less"
         limits.append(f"with {question.metric} {units.score(question.metric, ask.min_metric)} {than} at the end")
     only = [f"{key}={','.join(map(units.value_of, values))}" for key, values in ask.only.items()]
-    what = f"the fastest to {_target(ask.target)}" if ask.target else f"the fastest with the best {question.metric}"
+    what = "the fastest"
+    if ask.target is not None:
+        what += f" to {_target(ask.target)}"
+    elif any(c.metric for c in found.candidates):
+        what += f" whose {question.metric} can't be told from the best"
     return f"Study {' '.join([question.study_name, *only])}: {', '.join([what, *limits])}."
 
 
@@ -93,7 +98,16 @@ def _target(target: Target) -> str:
 
 def _table(console: Console, found: Recommendation) -> Table:
     ranked = _ranked(found)[:MAX_ROWS]
-    heads = ["", "point", "n", "time", found.question.metric, "eff.", "cost", "left out because"]
+    heads = [
+        "",
+        "point",
+        "reached" if found.ask.target else "n",
+        "time",
+        found.question.metric,
+        "eff.",
+        "cost",
+        "left out because",
+    ]
     shown = [True, True, True, True]
     shown += [
         any(values) for values in zip(*((c.metric, c.efficiency, c.cost, c.why_not) for c in ranked), strict=True)
@@ -106,7 +120,8 @@ def _table(console: Console, found: Recommendation) -> Table:
                 Text(encodable(head, console.encoding)),
                 justify="left" if is_text else "right",
                 overflow="fold",
-                no_wrap=head not in ("point", "left out because"),
+                # What must not wrap is cut where there is no room for it at all.
+                no_wrap=console.width >= MIN_WIDTH and head not in ("point", "left out because"),
             )
     for c in ranked:
         cells = [cell for cell, is_shown in zip(_cells(found, c), shown, strict=True) if is_shown]
@@ -153,8 +168,9 @@ def _answer(found: Recommendation) -> Iterator[str]:
     else:
         yield f"Take {name}: {_what(found, chosen)}{_why(found)}."
     if found.runner_up is None or found.lead is None:
-        left = "one" if len(found.candidates) == 1 else "one that does what is asked for"
-        yield f"There is no runner-up: it is the only {left}."
+        left = "point" if len(found.candidates) == 1 else "one that does what is asked for"
+        doubt = ", by one trial each" if found.outcome is Outcome.UNCLEAR else ""
+        yield f"There is no runner-up: it is the only {left}{doubt}."
         return
     lead = units.ratio_interval(found.lead.value, found.lead.low, found.lead.high)
     yield f"Runner-up: {point_label(found.runner_up.point)}, which takes {lead} as long."
@@ -174,7 +190,11 @@ def _why(found: Recommendation) -> str:
             others > 0
         )
     tied = _named([point_label(c.point) for c in found.rivals])
-    if any(c.num_workers == found.chosen.num_workers for c in found.rivals) or found.chosen.num_workers is None:
+    own = found.chosen.num_workers or 0
+    counts = [c.num_workers or 0 for c in found.rivals]
+    if min(counts) < own:
+        reason = f"those with fewer workers are slower by more than {units.percent(MARGIN)} in the median"
+    elif min(counts) == own:
         reason = "it has no more workers, and the least time of those with as few"
     else:
         reason = "it has the fewest workers of them"
@@ -201,7 +221,10 @@ def _sure(found: Recommendation, confidence: Confidence | None) -> str:
 def _nothing(found: Recommendation) -> Iterator[str]:
     yield "No point does what is asked for."
     target = found.ask.target
-    if target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in found.candidates):
+    trials = [t for c in found.candidates if c.to_target for t in c.to_target.trials]
+    if target is not None and any(t.fate is Fate.UNKNOWN and target.is_reached_by(t.best) for t in trials):
+        yield "Some reached the target, but their reports don't say when: leave --target out, or say --min-metric."
+    elif target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in found.candidates):
         sign = 1 if target.mode == "max" else -1
         seen = [(t.best, c) for c in found.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
         if seen:
@@ -210,8 +233,8 @@ def _nothing(found: Recommendation) -> Iterator[str]:
                 f"The best {target.metric} of any evaluation was {units.score(target.metric, best)}, at "
                 f"{point_label(where.point)}: ask for less, or train longer (--set epochs=…)."
             )
-        return
-    yield "Ask for less: the table says which limit each point misses."
+    else:
+        yield "Ask for less: the table says which limit each point misses."
 
 
 def _settling(settling: Settling) -> str:
@@ -266,7 +289,7 @@ def _notes(found: Recommendation) -> Iterator[str]:
         )
     close = [point_label(c.point) for c in found.candidates if c.is_close_call]
     if close:
-        yield f"A close call, the limit lies within the interval or there is none: {_named(close)}."
+        yield f"Left out by a close call (the limit lies within the interval, or one trial decided): {_named(close)}."
 
 
 def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:

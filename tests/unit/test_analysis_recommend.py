@@ -100,7 +100,13 @@ def test_without_a_target_a_worse_metric_is_no_bargain() -> None:
 
 def test_with_one_trial_each_the_metrics_are_compared_as_they_are() -> None:
     found = asked(trials({1: 40.0, 2: 22.0}, (1.0,), accuracies={1: 0.97, 2: 0.5}))
-    assert chosen(found) == 1
+    assert (chosen(found), found.outcome, found.runner_up) == (1, Outcome.UNCLEAR, None)
+    assert found.settling is not None and {p["num_workers"] for p in found.settling.points} == {1, 2}
+
+
+def test_a_metric_that_differs_by_less_than_a_report_shows_is_as_good() -> None:
+    found = asked(trials({1: 40.0, 2: 22.0}, accuracies={1: 0.97, 2: 0.9695}))
+    assert chosen(found) == 2
 
 
 def test_less_is_better_where_the_study_says_so() -> None:
@@ -150,8 +156,9 @@ def test_the_cost_is_of_nodes_not_of_workers() -> None:
 
 
 def test_an_unknown_cost_meets_no_limit() -> None:
-    results = [replace(r, environment={}) for r in cheap()]
-    assert set(why_not(asked(results, max_cost=9.0, price_per_node_hour=1.0)).values()) == {"cost unknown"}
+    results = [replace(r, environment={}) if r.spec.point["num_workers"] == 4 else r for r in cheap()]
+    found = asked(results, max_cost=9.0, price_per_node_hour=1.0)
+    assert (chosen(found), why_not(found)) == (2, {4: "cost unknown"})
 
 
 def test_a_limit_within_the_interval_is_a_close_call() -> None:
@@ -177,14 +184,20 @@ def test_a_failed_point_is_told_and_never_chosen() -> None:
     ("ask", "message"),
     [
         ({"target": Target("acuracy", 0.9)}, "no trial reports `acuracy`"),
+        ({"max_cost": 9.0, "price_per_node_hour": 1.0}, "--max-cost 9: no result says on how many nodes it ran"),
         ({"only": {"num_worker": (1,)}}, "--set num_worker=1: no trial has `num_worker`"),
         ({"only": {"num_workers": (3,)}}, "--set num_workers=3: no point has it"),
     ],
 )
 def test_what_the_study_does_not_have_is_told(ask: dict[str, Any], message: str) -> None:
     with pytest.raises(RayparError) as caught:
-        asked(trials({1: 40.0, 2: 22.0}), **ask)
+        asked([replace(r, environment={}) for r in trials({1: 40.0, 2: 22.0})], **ask)
     assert message in caught.value.message and caught.value.hint
+
+
+def test_an_efficiency_needs_a_baseline() -> None:
+    with pytest.raises(RayparError, match="no point has an efficiency"):
+        recommend(replace(QUESTION, baseline={}), trials({1: 40.0, 2: 22.0}), Ask(min_efficiency=0.7))
 
 
 def test_values_can_be_fixed_by_any_hyperparameter() -> None:
