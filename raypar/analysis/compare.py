@@ -39,8 +39,8 @@ MEANS = (
     *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
     *("num_warmup_steps", "eval_batch_size", "keep_model"),
 )
-# Of an execution's provenance: different each time, and nothing that explains a time.
-UNTOLD = ("command", "load")
+# Of an execution's provenance: different each time, or told by itself.
+UNTOLD = ("command", "load", "git.dirty")
 
 
 class Difference(Enum):
@@ -124,6 +124,7 @@ class Comparison:
         unlike: points with the same swept values that do different work.
         only: points that one of them has alone.
         origins: what differs in where they come from (versions, machine, commit): key to the values of each.
+        is_known: whether the store says where a study comes from; unless both do, `origins` is of the trials alone.
         uncommitted: whether a study ran code that no commit has.
     """
 
@@ -135,6 +136,7 @@ class Comparison:
     unlike: tuple[UnlikePoints, ...]
     only: tuple[tuple[Point, ...], tuple[Point, ...]]
     origins: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    is_known: tuple[bool, bool]
     uncommitted: tuple[bool, bool]
 
     def points_with(self, difference: Difference) -> tuple[MatchedPoint, ...]:
@@ -180,7 +182,8 @@ def compare(a: Side, b: Side) -> Comparison:
         for s in (a, b)
     ]
     matching = match(gathered[0], gathered[1], keys)
-    origins = [{**trial_origin(s.results), **s.origin} for s in (a, b)]
+    is_known = (bool(a.origin), bool(b.origin))
+    origins = [{**trial_origin(s.results), **(s.origin if all(is_known) else {})} for s in (a, b)]
     return Comparison(
         names=(a.question.study_name, b.question.study_name),
         time_metric=time_metric,
@@ -193,6 +196,7 @@ def compare(a: Side, b: Side) -> Comparison:
         ),
         only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
         origins=_origin_changes(origins[0], origins[1]),
+        is_known=is_known,
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
 
@@ -251,9 +255,9 @@ def config_changes(
 
 
 def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
-    """``node`` and ``device_name``: every one that a rank of the trials ran on."""
+    """``node``, ``device_name`` and ``cpu_model``: every one that a rank of the trials ran on."""
     found = {}
-    for key in ("node", "device_name"):
+    for key in ("node", "device_name", "cpu_model"):
         listed = [r.environment.get(key) for r in results]
         names = {str(name) for each in listed if isinstance(each, (list, tuple)) for name in each if name is not None}
         if names:

@@ -260,8 +260,13 @@ def test_only_what_differs_in_their_origin_is_told() -> None:
     a = side(trials({"num_workers": 1}), version_torch="2.13", cpu="x", command="raypar study a", git_dirty="no")
     b = side(trials({"num_workers": 1}), version_torch="2.15", cpu="x", command="raypar study b", git_dirty="yes")
     comparison = compare(a, b)
-    assert comparison.origins == {"version.torch": (("2.13",), ("2.15",)), "git.dirty": (("no",), ("yes",))}
+    assert comparison.origins == {"version.torch": (("2.13",), ("2.15",))}
     assert comparison.uncommitted == (False, True)
+
+
+def test_what_is_not_known_of_one_study_is_no_difference() -> None:
+    comparison = compare(side(trials({"num_workers": 1}), cpu="x"), side(trials({"num_workers": 1})))
+    assert (comparison.origins, comparison.is_known) == ({}, (True, False))
 
 
 def test_the_machines_of_the_trials_are_told() -> None:

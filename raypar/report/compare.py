@@ -1,0 +1,257 @@
+"""Two studies side by side, in a terminal: a row for each point of both, what it says, and what differs besides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from textwrap import wrap
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raypar import units
+from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
+from raypar.analysis.question import TRAIN_TIME
+from raypar.analysis.stats import Estimate
+from raypar.report.plain import encodable
+from raypar.study.space import Value
+from raypar.study.trial import point_label
+
+MAX_NAMED = 4  # points, or values, that a sentence names one by one
+WIDE = 100  # columns from which a table has room for the metrics themselves
+ROUNDING = 1e-12  # an interval of values that are all the same is no wider
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def print_comparison(console: Console, comparison: Comparison, places: tuple[str, str] = ("", "")) -> None:
+    """Print what two studies say about each other; `places`: where each is stored, if that is not the same."""
+    _title(console, comparison, places)
+    if comparison.matched:
+        _print_table(console, comparison)
+        _paragraph(console, legend(comparison))
+        console.print()
+    for line in verdicts(comparison):
+        _paragraph(console, line)
+    others = (*left_out(comparison), *differences_told(comparison))
+    if others:
+        console.print()
+    for line in others:
+        _paragraph(console, line)
+
+
+def print_gate(console: Console, comparison: Comparison, allowed_share: float) -> None:
+    """Print what an allowance for B to be slower says."""
+    console.print()
+    for line in gate_lines(comparison, allowed_share):
+        _paragraph(console, line)
+
+
+def verdicts(comparison: Comparison) -> tuple[str, ...]:
+    """What the numbers say of B against A, in sentences. What the intervals can't separate is called a tie."""
+    if not comparison.matched:
+        return ("No point is in both studies: there is nothing to compare.",)
+    return (*_about_times(comparison), *_about_metric(comparison))
+
+
+def gate_lines(comparison: Comparison, allowed_share: float) -> tuple[str, ...]:
+    """Whether B is slower than A by more than this share, in sentences; what can't be told is said."""
+    by_gate = comparison.gate(allowed_share)
+    share = f"{100 * allowed_share:g} %"
+    slower, unknown = by_gate[Gate.SLOWER], by_gate[Gate.UNKNOWN]
+    total = units.counted(len(comparison.matched), "point")
+    lines = []
+    if slower:
+        lines.append(f"Slower than allowed: B takes over {share} longer at {len(slower)} of {total}: {_named(slower)}.")
+    elif not unknown:
+        lines.append(f"Within what is allowed: B takes at most {share} longer at all of {total}.")
+    else:
+        lines.append(f"Not shown to be slower: no interval of {total} lies wholly above {share} longer.")
+    if unknown:
+        lines.append(
+            f"The data can't tell whether B takes over {share} longer at {len(unknown)} of {total}: {_named(unknown)}. "
+            "More repeats narrow the intervals."
+        )
+    return tuple(lines)
+
+
+def left_out(comparison: Comparison) -> Iterator[str]:
+    """The points that are not compared, and why."""
+    for name, points in zip("AB", comparison.only, strict=True):
+        if points:
+            yield f"Only {name} has {units.counted(len(points), 'point')}: {_listed(map(point_label, points))}."
+    if comparison.unlike:
+        # Often one option differs everywhere: it is told once.
+        reasons = dict.fromkeys(_changes(unlike.config) for unlike in comparison.unlike)
+        count = units.counted(len(comparison.unlike), "point")
+        yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
+
+
+def differences_told(comparison: Comparison) -> Iterator[str]:
+    """What differs besides the studies' points, and so may be behind a difference of their times."""
+    means = dict.fromkeys(_changes(p.means) for p in comparison.matched if p.means)
+    if means:
+        yield f"They were run differently (A, B): {_listed(means)}."
+    if comparison.origins:
+        told = [f"{key} {_values(a)} → {_values(b)}" for key, (a, b) in comparison.origins.items()]
+        yield f"What differs where they come from (A → B): {'; '.join(told)}."
+    elif all(comparison.is_known):
+        yield "Nothing that is known of where they come from differs (versions, machine, commit)."
+    for name, is_known in zip("AB", comparison.is_known, strict=True):
+        if not is_known:
+            yield f"Where {name} comes from (versions, machine, commit) is not in its store."
+    for name, uncommitted in zip("AB", comparison.uncommitted, strict=True):
+        if uncommitted:
+            yield f"{name} ran code with changes that no commit has."
+
+
+def legend(comparison: Comparison) -> str:
+    """What the columns mean, and what the intervals hold and don't."""
+    timed = "the training steps alone" if comparison.time_metric == TRAIN_TIME else "the whole trial"
+    text = (
+        f"time: {timed}, median; B/A: how many times as long B takes for the same work; n: finished trials of A, of B."
+    )
+    if any(p.ratio and p.ratio.low is not None for p in comparison.matched):
+        text += (
+            " Intervals: 95 %, the two as independent samples: they hold the scatter within each study, not what a "
+            "machine, a load or a day adds to all trials of one."
+        )
+    return text
+
+
+def _title(console: Console, comparison: Comparison, places: tuple[str, str]) -> None:
+    for letter, name, place, role in zip("AB", comparison.names, places, (", the reference", ""), strict=True):
+        at = f" ({place})" if place else ""
+        text = _one_line(f"{letter}: {name}{at}{role}")
+        line = Text(encodable(text, console.encoding), style="bold", overflow="fold")
+        console.print(line, highlight=False)
+    console.print()
+
+
+def _print_table(console: Console, comparison: Comparison) -> None:
+    columns = list(_columns(comparison, is_wide=console.width >= WIDE))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for head, _ in columns:
+        table.add_column(Text(encodable(head, console.encoding)), overflow="fold")
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        # Text, not markup: an interval's brackets would be taken for a style.
+        table.add_row(*(Text(encodable(_one_line(cell), console.encoding)) for cell in cells))
+    console.print(table)
+    console.print()
+
+
+def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[tuple[str, list[str]]]:
+    """Heads and cells."""
+    points, metric = comparison.matched, comparison.metric
+    for key in comparison.keys:
+        values = [units.value_of(p.point[key]) if key in p.point else units.MISSING for p in points]
+        yield key.replace("_", "_\n"), values
+    if not comparison.keys:
+        yield "point", ["the only point"] * len(points)
+    for i, name in enumerate("AB"):
+        times = [p.times_s[i] for p in points]
+        yield f"{name}\ntime", [units.seconds_interval(t.value) if t else units.MISSING for t in times]
+    yield "B/A\ntime", [_ratio(p.ratio) for p in points]
+    for i, name in enumerate("AB"):
+        scores = [p.metrics[i] for p in points]
+        if is_wide and any(scores):
+            yield f"{name}\n{metric}", [units.score(metric, m.value if m else None) for m in scores]
+    if any(p.metric_change for p in points):
+        unit = ", points" if units.is_share(metric) else ""
+        yield f"B-A\n{metric}{unit}", [_change(metric, p.metric_change) for p in points]
+    yield "n", ["/".join(map(str, p.num_finished)) for p in points]
+
+
+def _about_times(comparison: Comparison) -> Iterator[str]:
+    total = units.counted(len(comparison.matched), "point")
+    for difference, word in ((Difference.SLOWER, "slower"), (Difference.FASTER, "faster")):
+        points = comparison.points_with(difference)
+        if points:
+            sign = 1 if difference is Difference.SLOWER else -1
+            most = max(points, key=lambda p: sign * (p.ratio.value if p.ratio else 0.0))
+            shown = f"{_label(most)}, {_ratio(most.ratio)} the time of A"
+            yield f"B is {word} at {len(points)} of {total}; most at {shown}."
+    said = (
+        (Difference.TIED, "Tied, for the interval of B/A holds 1"),
+        (Difference.NO_INTERVAL, "No interval, for one study has one trial there"),
+        (Difference.NO_TIME, "No time, for one study has no finished trial there"),
+    )
+    for difference, text in said:
+        if points := comparison.points_with(difference):
+            yield f"{text}: {len(points)} of {total}."
+
+
+def _about_metric(comparison: Comparison) -> Iterator[str]:
+    changes = [(p, p.metric_change) for p in comparison.matched if p.metric_change is not None]
+    if not changes:
+        yield f"No point has {comparison.metric} in both studies."
+        return
+    of, total = f"{comparison.metric}: ", units.counted(len(changes), "point")
+    told = [(p, c) for p, c in changes if c.excludes(0.0)]
+    if told:
+        most, change = max(told, key=lambda entry: abs(entry[1].value))
+        unit = " percentage points" if units.is_share(comparison.metric) else ""
+        shown = f"{_label(most)}, {_change(comparison.metric, change)}{unit}"
+        yield f"{of}B differs from A at {len(told)} of {total}; most at {shown}."
+    elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
+        yield f"{of}the same at all of {total}."
+    elif all(c.low is None for _, c in changes):
+        yield f"{of}by one trial each, so that no difference can be told."
+    else:
+        yield f"{of}no difference can be told at any of {total}."
+
+
+def _ratio(ratio: Estimate | None) -> str:
+    return units.ratio_interval(ratio.value, ratio.low, ratio.high) if ratio else units.MISSING
+
+
+def _change(metric: str, change: Estimate | None) -> str:
+    """``-0.50 [-0.90, -0.10]``: of an accuracy in percentage points."""
+    if change is None:
+        return units.MISSING
+
+    def show(value: float) -> str:
+        return f"{100 * value:+.2f}" if units.is_share(metric) else f"{value:+.4g}"
+
+    brackets = "" if change.low is None or change.high is None else f" [{show(change.low)}, {show(change.high)}]"
+    return show(change.value) + brackets
+
+
+def _one_line(text: str) -> str:
+    """Names and values may hold a line's end."""
+    return " ".join(text.split())
+
+
+def _label(point: MatchedPoint) -> str:
+    return point_label(point.point)
+
+
+def _named(points: Sequence[MatchedPoint]) -> str:
+    """The points with their ratios, the largest first."""
+    ordered = sorted(points, key=lambda p: -(p.ratio.value if p.ratio else 0.0))
+    return _listed(f"{_label(p)} ({_ratio(p.ratio) if p.ratio else 'no time'})" for p in ordered)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    more = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
+    return ", ".join(every[:MAX_NAMED]) + more
+
+
+def _changes(config: Mapping[str, tuple[Value, Value]]) -> str:
+    return " ".join(f"{key}=({units.value_of(a)}, {units.value_of(b)})" for key, (a, b) in config.items())
+
+
+def _values(values: Sequence[str]) -> str:
+    return _listed(values) if values else "unknown"
+
+
+def _paragraph(console: Console, text: str) -> None:
+    for line in wrap(_kept(encodable(text, console.encoding)), max(20, console.width - 1), subsequent_indent="  "):
+        console.print(Text(line.replace(NO_BREAK, " ")), highlight=False, soft_wrap=True)
+
+
+def _kept(text: str) -> str:
+    """The text with intervals in one piece: a line is not broken within them."""
+    text = re.sub(r"\[[^]]*\]", lambda found: found.group().replace(" ", NO_BREAK), text)
+    return re.sub(r"(?<=\d|×) (?=%|\[)", NO_BREAK, text)
