@@ -1,9 +1,17 @@
 """raypar: declare a training study, run it on warm Ray Train gangs, and learn what parallelism bought."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from raypar.errors import RayparError, StudyError
 from raypar.study.space import choice, grid, loguniform, randint, uniform
 from raypar.study.study import Study
 from raypar.study.workload import Data, Option, Split, Statistic, Workload
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
 
 __version__ = "0.1.0"
 
@@ -18,7 +26,29 @@ __all__ = [
     "Workload",
     "choice",
     "grid",
+    "load",
     "loguniform",
     "randint",
     "uniform",
 ]
+
+
+def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> DataFrame:
+    """The trials of a study as a pandas frame, one row each, in the order in which they were started.
+
+    Units stand in the columns' names (``train_time_s``). What differs from study to study has a prefix: ``point.``
+    (swept hyperparameters), ``config.`` (all of them), ``final.`` (the last report) and ``environment.``; ``speedup``
+    is over the baseline's trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline`` and
+    ``swept``.
+
+    Args:
+        study: its name, as ``raypar list`` shows it.
+        tracking_uri: the MLflow store; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in the folder.
+        folder: in which studies are run; None: the current one.
+
+    Raises:
+        RayparError: there is no such study, or the store can't be read.
+    """
+    from raypar.notebook import load as load_study
+
+    return load_study(study, tracking_uri, folder)

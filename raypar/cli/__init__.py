@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import fitting, generating, predicting, profiling, recommending, running, stored, working
+from raypar.cli import (
+    comparing,
+    exporting,
+    fitting,
+    generating,
+    predicting,
+    profiling,
+    recommending,
+    running,
+    stored,
+    working,
+)
 
 app = typer.Typer(
     name="raypar",
@@ -35,6 +46,10 @@ app.command(epilog="Example:  raypar resume batch_size")(running.resume)
 app.command("list")(stored.list_studies)
 app.command()(stored.show)
 app.command()(stored.report)
+app.command(epilog="Examples:  raypar export batch_size trials.csv    raypar export batch_size summary.md --force")(
+    exporting.export
+)
+app.command(epilog="Example:  raypar compare main_branch my_branch --fail-if-slower 5%")(comparing.compare)
 app.command(epilog="Example:  raypar workloads mnist_cnn")(stored.workloads)
 app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(
     generating.generate

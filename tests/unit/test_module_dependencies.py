@@ -30,6 +30,7 @@ ORDER = (
     "execution",
     "doctor",
     "cli",
+    "notebook",
 )
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
@@ -39,6 +40,7 @@ OWNERS = {
     "typer": ("cli",),
     "rich": ("report", "cli"),
     "matplotlib": ("report",),
+    "pandas": ("report",),
     "vl_convert": ("report",),
     "jinja2": ("report",),
     "markupsafe": ("report",),

@@ -1,0 +1,23 @@
+"""Studies in a notebook: `load` gives the trials of one as a pandas frame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raypar.cli.exporting import read_study
+from raypar.errors import RayparError
+from raypar.report.export import frame_of
+from raypar.track.store import default_tracking_uri
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
+
+
+def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> DataFrame:
+    """See `raypar.load`."""
+    project = Path.cwd() if folder is None else Path(folder)
+    if not project.is_dir():
+        raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
+    found = read_study(study, tracking_uri or default_tracking_uri(project), project)
+    return frame_of(found.question, found.results)

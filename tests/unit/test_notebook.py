@@ -1,0 +1,71 @@
+"""``raypar.load``: a study as a pandas frame, and what is said where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from results import make_result
+from test_cli_exporting import recorded
+
+import raypar
+from raypar.analysis.question import Question
+from raypar.study.trial import TrialState
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the store of one study."""
+    folder = tmp_path_factory.mktemp("project")
+    results = [make_result({"num_workers": n}, r, 4.0 / n, started_at=10.0 * r + n) for n in (1, 2) for r in range(2)]
+    results.append(make_result({"num_workers": 4}, state=TrialState.FAILED, started_at=100.0))
+    question = Question("mnist", {"num_workers": 1}, ("num_workers",))
+    recorded(folder, f"sqlite:///{folder}/mlflow.db", question, results)
+    return folder
+
+
+def test_a_study_is_a_frame_of_its_trials(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    frame = raypar.load("mnist", folder=folder)
+    assert frame["point.num_workers"].tolist() == [1, 2, 1, 2, 4]
+    medians = frame[frame.state == "finished"].groupby("point.num_workers").train_time_s.median()
+    assert medians.to_dict() == {1: 4.0, 2: 2.0}
+    assert frame.speedup.dropna().tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert frame.attrs == {
+        "study": "mnist",
+        "metric": "accuracy",
+        "mode": "max",
+        "baseline": {"num_workers": 1},
+        "swept": ["num_workers"],
+    }
+
+
+def test_the_store_is_that_of_the_current_folder_unless_one_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(folder)
+    assert len(raypar.load("mnist")) == 5
+    monkeypatch.chdir(tmp_path)
+    assert len(raypar.load("mnist", f"sqlite:///{folder}/mlflow.db")) == 5
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    assert len(raypar.load("mnist")) == 5
+
+
+def test_a_study_that_is_not_there_is_told_with_one_that_is(folder: Path) -> None:
+    with pytest.raises(raypar.RayparError, match="no study `mnits` in the store") as error:
+        raypar.load("mnits", f"sqlite:///{folder}/mlflow.db")
+    assert error.value.hint == "did you mean `mnist`?"
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(raypar.RayparError, match="there is no such folder"):
+        raypar.load("mnist", folder=tmp_path / "no")
+
+
+def test_importing_raypar_brings_no_pandas() -> None:
+    code = "import sys, raypar, raypar.cli; raypar.load; print({'pandas', 'pyarrow', 'mlflow'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
