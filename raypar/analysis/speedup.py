@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, find_all
+from raypar.analysis.effects import Effects, effects_of
 from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
 from raypar.analysis.question import PointSamples, Question, Sample, collect, point_key, question_of, time_metric_of
 from raypar.analysis.study_scaling import WorkerGroup, worker_groups
@@ -46,6 +47,7 @@ class StudyAnalysis:
         verdicts: what the numbers say, in sentences.
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
         profiles: points with where their steps' time goes, of those that were looked into.
+        effects: what each hyperparameter does; None where fewer than two are swept.
     """
 
     study_name: str
@@ -60,6 +62,7 @@ class StudyAnalysis:
     verdicts: tuple[str, ...]
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
+    effects: Effects | None = None
 
     @property
     def num_trials(self) -> int:
@@ -91,6 +94,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         verdicts=verdicts(question, gathered, points),
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),
+        effects=effects_of(question, gathered),
     )
 
 

@@ -22,6 +22,7 @@ from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.breakdown import breakdown_section
+from raypar.report.effects import effect_lines
 from raypar.report.plain import encodable
 from raypar.report.scaling import Line, scaling_lines
 from raypar.study.trial import point_label
@@ -101,10 +102,11 @@ def _lines(analysis: StudyAnalysis, scaling: Sequence[Line], width: int, encode:
         yield Text("")
     for verdict in analysis.verdicts:
         yield from _paragraph(encode(verdict), width)
-    if scaling:
-        yield Text("")
-    for indent, line in scaling:
-        yield from _paragraph(encode(line), width, indent=indent)
+    for section in (scaling, effect_lines(analysis)):
+        if section:
+            yield Text("")
+        for indent, line in section:
+            yield from _paragraph(encode(line), width, indent=indent)
     yield from breakdown_section(analysis.profiles, width, encode)
     if analysis.warnings:
         yield Text("")

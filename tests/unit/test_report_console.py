@@ -128,7 +128,8 @@ def test_failed_stopped_and_missing_points_are_shown() -> None:
 
 def test_without_a_baseline_there_is_no_speedup_column() -> None:
     text = shown(analyse(Question("s", {}, ("batch_size", "num_workers")), results()))
-    assert "speedup" not in text and "eff." not in text and "baseline" not in text
+    head = text[: text.index("─")]
+    assert "speedup" not in head and "eff." not in head and "baseline" not in text
 
 
 def test_a_study_that_sweeps_nothing_has_one_row() -> None:
@@ -187,6 +188,12 @@ def test_what_scaling_says_fits_its_console_and_keeps_intervals_whole(encoding: 
         assert "\x1b" not in text
         assert all(line.count("[") == line.count("]") for line in text.splitlines())
         assert "Amdahl's law: " in text and "serial fraction: " in text
+
+
+def test_effects_of_several_hyperparameters_stand_before_the_warnings() -> None:
+    text = shown(analyse(QUESTION, results()))
+    assert text.index("serial fraction") < text.index("\n\nWhat each hyperparameter does") < text.index("Warning: ")
+    assert "What each hyperparameter does" not in shown(scaled((1, 2, 4, 8)))
 
 
 def test_a_study_without_results_says_so() -> None:

@@ -1,0 +1,211 @@
+"""Effects of hyperparameters: those that were made are recovered, and what a grid can't tell is said."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from results import make_result
+
+from raypar.analysis.effects import Effects, Interaction, LevelEffect, effects_of
+from raypar.analysis.question import Question, collect
+from raypar.study.space import Value
+from raypar.study.trial import TrialResult, TrialState
+
+QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
+SIZES, WORKERS = (32, 64, 512), (1, 2, 4)
+FACTORS = st.floats(0.1, 10.0)
+
+
+def made(
+    by_size: Mapping[int, float],
+    by_workers: Mapping[int, float],
+    *,
+    by_both: Mapping[tuple[int, int], float] | None = None,
+    blocks: tuple[float, ...] = (1.0, 1.3, 0.8),
+    scores: Mapping[int, float] | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> list[TrialResult]:
+    """Trials whose times are a product of factors, one of them of the whole block."""
+    rng = np.random.default_rng(seed)
+    return [
+        make_result(
+            {"batch_size": b, "num_workers": w},
+            repeat,
+            10 * by_size[b] * by_workers[w] * (by_both or {}).get((b, w), 1.0) * block * math.exp(rng.normal(0, noise)),
+            accuracy=(scores or {}).get(b, 0.9) + 0.001 * repeat,
+        )
+        for repeat, block in enumerate(blocks)
+        for b in by_size
+        for w in by_workers
+    ]
+
+
+def plain(**more) -> list[TrialResult]:
+    return made({32: 4.0, 64: 2.0, 512: 1.0}, {1: 1.0, 2: 0.5, 4: 0.3}, **more)
+
+
+def effects(results: list[TrialResult], question: Question = QUESTION) -> Effects:
+    found = effects_of(question, collect(question, results, "train_time_s"))
+    assert found is not None
+    return found
+
+
+def level(found: Effects, key: str, value: Value) -> LevelEffect:
+    return next(of for effect in found.main if effect.key == key for of in effect.levels if of.level == value)
+
+
+def interaction(found: Effects, value: Value) -> Interaction:
+    return next(i for i in found.interactions if i.level == value)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(FACTORS, min_size=3, max_size=3),
+    st.lists(FACTORS, min_size=3, max_size=3),
+    st.lists(FACTORS, min_size=2, max_size=5),
+)
+def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(
+    sizes: list[float], workers: list[float], blocks: list[float]
+) -> None:
+    by_size, by_workers = dict(zip(SIZES, sizes, strict=True)), dict(zip(WORKERS, workers, strict=True))
+    found = effects(made(by_size, by_workers, blocks=tuple(blocks)))
+    assert found.num_blocks == len(blocks) and not found.left_out
+    for key, factors in (("batch_size", by_size), ("num_workers", by_workers)):
+        first, *others = factors
+        for value in others:
+            of = level(found, key, value)
+            expected = pytest.approx(factors[first] / factors[value], rel=1e-9)
+            assert (of.speedup.low, of.speedup.value, of.speedup.high) == (expected, expected, expected)
+            assert of.num_points == 3
+    for i in found.interactions:
+        assert i.change.value == pytest.approx(1.0, rel=1e-9)
+        assert i.speedup.value == pytest.approx(by_workers[1] / by_workers[4], rel=1e-9)
+
+
+@settings(max_examples=40)
+@given(FACTORS)
+def test_an_interaction_that_was_made_is_recovered(factor: float) -> None:
+    found = effects(plain(by_both={(512, 4): factor}))
+    changed = interaction(found, 512)
+    assert (changed.num_workers, changed.base_workers, changed.reference) == (4, 1, 32)
+    assert changed.change.value == pytest.approx(1 / factor)
+    assert changed.reference_speedup.value == pytest.approx(1 / 0.3)
+    assert changed.speedup.value == pytest.approx(1 / 0.3 / factor)
+    assert interaction(found, 64).change.value == pytest.approx(1.0)
+    # One of the three points of a level: its factor counts by a third of its logarithm.
+    assert level(found, "batch_size", 512).speedup.value == pytest.approx(4.0 / factor ** (1 / 3))
+
+
+def test_changes_of_the_metric_are_differences_at_equal_values_of_the_others() -> None:
+    found = effects(plain(scores={32: 0.97, 64: 0.96, 512: 0.93}))
+    change = level(found, "batch_size", 512).metric_change
+    assert change is not None and change.value == pytest.approx(-0.04) and change.excludes(0.0)
+    workers = level(found, "num_workers", 4).metric_change
+    assert workers is not None and workers.value == pytest.approx(0.0, abs=1e-12)
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_results_changes_nothing(rng: random.Random) -> None:
+    results = plain(noise=0.05)
+    assert effects(rng.sample(results, len(results))) == effects(results)
+
+
+def test_a_unit_of_time_changes_nothing() -> None:
+    results = plain(noise=0.05)
+    longer = [replace(r, train_time_s=60 * (r.train_time_s or 0.0)) for r in results]
+    for one, other in zip(effects(results).main, effects(longer).main, strict=True):
+        assert [of.speedup.value for of in other.levels] == pytest.approx([of.speedup.value for of in one.levels])
+
+
+def test_the_baseline_names_what_levels_are_compared_with() -> None:
+    found = effects(plain(), replace(QUESTION, baseline={"batch_size": 64, "num_workers": 2}))
+    assert [(effect.key, effect.reference) for effect in found.main] == [("batch_size", 64), ("num_workers", 2)]
+    assert [of.level for of in found.main[0].levels] == [32, 512]
+    assert (found.interactions[0].base_workers, found.interactions[0].num_workers) == (2, 4)
+
+
+@pytest.mark.parametrize(("num_blocks", "most"), [(3, 0.05), (6, 0.15)])
+def test_without_an_effect_few_intervals_exclude_one(num_blocks: int, most: float) -> None:
+    """Of the intervals of `ratio_estimate`: with six blocks, a bootstrap of so few is a little too narrow."""
+    same = {32: 1.0, 64: 1.0}
+    told = []
+    for seed in range(100):
+        found = effects(made(same, {1: 1.0, 2: 1.0}, blocks=(1.0,) * num_blocks, noise=0.03, seed=seed))
+        told.append(level(found, "batch_size", 64).speedup.excludes(1.0))
+        told.append(level(found, "num_workers", 2).speedup.excludes(1.0))
+        told.append(interaction(found, 64).change.excludes(1.0))
+    assert np.mean(told) <= most
+
+
+def test_one_block_gives_effects_without_intervals() -> None:
+    found = effects(plain(blocks=(1.0,)))
+    assert found.num_blocks == 1
+    assert level(found, "batch_size", 512).speedup.value == pytest.approx(4.0)
+    assert all(of.speedup.low is None for effect in found.main for of in effect.levels)
+
+
+def test_a_block_that_is_only_begun_is_left_out() -> None:
+    begun = [r for i, r in enumerate(plain(blocks=(1.0, 1.0, 50.0))) if i < 2 * 9 + 4]
+    found = effects(begun)
+    assert found.num_blocks == 2
+    assert level(found, "batch_size", 512).speedup.value == pytest.approx(4.0)
+
+
+def test_a_point_without_its_trials_is_matched_with_none() -> None:
+    sizes = dict.fromkeys((32, 64, 128, 256), 4.0)
+    results = made(sizes, {1: 1.0, 2: 0.5, 4: 0.3, 8: 0.2})
+    lost = {"batch_size": 32, "num_workers": 8}
+    found = effects([r for r in results if r.spec.point != lost])
+    assert level(found, "batch_size", 64).num_points == 3
+    assert level(found, "num_workers", 8).num_points == 3
+    assert level(found, "num_workers", 8).speedup.value == pytest.approx(5.0)
+    assert not found.interactions  # all are with the point that is lost
+    assert found.left_out == (
+        "Too few points have all their trials to tell whether the speedup depends on batch_size=64, batch_size=128, "
+        "batch_size=256",
+    )
+
+
+def test_a_level_most_of_whose_points_failed_is_left_out_by_name() -> None:
+    results = [
+        make_result(r.spec.point, r.spec.repeat, state=TrialState.FAILED)
+        if (r.spec.point["batch_size"], r.spec.point["num_workers"]) in ((512, 2), (512, 4))
+        else r
+        for r in plain()
+    ]
+    found = effects(results)
+    assert found.left_out == (
+        "Too few points have all their trials to tell the effect of batch_size=512",
+        "Too few points have all their trials to tell whether the speedup depends on batch_size=512",
+    )
+    assert [of.level for of in found.main[0].levels] == [64]
+    assert [level(found, "num_workers", w).num_points for w in (2, 4)] == [2, 2]
+
+
+def test_points_that_are_drawn_or_too_few_are_no_grid() -> None:
+    points = tuple({"batch_size": b, "num_workers": w} for b, w in product(SIZES, WORKERS))
+    some = [r for r in plain() if r.spec.point in points[::2]]
+    few = effects(some, replace(QUESTION, points=points[::2]))
+    assert few.left_out == ("Effects of the hyperparameters are not told: 5 points are too few of a grid of 9",)
+    drawn = effects(plain(blocks=(1.0,)), replace(QUESTION, num_repeats=1))
+    assert "drawn, not a grid" in drawn.left_out[0] and not drawn.main
+    begun = effects(plain(blocks=(1.0,))[:3], replace(QUESTION, points=points))
+    assert "no block has finished trials of 67 % of the points" in begun.left_out[0]
+
+
+def test_one_swept_hyperparameter_or_no_time_has_no_effects_to_tell() -> None:
+    question = Question("mnist", {"num_workers": 1}, ("num_workers",))
+    one = [make_result({"num_workers": w}, r, 4.0 / w) for w in (1, 2) for r in range(3)]
+    assert effects_of(question, collect(question, one, "train_time_s")) is None
+    failed = [make_result(r.spec.point, r.spec.repeat, state=TrialState.FAILED) for r in plain()]
+    assert effects_of(QUESTION, collect(QUESTION, failed, "train_time_s")) is None
+    assert effects_of(QUESTION, ()) is None
