@@ -214,14 +214,21 @@ def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Ca
             estimates.append(known)
 
     def can_tell(one: int, other: int, objective: int) -> bool:
-        if _are_apart(estimates[objective][one], estimates[objective][other]):
-            return True
-        # Of the same blocks, times can be told apart whose intervals overlap; that takes longer to find out.
-        return objective == 0 and time_ratio(timed[one].times, timed[other].times).excludes(1.0)
+        if objective == 0:
+            return is_time_apart(timed[one], timed[other])
+        return _are_apart(estimates[objective][one], estimates[objective][other])
 
     rows = np.transpose(columns).tolist() if timed else []
     front = {point_key(timed[i].point) for i in pareto_front(rows, can_tell)}
     return tuple(replace(c, is_on_front=point_key(c.point) in front) for c in candidates)
+
+
+def is_time_apart(one: Candidate, other: Candidate) -> bool:
+    """Whether the data can tell which of two that have a time is faster."""
+    if one.time_s and other.time_s and _are_apart(one.time_s, other.time_s):
+        return True
+    # Of the same blocks, times can be told apart whose intervals overlap; that takes longer to find out.
+    return time_ratio(one.times, other.times).excludes(1.0)
 
 
 def _are_apart(one: Estimate, other: Estimate) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, median_s
+from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, is_time_apart, median_s
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.question import Question, collect, time_metric_of
 from raypar.analysis.settle import MARGIN, Confidence, confidence_of, repeats_to_settle, time_ratio
@@ -108,10 +108,8 @@ def _chosen(before: Recommendation) -> Recommendation:
     if not ranked:
         return before
     leader, others = ranked[0], ranked[1:]
-    ratios = {id(c): time_ratio(c.times, leader.times) for c in others}
-    rivals = [c for c in others if not ratios[id(c)].excludes(1.0)]
-    # Without intervals nothing is known to be tied, and the fastest is the best guess.
-    near = [c for c in rivals if ratios[id(c)].low is not None and ratios[id(c)].value <= 1 + MARGIN]
+    rivals = [c for c in others if not is_time_apart(c, leader)]
+    near = [c for c in rivals if _is_near(c, leader)]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, median_s(c)))
     tied = [c for c in (leader, *rivals) if c is not chosen] if rivals else []
     open_rivals = [c for c in tied if _may_be_much_faster(c, chosen)]
@@ -142,6 +140,12 @@ def _doubted(found: Recommendation, chosen: Candidate) -> list[Candidate]:
     close = [(c, c.metric.value) for c in found.candidates if c.is_close_call and c.metric is not None]
     faster = [(c, value) for c, value in close if median_s(c) < median_s(chosen)]
     return [c for c, _ in sorted(faster, key=lambda entry: -sign * entry[1])[:MAX_DOUBTED]]
+
+
+def _is_near(rival: Candidate, leader: Candidate) -> bool:
+    """Without intervals nothing is known to be tied, and the fastest is the best guess."""
+    loss = time_ratio(rival.times, leader.times)
+    return loss.low is not None and loss.value <= 1 + MARGIN
 
 
 def _may_be_much_faster(rival: Candidate, chosen: Candidate) -> bool:
