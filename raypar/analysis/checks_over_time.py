@@ -158,7 +158,7 @@ def outliers(evidence: Evidence) -> Iterator[Finding]:
         total = sum(map(len, groups))
         yield Finding(
             Check.OUTLIERS,
-            f"{len(found)} of {units.counted(total, 'trial')} lie far from their point's median: {named(found)}.",
+            f"Far from the median of their point: {len(found)} of {units.counted(total, 'trial')}: {named(found)}.",
         )
 
 
