@@ -107,6 +107,11 @@ def speedup_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
         "legend": {"orient": "bottom", "columns": 1, "symbolType": "stroke", "symbolSize": 500, "labelLimit": 260},
     }
     detail: Row = {"field": "series", "type": "nominal"}
+    fitted: Row = {
+        "data": {"values": laws},
+        "mark": {"type": "line", "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": y, "strokeDash": dashes, "color": series(list(named)), "opacity": PICKED},
+    }
     spec = layers(
         rows,
         {
@@ -114,11 +119,7 @@ def speedup_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
             "mark": {"type": "line", "strokeWidth": 1.5, "color": GREY},
             "encoding": {"x": x, "y": y, "strokeDash": dashes, "detail": detail},
         },
-        {
-            "data": {"values": laws},
-            "mark": {"type": "line", "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y, "strokeDash": dashes, "color": series(list(named)), "opacity": PICKED},
-        },
+        *([fitted] if laws else []),
         *_points(list(named), x, y, "speedup"),
     )
     drawn_laws = f"the fitted laws ({', '.join(kinds)})" if kinds else "no law: too few worker counts to fit one"
@@ -195,7 +196,7 @@ def _group_rows(
             **bounds(estimate),
             "shown": "1 by definition" if num_workers == group.baseline else show(estimate),
             "repeats": estimate.num_samples,
-            "label": f"{name}, {units.counted(num_workers, 'worker')}" if group.label else str(num_workers),
+            "label": (f"{name}, " if group.label else "") + units.counted(num_workers, "worker"),
         }
 
 

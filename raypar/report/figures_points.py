@@ -152,7 +152,7 @@ def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
         {
             "point": point_label(point.point),
             **bounds(time_s, "time"),
-            **bounds(metric),
+            **_shares(analysis.metric, bounds(metric)),
             "time_shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
             "shown": units.score_interval(analysis.metric, metric.value, metric.low, metric.high),
             "series": ON_FRONT if i in front else OFF_FRONT,
@@ -173,11 +173,11 @@ def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
             "encoding": {"x": x, "y": y},
         },
         {
-            "mark": {"type": "rule", "opacity": 0.6},
+            "mark": {"type": "rule", "strokeWidth": 1},
             "encoding": {"x": {**x, "field": "time_low"}, "x2": {"field": "time_high"}, "y": y, "color": colour},
         },
         {
-            "mark": {"type": "rule", "opacity": 0.6},
+            "mark": {"type": "rule", "strokeWidth": 1},
             "encoding": {"x": x, "y": {**y, "field": "value_low"}, "y2": {"field": "value_high"}, "color": colour},
         },
         {
@@ -260,6 +260,11 @@ def heat_map(analysis: StudyAnalysis) -> Figure | LeftOut:
     spec["resolve"] = {"scale": {"color": "independent"}}
     told = [f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in rows]
     return Figure("heat_map", title, f"The median time of each point, dark is fast. {listed(told, 24)}.", spec)
+
+
+def _shares(metric: str, row: Row) -> Row:
+    """The fields, for an accuracy between 0 and 1: an interval's arithmetic knows nothing of the bounds of a share."""
+    return {k: min(max(v, 0.0), 1.0) for k, v in row.items()} if units.is_share(metric) else row
 
 
 def _front(medians: Sequence[tuple[float, float]]) -> set[int]:

@@ -114,7 +114,7 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | L
             "encoding": {"y": y},
         },
         {
-            "mark": {"type": "point", "filled": True, "size": 50, "color": "#0072B2", "opacity": 0.8},
+            "mark": {"type": "point", "filled": True, "size": 50, "color": "#0072B2", "opacity": 1},
             "encoding": {"x": x, "y": y, "tooltip": tooltip(trial="trial", shown="time")},
         },
     )

@@ -21,6 +21,7 @@ Spec: TypeAlias = dict[str, Any]
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 MAX_SERIES = len(COLOURS)
+MAX_SHORT_NAME = 18  # characters: two of them beside each other fit on a phone
 WIDTH_PX, HEIGHT_PX = 640, 300
 INK, PAPER = "#1b1f24", "#ffffff"
 
@@ -91,12 +92,13 @@ def workers_axis(counts: Sequence[int]) -> Spec:
 
 def series(names: Sequence[str], channel: Literal["color", "shape"] = "color") -> Spec:
     """The channel that tells series apart, in the order given: at most `MAX_SERIES` of them."""
+    columns = 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
     return {
         "field": "series",
         "type": "nominal",
         "title": None,
         "scale": {"domain": list(names), "range": list((COLOURS if channel == "color" else SHAPES)[: len(names)])},
-        "legend": {"orient": "top", "labelLimit": 260, "columns": 2} if len(names) > 1 else None,
+        "legend": {"orient": "top", "labelLimit": 260, "columns": columns} if len(names) > 1 else None,
     }
 
 

@@ -25,6 +25,7 @@ from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.provenance import versions
+from raypar.report.effects import effect_lines
 from raypar.report.figures import figures_of
 from raypar.report.figures_vega import Figure, LeftOut, for_page, is_number, static_svg
 from raypar.report.scaling import scaling_lines
@@ -118,7 +119,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         verdicts=analysis.verdicts,
         points=_points_table(analysis),
         legend=_legend(analysis),
-        scaling=scaling_lines(title, analysis.worker_groups),
+        sections=[scaling_lines(title, analysis.worker_groups), effect_lines(analysis)],
         figures=[
             {
                 "key": f.key,

@@ -176,6 +176,26 @@ def test_a_metric_that_is_to_be_small_turns_the_front_round() -> None:
     assert fronts == [["lr=0.1", "lr=0.3"], ["lr=0.1", "lr=0.2"]]
 
 
+def test_the_interval_of_an_accuracy_ends_at_100_percent_and_that_of_a_loss_does_not() -> None:
+    trials = [
+        replace(make_result({"lr": 0.1}, r, 4.0 + r), reports=({"epoch": 1, "accuracy": value, "loss": value},))
+        for r, value in enumerate((0.5, 1.0))
+    ]
+    highs = []
+    for metric in ("accuracy", "loss"):
+        _, figures = made(trials, Question("s", {}, ("lr",), metric=metric))
+        (row,) = rows_of(figures["pareto"])
+        highs.append(row["value_high"])
+    assert highs[0] == 1.0 < highs[1]
+
+
+def test_without_a_law_there_is_no_empty_layer_for_it() -> None:
+    _, figures = made([make_result({"num_workers": n}, r, 4.0 / n + r / 9) for n in (1, 2) for r in range(3)])
+    layers = figures["speedup"].spec["layer"]
+    assert all(layer["data"]["values"] for layer in layers if "data" in layer)
+    assert "no law" in figures["speedup"].alternative
+
+
 def test_a_learning_curve_is_over_the_time_trained_so_far(full: tuple[StudyAnalysis, dict[str, Figure]]) -> None:
     rows = [row for row in rows_of(full[1]["learning"]) if row["trial"] == "lr=0.1 num_workers=1 #1"]
     trial = results()[0]
