@@ -38,7 +38,8 @@ from raypar.cli.options import (
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
-    from raypar.execution import Options, Outcome
+    from raypar.execution import Outcome
+    from raypar.options import Options
     from raypar.planning import Plan
     from raypar.study.loader import LoadedStudy
     from raypar.study.study import Study
@@ -144,7 +145,7 @@ def options_of(
     settings: list[str] | None,
     profile: bool = False,
 ) -> Options:
-    from raypar.execution import Options
+    from raypar.options import Options
     from raypar.run.runner import ISOLATIONS
     from raypar.train.job import NUM_PROFILED_STEPS
 

@@ -12,7 +12,8 @@ import pytest
 from raypar import Study, Workload, grid
 from raypar import execution as module
 from raypar.errors import DataError, StoreError, StudyError
-from raypar.execution import CHANGED_FILE, Options, execute
+from raypar.execution import CHANGED_FILE, execute
+from raypar.options import Options
 from raypar.planning import check_data
 from raypar.run.cluster import Cluster
 from raypar.run.events import Event, Listener, Notice, TrialEnded
@@ -127,7 +128,7 @@ class Stage:
         monkeypatch.setattr("raypar.report.html.html_report", lambda *_: stage.report())
         monkeypatch.setattr(module, "Store", Store)
         monkeypatch.setattr(module, "Recorder", Recorder)
-        monkeypatch.setattr(module, "_runner", runner)
+        monkeypatch.setattr(module, "runner_for", runner)
         monkeypatch.setattr(module, "this_machine", lambda: TWO_CORES)
 
     def execute(self, study: Study, **options: Any) -> module.Outcome:

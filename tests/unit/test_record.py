@@ -7,7 +7,7 @@ from results import make_result
 
 from raypar.analysis.question import Question
 from raypar.analysis.speedup import analyse
-from raypar.execution import _scaling
+from raypar.record import scaling_metrics
 
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
 
@@ -20,7 +20,7 @@ def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_w
         for n, t in times.items()
         for r in range(2)
     ]
-    found = {(name, num_workers): value for name, value, num_workers in _scaling(analyse(QUESTION, results))}
+    found = {(name, num_workers): value for name, value, num_workers in scaling_metrics(analyse(QUESTION, results))}
     for b in (32, 64):
         speedup, low, high = (found[f"scaling/speedup batch_size {b}{side}", 4] for side in ("", " low", " high"))
         assert found[f"scaling/efficiency batch_size {b}", 4] == pytest.approx(speedup / 4)
@@ -34,6 +34,6 @@ def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_w
 def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fraction() -> None:
     results = [make_result({"batch_size": b}, 0) for b in (32, 64)]
     question = Question("s", {"batch_size": 32}, ("batch_size",))
-    names = {name for name, _, _ in _scaling(analyse(question, results))}
+    names = {name for name, _, _ in scaling_metrics(analyse(question, results))}
     assert "scaling/speedup batch_size 64" in names
     assert not any("karp_flatt" in name for name in names)

@@ -1,0 +1,81 @@
+"""What happens to a trial's result when it ends: kept, stored, and only then shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from raypar.analysis.breakdown import Profile, profile_of
+from raypar.analysis.question import question_of
+from raypar.analysis.speedup import pair_speedups
+from raypar.run.events import Event, Listener, TrialEnded
+from raypar.run.runner import ARTIFACT_FOLDER
+from raypar.study.study import Study
+from raypar.study.trial import TrialResult, TrialState
+from raypar.track.recorder import Recorder
+from raypar.train.job import PROFILE_FOLDER
+
+BREAKDOWN_FILE = "breakdown.json"
+
+
+class Keeper:
+    """Listens to a run: keeps and stores every result, and passes everything on to whoever shows it."""
+
+    def __init__(
+        self, study: Study, results: dict[str, TrialResult], recorder: Recorder, view: Listener, log_dir: Path
+    ) -> None:
+        self._question = question_of(study)
+        self._results, self._recorder, self._view, self._log_dir = results, recorder, view, log_dir
+        self._paired: set[str] = set(pair_speedups(self._question, tuple(results.values())))
+        self.failures: list[TrialResult] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, TrialEnded):
+            artifact_dir = self._artifact_dir(event)
+            result, profile = _with_profile(event.result)
+            if profile is not None and artifact_dir is not None:
+                (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
+                (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
+            self._recorder.record(result, artifact_dir=artifact_dir)
+            if profile is not None:
+                self._recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
+            if result.state is TrialState.FAILED:
+                self.failures.append(result)
+            self._results[result.spec.identity] = result
+            self._record_speedups()
+        self._view(event)
+
+    def _artifact_dir(self, ended: TrialEnded) -> Path | None:
+        """The folder of what the trial has kept beside its numbers, if it has."""
+        folder = self._log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
+        if ended.artifacts:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(fileobj=io.BytesIO(ended.artifacts)) as tar:
+                tar.extractall(folder, filter="data")
+        return folder if folder.is_dir() else None
+
+    def _record_speedups(self) -> None:
+        speedups = pair_speedups(self._question, tuple(self._results.values()))
+        fresh = {identity: s for identity, s in speedups.items() if identity not in self._paired}
+        if not fresh:
+            return
+        self._paired |= fresh.keys()
+        metrics: dict[str, Mapping[str, float]] = {}
+        for identity, speedup in fresh.items():
+            spec = self._results[identity].spec
+            metrics[identity] = {"speedup": speedup}
+            base = self._question.baseline.get("num_workers")
+            if isinstance(base, int):
+                metrics[identity] = {"speedup": speedup, "efficiency": speedup * base / spec.placement.num_workers}
+        self._recorder.record_trial_metrics(metrics)
+
+
+def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:
+    """The result, with what its ranks recorded taken together."""
+    recorded = result.profile.get("recorded")
+    profile = profile_of(recorded, result.spec.config) if recorded else None
+    return replace(result, profile=profile.to_dict() if profile else {}), profile

@@ -1,0 +1,34 @@
+"""Where and how a study is run; what is run stands in its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """The flags of a command that runs a study.
+
+    Attributes:
+        address: of a Ray cluster that is there (``auto``, ``host:port``); None: a private one.
+        with_ray: False: ranks are forked on this machine, without Ray.
+        rerun_all: run trials too whose results the store has.
+        command: the command line, for the record.
+        settings: ``--set`` as given, for a later ``resume``.
+        num_profiled_steps: after the training of every trial of the first repeat, so many are looked into; 0: none.
+        only_profiles: trials don't train, they are only looked into.
+    """
+
+    project_dir: Path
+    tracking_uri: str
+    address: str | None = None
+    with_ray: bool = True
+    isolation: str = "warm"
+    rerun_all: bool = False
+    trial_timeout_s: float | None = None
+    command: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    num_profiled_steps: int = 0
+    only_profiles: bool = False

@@ -1,0 +1,78 @@
+"""What an execution leaves in the store about itself: what was asked and how, and what came out, as metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+
+from raypar.analysis.question import question_of
+from raypar.analysis.speedup import StudyAnalysis
+from raypar.analysis.stats import Estimate
+from raypar.options import Options
+from raypar.provenance import provenance
+from raypar.study.loader import LoadedStudy
+from raypar.study.space import Value
+from raypar.track.recorder import Execution
+
+
+def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
+    """A new execution of the study, with all that ``raypar resume`` needs to go on with it."""
+    study = loaded.study
+    resume = {
+        "file": str(loaded.path),
+        "set": list(options.settings),
+        "repeats": study.num_repeats,
+        "seed": study.seed,
+        "data_dir": os.environ.get("RAYPAR_DATA_DIR"),
+        "address": options.address,
+        "isolation": options.isolation,
+        "no_ray": not options.with_ray,
+        "trial_timeout": options.trial_timeout_s,
+        "num_profiled_steps": options.num_profiled_steps,
+    }
+    return Execution(
+        uid=uuid.uuid4().hex,
+        study=study.name,
+        started_at=datetime.now().timestamp(),
+        params={
+            "workload": study.workload.name,
+            "num_repeats": str(study.num_repeats),
+            "seed": str(study.seed),
+            **{key: str(value) for key, value in study.config.items()},
+            **{f"space.{key}": str(domain) for key, domain in study.space.items()},
+            **{f"baseline.{key}": str(value) for key, value in study.baseline.items()},
+        },
+        tags={
+            **provenance(loaded.path, options.command),
+            "raypar.question": json.dumps(asdict(question_of(study)), separators=(",", ":")),
+            "raypar.resume": json.dumps(resume, separators=(",", ":")),
+        },
+        description=study.description,
+        study_file=loaded.path,
+        study_source=loaded.source,
+    )
+
+
+def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
+    """Speedup, efficiency and serial fraction as metrics over the number of workers, so that MLflow draws curves."""
+    found: list[tuple[str, float, int]] = []
+
+    def add(name: str, point: Mapping[str, Value], estimate: Estimate, num_workers: int) -> None:
+        name = f"scaling/{name}" + "".join(f" {k} {v}" for k, v in point.items() if k != "num_workers")
+        found.append((name, estimate.value, num_workers))
+        for side, value in (("low", estimate.low), ("high", estimate.high)):
+            if value is not None:
+                found.append((f"{name} {side}", value, num_workers))
+
+    for point in analysis.points:
+        for name, estimate in (("speedup", point.speedup), ("efficiency", point.efficiency)):
+            if estimate is not None and point.num_workers is not None:
+                add(name, point.point, estimate, point.num_workers)
+    for group in analysis.worker_groups:
+        for num_workers, fraction in group.karp_flatt.items():
+            add("karp_flatt", group.point, fraction, num_workers)
+    return found
