@@ -28,10 +28,13 @@ import cloudpickle
 from common import BUSY_CORES, LOG_TAIL_CHARS, Figure, begin, parser_for, progress, scratch, tell, times
 
 from raypar import Study, units
-from raypar.analysis.calibration import calibrate, measured_points, variation_of
+from raypar.analysis.all_reduce import Algorithm
+from raypar.analysis.calibration import calibrate
 from raypar.analysis.laws import Scaling
-from raypar.analysis.network import Algorithm, Network, parse_network
-from raypar.analysis.predict import Prediction, Training, communication_of, predict
+from raypar.analysis.measured import measured_points, variation_of
+from raypar.analysis.network import Network, parse_network
+from raypar.analysis.predict import Prediction, predict
+from raypar.analysis.training import Training, communication_of
 from raypar.run.processes import ALLOCATOR
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.train.affinity import allowed_cores

@@ -16,9 +16,12 @@ from pathlib import Path
 from common import begin, local_trial, parser_for, progress, scratch, tell
 
 from raypar import units, workloads
-from raypar.analysis.calibration import calibrate, choose_results, measured_points, variation_of
-from raypar.analysis.network import Network, fit_network
-from raypar.analysis.predict import LeftOut, communication_of, leave_one_out
+from raypar.analysis.all_reduce import fit_network
+from raypar.analysis.calibration import calibrate
+from raypar.analysis.left_out import LeftOut, leave_one_out
+from raypar.analysis.measured import choose_results, measured_points, variation_of
+from raypar.analysis.network import Network
+from raypar.analysis.training import communication_of
 from raypar.run.probe import probe_all_reduces
 from raypar.study.options import OPTIONS
 from raypar.study.settings import parse_value

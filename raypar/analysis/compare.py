@@ -7,24 +7,22 @@ of the ratio itself.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
+from raypar.analysis.matching import config_changes, is_means, is_work, match, values_of
 from raypar.analysis.points import same_work
 from raypar.analysis.question import (
     TRAIN_TIME,
     WALL_TIME,
-    PointKey,
     PointSamples,
     Question,
     collect,
-    point_key,
     time_metric_of,
 )
-from raypar.analysis.stats import Estimate, Method, median_estimate, ratio_estimate
+from raypar.analysis.stats import Estimate, difference_estimate, median_estimate, ratio_estimate
 from raypar.errors import RayparError
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult
@@ -32,13 +30,6 @@ from raypar.study.trial import TrialResult
 Point: TypeAlias = Mapping[str, Value]
 Origin: TypeAlias = Mapping[str, tuple[str, ...]]
 
-# How a trial is run, not what it computes: may differ between points that are compared, and is told.
-MEANS = (
-    *("device", "cpus_per_worker", "cpu_affinity", "num_threads", "compile", "channels_last"),
-    *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
-    *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
-    *("num_warmup_steps", "eval_batch_size", "keep_model"),
-)
 # Of an execution's provenance: different each time, or told by itself.
 UNTOLD = ("command", "load", "git.dirty")
 
@@ -191,7 +182,7 @@ def compare(a: Side, b: Side) -> Comparison:
         keys=keys,
         matched=tuple(_compared(values_of(first, keys), first, second) for first, second in matching.pairs),
         unlike=tuple(
-            UnlikePoints(values_of(first, keys), config_changes(first.config, second.config, _is_work))
+            UnlikePoints(values_of(first, keys), config_changes(first.config, second.config, is_work))
             for first, second in matching.unlike
         ),
         only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
@@ -199,59 +190,6 @@ def compare(a: Side, b: Side) -> Comparison:
         is_known=is_known,
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
-
-
-@dataclass(frozen=True)
-class Matching:
-    """Every point of either study, once: in a pair of (A's, B's), or alone."""
-
-    pairs: tuple[tuple[PointSamples, PointSamples], ...]
-    unlike: tuple[tuple[PointSamples, PointSamples], ...]
-    only_a: tuple[PointSamples, ...]
-    only_b: tuple[PointSamples, ...]
-
-
-def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], keys: Sequence[str]) -> Matching:
-    """The points of A and B that agree.
-
-    They have the same values of all that either study sweeps: what one sweeps stands in the other's config. Those that
-    also agree in the rest of what their trials compute are pairs, the others are `unlike`. `MEANS` may differ, and so
-    may a hyperparameter that only one of them knows: a newer version has more.
-
-    Args:
-        points_a: different points, each with its config.
-        points_b: the same.
-        keys: all that either study sweeps.
-    """
-    of_b: dict[PointKey, list[PointSamples]] = {}
-    for p in points_b:
-        of_b.setdefault(point_key(values_of(p, keys)), []).append(p)
-    both = [(p, same.pop(0)) for p in points_a if (same := of_b.get(point_key(values_of(p, keys))))]
-    taken = {id(p) for pair in both for p in pair}
-    unlike = {id(a) for a, b in both if config_changes(a.config, b.config, _is_work)}
-    return Matching(
-        pairs=tuple(pair for pair in both if id(pair[0]) not in unlike),
-        unlike=tuple(pair for pair in both if id(pair[0]) in unlike),
-        only_a=tuple(p for p in points_a if id(p) not in taken),
-        only_b=tuple(p for p in points_b if id(p) not in taken),
-    )
-
-
-def values_of(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]:
-    """The values that a point's trials had of these hyperparameters; without what they did not know."""
-    every = {**samples.config, **samples.point}
-    return {key: every[key] for key in keys if key in every}
-
-
-def config_changes(
-    first: Mapping[str, Value], second: Mapping[str, Value], is_meant: Callable[[str], bool]
-) -> dict[str, tuple[Value, Value]]:
-    """What both configs have and differ in, as (A's, B's)."""
-    return {
-        key: (value, second[key])
-        for key, value in first.items()
-        if key in second and is_meant(key) and point_key({key: value}) != point_key({key: second[key]})
-    }
 
 
 def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
@@ -265,14 +203,6 @@ def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _is_work(key: str) -> bool:
-    return key not in MEANS
-
-
-def _is_means(key: str) -> bool:
-    return key in MEANS
-
-
 def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
     times, metrics = ([p.all_of(quantity) for p in (a, b)] for quantity in ("time_s", "metric"))
     time_a, time_b = (median_estimate(t) if t else None for t in times)
@@ -284,7 +214,7 @@ def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
         ratio=_time_ratio(a, b),
         metrics=(metric_a, metric_b),
         metric_change=difference_estimate(metric_a, metric_b) if metric_a and metric_b else None,
-        means=config_changes(a.config, b.config, _is_means),
+        means=config_changes(a.config, b.config, is_means),
     )
 
 
@@ -294,23 +224,6 @@ def _time_ratio(a: PointSamples, b: PointSamples) -> Estimate | None:
     by_time = all(same_work(first, second) for first in works[0] for second in works[1])
     tops, bottoms = (b.all_of("time_s"), a.all_of("time_s")) if by_time else [p.all_of("throughput") for p in (a, b)]
     return ratio_estimate(tops, bottoms, paired=False) if tops and bottoms else None
-
-
-def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
-    """`second` minus `first`, of independent samples, each with its own interval.
-
-    The bounds are recovered from those of the two (MOVER): G. Y. Zou and A. Donner, "Construction of confidence limits
-    about effect measures: a general approach", Statistics in Medicine 27 (2008). No interval where either has none.
-    """
-    value = second.value - first.value
-    size = min(first.num_samples, second.num_samples)
-    if first.low is None or first.high is None or second.low is None or second.high is None:
-        return Estimate(value, None, None, size, None, Method.SINGLE)
-    down = math.hypot(second.value - second.low, first.high - first.value)
-    up = math.hypot(second.high - second.value, first.value - first.low)
-    levels = [e.level for e in (first, second) if e.level is not None]
-    method = Method.T_LINEAR if Method.T_LINEAR in (first.method, second.method) else first.method
-    return Estimate(value, value - down, value + up, size, min(levels, default=None), method)
 
 
 def _origin_changes(a: Origin, b: Origin) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -19,17 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from raypar.analysis.network import Algorithm, Network, Topology, all_reduce_cost
+from raypar.analysis.all_reduce import Algorithm, all_reduce_cost
+from raypar.analysis.buckets import buckets
+from raypar.analysis.network import Network, Topology
 from raypar.errors import RayparError
 from raypar.train.layer_cost import LayerCost as LayerCost  # what this model is given
 from raypar.train.layer_cost import one_layer as one_layer
 
 Floats: TypeAlias = NDArray[np.float64]
 
-MIB = 2**20
-# torch's DistributedDataParallel; the first bucket is small so that sending begins early.
-DEFAULT_BUCKET_BYTES = 25 * MIB
-FIRST_BUCKET_BYTES = 1 * MIB
 # What takes less of a step than this does not limit it.
 NEGLIGIBLE_SHARE = 0.05
 
@@ -244,37 +242,6 @@ def simulate_steps(
         optimizer_s=fixed,
         data_wait_s=np.maximum(data - busy_s, 0.0),
     )
-
-
-def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> list[tuple[float, float]]:
-    """What is sent as one, in that order: (bytes, share of the backward pass after which they are ready).
-
-    A bucket is closed by the layer with which it holds its bytes, as torch does it with single tensors.
-
-    Args:
-        layers: in the order of the forward pass.
-        bucket_bytes: as in `Communication`.
-    """
-    found: list[tuple[float, float]] = []
-    filled, passed = 0.0, 0.0
-    for layer in reversed(layers):
-        passed += layer.backward_share
-        filled += layer.num_gradient_bytes
-        if bucket_bytes == 0:  # a layer's tensors are taken to be alike: what counts is how many messages they are
-            if layer.num_gradient_bytes:
-                found += [(layer.num_gradient_bytes / layer.num_gradients, passed)] * layer.num_gradients
-            filled = 0.0
-            continue
-        if bucket_bytes is not None:
-            full = bucket_bytes
-        else:
-            full = DEFAULT_BUCKET_BYTES if found else FIRST_BUCKET_BYTES
-        if filled and filled >= full:
-            found.append((filled, passed))
-            filled = 0.0
-    if filled:
-        found.append((filled, passed))
-    return found
 
 
 def expected_max_of_normals(count: NDArray[Any]) -> Floats:

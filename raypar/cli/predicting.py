@@ -81,17 +81,13 @@ def predict(
 ) -> None:
     """Predict time, throughput and efficiency with more workers or another network, from a study that was measured."""
     with told(debug):
-        from raypar.analysis.calibration import (
-            calibrate,
-            choose_results,
-            fit_study_network,
-            measured_points,
-            variation_of,
-        )
+        from raypar.analysis.calibration import calibrate, fit_study_network
         from raypar.analysis.laws import Scaling
+        from raypar.analysis.measured import choose_results, measured_points, variation_of
         from raypar.analysis.network import Network, Topology, parse_network
-        from raypar.analysis.predict import communication_of, training_of, worker_counts
         from raypar.analysis.predict import predict as predicted
+        from raypar.analysis.predict import worker_counts
+        from raypar.analysis.training import communication_of, training_of
         from raypar.report.predict import Told, check_plot_path, print_prediction, write_plot
 
         asked = _counts(workers)
@@ -163,7 +159,7 @@ def _usual_algorithm(config: Mapping[str, Any], *, is_given: bool, nodes_of: int
 
 def _probed(device: str) -> Network:
     """The link between two workers of this machine."""
-    from raypar.analysis.network import fit_network
+    from raypar.analysis.all_reduce import fit_network
     from raypar.run.probe import probe_all_reduces
 
     typer.echo("measuring all-reduces between two workers …", err=True)
@@ -247,7 +243,7 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
 def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequence[str]) -> str:
     """Of what the layers follow from: the code that makes the network, and its hyperparameters."""
     from raypar import __version__
-    from raypar.analysis.calibration import FREE_KEYS
+    from raypar.analysis.measured import FREE_KEYS
 
     assert workload.model is not None
     try:

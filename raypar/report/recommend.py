@@ -9,22 +9,19 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from raypar import units
-from raypar.analysis.candidates import Candidate, median_s
+from raypar.analysis.candidates import Candidate
 from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Outcome, Recommendation, Settling
 from raypar.analysis.settle import MARGIN, Basis, Confidence
-from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Fate, Start, Target
 from raypar.report.plain import encodable
+from raypar.report.recommend_table import MAX_ROWS, ranked, table_of, time_told
 from raypar.study.trial import point_label
 
-MAX_ROWS = 15
-MIN_WIDTH = 75  # of a table whose numbers stay in one piece
 MAX_NAMED = 4
 _STARTS = {
     Start.FIRST_STEP: "Times run from the first timed step to the evaluation that reaches the target; start-up, "
@@ -50,7 +47,7 @@ def print_recommendation(
 
     paragraph(_asked(found))
     console.print()
-    console.print(_table(console, found))
+    console.print(table_of(console, found))
     console.print()
     for text in _answer(found):
         paragraph(text)
@@ -96,66 +93,6 @@ def _target(target: Target) -> str:
     )
 
 
-def _table(console: Console, found: Recommendation) -> Table:
-    ranked = _ranked(found)[:MAX_ROWS]
-    heads = [
-        "",
-        "point",
-        "reached" if found.ask.target else "n",
-        "time",
-        found.question.metric,
-        "eff.",
-        "cost",
-        "left out because",
-    ]
-    shown = [True, True, True, True]
-    shown += [
-        any(values) for values in zip(*((c.metric, c.efficiency, c.cost, c.why_not) for c in ranked), strict=True)
-    ]
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for head, is_shown in zip(heads, shown, strict=True):
-        is_text = head in ("", "point", "time", "left out because")
-        if is_shown:
-            table.add_column(
-                Text(encodable(head, console.encoding)),
-                justify="left" if is_text else "right",
-                overflow="fold",
-                # What must not wrap is cut where there is no room for it at all.
-                no_wrap=console.width >= MIN_WIDTH and head not in ("point", "left out because"),
-            )
-    for c in ranked:
-        cells = [cell for cell, is_shown in zip(_cells(found, c), shown, strict=True) if is_shown]
-        style = "bold" if c is found.chosen else "dim" if c.why_not else ""
-        table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells), style=style)
-    return table
-
-
-def _ranked(found: Recommendation) -> list[Candidate]:
-    """The chosen one first, then the others that may be, by their time, then the rest."""
-    return sorted(found.candidates, key=lambda c: (c is not found.chosen, bool(c.why_not), median_s(c)))
-
-
-def _cells(found: Recommendation, c: Candidate) -> tuple[str, ...]:
-    if c.to_target is not None:
-        num = f"{c.to_target.num_in(Fate.REACHED)}/{len(c.to_target.trials)}"
-    else:
-        num = str(len(c.times))
-    return (
-        (">" if c is found.chosen else " ") + ("*" if c.is_on_front else " "),
-        point_label(c.point),
-        num,
-        _seconds(c.time_s),
-        units.score(found.question.metric, c.metric.value) if c.metric else units.MISSING,
-        units.percent(c.efficiency.value) if c.efficiency else units.MISSING,
-        units.number(c.cost.value, 3) if c.cost else units.MISSING,
-        c.why_not,
-    )
-
-
-def _seconds(time_s: Estimate | None) -> str:
-    return units.seconds_interval(time_s.value, time_s.low, time_s.high) if time_s else units.MISSING
-
-
 def _answer(found: Recommendation) -> Iterator[str]:
     """Which one, why, the runner-up, how sure."""
     chosen = found.chosen
@@ -179,7 +116,7 @@ def _answer(found: Recommendation) -> Iterator[str]:
 
 def _what(found: Recommendation, chosen: Candidate) -> str:
     cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
-    time = _seconds(chosen.time_s)
+    time = time_told(chosen.time_s)
     return f"{time} to {_target(found.ask.target)}{cost}" if found.ask.target else f"{time}{cost}"
 
 
@@ -268,7 +205,7 @@ def _batches(group: BatchGroup) -> Iterator[str]:
 
 def _notes(found: Recommendation) -> Iterator[str]:
     """What to mind, and what the marks mean."""
-    hidden = _ranked(found)[MAX_ROWS:]
+    hidden = ranked(found)[MAX_ROWS:]
     if hidden:
         yield f"{units.counted(len(hidden), 'more point')} not shown, {sum(bool(c.why_not) for c in hidden)} left out."
     priced = any(c.cost for c in found.candidates)

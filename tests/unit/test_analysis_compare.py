@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import CONFIG, make_result
 
-from raypar.analysis.compare import MEANS, Comparison, Difference, Gate, Side, compare, difference_estimate, match
+from raypar.analysis.compare import Comparison, Difference, Gate, Side, compare
+from raypar.analysis.matching import MEANS, match
 from raypar.analysis.question import PointSamples, Question
-from raypar.analysis.stats import Estimate, Method, median_estimate
+from raypar.analysis.stats import Estimate, Method, difference_estimate, median_estimate
 from raypar.errors import RayparError
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState

@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypar.analysis.network import (
-    DEFAULT_LATENCY_S,
-    PAYLOAD_SHARE,
-    Algorithm,
-    Network,
-    Topology,
-    all_reduce_cost,
-    all_reduce_s,
-    fit_network,
-    parse_network,
-)
+from raypar.analysis.all_reduce import Algorithm, all_reduce_cost, all_reduce_s, fit_network
+from raypar.analysis.network import DEFAULT_LATENCY_S, PAYLOAD_SHARE, Network, Topology, parse_network
 from raypar.errors import RayparError
 
 LINK = Network(1e-3, 1e6)  # 1 ms, 1 MB/s

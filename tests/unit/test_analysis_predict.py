@@ -13,28 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.calibration import (
-    Calibration,
-    Measured,
-    calibrate,
-    choose_results,
-    drawn_medians,
-    epoch_samples,
-    fit_study_network,
-    measured_points,
-    variation_of,
-)
+from raypar.analysis.calibration import Calibration, calibrate, drawn_medians, fit_study_network
 from raypar.analysis.laws import Scaling
+from raypar.analysis.left_out import leave_one_out
+from raypar.analysis.measured import Measured, choose_results, epoch_samples, measured_points, variation_of
 from raypar.analysis.network import Network, Topology
-from raypar.analysis.predict import (
-    Training,
-    communication_of,
-    leave_one_out,
-    predict,
-    training_of,
-    worker_counts,
-)
+from raypar.analysis.predict import predict, worker_counts
 from raypar.analysis.step_model import Communication, LayerCost, Limit, simulate_step
+from raypar.analysis.training import Training, communication_of, training_of
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypar.analysis.network import Network, Topology, all_reduce_s
+from raypar.analysis.all_reduce import all_reduce_s
+from raypar.analysis.buckets import MIB, buckets
+from raypar.analysis.network import Network, Topology
 from raypar.analysis.step_model import (
-    MIB,
     Communication,
     LayerCost,
     Limit,
     StepTime,
-    buckets,
     expected_max_of_normals,
     one_layer,
     simulate_step,

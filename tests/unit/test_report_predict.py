@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raypar.analysis.calibration import Measured, calibrate
+from raypar.analysis.calibration import calibrate
 from raypar.analysis.laws import Scaling
+from raypar.analysis.measured import Measured
 from raypar.analysis.network import Network, Topology
-from raypar.analysis.predict import Training, predict
+from raypar.analysis.predict import predict
 from raypar.analysis.step_model import Communication, LayerCost
+from raypar.analysis.training import Training
 from raypar.errors import RayparError
 from raypar.report.predict import BAR_WIDTH, Told, check_plot_path, print_prediction
 

@@ -1,0 +1,254 @@
+"""What an all-reduce costs on a network, by the alpha-beta model: a message of n bytes takes alpha + n x beta.
+
+Links carry both directions at once, and none stands in the way of another. What adding two gradients up takes is part
+of a measured beta, and left out of a given one.
+
+- Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994: alpha and beta
+- Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005
+- Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009
+- Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing
+  35(12), 2009
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from raypar.analysis.network import Network, Topology
+from raypar.errors import RayparError
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+# gloo sends in segments of at most so many bytes (`maxSegmentSize` in gloo/allreduce.h), and has two on their way.
+GLOO_SEGMENT_BYTES = 2**20
+
+
+class Algorithm(StrEnum):
+    """How workers come to the sum of their gradients.
+
+    "auto" is the one of ring, tree and hierarchical that is fastest for the bytes and workers; "gloo" is what torch
+    does on CPUs.
+    """
+
+    AUTO = "auto"
+    RING = "ring"
+    GLOO = "gloo"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an all-reduce takes; arrays have the shapes of the bytes and workers it was asked for, broadcast.
+
+    Attributes:
+        latency_s: the messages' latencies.
+        transfer_s: what the bytes take.
+    """
+
+    latency_s: Floats
+    transfer_s: Floats
+
+    @property
+    def total_s(self) -> Floats:
+        return self.latency_s + self.transfer_s
+
+
+@overload
+def all_reduce_s(
+    num_bytes: float, num_workers: int, network: Network | Topology, algorithm: Algorithm | str = ...
+) -> float: ...
+
+
+@overload
+def all_reduce_s(
+    num_bytes: float | Floats,
+    num_workers: int | NDArray[Any],
+    network: Network | Topology,
+    algorithm: Algorithm | str = ...,
+) -> float | Floats: ...
+
+
+def all_reduce_s(
+    num_bytes: float | Floats,
+    num_workers: int | NDArray[Any],
+    network: Network | Topology,
+    algorithm: Algorithm | str = Algorithm.RING,
+) -> float | Floats:
+    """Seconds of an all-reduce among so many workers: see `all_reduce_cost`. A number for numbers."""
+    total = all_reduce_cost(num_bytes, num_workers, network, algorithm).total_s
+    return float(total) if total.ndim == 0 else total
+
+
+def all_reduce_cost(
+    num_bytes: float | Floats,
+    num_workers: int | NDArray[Any],
+    network: Network | Topology,
+    algorithm: Algorithm | str = Algorithm.RING,
+) -> Cost:
+    """What an all-reduce of n bytes takes among N workers, and nothing among one.
+
+    - ring: reduce-scatter, then all-gather, of N parts in N - 1 steps each (Patarasuk and Yuan 2009; what NCCL
+      does for large messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest
+      link; the workers stand in the order of their nodes, so that a node's link carries one message each way.
+    - gloo: a ring whose messages go in segments of up to 1 MiB, at least two for each part, and each only after the
+      receiver has asked for it, which it does when the segment before the last has come. So a step of short messages
+      takes 2 alpha, and two segments of s bytes can't follow two others in less than 2 alpha + s beta:
+      with k segments a part, 2 (2 alpha + ((N - 1) k / 2 - 1) max(0, 2 alpha - s beta)) + 2 (N - 1) / N n beta (by
+      gloo's source, allreduce.cc and transport/tcp/pair.cc).
+    - tree: up to a root and down again in pieces, over two trees that share the work (Sanders et al. 2009; NCCL for
+      small messages among many): 2 ceil(log2 N) alpha + 2 n beta. Over M nodes of K workers, a chain in each node and
+      trees between them: 2 (K - 1) alpha_within + 2 ceil(log2 M) alpha_between + 2 n max(beta).
+    - hierarchical: reduce-scatter in the node, an all-reduce of each worker's part with its like in the other nodes by
+      ring or tree, whichever is faster, all-gather in the node (Thakur et al. 2005 of the parts; Goyal et al.
+      2017, https://arxiv.org/abs/1706.02677, of the whole): 2 (K - 1) alpha_within + 2 (K - 1) / K n beta_within,
+      and the ring's or tree's cost for M nodes and n bytes, since the K workers of a node share its link.
+
+    Args:
+        num_bytes: of the gradients of one worker, at least 0; may be an array.
+        num_workers: at least 1; may be an array, which is broadcast with the bytes.
+        network: one kind of link between all workers, or nodes.
+        algorithm: which, by value or name.
+
+    Raises:
+        RayparError: no such algorithm.
+    """
+    known = {str(one): one for one in Algorithm}
+    if str(algorithm) not in known:
+        raise RayparError(f"no all-reduce algorithm {str(algorithm)!r}", hint=f"one of {', '.join(known)}")
+    algorithm = known[str(algorithm)]
+    topology = network if isinstance(network, Topology) else Topology(1, network, network)
+    n, workers = np.broadcast_arrays(np.asarray(num_bytes, np.float64), np.asarray(num_workers, np.float64))
+    costs = {
+        Algorithm.RING: _ring_over_nodes,
+        Algorithm.TREE: _tree_over_nodes,
+        Algorithm.HIERARCHICAL: _hierarchical,
+    }
+    if algorithm is Algorithm.GLOO:
+        cost = _gloo_over_nodes(n, workers, topology)
+    elif algorithm is not Algorithm.AUTO:
+        cost = costs[algorithm](n, workers, topology)
+    else:
+        cost = _fastest([of(n, workers, topology) for of in costs.values()])
+    alone = (workers <= 1) | (n <= 0)
+    return Cost(np.where(alone, 0.0, cost.latency_s), np.where(alone, 0.0, cost.transfer_s))
+
+
+def fit_network(
+    samples: Sequence[tuple[float, float]], num_workers: int, algorithm: Algorithm | str = Algorithm.RING
+) -> Network:
+    """The link whose all-reduces take what was measured, by least squares of the relative errors.
+
+    Args:
+        samples: (bytes, seconds) of all-reduces; two sizes or more tell alpha from beta.
+        num_workers: among how many, at least 2.
+        algorithm: how they were done: ring or tree.
+
+    Raises:
+        RayparError: the samples are too few, or show no bandwidth.
+    """
+    if str(algorithm) not in (Algorithm.RING, Algorithm.TREE):
+        raise RayparError(f"a network can't be fitted to algorithm {str(algorithm)!r}", hint="take ring or tree")
+    if num_workers < 2:
+        raise RayparError("a network can't be fitted to one worker: it sends nothing", hint="measure with 2 or more")
+    if len({size for size, _ in samples}) < 2:
+        raise RayparError(
+            f"{len(samples)} all-reduces of one size don't tell latency from bandwidth", hint="measure two sizes"
+        )
+    sizes, times_s = np.array(samples, dtype=np.float64).T
+    if not (np.all(sizes > 0) and np.all(times_s > 0)):
+        raise RayparError("all-reduces of no bytes or no time can't be fitted", hint="leave them out")
+    # The cost is linear in alpha and beta: what each counts for is read off links that have only one of them.
+    alphas = all_reduce_s(sizes, np.asarray(num_workers), Network(1.0, math.inf), algorithm)
+    betas = all_reduce_s(sizes, np.asarray(num_workers), Network(0.0, 1.0), algorithm)
+    # Bytes are large and alpha's counts small: in units of the largest message, both columns are alike.
+    unit = float(np.max(sizes))
+    columns = np.stack([np.asarray(alphas), np.asarray(betas) / unit], axis=1)
+    (latency_s, s_per_unit), _ = nnls(columns / times_s[:, None], np.ones(len(times_s)))
+    if s_per_unit <= 0:
+        raise RayparError(
+            "the all-reduces take no longer for more bytes: no bandwidth shows", hint="measure larger messages"
+        )
+    return Network(float(latency_s), unit / float(s_per_unit))
+
+
+def _ring(n: Floats, workers: Floats, latency_s: Floats, s_per_byte: Floats) -> Cost:
+    steps = 2 * (workers - 1)
+    return Cost(steps * latency_s, steps / workers * n * s_per_byte)
+
+
+def _gloo_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    latency_s, s_per_byte = _slowest(*_nodes(workers, topology), topology)
+    part = n / workers
+    num_segments = np.maximum(2, np.ceil(part / GLOO_SEGMENT_BYTES))
+    pairs = (workers - 1) * num_segments / 2  # one after the other, first to reduce and then to gather
+    stall_s = np.maximum(0.0, 2 * latency_s - part / num_segments * s_per_byte)
+    waited_s = 2 * (2 * latency_s + (pairs - 1) * stall_s)
+    return Cost(waited_s, _ring(n, workers, latency_s, s_per_byte).transfer_s)
+
+
+def _trees(n: Floats, workers: Floats, latency_s: float, s_per_byte: float) -> Cost:
+    return Cost(2 * _height(workers) * latency_s, np.where(workers > 1, 2 * n * s_per_byte, 0.0))
+
+
+def _height(workers: Floats) -> Floats:
+    return np.ceil(np.log2(np.maximum(workers, 1)))
+
+
+def _nodes(workers: Floats, topology: Topology) -> tuple[Floats, Floats]:
+    """How many workers the fullest node has, and how many nodes there are."""
+    local = np.minimum(workers, topology.workers_per_node)
+    return local, np.ceil(workers / topology.workers_per_node)
+
+
+def _ring_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    local, nodes = _nodes(workers, topology)
+    latency_s, s_per_byte = _slowest(local, nodes, topology)
+    return _ring(n, workers, latency_s, s_per_byte)
+
+
+def _tree_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    local, nodes = _nodes(workers, topology)
+    within, between = topology.within, topology.between
+    # A node alone has a tree: a chain would pay for its length.
+    chain = np.where(nodes > 1, local - 1, _height(local)) * within.latency_s
+    latency_s = 2 * (chain + _height(nodes) * between.latency_s)
+    return Cost(latency_s, 2 * n * _slowest(local, nodes, topology)[1])
+
+
+def _hierarchical(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    local, nodes = _nodes(workers, topology)
+    within, between = topology.within, topology.between
+    inside = _ring(n, local, np.asarray(within.latency_s), np.asarray(within.s_per_byte))
+    ring = _ring(n, nodes, np.asarray(between.latency_s), np.asarray(between.s_per_byte))
+    across = _fastest([ring, _trees(n, nodes, between.latency_s, between.s_per_byte)])
+    return Cost(inside.latency_s + across.latency_s, inside.transfer_s + across.transfer_s)
+
+
+def _slowest(local: Floats, nodes: Floats, topology: Topology) -> tuple[Floats, Floats]:
+    """The larger alpha and the larger beta of the kinds of links that are in use."""
+    within, between = topology.within, topology.between
+    inside, across = local > 1, nodes > 1
+    return (
+        np.maximum(inside * within.latency_s, across * between.latency_s),
+        np.maximum(inside * within.s_per_byte, across * between.s_per_byte),
+    )
+
+
+def _fastest(costs: Sequence[Cost]) -> Cost:
+    best = costs[0]
+    for other in costs[1:]:
+        is_less = other.total_s < best.total_s
+        best = Cost(
+            np.where(is_less, other.latency_s, best.latency_s), np.where(is_less, other.transfer_s, best.transfer_s)
+        )
+    return best
