@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Tags of an execution that say where its results come from, see raypar.provenance.
 _ORIGIN = ("host", "os", "cpu", "cores", "gpu")
 _ORIGIN_SECTIONS = ("version.", "git.")
-_EXECUTIONS = "tags.`raypar.kind` = 'execution'"
 
 
 def export(
@@ -95,11 +94,11 @@ def read_study(name: str, tracking_uri: str, folder: Path) -> StoredStudy:
         raise RayparError(f"the store does not say what study `{name}` asks", hint=hint) from None
     tags, description = store.origin(name)
     # The latest execution, then the others from the last to the first.
-    executions = [tags, *(r.data.tags for r in RunReader(tracking_uri, folder).runs(name, _EXECUTIONS))]
+    executions = [tags, *(run.tags for run in RunReader(tracking_uri, folder).runs(name, kind="execution"))]
     origin: dict[str, dict[str, None]] = {}
-    for tags in executions:
-        for key in sorted(tags):
+    for own in executions:
+        for key in sorted(own):
             if key in _ORIGIN or key.startswith(_ORIGIN_SECTIONS):
-                origin.setdefault(key, {})[tags[key]] = None
+                origin.setdefault(key, {})[own[key]] = None
     values = {key: tuple(reversed(found)) for key, found in origin.items()}
     return StoredStudy(question, results, values, description, store)

@@ -64,6 +64,21 @@ class ChildRun:
     files: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as a store gives it back, as far as raypar asks.
+
+    Attributes:
+        artifact_uri: where its files are.
+        start_ms: Unix time in milliseconds.
+    """
+
+    run_id: str
+    artifact_uri: str
+    start_ms: int
+    tags: Mapping[str, str]
+
+
 def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> ChildRun:
     """What MLflow is given of a result; the same for the same arguments, so it can be sent twice."""
     start_s = result.started_at or recorded_at

@@ -15,7 +15,7 @@ from raypar.track import spool
 from raypar.track.check import check_writable
 from raypar.track.names import join_tag
 from raypar.track.reader import RunReader
-from raypar.track.runs import RESULT_FILE, SOURCE_FILE, latest, result_from_tags, without_step_times
+from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, latest, result_from_tags, without_step_times
 from raypar.train.job import MODEL_FOLDER
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,10 @@ class Store:
         # The spool before the store: what is uploaded in between is then seen twice, not missed.
         pending = self._pending_results(study_name)
         found: list[TrialResult] = []
-        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'trial'"):
-            result = result_from_tags(run.data.tags) or self._result_from_file(run)
+        for run in self._reader.runs(study_name, kind="trial"):
+            result = result_from_tags(run.tags) or self._result_from_file(run)
             if result is None:
-                log.warning("the run %s holds no result that can be read, skipped", run.info.run_id)
+                log.warning("the run %s holds no result that can be read, skipped", run.run_id)
             else:
                 found.append(result)
         return latest([without_step_times(result) for result in (*found, *pending)])
@@ -74,7 +74,7 @@ class Store:
         """``[rank][step]`` of the trial that `results` gives for this identity; empty if there is none."""
         found = [result for result in self._pending_results(study_name) if result.spec.identity == identity]
         if identity.isalnum():
-            for run in self._reader.runs(study_name, f"tags.`raypar.identity` = '{identity}'"):
+            for run in self._reader.runs(study_name, identity=identity):
                 if (result := self._result_from_file(run)) is not None:
                     found.insert(0, result)
         best = latest(found)
@@ -90,7 +90,7 @@ class Store:
                     return kept
         if identity.isalnum():
             to = self._project_dir / ".raypar" / "models" / identity
-            for run in self._reader.runs(study_name, f"tags.`raypar.identity` = '{identity}'"):
+            for run in self._reader.runs(study_name, identity=identity):
                 if (folder := self._reader.read_folder(run, MODEL_FOLDER, to)) is not None:
                     return folder
         return None
@@ -100,13 +100,13 @@ class Store:
         pending = list(self._pending())
         experiment_ids = self._reader.experiments()
         executions: dict[str, _Execution] = {}
-        for run in self._reader.search(list(experiment_ids.values()), "tags.`raypar.kind` = 'execution'"):
-            tags = run.data.tags
-            executions[tags.get("raypar.uid", run.info.run_id)] = _Execution(
+        for run in self._reader.search(list(experiment_ids.values()), kind="execution"):
+            tags = run.tags
+            executions[tags.get("raypar.uid", run.run_id)] = _Execution(
                 tags.get("raypar.study", ""),
                 int(tags.get("raypar.num_finished", 0)),
                 int(tags.get("raypar.num_failed", 0)),
-                float(tags.get("raypar.last_used_at", run.info.start_time / 1000)),
+                float(tags.get("raypar.last_used_at", run.start_ms / 1000)),
             )
         for record in pending:  # later than what the store has of the same execution
             totals = record["totals"]
@@ -133,7 +133,7 @@ class Store:
         """The text of the study's file as of its latest execution; None if none is kept."""
         if record := self._pending_execution(study_name):
             return str(record["study_source"]) or None
-        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
+        for run in self._reader.runs(study_name, kind="execution"):
             return self._reader.read_file(run, SOURCE_FILE)
         return None
 
@@ -146,7 +146,7 @@ class Store:
         ]
         if texts:
             return str(texts[-1])
-        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
+        for run in self._reader.runs(study_name, kind="execution"):
             if (text := self._reader.read_file(run, name)) is not None:
                 return text
         return None
@@ -159,8 +159,8 @@ class Store:
         """Where the latest execution's numbers come from: its tags, and what the study asks, for people."""
         if record := self._pending_execution(study_name):
             return dict(record["tags"]), str(record["description"])
-        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
-            tags = {key: join_tag(run.data.tags, key) or "" for key in run.data.tags}
+        for run in self._reader.runs(study_name, kind="execution"):
+            tags = {key: join_tag(run.tags, key) or "" for key in run.tags}
             return tags, tags.get("mlflow.note.content", "")
         return {}, ""
 
@@ -179,11 +179,11 @@ class Store:
     def _execution_json(self, study_name: str, tag: str) -> dict[str, Any]:
         if record := self._pending_execution(study_name):
             return _json_object(record["tags"].get(tag))
-        for run in self._reader.runs(study_name, "tags.`raypar.kind` = 'execution'"):
-            return _json_object(join_tag(run.data.tags, tag))
+        for run in self._reader.runs(study_name, kind="execution"):
+            return _json_object(join_tag(run.tags, tag))
         return {}
 
-    def _result_from_file(self, run: Any) -> TrialResult | None:
+    def _result_from_file(self, run: StoredRun) -> TrialResult | None:
         try:
             return TrialResult.from_json(self._reader.read_file(run, RESULT_FILE) or "")
         except (ValueError, KeyError, TypeError, AttributeError):

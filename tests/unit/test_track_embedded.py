@@ -1,0 +1,247 @@
+"""An embedded database gives the same read with SQL as through MLflow, and is left alone by either."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.track.embedded import EmbeddedRuns, Unfamiliar
+from raypar.track.reader import RunReader
+from raypar.track.recorder import Execution, Recorder
+from raypar.track.runs import StoredRun
+from raypar.track.store import Store
+
+ODD = 'it\'s "quoted" `so`, naïve 研究 100%'
+LONG = "x" * 600
+STUDIES = ("mnist", "empty", "unfinished", "deleted", "restored", ODD, LONG, "never run")
+
+
+def result(study: str, batch_size: int, *, failed: bool = False, at: float = 1.7e9, noise: str = "") -> TrialResult:
+    config = {"num_workers": 1, "batch_size": batch_size, "device": "cpu", "cpus_per_worker": 1}
+    return TrialResult(
+        spec=TrialSpec(study, "mlp", {"batch_size": batch_size}, config, 0, 0),
+        state=TrialState.FAILED if failed else TrialState.FINISHED,
+        started_at=at,
+        wall_s=2.0,
+        train_time_s=None if failed else 1.0,
+        reports=() if failed else ({"epoch": 1, "accuracy": 0.5},),
+        step_times_s=((0.5, 0.5),),
+        environment={"node": "n", "noise": noise},
+        failure=Failure(FailureKind.ERROR, "boom") if failed else None,
+    )
+
+
+def record(project: Path, uri: str, study: str, uid: str, *results: TrialResult, closed: bool = True) -> None:
+    execution = Execution(
+        uid,
+        study,
+        started_at=1.7e9 + len(uid),
+        tags={"raypar.question": '{"q": "' + "long " * 4000 + '"}'},
+        description="What for?",
+        study_source="study = 1\n",
+    )
+    recorder = Recorder(execution, tracking_uri=uri, project_dir=project, now=lambda: 1.8e9)
+    recorder.start()
+    for each in results:
+        recorder.record(each)
+    if closed:
+        assert recorder.close("finished") == 0
+    else:
+        recorder._let_go()  # as if the process had died
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A store in which studies were finished, resumed, cut short, deleted and restored, and others' experiments are."""
+    from raypar.track.client import connect
+
+    folder = tmp_path_factory.mktemp("a project, 100% #1?")
+    uri = f"sqlite:///{folder.as_posix().replace('%', '%25').replace('#', '%23').replace('?', '%3F')}/mlflow.db"
+    client = connect(uri)
+    record(folder, uri, "mnist", "e1", result("mnist", 32), result("mnist", 64, failed=True), result("mnist", 128))
+    record(folder, uri, "mnist", "e22", result("mnist", 64, at=1.75e9), result("mnist", 256, noise="研" * 9000))
+    record(folder, uri, "empty", "e3")
+    record(folder, uri, "unfinished", "e4", result("unfinished", 32), closed=False)
+    for study in ("deleted", "restored", ODD, LONG):
+        record(folder, uri, study, f"e-{len(study)}", *(result(study, size, at=1.6e9 + size) for size in (32, 64)))
+    ids = {study: Store(uri, folder).experiment_id(study) for study in STUDIES}
+    assert list(ids.values()).count(None) == 1
+    client.delete_experiment(ids["deleted"])
+    client.delete_experiment(ids["restored"])
+    client.restore_experiment(ids["restored"])
+    gone = client.search_runs([ids[ODD]], "tags.`raypar.kind` = 'trial'")
+    client.delete_run(gone[0].info.run_id)
+    others = client.create_experiment("someone's own")
+    client.create_run(others, tags={"raypar.kind": "trial", "raypar.uid": "no study"})
+    client.create_run(ids["mnist"], tags={"raypar.kind": "Trial"})
+    client.create_run(ids["mnist"])
+    return folder
+
+
+def by_sql(project: Path) -> str:
+    return f"sqlite:///{project.as_posix().replace('%', '%25').replace('#', '%23').replace('?', '%3F')}/mlflow.db"
+
+
+def by_mlflow(project: Path) -> str:
+    """The same database, by a name that only MLflow knows."""
+    uri = by_sql(project).replace("sqlite:", "sqlite+pysqlite:")
+    with pytest.raises(Unfamiliar):
+        EmbeddedRuns(uri).experiments()
+    return uri
+
+
+def fingerprint(project: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in project.iterdir() if p.is_file()}
+
+
+def test_the_database_that_this_mlflow_makes_is_familiar(project):
+    assert EmbeddedRuns(by_sql(project)).experiments(), "a new schema: look at it, then add it to SCHEMAS"
+
+
+def test_experiments_and_runs_are_those_that_mlflow_gives(project):
+    quick, slow = (RunReader(uri, project) for uri in (by_sql(project), by_mlflow(project)))
+    experiments = EmbeddedRuns(by_sql(project)).experiments()
+    assert list(experiments.items()) == list(slow.experiments().items())
+    assert set(experiments) == set(STUDIES) - {"deleted", "never run"}
+    for study in STUDIES:
+        assert quick.experiment_id(study) == slow.experiment_id(study), study
+    ids = list(experiments.values())
+    for tags in ({"kind": "trial"}, {"kind": "execution"}, {"kind": "trial", "repeat": "0"}, {"kind": "no such"}):
+        read = EmbeddedRuns(by_sql(project)).search(ids, {f"raypar.{k}": v for k, v in tags.items()})
+        assert read == list(slow.search(ids, **tags)), tags
+        assert len({run.run_id for run in read}) == len(read)
+    # 5 of mnist, 1 unfinished, 2 of the long name, 1 of the odd one; a restored experiment's runs stay deleted or not
+    assert len(list(quick.search(ids, kind="trial"))) >= 9
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_store_says_of_a_study_what_it_says_through_mlflow(project, study):
+    quick, slow = (Store(uri, project) for uri in (by_sql(project), by_mlflow(project)))
+    assert quick.results(study) == slow.results(study)
+    assert quick.question(study) == slow.question(study)
+    assert quick.origin(study) == slow.origin(study)
+    assert quick.study_source(study) == slow.study_source(study)
+    assert quick.experiment_id(study) == slow.experiment_id(study)
+    for identity in [r.spec.identity for r in quick.results(study)] or ["0" * 16]:
+        assert quick.step_times(study, identity) == slow.step_times(study, identity)
+
+
+def test_the_list_of_studies_is_the_one_through_mlflow(project):
+    found = Store(by_sql(project), project).studies()
+    assert found == Store(by_mlflow(project), project).studies()
+    assert {s.name: (s.num_executions, s.num_finished, s.num_failed) for s in found}["mnist"] == (2, 4, 1)
+
+
+def test_no_study_and_no_trial_is_asked_for_through_mlflow(project):
+    """In a process of its own: here MLflow is imported already."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom raypar.track.store import Store\n"
+        "store = Store(sys.argv[1], Path(sys.argv[2]))\n"
+        "assert store.studies() and store.results('mnist') and store.question('mnist') and store.origin('mnist')\n"
+        "assert store.step_times('mnist', store.results('mnist')[0].spec.identity)\n"
+        "print(sorted({'mlflow', 'sqlalchemy', 'torch', 'ray'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, by_sql(project), str(project)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    assert done.stdout.strip() == "[]"
+
+
+def test_reading_changes_no_byte_and_adds_no_file(project):
+    before = fingerprint(project)
+    store = Store(by_sql(project), project)
+    assert store.studies() and store.results("mnist") and store.origin(ODD)
+    assert fingerprint(project) == before
+
+
+@pytest.fixture
+def copied(project, tmp_path):
+    shutil.copy(project / "mlflow.db", tmp_path / "mlflow.db")
+    return tmp_path
+
+
+def alter(project: Path, statement: str) -> None:
+    with closing(sqlite3.connect(project / "mlflow.db")) as database:
+        database.execute(statement)
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE alembic_version SET version_num = 'ffffffffffff'",
+        "DELETE FROM alembic_version",
+        "DROP TABLE alembic_version",
+        "ALTER TABLE tags RENAME COLUMN value TO worth",
+        "UPDATE experiments SET workspace = 'team' WHERE experiment_id = 0",
+    ],
+)
+def test_a_database_that_looks_different_is_left_to_mlflow_and_unchanged(copied, statement):
+    alter(copied, statement)
+    before = fingerprint(copied)
+    runs = EmbeddedRuns(by_sql(copied))
+    with pytest.raises(Unfamiliar):
+        runs.search(["1"], {"raypar.kind": "trial"})
+    assert fingerprint(copied) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all" * 100])
+def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path, content):
+    (tmp_path / "mlflow.db").write_bytes(content)
+    with pytest.raises(Unfamiliar):
+        EmbeddedRuns(by_sql(tmp_path)).experiments()
+    assert [p.name for p in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_locked_database_is_left_to_mlflow(copied, monkeypatch):
+    monkeypatch.setattr("raypar.track.embedded.LOCK_TIMEOUT_S", 0.0)
+    with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Unfamiliar):
+            EmbeddedRuns(by_sql(copied)).experiments()
+        writer.execute("ROLLBACK")
+    assert EmbeddedRuns(by_sql(copied)).experiments()
+
+
+def test_a_writer_in_the_middle_of_a_transaction_is_not_waited_for_and_not_seen(copied, monkeypatch):
+    monkeypatch.setattr("raypar.track.embedded.LOCK_TIMEOUT_S", 0.0)
+    before = EmbeddedRuns(by_sql(copied)).experiments()
+    with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("DELETE FROM experiment_tags")
+        assert EmbeddedRuns(by_sql(copied)).experiments() == before
+        writer.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["http://localhost:5000", "postgresql://host/mlflow", "sqlite://", "sqlite:///:memory:", "sqlite:///a.db?x=1"],
+)
+def test_every_other_store_is_left_to_mlflow(uri):
+    with pytest.raises(Unfamiliar):
+        EmbeddedRuns(uri).experiments()
+
+
+def test_workspaces_are_left_to_mlflow(project, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "true")
+    with pytest.raises(Unfamiliar):
+        EmbeddedRuns(by_sql(project)).experiments()
+    monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "false")
+    assert EmbeddedRuns(by_sql(project)).experiments()
+
+
+def test_runs_of_the_same_start_come_in_the_order_of_their_ids(project):
+    ids = list(EmbeddedRuns(by_sql(project)).experiments().values())
+    runs = EmbeddedRuns(by_sql(project)).search(ids, {"raypar.kind": "trial"})
+
+    def place(run: StoredRun) -> tuple[int, str]:
+        return -run.start_ms, run.run_id
+
+    assert runs == sorted(runs, key=place)
