@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raypar.cli.exporting import read_study
 from raypar.errors import RayparError
-from raypar.report.export import frame_of
+from raypar.report.trial_rows import frame_of
+from raypar.stored_study import read_study
 from raypar.track.store import default_tracking_uri
 
 if TYPE_CHECKING:

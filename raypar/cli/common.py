@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError
+from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,16 +41,6 @@ def store_of(tracking_uri: str | None) -> Any:
     from raypar.track.store import Store
 
     return Store(uri_of(tracking_uri), Path.cwd())
-
-
-def unknown_study(name: str, store: Any) -> RayparError:
-    from raypar.errors import suggest
-
-    known = [s.name for s in store.studies()]
-    if name in known:
-        return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
-    hint = suggest(name, known) if known else "the store is empty: `raypar study FILE` makes a study"
-    return RayparError(f"no study `{name}` in the store", hint=hint)
 
 
 def shipped_workloads() -> dict[str, Workload]:

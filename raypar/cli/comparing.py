@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from raypar.cli.common import EXIT_FAILED, stdout, told, uri_of
-from raypar.cli.exporting import read_study
 from raypar.cli.options import Debug, TrackingUri
 from raypar.errors import RayparError
 
@@ -40,6 +39,7 @@ def compare(
         from raypar.analysis.compare import Gate, Side
         from raypar.analysis.compare import compare as compared
         from raypar.report.compare import print_comparison, print_gate
+        from raypar.stored_study import read_study
         from raypar.track.client import shown_uri
 
         uris = [baseline_uri or uri_of(tracking_uri), uri_of(tracking_uri)]

@@ -74,34 +74,25 @@ def report(
 ) -> None:
     """Say what a study found, from the store; nothing is run."""
     with told(debug):
-        from raypar.analysis.chosen import with_final_test
-        from raypar.analysis.question import question_from_dict
-        from raypar.analysis.speedup import analyse
-        from raypar.final_test import last_final_test
         from raypar.report.console import print_report
+        from raypar.stored_study import read_study
 
         if open_html and html is None:
             raise RayparError("--open: there is no file to open", hint="name one: --html FILE")
-        store = store_of(tracking_uri)
-        results = store.results(name)
-        if not results:
-            raise unknown_study(name, store)
-        analysis = analyse(question_from_dict(store.question(name)), results)
-        analysis = with_final_test(analysis, last_final_test(store, name))
-        print_report(analysis, stdout())
+        study = read_study(name, uri_of(tracking_uri), Path.cwd())
+        print_report(study.analysis, stdout())
         if html is not None:
             from raypar.report.html import Origin, html_report, write_html
 
-            tags, description = store.origin(name)
-            origin = Origin(tags, description, store.study_source(name) or "")
-            write_html(html, html_report(analysis, results, origin))
+            origin = Origin(study.tags, study.description, study.source)
+            write_html(html, html_report(study.analysis, study.results, origin))
             say(stdout(), f"wrote {html}")
             if open_html:
                 typer.launch(html.resolve().as_uri())
         if figures is not None:
             from raypar.report.figures import figures_of, write_figures
 
-            written = write_figures(figures_of(analysis, results), figures, figure_format.value)
+            written = write_figures(figures_of(study.analysis, study.results), figures, figure_format.value)
             say(stdout(), f"wrote {len(written)} figures to {figures}: {', '.join(path.name for path in written)}")
 
 

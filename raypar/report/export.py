@@ -1,8 +1,4 @@
-"""A study for other programs and for other people: its trials as a table, its outcome as Markdown.
-
-There is one row per trial and one column per quantity; the unit is in the name (`train_time_s`). What differs from
-study to study has a prefix: ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and
-``environment.`` (where it ran; several ranks' values are joined by spaces).
+"""A study's trials as a file for other programs: `write`. The columns are those of `raypar.report.trial_rows`.
 
 ===========  ===================================================================================================
 file         what becomes of what it can't hold
@@ -17,68 +13,25 @@ file         what becomes of what it can't hold
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import math
 import os
-import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from raypar import units
-from raypar.analysis.question import TRAIN_TIME, Question
-from raypar.analysis.speedup import StudyAnalysis, pair_speedups
-from raypar.analysis.stats import Estimate
+from raypar.analysis.question import Question
 from raypar.errors import RayparError
-from raypar.study.trial import TrialResult, point_label
+from raypar.report.plain import as_utf8
+from raypar.report.trial_rows import frame_of, framed, rows_of
+from raypar.study.trial import TrialResult
 
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
-
-Row: TypeAlias = Mapping[str, Any]
 StepTimes: TypeAlias = Callable[[str], Sequence[Sequence[float]]]
 
 TABLES = (".csv", ".json", ".parquet")
 MARKDOWN = ".md"
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
-TIMES = ("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s", "throughput_samples_per_s")
-ENVIRONMENT = (
-    "node",
-    "device_name",
-    "cpu_model",
-    "cores",
-    "num_threads",
-    "cpu_wait_share",
-    "foreign_cpu_share",
-    "gang",
-)
-_LARGEST_INT = 2**63 - 1
-
-
-def rows_of(question: Question, results: Sequence[TrialResult]) -> list[Row]:
-    """One row per result, in the order in which they were started; all rows have the same keys in the same order.
-
-    Values are text, numbers, True and False, or None for what a trial has not; tuples become text as tables show it.
-    ``speedup`` is over the baseline's trial of the same block.
-    """
-    speedups = pair_speedups(question, results)
-    rows = [
-        _row(result, speedups.get(result.spec.identity))
-        for result in sorted(results, key=lambda r: (r.started_at, r.spec.order))
-    ]
-    groups = _in_order(rows)
-    return [{key: row.get(key) for key in groups} for row in rows]
-
-
-def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
-    """The rows as a pandas frame: whole numbers as Int64, truth values as boolean, numbers as float64, text as string.
-
-    ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline`` and ``swept``.
-    """
-    return _frame(rows_of(question, results), question)
 
 
 def check_path(path: Path, *, force: bool) -> None:
@@ -110,7 +63,7 @@ def write(
         match path.suffix.lower():
             case ".csv":
                 safe = [{key: neutralised(value) for key, value in row.items()} for row in rows_of(question, results)]
-                _frame(safe, question).to_csv(there, index=False, lineterminator="\n")
+                framed(safe, question).to_csv(there, index=False, lineterminator="\n")
             case ".parquet":
                 frame_of(question, results).to_parquet(there, index=False)
             case ".json":
@@ -142,85 +95,10 @@ def replacing(path: Path) -> Iterator[Path]:
         raise RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint) from None
 
 
-def write_markdown(path: Path, text: str) -> None:
-    """Write what `markdown_of` gave. Raises RayparError where the file can't be written."""
+def write_text(path: Path, text: str) -> None:
+    """Write a text in the place of what is there. Raises RayparError where the file can't be written."""
     with replacing(path) as there:
         there.write_text(text, encoding="utf-8")
-
-
-def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
-    """What the study found, for a paper or a pull request: GitHub's Markdown, in which names can't do anything.
-
-    Args:
-        origin: the provenance of its executions, each key with every value that occurred; empty: not known.
-        description: what the study asks, in its author's words.
-    """
-    swept = ", ".join(map(markdown_text, analysis.space_keys)) or "nothing"
-    asked = f"Swept: {swept}. "
-    if analysis.baseline:
-        asked += f"Compared with: {markdown_text(point_label(analysis.baseline))}. "
-    asked += f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}."
-    parts = [f"# {markdown_text(analysis.study_name)}", markdown_text(description), asked]
-    if analysis.points:
-        timed = "the training steps alone" if analysis.time_metric == TRAIN_TIME else "the whole trial"
-        note = f"Time: {timed}. Medians with 95 % intervals; n: finished trials."
-        parts += ["\n".join(_markdown_table(analysis)), note]
-    parts.append("\n".join(f"- {markdown_text(verdict)}" for verdict in analysis.verdicts))
-    warnings = [f"- **Warning:** {markdown_text(f'{w.detail} {w.advice}')}" for w in analysis.warnings]
-    parts += ["\n".join(warnings), f"Provenance: {markdown_text(provenance_line(origin))}"]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
-    """Versions, machine and commit in a sentence; several values of several executions with "or" between."""
-    if not origin:
-        return "not in the store."
-    told = {key: " or ".join(values) for key, values in origin.items()}
-    versions = [f"{key.removeprefix('version.')} {told[key]}" for key in told if key.startswith("version.")]
-    machine = [told[key] for key in ("cpu", "os") if key in told]
-    machine += [f"{told[key]} {what}" for key, what in (("cores", "cores"),) if key in told]
-    machine += [f"GPU {told['gpu']}"] if told.get("gpu", "none") != "none" else []
-    parts = [", ".join(versions), f"on {told['host']} ({'; '.join(machine)})" if "host" in told else "; ".join(machine)]
-    if "git.commit" in told:
-        changed = " with changes that no commit has" if "yes" in origin.get("git.dirty", ()) else ""
-        parts.append(f"commit {told['git.commit']}{changed}")
-    return "; ".join(part for part in parts if part) + "."
-
-
-def markdown_text(text: str) -> str:
-    """Any text as one line of Markdown that shows it: no table cell, tag, link, emphasis or heading comes of it."""
-    line = _text(" ".join(text.split()))
-    # An underscore within a word means nothing; `num_workers` stays as it is.
-    marks = r"[\\`*|~]|^[#+=-]|(?<=])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
-    return re.sub(marks, r"\\\g<0>", html.escape(line, quote=False))
-
-
-def _markdown_table(analysis: StudyAnalysis) -> Iterator[str]:
-    points = analysis.points
-    texts = [(key, [units.value_of(p.point.get(key)) for p in points]) for key in analysis.space_keys]
-    texts = texts or [("point", [point_label(p.point) for p in points])]
-    columns = [(markdown_text(head), [markdown_text(cell) for cell in cells]) for head, cells in texts]
-    columns.append(("time", [_shown(units.seconds_interval, p.time_s) for p in points]))
-    if analysis.baseline:
-        speedups = [_shown(units.ratio_interval, p.speedup) for p in points]
-        bases = [p.is_baseline and p.speedup is not None for p in points]
-        columns.append(("speedup", ["baseline" if b else s for s, b in zip(speedups, bases, strict=True)]))
-    if any(p.efficiency for p in points):
-        shares = [None if p.is_baseline else p.efficiency for p in points]
-        columns.append(("efficiency", [_shown(units.percent_interval, share) for share in shares]))
-    show = partial(units.score_interval, analysis.metric)
-    columns.append((markdown_text(analysis.metric), [_shown(show, p.metric) for p in points]))
-    wanted = [max(analysis.num_repeats or 0, p.num_trials) for p in points]
-    counts = [(p.num_finished, n) for p, n in zip(points, wanted, strict=True)]
-    columns.append(("n", [str(n) if finished == n else f"{finished} of {n}" for finished, n in counts]))
-    yield f"| {' | '.join(head for head, _ in columns)} |"
-    yield f"|{' --- |' * len(texts)}{' ---: |' * (len(columns) - len(texts))}"
-    for cells in zip(*(cells for _, cells in columns), strict=True):
-        yield f"| {' | '.join(cells)} |"
-
-
-def _shown(show: Callable[[float, float | None, float | None], str], estimate: Estimate | None) -> str:
-    return show(estimate.value, estimate.low, estimate.high) if estimate else units.MISSING
 
 
 def neutralised(value: object) -> object:
@@ -229,85 +107,6 @@ def neutralised(value: object) -> object:
     After OWASP, "CSV Injection": https://owasp.org/www-community/attacks/CSV_Injection
     """
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
-
-
-def _row(result: TrialResult, speedup: float | None) -> dict[str, Any]:
-    spec, failure = result.spec, result.failure
-    row: dict[str, Any] = {
-        "study": spec.study,
-        "workload": spec.workload,
-        "identity": spec.identity,
-        "state": result.state.value,
-        "repeat": spec.repeat,
-        "order": spec.order,
-        "seed": spec.seed,
-        "attempts": result.attempts,
-        "started_at_s": result.started_at,
-        **{f"point.{key}": value for key, value in spec.point.items()},
-        **{key: getattr(result, key) for key in TIMES},
-        "speedup": speedup,
-        **{f"final.{key}": value for key, value in result.final.items()},
-        **{f"config.{key}": value for key, value in spec.config.items()},
-        **{f"environment.{key}": _of_ranks(result.environment.get(key)) for key in ENVIRONMENT},
-        "failure_kind": failure.kind.value if failure else None,
-        "failure": failure.message if failure else None,
-    }
-    return {_text(key): _cell(value) for key, value in row.items()}
-
-
-def _in_order(rows: Iterable[Row]) -> list[str]:
-    """Every key once: those of later rows stand with their own kind, not at the end."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    places = {kind: i for i, kind in reversed(list(enumerate(key.partition(".")[0] for key in keys)))}
-    return sorted(keys, key=lambda key: places[key.partition(".")[0]])
-
-
-def _of_ranks(value: Any) -> Any:
-    """One value where all ranks have the same, else theirs by rank."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    shown = [",".join(map(str, each)) if isinstance(each, (list, tuple)) else each for each in value]
-    return shown[0] if shown and all(each == shown[0] for each in shown) else " ".join(map(str, shown))
-
-
-def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, float)):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) <= _LARGEST_INT else str(value)
-    return _text(value if isinstance(value, str) else units.value_of(value))
-
-
-def _text(text: str) -> str:
-    """The text as UTF-8 can have it."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _frame(rows: Sequence[Row], question: Question) -> DataFrame:
-    import pandas as pd  # type: ignore[import-untyped,unused-ignore]
-
-    columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
-    frame = pd.DataFrame({key: _series(pd, values) for key, values in columns.items()})
-    frame.attrs.update(
-        study=question.study_name,
-        metric=question.metric,
-        mode=question.mode,
-        baseline={key: list(v) if isinstance(v, tuple) else v for key, v in question.baseline.items()},
-        swept=list(question.space_keys),
-    )
-    return frame
-
-
-def _series(pd: Any, values: Sequence[Any]) -> Any:
-    """One type for a whole column: where values have several, they are text."""
-    known = [v for v in values if v is not None]
-    if known and all(isinstance(v, bool) for v in known):
-        return pd.Series(values, dtype="boolean")
-    if any(isinstance(v, (str, bool)) for v in known) or not known:
-        return pd.Series([v if v is None or isinstance(v, str) else units.value_of(v) for v in values], dtype="string")
-    if all(isinstance(v, int) for v in known):
-        return pd.Series(values, dtype="Int64")
-    return pd.Series([math.nan if v is None else float(v) for v in values], dtype="float64")
 
 
 def _json(question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> str:
@@ -325,10 +124,7 @@ def _json(question: Question, results: Sequence[TrialResult], step_times_of: Ste
         "swept": question.space_keys,
         "trials": trials,
     }
-    return (
-        json.dumps(_finite(document), indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace").decode()
-        + "\n"
-    )
+    return as_utf8(json.dumps(_finite(document), indent=1, allow_nan=False, ensure_ascii=False)) + "\n"
 
 
 def _finite(value: Any) -> Any:

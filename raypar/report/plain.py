@@ -1,4 +1,4 @@
-"""Text for consoles that can't show every character."""
+"""Text for consoles and files that can't have every character."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def encodable(text: str, encoding: str) -> str:
     except UnicodeEncodeError:
         return text.translate(_STAND_INS).encode(encoding, errors="replace").decode(encoding)
     return text
+
+
+def as_utf8(text: str) -> str:
+    """The text as UTF-8 can have it: a lone surrogate becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()

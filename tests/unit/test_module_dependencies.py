@@ -27,14 +27,15 @@ ORDER = (
     "report",
     "planning",
     "final_test",
+    "stored_study",
     "options",
     "record",
     "keeper",
     "runners",
     "execution",
     "doctor",
-    "cli",
     "notebook",
+    "cli",
 )
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.

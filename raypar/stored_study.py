@@ -1,0 +1,101 @@
+"""A study as its store has it, with all that reports are made of: `read_study`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raypar.errors import RayparError, suggest
+
+if TYPE_CHECKING:
+    from raypar.analysis.compare import Origin
+    from raypar.analysis.question import Question
+    from raypar.analysis.speedup import StudyAnalysis
+    from raypar.study.trial import TrialResult
+    from raypar.track.store import Store
+
+# Tags of an execution that say where its results come from, see raypar.provenance.
+_ORIGIN = ("host", "os", "cpu", "cores", "gpu", "command", "load")
+_ORIGIN_SECTIONS = ("version.", "git.")
+
+
+@dataclass(frozen=True)
+class StoredStudy:
+    """A study as its store has it.
+
+    Attributes:
+        results: of its trials, at least one, without step times.
+        origin: the provenance of its executions: each key with every value that occurred, in their order; empty: not in
+            the store.
+        description: what the study asks, in its author's words; may be empty.
+    """
+
+    name: str
+    question: Question
+    results: tuple[TrialResult, ...]
+    origin: Origin
+    description: str
+    store: Store
+
+    @cached_property
+    def analysis(self) -> StudyAnalysis:
+        """What the results say, with the final test's outcome where there was one."""
+        from raypar.analysis.chosen import with_final_test
+        from raypar.analysis.speedup import analyse
+        from raypar.final_test import last_final_test
+
+        return with_final_test(analyse(self.question, self.results), last_final_test(self.store, self.name))
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The origin, with "or" between values that differ from execution to execution."""
+        return {key: " or ".join(values) for key, values in self.origin.items()}
+
+    @property
+    def source(self) -> str:
+        """The text of its file as of the latest execution; empty where that is not in the store."""
+        return self.store.study_source(self.name) or ""
+
+
+def read_study(name: str, tracking_uri: str, folder: Path) -> StoredStudy:
+    """The study from the store, and from the folder what has not reached the store yet.
+
+    Raises:
+        RayparError: there is none of that name, or it has no result.
+        StoreError: the store can't be read.
+    """
+    from raypar.analysis.question import question_from_dict
+    from raypar.track.names import join_tag
+    from raypar.track.reader import RunReader
+    from raypar.track.store import Store
+
+    store = Store(tracking_uri, folder)
+    results = store.results(name)
+    if not results:
+        raise unknown_study(name, store)
+    try:
+        question = question_from_dict(store.question(name))
+    except (KeyError, TypeError):
+        hint = "run it again: finished trials are kept"
+        raise RayparError(f"the store does not say what study `{name}` asks", hint=hint) from None
+    tags, description = store.origin(name)
+    # The latest execution, then the others from the last to the first.
+    executions = [tags, *(run.tags for run in RunReader(tracking_uri, folder).runs(name, kind="execution"))]
+    origin: dict[str, dict[str, None]] = {}
+    for tags in executions:
+        for key in sorted(tags):
+            if key in _ORIGIN or key.startswith(_ORIGIN_SECTIONS):
+                origin.setdefault(key, {})[join_tag(tags, key) or ""] = None
+    values = {key: tuple(reversed(found)) for key, found in origin.items()}
+    return StoredStudy(name, question, results, values, description, store)
+
+
+def unknown_study(name: str, store: Any) -> RayparError:
+    """What to say of a study that has no result in the store."""
+    known = [s.name for s in store.studies()]
+    if name in known:
+        return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
+    hint = suggest(name, known) if known else "the store is empty: `raypar study FILE` makes a study"
+    return RayparError(f"no study `{name}` in the store", hint=hint)
