@@ -84,10 +84,10 @@ def read_study(name: str, tracking_uri: str, folder: Path) -> StoredStudy:
     # The latest execution, then the others from the last to the first.
     executions = [tags, *(run.tags for run in RunReader(tracking_uri, folder).runs(name, kind="execution"))]
     origin: dict[str, dict[str, None]] = {}
-    for tags in executions:
-        for key in sorted(tags):
+    for own in executions:
+        for key in sorted(own):
             if key in _ORIGIN or key.startswith(_ORIGIN_SECTIONS):
-                origin.setdefault(key, {})[join_tag(tags, key) or ""] = None
+                origin.setdefault(key, {})[join_tag(own, key) or ""] = None
     values = {key: tuple(reversed(found)) for key, found in origin.items()}
     return StoredStudy(name, question, results, values, description, store)
 
