@@ -8,13 +8,15 @@ as fast the target is reached.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from raypar.analysis.question import PointKey, PointSamples, point_key
+from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, ratio_estimate, reference
 from raypar.analysis.time_to_target import Start, Target, time_to_target
 from raypar.study.space import Value
+from raypar.study.trial import TrialState
 
 BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 
@@ -75,6 +77,26 @@ def batch_groups(gathered: Sequence[PointSamples], target: Target) -> tuple[Batc
         for name, by_size in found.items()
         if len(by_size) > 1
     )
+
+
+def common_target(question: Question, gathered: Sequence[PointSamples]) -> Target | None:
+    """The best value of the study's metric that all finished trials with a batch size of their own have reached.
+
+    None where it tells nothing: a trial reported no value, or each had reached it at its first report.
+    """
+    reports = [
+        [report[question.metric] for report in result.reports if question.metric in report]
+        for samples in gathered
+        if any(key in samples.point for key in BATCH_KEYS)
+        for result in samples.results
+        if result.state is TrialState.FINISHED
+    ]
+    values = [[v for v in own if math.isfinite(v)] for own in reports]
+    if not values or not all(values):
+        return None
+    best, worst = (max, min) if question.mode == "max" else (min, max)
+    target = Target(question.metric, worst(best(own) for own in values), question.mode)
+    return None if all(target.is_reached_by(own[0]) for own in values) else target
 
 
 def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:

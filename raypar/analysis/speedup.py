@@ -35,6 +35,7 @@ class StudyAnalysis:
     """What a study's results say.
 
     Attributes:
+        question: what the study asks.
         study_name: how the study is called.
         baseline: what a point is compared with; empty: with nothing, and no point has a speedup.
         space_keys: the swept hyperparameters, in the order in which they are shown.
@@ -50,6 +51,7 @@ class StudyAnalysis:
         effects: what each hyperparameter does; None where fewer than two are swept.
     """
 
+    question: Question
     study_name: str
     baseline: Mapping[str, Value]
     space_keys: tuple[str, ...]
@@ -82,6 +84,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
     gathered = collect(question, results, time_metric)
     points = analyse_points(question, gathered)
     return StudyAnalysis(
+        question=question,
         study_name=question.study_name,
         baseline=dict(question.baseline),
         space_keys=question.space_keys,

@@ -45,28 +45,34 @@ def print_recommendation(
         for line in wrap(encodable(text, console.encoding), max(20, console.width - 1), subsequent_indent="  "):
             console.print(Text(line), highlight=False, soft_wrap=True)
 
-    paragraph(_asked(found))
+    study = " ".join([found.question.study_name, *_only(found)])
+    paragraph(f"Study {study}: {asked_for(found)}.")
     console.print()
     console.print(table_of(console, found))
     console.print()
-    for text in _answer(found):
+    for text in answer_lines(found):
         paragraph(text)
     if found.settling is not None:
-        paragraph(_settling(found.settling))
+        paragraph(settling_line(found.settling))
         if to_settle and is_command:
             console.print(Text("  " + encodable(to_settle, console.encoding)), highlight=False, soft_wrap=True)
         elif to_settle:
             paragraph(to_settle)
     console.print()
     for group in found.batches:
-        for text in _batches(group):
+        for text in batch_lines(group):
             paragraph(text)
         console.print()
     for text in _notes(found):
         paragraph(text)
 
 
-def _asked(found: Recommendation) -> str:
+def _only(found: Recommendation) -> list[str]:
+    return [f"{key}={','.join(map(units.value_of, values))}" for key, values in found.ask.only.items()]
+
+
+def asked_for(found: Recommendation) -> str:
+    """What is looked for: ``the fastest whose accuracy can't be told from the best``."""
     ask, question = found.ask, found.question
     limits = []
     if ask.max_time_s is not None:
@@ -78,13 +84,12 @@ def _asked(found: Recommendation) -> str:
     if ask.min_metric is not None:
         than = "or more" if question.mode == "max" else "or less"
         limits.append(f"with {question.metric} {units.score(question.metric, ask.min_metric)} {than} at the end")
-    only = [f"{key}={','.join(map(units.value_of, values))}" for key, values in ask.only.items()]
     what = "the fastest"
     if ask.target is not None:
         what += f" to {_target(ask.target)}"
     elif any(c.metric for c in found.candidates):
         what += f" whose {question.metric} can't be told from the best"
-    return f"Study {' '.join([question.study_name, *only])}: {', '.join([what, *limits])}."
+    return ", ".join([what, *limits])
 
 
 def _target(target: Target) -> str:
@@ -93,7 +98,7 @@ def _target(target: Target) -> str:
     )
 
 
-def _answer(found: Recommendation) -> Iterator[str]:
+def answer_lines(found: Recommendation) -> Iterator[str]:
     """Which one, why, the runner-up, how sure."""
     chosen = found.chosen
     if chosen is None:
@@ -174,7 +179,8 @@ def _nothing(found: Recommendation) -> Iterator[str]:
         yield "Ask for less: the table says which limit each point misses."
 
 
-def _settling(settling: Settling) -> str:
+def settling_line(settling: Settling) -> str:
+    """Which trials would tell the points apart."""
     names = _named([point_label(point) for point in settling.points])
     if settling.num_repeats is None:
         return (
@@ -193,7 +199,8 @@ def _settling(settling: Settling) -> str:
     )
 
 
-def _batches(group: BatchGroup) -> Iterator[str]:
+def batch_lines(group: BatchGroup) -> Iterator[str]:
+    """What the batch size does to throughput, to progress per sample, and to their product."""
     at = f" at {point_label(group.rest)}" if group.rest else ""
     smallest = group.batches[0].batch_size
     yield f"Against {group.key}={smallest}{at}: samples/s × progress per sample = speed towards the target."
