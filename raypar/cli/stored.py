@@ -21,7 +21,7 @@ from raypar.cli.common import (
     unknown_study,
     uri_of,
 )
-from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
+from raypar.cli.options import Address, DataDir, Debug, StudyName, TrackingUri
 from raypar.errors import RayparError
 
 
@@ -141,16 +141,17 @@ def ui(
 def doctor(
     data_dir: DataDir = None,
     tracking_uri: TrackingUri = None,
+    address: Address = None,
     debug: Debug = False,
 ) -> None:
-    """Check versions, cores, data, the store, and that Ray starts; say how to mend what is amiss."""
+    """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster); say how to mend each."""
     with told(debug):
         set_data_dir(data_dir)
         from raypar.doctor import examine
 
         with quiet(Path.cwd() / ".raypar" / "logs" / "doctor.log") as console:
             all_well = True
-            for finding in examine(Path.cwd(), uri_of(tracking_uri)):
+            for finding in examine(Path.cwd(), uri_of(tracking_uri), address):
                 all_well &= finding.is_well
                 mark = "ok  " if finding.is_well else "AMISS"
                 console.print(f"{mark:5} {finding.what}: {finding.found}", highlight=False, markup=False)
