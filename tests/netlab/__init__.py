@@ -6,11 +6,13 @@
             lab.run(0, ["python", "-c", "…"])
 
 Every host has its own network (eth0), process table, host name, /run and /dev/shm; the files are the machine's. There
-is no way out of the network. Everything is gone with the `Lab`, or with the process that made it, however that ends.
+is no way out of the network. `Lab(2, with_ssh=True)` makes hosts to log in to, each with a home of its own. Everything
+is gone with the `Lab`, or with the process that made it, however that ends.
 """
 
 from netlab.lab import Lab
 from netlab.requirements import why_not
 from netlab.shape import Shape
+from netlab.ssh import why_no_ssh
 
-__all__ = ["Lab", "Shape", "why_not"]
+__all__ = ["Lab", "Shape", "why_no_ssh", "why_not"]

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from netlab.shape import Shape, limit_command, unlimit_command
+from netlab.ssh import home_of, prepare
 
 NET = "10.77.0"
 MAX_HOSTS = 10  # an address's last number is 1 and the host's digit
@@ -30,17 +31,20 @@ class Lab:
 
     Args:
         num_hosts: from 1 to `MAX_HOSTS`.
+        with_ssh: each host has a home of its own, and a daemon that lets in root with the key `folder`/key.
 
     Raises:
-        RuntimeError: it did not start; `why_not` may know why.
+        RuntimeError: it did not start; `why_not` (with ssh also `why_no_ssh`) may know why.
     """
 
-    def __init__(self, num_hosts: int) -> None:
+    def __init__(self, num_hosts: int, *, with_ssh: bool = False) -> None:
         if not 1 <= num_hosts <= MAX_HOSTS:
             raise ValueError(f"num_hosts={num_hosts}: must be from 1 to {MAX_HOSTS}")
         self.num_hosts = num_hosts
         self.folder = Path(tempfile.mkdtemp(prefix="netlab-"))
         self._relay: subprocess.Popen[str] | None = None
+        if with_ssh:
+            prepare(self.folder, num_hosts)
         names = "".join(f"{self.address(i)} node{i}\n" for i in range(num_hosts))
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
         with (self.folder / "log").open("wb") as log:
@@ -71,6 +75,10 @@ class Lab:
 
     def address(self, host: int) -> str:
         return f"{NET}.1{host}"
+
+    def home(self, host: int) -> Path:
+        """Root's, on a host to log in to."""
+        return home_of(self.folder, host)
 
     def host_pid(self, host: int) -> int:
         """As this machine counts: of the first process of a host, which is PID 1 there."""
@@ -103,6 +111,11 @@ class Lab:
         if check and process.returncode:
             raise RuntimeError(f"{' '.join(map(str, command))} on host {host}: {process.returncode}\n{printed}")
         return printed
+
+    def switch_off(self, host: int) -> None:
+        """As if its power were cut: all its processes are gone, and its link is silent."""
+        self._hosts[host].kill()
+        self._hosts[host].wait(END_TIMEOUT_S)
 
     def shape(self, shape: Shape) -> None:
         """Make all links so; what they were before is forgotten."""

@@ -1,0 +1,125 @@
+"""A Ray cluster that `ray up` makes of a lab's hosts, from the file that users have for machines of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from netlab.lab import Lab
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER_FILE = REPOSITORY / "cluster-local.yaml"
+HEAD = 0
+NODES_TIMEOUT_S = 180
+ALIVE = """
+import sys, time, ray
+ray.init("auto", logging_level="ERROR", log_to_driver=False)
+until_s = time.monotonic() + float(sys.argv[2])
+while (alive := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
+    if time.monotonic() > until_s:
+        sys.exit(f"{alive} nodes")
+    time.sleep(0.2)
+"""
+
+
+class RayCluster:
+    """Host 0 is the head, hosts 1 … num_workers are its nodes; the last host is outside of it, and has the key.
+
+    What differs from the users' file: addresses, the key, a CPU a node, and that this environment is used where each
+    machine would install its own, with the code that was copied to it.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.client = lab.num_hosts - 1
+        self.num_workers = lab.num_hosts - 2
+        self.head_address = lab.address(HEAD)
+        self.file = lab.home(self.client) / "cluster-local.yaml"
+        self.file.write_text(yaml.safe_dump(self._config()))
+        token = lab.home(self.client) / ".ray" / "auth_token"
+        token.parent.mkdir(mode=0o700)
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(32))
+
+    def up(self) -> str:
+        """`ray up`, until every node is there; what it prints."""
+        printed = self.run(self.client, f"cd {REPOSITORY} && ray up -y --no-config-cache {self.file}")
+        self.wait_for_nodes(self.num_workers + 1)
+        return printed
+
+    def down(self) -> str:
+        return self.run(self.client, f"ray down -y {self.file}")
+
+    def wait_for_nodes(self, num_nodes: int, timeout_s: float = NODES_TIMEOUT_S) -> None:
+        script = self.lab.folder / "alive.py"
+        script.write_text(ALIVE)
+        self.run(HEAD, f"python {script} {num_nodes} {timeout_s}")
+
+    def run(self, host: int, command: str, *, check: bool = True, **environment: str) -> str:
+        """A line of shell on a host, in its user's environment; what it prints.
+
+        Raises:
+            RuntimeError: it failed, and `check` says that it must not.
+        """
+        return self.lab.run(host, self._on(host, command, environment), check=check)
+
+    def start(self, host: int, command: str, **environment: str) -> subprocess.Popen[str]:
+        """The same, without waiting for its end; both outputs in its standard output. `stop` ends it."""
+        return self.lab.popen(
+            host,
+            self._on(host, command, environment),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def stop(self, process: subprocess.Popen[str], signal_: int = signal.SIGKILL) -> str:
+        """End what was started, with all that it started in its group; what it has printed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_)
+        return process.communicate()[0]
+
+    def _on(self, host: int, command: str, environment: Mapping[str, str]) -> list[str]:
+        everything = {
+            "HOME": str(self.lab.home(host)),
+            "USER": "root",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+            "RAY_AUTH_MODE": "token",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **environment,
+        }
+        given = [f"{key}={value}" for key, value in everything.items()]
+        return ["env", "-i", "-C", str(self.lab.home(host)), *given, "bash", "-c", command]
+
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = yaml.safe_load(CLUSTER_FILE.read_text())
+        config["cluster_name"] = self.lab.folder.name  # by which Ray names files that it shares among clusters
+        config["provider"]["head_ip"] = self.head_address
+        config["provider"]["worker_ips"] = [self.lab.address(i + 1) for i in range(self.num_workers)]
+        config["auth"] = {"ssh_user": "root", "ssh_private_key": str(self.lab.folder / "key")}
+        config["setup_commands"] = [
+            "ln -sfn " + sys.prefix + " ~/venv" if "pip install" in command else command
+            for command in config["setup_commands"]
+            if "-m venv" not in command
+        ] + ["echo 'export PYTHONPATH=~/raypar RAY_USAGE_STATS_ENABLED=0' >> ~/.bashrc"]
+        config["worker_start_ray_commands"] = [
+            command.replace("ray start", "ray start --num-cpus=1 --object-store-memory=100000000")
+            for command in config["worker_start_ray_commands"]
+        ]
+        config["head_start_ray_commands"] = [
+            command.replace("ray start", "ray start --object-store-memory=100000000")
+            for command in config["head_start_ray_commands"]
+        ]
+        return config

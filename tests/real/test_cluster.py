@@ -1,0 +1,138 @@
+"""A study on a cluster that `ray up` made of several hosts, from inside and from outside of it.
+
+The hosts are namespaces of this machine, with addresses, homes and ssh daemons of their own (needs root).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+
+from netlab import Lab, why_no_ssh, why_not  # noqa: E402
+from netlab.ray_cluster import HEAD, RayCluster  # noqa: E402
+
+WHY_NOT = why_not() or why_no_ssh()
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
+]
+
+STUDY = """
+\"\"\"Does a second machine pay off for the digits?\"\"\"
+
+from raypar import Study, grid
+from raypar.workloads import digits
+
+study = Study(
+    workload=digits,
+    space={"num_workers": grid(1, 2)},
+    baseline={"num_workers": 1},
+    num_repeats=2,
+    config={"epochs": 2},
+)
+"""
+MLFLOW = "http://127.0.0.1:5000"
+RUNS = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+experiment = client.get_experiment_by_name(sys.argv[2])
+runs = client.search_runs([experiment.experiment_id], "tags.`raypar.kind` = 'trial'")
+print("runs " + json.dumps([[run.data.params, run.data.tags, run.info.status] for run in runs]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with Lab(4, with_ssh=True) as lab:
+        cluster = RayCluster(lab)
+        cluster.up()
+        (lab.folder / "runs.py").write_text(RUNS)
+        yield cluster
+
+
+def trials_of(cluster: RayCluster, study: str) -> list[tuple[dict[str, str], dict[str, str], str]]:
+    """Params, tags and status of a study's trials, as the head's MLflow server tells them to whoever asks."""
+    printed = cluster.run(HEAD, f"python {cluster.lab.folder / 'runs.py'} {MLFLOW} {study}")
+    (line,) = [line for line in printed.splitlines() if line.startswith("runs ")]
+    return [tuple(run) for run in json.loads(line.removeprefix("runs "))]
+
+
+def write_study(cluster: RayCluster, host: int, name: str) -> None:
+    (cluster.lab.home(host) / f"{name}.py").write_text(STUDY)
+
+
+def test_every_host_is_a_node_and_asks_for_the_token(cluster: RayCluster) -> None:
+    cluster.wait_for_nodes(3)
+    refused = cluster.run(
+        HEAD,
+        "timeout 60 raypar study raypar/studies/quickstart.py --address auto",
+        check=False,
+        RAY_AUTH_MODE="disabled",
+    )
+    assert "token" in refused
+    assert "Traceback" not in refused
+
+
+def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster: RayCluster) -> None:
+    write_study(cluster, HEAD, "from_head")
+    printed = cluster.run(HEAD, f"raypar study from_head.py --address auto --tracking-uri {MLFLOW}")
+    assert "speedup" in printed
+    trials = trials_of(cluster, "from_head")
+    assert len(trials) == 4 and {status for _, _, status in trials} == {"FINISHED"}
+    assert {params["num_workers"] for params, _, _ in trials} == {"1", "2"}
+
+
+def test_a_second_study_finds_its_trials_done_and_runs_what_is_missing(cluster: RayCluster) -> None:
+    command = f"raypar study from_head.py --repeats 3 --address auto --tracking-uri {MLFLOW}"
+    assert "speedup" in cluster.run(HEAD, command)
+    assert len(trials_of(cluster, "from_head")) == 6
+
+
+def test_a_study_from_outside_lands_in_the_same_mlflow(cluster: RayCluster) -> None:
+    write_study(cluster, cluster.client, "from_outside")
+    key = cluster.lab.folder / "key"
+    tunnel = cluster.start(
+        cluster.client,
+        f"exec ssh -N -i {key} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
+        f" -L 5000:127.0.0.1:5000 root@{cluster.head_address}",
+    )
+    try:
+        printed = cluster.run(
+            cluster.client,
+            "until (: </dev/tcp/127.0.0.1/5000) 2>/dev/null; do sleep 0.1; done;"
+            f" raypar study from_outside.py --address ray://{cluster.head_address}:10001 --tracking-uri {MLFLOW}",
+        )
+    finally:
+        cluster.stop(tunnel)
+    assert "speedup" in printed
+    assert len(trials_of(cluster, "from_outside")) == 4
+
+
+def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster: RayCluster) -> None:
+    listening = cluster.run(HEAD, "ss -Hltn").split("\n")
+    open_ports = {line.split()[3].rpartition(":")[2] for line in listening if line and "127.0.0.1:" not in line}
+    assert {"5000", "8265"}.isdisjoint(open_ports)
+    assert {"22", "6379", "10001"} <= open_ports
+
+
+def test_ray_down_stops_ray_on_every_host(cluster: RayCluster) -> None:
+    cluster.down()
+    for host in range(cluster.num_workers + 1):
+        assert "raylet" not in cluster.run(host, "ps -eo comm")
+
+
+def test_the_clusters_file_is_the_users_but_for_addresses_and_installation(cluster: RayCluster) -> None:
+    tested = yaml.safe_load(cluster.file.read_text())
+    users = yaml.safe_load((TESTS.parent / "cluster-local.yaml").read_text())
+    assert tested["file_mounts"] == users["file_mounts"]
+    assert len(tested["head_start_ray_commands"]) == len(users["head_start_ray_commands"])
