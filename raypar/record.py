@@ -14,9 +14,11 @@ from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.options import Options
 from raypar.provenance import provenance
+from raypar.study.about import about, domain_text
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Value
 from raypar.track.recorder import Execution
+from raypar.track.view import IDEAL
 
 
 def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
@@ -43,7 +45,7 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
             "num_repeats": str(study.num_repeats),
             "seed": str(study.seed),
             **{key: str(value) for key, value in study.config.items()},
-            **{f"space.{key}": str(domain) for key, domain in study.space.items()},
+            **{f"space.{key}": domain_text(domain) for key, domain in study.space.items()},
             **{f"baseline.{key}": str(value) for key, value in study.baseline.items()},
         },
         tags={
@@ -52,13 +54,19 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
             "raypar.resume": json.dumps(resume, separators=(",", ":")),
         },
         description=study.description,
+        about=about(study, options.command),
+        score=study.metric,
+        compares=bool(study.baseline),
         study_file=loaded.path,
         study_source=loaded.source,
     )
 
 
 def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
-    """Speedup, efficiency and serial fraction as metrics over the number of workers, so that MLflow draws curves."""
+    """Speedup, efficiency and serial fraction as metrics over the number of workers, so that MLflow draws curves.
+
+    Beside them the ideal speedup, where the baseline is a number of workers.
+    """
     found: list[tuple[str, float, int]] = []
 
     def add(name: str, point: Mapping[str, Value], estimate: Estimate, num_workers: int) -> None:
@@ -75,4 +83,8 @@ def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     for group in analysis.worker_groups:
         for num_workers, fraction in group.karp_flatt.items():
             add("karp_flatt", group.point, fraction, num_workers)
+    base = analysis.baseline.get("num_workers")
+    if isinstance(base, int):
+        counts = {point.num_workers for point in analysis.points if point.speedup is not None and point.num_workers}
+        found += [(IDEAL, num_workers / base, num_workers) for num_workers in sorted(counts)]
     return found

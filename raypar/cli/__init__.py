@@ -64,7 +64,7 @@ app.command(epilog="Example:  raypar recommend strong_scaling --target accuracy=
 app.command(epilog="Example:  raypar profile studies/strong_scaling.py --set num_workers=2")(profiling.profile)
 app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(working.work)
 app.command()(stored.sync)
-app.command(epilog="Example:  raypar ui --port 5050")(stored.ui)
+app.command(epilog="Examples:  raypar ui    raypar ui batch_size --port 5050")(stored.ui)
 app.command()(stored.doctor)
 
 

@@ -43,6 +43,24 @@ def store_of(tracking_uri: str | None) -> Any:
     return Store(uri_of(tracking_uri), Path.cwd())
 
 
+def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> tuple[str, str] | None:
+    """A study and the address of its charts on a server over the store; of the last used study, if none is named.
+
+    Raises:
+        RayparError: there is no study of that name.
+    """
+    from raypar.track.view import experiment_url
+
+    store = store_of(tracking_uri)
+    ids = {study.name: study.experiment_id for study in store.studies() if study.experiment_id}
+    if name is not None and name not in ids:
+        raise unknown_study(name, store)
+    if not ids:
+        return None
+    name = name or next(iter(ids))
+    return name, experiment_url(server_url, ids[name], charts=True)
+
+
 def shipped_workloads() -> dict[str, Workload]:
     """The workloads that ship with raypar, by name."""
     import raypar.workloads as shipped

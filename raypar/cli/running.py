@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from raypar.cli.common import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    charts_url,
     quiet,
     say,
     set_data_dir,
@@ -206,6 +208,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.report.live import LiveView
     from raypar.report.plan import print_failures
     from raypar.run.events import Notice
+    from raypar.track.client import has_server, shown_uri
 
     with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
@@ -228,6 +231,10 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         if outcome.was_interrupted:
             say(console, f"interrupted; `raypar resume {loaded.study.name}` runs the rest")
         say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {loaded.study.name}` this table again")
+        if has_server(options.tracking_uri) and not outcome.num_unsent:
+            with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
+                found = charts_url(options.tracking_uri, shown_uri(options.tracking_uri), loaded.study.name)
+                say(console, "charts of {}: {}".format(*found or ("", "")))
     if outcome.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.num_failed:

@@ -10,6 +10,7 @@ import typer
 
 from raypar.cli.common import (
     EXIT_FAILED,
+    charts_url,
     quiet,
     say,
     set_data_dir,
@@ -127,15 +128,33 @@ def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
 
 
 def ui(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="Link to its charts. (default: the last used one)")
+    ] = None,
     tracking_uri: TrackingUri = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free port from here on.")] = 5000,
     debug: Debug = False,
 ) -> None:
-    """Open MLflow's UI on the store, on this machine only, until Ctrl-C."""
-    with told(debug):
-        from raypar.track.server import serve
+    """Open MLflow's UI on the store, on this machine only, until Ctrl-C, and link to a study's charts.
 
-        serve(uri_of(tracking_uri), Path.cwd(), port=port, announce=typer.echo)
+    Of a store that is a server already, it tells the links.
+    """
+    with told(debug):
+        from raypar.track.client import has_server, shown_uri
+        from raypar.track.server import home_url, serve
+
+        uri = uri_of(tracking_uri)
+        charts_url(uri, "", name)  # a study that isn't there is told before anything is started
+
+        def announce(home: str) -> None:
+            typer.echo(home)
+            if (found := charts_url(uri, home.partition("/?")[0], name)) is not None:
+                typer.echo("charts of {}: {}".format(*found))
+
+        if has_server(uri):
+            announce(home_url(shown_uri(uri)))
+        else:
+            serve(uri, Path.cwd(), port=port, announce=announce)
 
 
 def doctor(

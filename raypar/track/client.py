@@ -91,6 +91,11 @@ def _give_up_early() -> None:
         utils.MAX_RETRY_COUNT = 1
 
 
+def has_server(tracking_uri: str) -> bool:
+    """Whether whoever opens the address in a browser sees MLflow."""
+    return urlsplit(tracking_uri).scheme in ("http", "https")
+
+
 def sqlite_path(tracking_uri: str) -> Path | None:
     """The database file of an embedded store; None for every other store."""
     parts = urlsplit(tracking_uri)

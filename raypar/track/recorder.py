@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +14,11 @@ from raypar.errors import StoreError
 from raypar.study.trial import TrialResult
 from raypar.track import spool
 from raypar.track.client import Rejected, Unreachable
+from raypar.track.names import key_names
 from raypar.track.replay import num_pending, replay
+from raypar.track.runs import shown_of
 from raypar.track.upload import Uploader
+from raypar.track.view import Shown
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -37,6 +40,9 @@ class Execution:
         params: what is the same for all trials, for people.
         tags: free; ``raypar.question`` (JSON) is what `Store.question` gives back.
         description: what the study asks, for people.
+        about: the same at length, in Markdown; empty: the description.
+        score: what says how good a trial is, a key of the reports.
+        compares: trials have a speedup against a baseline.
         study_file: where the study was read from.
         study_source: its text, so that the study can be reread.
     """
@@ -47,6 +53,9 @@ class Execution:
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
+    about: str = ""
+    score: str = ""
+    compares: bool = False
     study_file: Path | None = None
     study_source: str = ""
 
@@ -81,6 +90,7 @@ class Recorder:
         self._now = now
         self._retry_after_s = retry_after_s
         self._retry_at_s = float("-inf")
+        self._shown: Shown | None = None
         self._totals = {"num_finished": 0, "num_failed": 0}
         self._path = spool.spool_path(project_dir, execution.study, execution.uid)
         self._uploader = Uploader(tracking_uri, project_dir)
@@ -121,6 +131,7 @@ class Recorder:
             params=dict(started.params),
             tags=tags,
             description=started.description,
+            about=started.about or started.description,
             study_source=started.study_source,
         )
 
@@ -132,14 +143,23 @@ class Recorder:
         """
         begun_s = self._clock()
         self._totals["num_finished" if result.is_complete else "num_failed"] += 1
-        kept: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
-        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **kept)
+        more: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
+        shown = shown_of(result, self._execution.score, self._execution.compares)
+        if self._shown is None or len(shown.series) > len(self._shown.series):
+            self._shown = shown
+            more["shown"] = asdict(shown)
+        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **more)
         self.upload_time_s += self._clock() - begun_s
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
         """(key, value, step) on the execution's own run: speedup curves. Raises StoreError as `record` does."""
-        if metrics:
-            self._write("metrics", points=[list(point) for point in metrics])
+        if not metrics:
+            return
+        shown: dict[str, Any] = {}
+        if self._shown is not None:
+            self._shown = replace(self._shown, curves=tuple(key_names(key for key, _, _ in metrics).values()))
+            shown = {"shown": asdict(self._shown)}
+        self._write("metrics", points=[list(point) for point in metrics], **shown)
 
     def record_trial_metrics(self, by_identity: Mapping[str, Mapping[str, float]]) -> None:
         """Metrics on the runs of trials, those of earlier executions included. Raises StoreError as `record` does."""

@@ -12,6 +12,7 @@ from typing import Any
 from raypar.study.options import OPTIONS
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.names import MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
+from raypar.track.view import Shown
 
 RESULT_TAG = "raypar.result"
 RESULT_FILE = "trial.json"
@@ -126,6 +127,14 @@ def series_keys(result: TrialResult) -> dict[str, str]:
     texts = {name: sections.get(name, f"epoch/{name}" if name in taken else name) for name in names}
     keys = key_names(texts.values())
     return {name: keys[text] for name, text in texts.items()}
+
+
+def shown_of(result: TrialResult, score: str, compares: bool) -> Shown:
+    """What there is of a study to be shown, going by one of its trials."""
+    point, keys = result.spec.point, series_keys(result)
+    names = key_names(point)
+    swept = {names[k]: _number(value) is not None for k, value in point.items()}
+    return Shown(swept, keys.get(score, ""), tuple(keys.values()), compares)
 
 
 def without_step_times(result: TrialResult) -> TrialResult:

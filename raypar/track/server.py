@@ -35,6 +35,11 @@ _ENVIRONMENT = {
 }
 
 
+def home_url(server_url: str) -> str:
+    """A server's page to open. Without the parameter MLflow opens one for traces, which is empty."""
+    return f"{server_url.rstrip('/')}/?workflowType=machine_learning"
+
+
 class Server:
     """A running MLflow server; also a context manager that stops it.
 
@@ -50,8 +55,8 @@ class Server:
 
     @property
     def home_url(self) -> str:
-        """The page to open. Without the parameter MLflow opens one for traces, which is empty."""
-        return f"{self.url}/?workflowType=machine_learning"
+        """The page to open."""
+        return home_url(self.url)
 
     def is_running(self) -> bool:
         return self._process.poll() is None

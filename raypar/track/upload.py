@@ -9,9 +9,17 @@ from typing import Any
 
 from raypar.study.trial import TrialResult
 from raypar.track.client import Rejected, Unreachable
-from raypar.track.names import MAX_PARAM_LENGTH, MAX_TAG_LENGTH, clip, key_name, key_names, short_hash, split_tag
-from raypar.track.runs import SOURCE_FILE, Point, child_run, series_keys
-from raypar.track.view import VIEW_TAG, saved_view
+from raypar.track.names import (
+    MAX_EXPERIMENT_TAG_LENGTH,
+    MAX_PARAM_LENGTH,
+    MAX_TAG_LENGTH,
+    clip,
+    key_names,
+    short_hash,
+    split_tag,
+)
+from raypar.track.runs import SOURCE_FILE, Point, child_run
+from raypar.track.view import VIEW_TAG, Shown, experiment_path, saved_view
 from raypar.track.writer import RunRef, RunWriter
 
 Record = Mapping[str, Any]
@@ -28,7 +36,6 @@ class Uploader:
         self._store.forget()
         self._parents: dict[str, RunRef] = {}
         self._trials: dict[tuple[str, str], RunRef] = {}
-        self._viewed: set[str] = set()
 
     def apply(self, record: Record, *, is_new: bool = False) -> None:
         """Brings a record into the store.
@@ -72,8 +79,10 @@ class Uploader:
         self._store.log(parent, params=params, tags={} if is_new else tags)
         if record["study_source"]:
             self._store.write_file(parent, SOURCE_FILE, record["study_source"])
-        if description:
-            self._store.describe_experiment(study, "mlflow.note.content", description)
+        if about := str(record.get("about", description)):
+            link = experiment_path(self._store.experiment(study), charts=True)
+            note = f"{clip(about, MAX_EXPERIMENT_TAG_LENGTH - 200)}\n\n[Charts of all its trials]({link})"
+            self._store.describe_experiment(study, "mlflow.note.content", note)
 
     def _trial(self, record: Record, is_new: bool) -> None:
         text = json.dumps(record["result"], separators=(",", ":"))
@@ -98,13 +107,14 @@ class Uploader:
         self._store.end(run, child.status, child.end_ms)
         self._trials[record["execution"], result.spec.identity] = run
         self._store.log(parent, tags=_totals(record))
-        self._view(record, result)
+        self._view(record)
 
     def _metrics(self, record: Record, _is_new: bool) -> None:
         time_ms = round(record["at"] * 1000)
         keys = key_names(key for key, _, _ in record["points"])
         points = [Point(keys[key], float(value), time_ms, int(step)) for key, value, step in record["points"]]
         self._store.log(self._parent(record), points=points)
+        self._view(record)
 
     def _trial_metrics(self, record: Record, _is_new: bool) -> None:
         time_ms = round(record["at"] * 1000)
@@ -122,18 +132,14 @@ class Uploader:
         self._store.log(parent, tags=_totals(record))
         self._store.end(parent, record["status"], round(record["at"] * 1000))
 
-    def _view(self, record: Record, result: TrialResult) -> None:
-        """The study's saved view, once per connection. A nicety: whatever goes wrong with it is let go."""
-        study = record["study"]
-        if study in self._viewed:
+    def _view(self, record: Record) -> None:
+        """The study's saved view, where the record tells of one. A nicety: whatever goes wrong with it is let go."""
+        if not (shown := record.get("shown")):
             return
-        self._viewed.add(study)
-        keys = series_keys(result)
-        series = [keys[k] for k in result.final if k in keys]
-        text = saved_view([key_name(k) for k in result.spec.point], series, at_ms=round(record["at"] * 1000))
+        text = saved_view(Shown(**shown), at_ms=round(record["at"] * 1000))
         if text is not None:
             try:
-                self._store.describe_experiment(study, VIEW_TAG, text)
+                self._store.describe_experiment(record["study"], VIEW_TAG, text)
             except (Unreachable, Rejected):
                 pass
 

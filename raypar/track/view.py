@@ -9,53 +9,78 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raypar.track.names import MAX_EXPERIMENT_TAG_LENGTH, short_hash
 
-VIEW_VERSION = 1
+VIEW_VERSION = 2
 VIEW_KEY = f"raypar-v{VIEW_VERSION}"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 
-_SCORES = ("accuracy", "macro_f1", "eval/loss", "val_loss")  # the last by train loops that raypar didn't write
-_OUTCOMES = ("train_time_s", "throughput_samples_per_s", *_SCORES, "speedup", "efficiency")
+IDEAL = "scaling/ideal"
+_SPEEDUP, _EFFICIENCY = "scaling/speedup", "scaling/efficiency"
+_LOSSES = ("train/loss", "eval/loss", "train_loss", "val_loss")  # the last two by train loops that raypar didn't write
 # Curves that say little over the steps; drawn after all others.
 _DULL = ("train/epoch", "/runtime_s", "/samples_per_second", "/steps_per_second")
 _MAX_CURVES = 6
+_MAX_SWEPT = 4  # charts of one kind, one for each swept hyperparameter
 
 
-def experiment_url(server_url: str, experiment_id: str, *, saved_view: bool = False) -> str:
-    """A link to a study's trials. Without the parameter MLflow opens a page for traces, which is empty."""
-    url = f"{server_url.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
-    return f"{url}&viewStateShareKey={VIEW_KEY}" if saved_view else url
+@dataclass(frozen=True)
+class Shown:
+    """What there is of a study to be shown, under its keys in MLflow.
+
+    Attributes:
+        swept: the swept hyperparameters, each with whether it is a number, and so a metric as well.
+        score: what says how good a trial is; empty if no trial reports it.
+        series: what trials report step by step.
+        compares: trials have a speedup against a baseline.
+        curves: metrics of the execution over the number of workers.
+    """
+
+    swept: Mapping[str, bool]
+    score: str = ""
+    series: Sequence[str] = ()
+    compares: bool = False
+    curves: Sequence[str] = ()
 
 
-def saved_view(swept: Sequence[str], series: Sequence[str], *, at_ms: int) -> str | None:
+def experiment_url(server_url: str, experiment_id: str, *, charts: bool = False) -> str:
+    """A link to a study's runs, or to its charts."""
+    return f"{server_url.rstrip('/')}/{experiment_path(experiment_id, charts=charts)}"
+
+
+def experiment_path(experiment_id: str, *, charts: bool = False) -> str:
+    """As `experiment_url`, within a server. Without the first parameter MLflow opens a page for traces, which is
+    empty."""
+    path = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    return f"{path}&viewStateShareKey={VIEW_KEY}&compareRunsMode=CHART" if charts else path
+
+
+def saved_view(shown: Shown, *, at_ms: int) -> str | None:
     """The tag's value; the same for the same arguments. None if it is too long for a tag."""
-    outcomes = [k for k in _OUTCOMES if k in series or k not in _SCORES]
-    columns = [f"params.`{k}`" for k in swept] + [f"metrics.`{k}`" for k in outcomes]
-    sections = {name: short_hash(name) for name in ("Scaling", "Search", "Training")}
-    charts = [
-        _line("speedup", sections["Scaling"], ["scaling/speedup", "scaling/ideal"]),
-        _scatter("speedup by workers", sections["Scaling"], ("num_workers", "METRIC"), ("speedup", "METRIC")),
-        _parallel(sections["Search"], swept, outcomes),
-    ]
-    if "accuracy" in series:
-        charts.append(
-            _scatter("accuracy against runtime", sections["Search"], ("train_time_s", "METRIC"), ("accuracy", "METRIC"))
-        )
-    curves = sorted(series, key=lambda key: key.endswith(_DULL))
-    charts += [_line(key, sections["Training"], [key]) for key in curves[:_MAX_CURVES]]
+    scores = [shown.score] if shown.score else []
+    scores += [key for key in shown.series if key in _LOSSES and key not in scores]
+    speedups = ["speedup", "efficiency"] if shown.compares else []
+    outcomes = ["train_time_s", "throughput_samples_per_s", *speedups, *scores]
+    sections, charts = [], []
+    for name, own in _sections(shown, outcomes):
+        if own:
+            sections.append({**_FLAGS, "uuid": short_hash(name), "name": name, "display": True, **_LAYOUT})
+            charts += [{**chart, "metricSectionId": short_hash(name)} for chart in own]
     state = {
-        "searchFilter": "tags.`raypar.kind` = 'trial'",
-        "orderByKey": f"params.`{swept[0]}`" if swept else "attributes.start_time",
+        "searchFilter": "",
+        # Sorted by anything but time, runs are flat, and charts draw trials too. Executions, which have the curves over
+        # the number of workers, come first: MLflow fetches a hundred runs.
+        "orderByKey": "tags.`raypar.kind`",
         "orderByAsc": True,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": columns,
+        "selectedColumns": [f"params.`{k}`" for k in shown.swept] + [f"metrics.`{k}`" for k in outcomes],
         "columnOrder": [],
         "columnWidths": {},
         "runsHiddenMode": "SHOWALL",
@@ -69,31 +94,61 @@ def saved_view(swept: Sequence[str], series: Sequence[str], *, at_ms: int) -> st
         "groupsExpanded": {},
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
         "compareRunCharts": charts,
-        "compareRunSections": [
-            {"uuid": v, "name": k, "display": True, "isReordered": True, "deleted": False, "isGenerated": False}
-            for k, v in sections.items()
-        ],
+        "compareRunSections": sections,
     }
     packed = base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode(), 9)).decode()
-    text = json.dumps({"name": "raypar trials", "createdAt": at_ms, "updatedAt": at_ms, "state": f"deflate;{packed}"})
+    text = json.dumps({"name": "raypar charts", "createdAt": at_ms, "updatedAt": at_ms, "state": f"deflate;{packed}"})
     return text if len(text) <= MAX_EXPERIMENT_TAG_LENGTH else None
 
 
-def _chart(kind: str, name: str, section: str, num_runs: int) -> dict[str, Any]:
+def _sections(shown: Shown, outcomes: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Title and charts of each, the telling ones first."""
+    swept = list(shown.swept.items())[:_MAX_SWEPT]
+
+    def against(key: str) -> list[dict[str, Any]]:
+        """A chart of a metric over each swept hyperparameter."""
+        return [_scatter((name, "METRIC" if is_number else "PARAM"), (key, "METRIC")) for name, is_number in swept]
+
+    scaling = []
+    for name in (_SPEEDUP, _EFFICIENCY):
+        if own := [key for key in shown.curves if key.startswith(name) and not key.endswith((" low", " high"))]:
+            ideal = [IDEAL] if name == _SPEEDUP and IDEAL in shown.curves else []
+            scaling.append(_line(f"{name.partition('/')[2]} over the number of workers", [*own, *ideal]))
+    if shown.compares:
+        scaling += against("speedup")
+    score = []
+    if shown.score:
+        score = [_scatter(("train_time_s", "METRIC"), (shown.score, "METRIC")), *against(shown.score)]
+        if len(shown.swept) > 1:
+            score.append(_parallel(list(shown.swept), outcomes))
+    losses = [key for key in shown.series if key in _LOSSES]
+    others = [key for key in (shown.score, *shown.series) if key and key not in losses]
+    curves = list(dict.fromkeys([*losses, *sorted(others, key=lambda key: key.endswith(_DULL))]))
+    return [
+        ("Speedup", scaling),
+        ("Training time", against("train_time_s")),
+        (f"{shown.score}: what it costs, what it depends on", score),
+        ("While training", [_line(key, [key]) for key in curves[:_MAX_CURVES]]),
+    ]
+
+
+_FLAGS = {"deleted": False, "isGenerated": False}
+_LAYOUT = {"isReordered": True, "columns": 2, "cardHeight": 320}
+
+
+def _chart(kind: str, name: str, num_runs: int) -> dict[str, Any]:
     return {
-        "deleted": False,
-        "isGenerated": False,
+        **_FLAGS,
         "uuid": short_hash(f"{kind}/{name}"),
         "type": kind,
         "runsCountToCompare": num_runs,
-        "metricSectionId": section,
         "displayName": name,
     }
 
 
-def _line(name: str, section: str, keys: Sequence[str]) -> dict[str, Any]:
+def _line(name: str, keys: Sequence[str]) -> dict[str, Any]:
     return {
-        **_chart("LINE", name, section, 20),
+        **_chart("LINE", name, 20),
         "metricKey": keys[0],
         "selectedMetricKeys": list(keys),
         "lineSmoothness": 0,
@@ -110,17 +165,17 @@ def _line(name: str, section: str, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _scatter(name: str, section: str, x: tuple[str, str], y: tuple[str, str]) -> dict[str, Any]:
+def _scatter(x: tuple[str, str], y: tuple[str, str]) -> dict[str, Any]:
     return {
-        **_chart("SCATTER", name, section, 100),
+        **_chart("SCATTER", f"{y[0]} by {x[0]}", 100),
         "xaxis": {"key": x[0], "type": x[1]},
         "yaxis": {"key": y[0], "type": y[1]},
     }
 
 
-def _parallel(section: str, swept: Sequence[str], outcomes: Sequence[str]) -> dict[str, Any]:
+def _parallel(swept: Sequence[str], outcomes: Sequence[str]) -> dict[str, Any]:
     return {
-        **_chart("PARALLEL", "parallel coordinates", section, 100),
+        **_chart("PARALLEL", "parallel coordinates", 100),
         "selectedParams": list(swept),
         "selectedMetrics": list(outcomes),
         "showAllRuns": False,

@@ -29,6 +29,7 @@ def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_w
         assert found[f"scaling/karp_flatt batch_size {b} high", 4] == pytest.approx((1 / low - 1 / 4) / (3 / 4))
         assert found[f"scaling/speedup batch_size {b}", 1] == 1
         assert (f"scaling/karp_flatt batch_size {b}", 1) not in found
+    assert {n: found["scaling/ideal", n] for n in times} == {1: 1.0, 2: 2.0, 4: 4.0}
 
 
 def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fraction() -> None:
@@ -36,4 +37,4 @@ def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fr
     question = Question("s", {"batch_size": 32}, ("batch_size",))
     names = {name for name, _, _ in scaling_metrics(analyse(question, results))}
     assert "scaling/speedup batch_size 64" in names
-    assert not any("karp_flatt" in name for name in names)
+    assert not any("karp_flatt" in name or "ideal" in name for name in names)

@@ -17,7 +17,7 @@ from raypar.track.check import _schema_versions, check_writable
 from raypar.track.client import artifact_root, local_folder, shown_uri, sqlite_path
 from raypar.track.server import free_port, start_server
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.view import experiment_url, saved_view
+from raypar.track.view import Shown, experiment_url, saved_view
 
 
 def told(uri, project) -> StoreError:
@@ -135,14 +135,16 @@ def test_no_password_is_shown():
 
 def test_links_open_the_page_for_runs():
     assert experiment_url("http://h:5000/", "3") == "http://h:5000/#/experiments/3/runs?workflowType=machine_learning"
-    assert experiment_url("http://h:5000", "3", saved_view=True).endswith("&viewStateShareKey=raypar-v1")
+    charts = experiment_url("http://h:5000", "3", charts=True)
+    assert charts.endswith("runs?workflowType=machine_learning&viewStateShareKey=raypar-v2&compareRunsMode=CHART")
 
 
 def test_a_saved_view_is_the_same_each_time_and_left_out_where_it_is_too_long():
-    assert saved_view(["lr"], ["accuracy"], at_ms=1) == saved_view(["lr"], ["accuracy"], at_ms=1)
-    assert saved_view([], [], at_ms=1)
+    lr = Shown({"lr": True}, "accuracy", ["accuracy"])
+    assert saved_view(lr, at_ms=1) == saved_view(lr, at_ms=1)
+    assert saved_view(Shown({}), at_ms=1)
     noise = [f"{i * 7919 % 1_000_003:x}{i * 104729 % 999_983:x}" for i in range(5000)]
-    assert saved_view(noise, [], at_ms=1) is None
+    assert saved_view(Shown(dict.fromkeys(noise, True)), at_ms=1) is None
 
 
 def state_of(view: str | None) -> dict[str, Any]:
@@ -152,14 +154,44 @@ def state_of(view: str | None) -> dict[str, Any]:
     return state
 
 
+def titles(shown: Shown) -> dict[str, list[str]]:
+    """Title of each section to its charts': axes of scatters, curves of lines."""
+    state = state_of(saved_view(shown, at_ms=1))
+
+    def title(chart: dict[str, Any]) -> str:
+        if chart["type"] == "SCATTER":
+            return f"{chart['yaxis']['key']} by {chart['xaxis']['key']}"
+        return ", ".join(chart.get("selectedMetricKeys", [chart["type"]]))
+
+    return {
+        section["name"]: [title(c) for c in state["compareRunCharts"] if c["metricSectionId"] == section["uuid"]]
+        for section in state["compareRunSections"]
+    }
+
+
 def test_a_saved_view_shows_what_there_is_and_draws_the_telling_curves_first():
     dull = ["train/epoch", "train/runtime_s", "train/samples_per_second", "eval/runtime_s", "eval/steps_per_second"]
-    state = state_of(saved_view(["lr"], [*dull, "train/loss", "eval/loss", "macro_f1"], at_ms=1))
-    columns = set(state["selectedColumns"])
+    search = Shown({"lr": True}, "macro_f1", [*dull, "train/loss", "eval/loss", "macro_f1"])
+    columns = set(state_of(saved_view(search, at_ms=1))["selectedColumns"])
     assert {"params.`lr`", "metrics.`eval/loss`", "metrics.`macro_f1`", "metrics.`train_time_s`"} <= columns
-    assert not {"metrics.`accuracy`", "metrics.`val_loss`"} & columns
-    lines = [chart["metricKey"] for chart in state["compareRunCharts"] if "metricKey" in chart]
-    assert lines == ["scaling/speedup", "train/loss", "eval/loss", "macro_f1", *dull[:3]]
+    assert not {"metrics.`accuracy`", "metrics.`val_loss`", "metrics.`speedup`"} & columns
+    assert titles(search) == {
+        "Training time": ["train_time_s by lr"],
+        "macro_f1: what it costs, what it depends on": ["macro_f1 by train_time_s", "macro_f1 by lr"],
+        "While training": ["train/loss", "eval/loss", "macro_f1", *dull[:3]],
+    }
+
+
+def test_a_timed_study_s_view_begins_with_its_speedups_beside_the_ideal_one():
+    of = [f"scaling/{name} batch_size 64{side}" for name in ("speedup", "efficiency") for side in ("", " low", " high")]
+    swept = {"strategy": False, "num_workers": True}
+    timed = Shown(swept, "accuracy", ["accuracy"], compares=True, curves=[*of, "scaling/karp_flatt", "scaling/ideal"])
+    found = titles(timed)
+    assert next(iter(found)) == "Speedup"
+    assert found["Speedup"] == [f"{of[0]}, scaling/ideal", of[3], "speedup by strategy", "speedup by num_workers"]
+    charts = state_of(saved_view(timed, at_ms=1))["compareRunCharts"]
+    axes = {c["xaxis"]["key"]: c["xaxis"]["type"] for c in charts if c["type"] == "SCATTER"}
+    assert axes == {"strategy": "PARAM", "num_workers": "METRIC", "train_time_s": "METRIC"}
 
 
 def test_a_taken_port_is_passed_over():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +47,11 @@ def make_result(batch_size: int = 64, *, study: str = "mnist", repeat: int = 0, 
 
 def stripped(result: TrialResult) -> TrialResult:
     return replace(result, step_times_s=())
+
+
+def unpacked(view: str) -> str:
+    packed = json.loads(view)["state"].removeprefix("deflate;")
+    return zlib.decompress(base64.b64decode(packed)).decode()
 
 
 class Clock:
@@ -163,6 +170,8 @@ def test_plain_mlflow_sees_params_metrics_tags_and_the_parent(project, uri):
             "params": {"num_repeats": "3"},
             "tags": {"raypar.question": '{"space": ["batch_size"]}'},
             "description": "What does batch size buy?",
+            "about": "What does batch size buy?\n\n- **Sweeps:** `batch_size`",
+            "score": "accuracy",
             "study_file": Path("studies/mnist.py"),
             "study_source": "study = 1\n",
         },
@@ -192,8 +201,13 @@ def test_plain_mlflow_sees_params_metrics_tags_and_the_parent(project, uri):
     assert [f.path for f in client(uri).list_artifacts(child.info.run_id)] == ["trial.json"]
     assert {f.path for f in client(uri).list_artifacts(parent.info.run_id)} == {"report", "study.py"}
     experiment = client(uri).get_experiment_by_name("mnist")
-    assert experiment.tags["mlflow.note.content"] == "What does batch size buy?"
-    assert experiment.tags["mlflow.sharedViewState.raypar-v1"].startswith('{"name": "raypar trials"')
+    assert parent.data.tags["mlflow.note.content"] == "What does batch size buy?"
+    assert experiment.tags["mlflow.note.content"].startswith(
+        "What does batch size buy?\n\n- **Sweeps:** `batch_size`\n"
+    )
+    assert f"(#/experiments/{experiment.experiment_id}/runs?" in experiment.tags["mlflow.note.content"]
+    view = experiment.tags["mlflow.sharedViewState.raypar-v2"]
+    assert view.startswith('{"name": "raypar charts"') and "scaling/speedup" in unpacked(view)
     assert experiment.artifact_location == (project / "mlartifacts" / "mnist").as_uri()
     store = Store(uri, project)
     assert store.experiment_id("mnist") == experiment.experiment_id
