@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Mapping[str, Any]
 
-TIMES = ("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s", "throughput_samples_per_s")
+QUANTITIES = (
+    "wall_s",
+    "startup_s",
+    "data_time_s",
+    "warmup_s",
+    "train_time_s",
+    "eval_time_s",
+    "throughput_samples_per_s",
+    "energy_j",
+)
 ENVIRONMENT = (
     "node",
     "device_name",
@@ -31,6 +40,11 @@ ENVIRONMENT = (
     "num_threads",
     "cpu_wait_share",
     "foreign_cpu_share",
+    "other_load_cores",
+    "num_node_cores",
+    "cpu_mhz_mean",
+    "throttles",
+    "energy_of",
     "gang",
 )
 _LARGEST_INT = 2**63 - 1
@@ -88,7 +102,7 @@ def _row(result: TrialResult, speedup: float | None) -> dict[str, Any]:
         "attempts": result.attempts,
         "started_at_s": result.started_at,
         **{f"point.{key}": value for key, value in spec.point.items()},
-        **{key: getattr(result, key) for key in TIMES},
+        **{key: getattr(result, key) for key in QUANTITIES},
         "speedup": speedup,
         **{f"final.{key}": value for key, value in result.final.items()},
         **{f"config.{key}": value for key, value in spec.config.items()},

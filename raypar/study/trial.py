@@ -120,12 +120,17 @@ class TrialResult:
         train_time_s: the timed region: all counted steps, without evaluation. None for a train loop, which raypar
             can't look into.
         eval_time_s: evaluations.
+        energy_j: joules of the timed region, over all nodes: of their CPU packages and the trial's GPUs, as far as they
+            can be read (``environment["energy_of"]``). None where they can't.
         throughput_samples_per_s: samples trained on in the timed region, whole gang, over train_time_s.
         reports: one mapping per epoch (or per ``ray.train.report`` of a train loop): ``epoch``, ``train_loss``,
             ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` …
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, and lists by rank: ``node``,
-            ``cores``, ``num_threads``, ``device_name``, ``cpu_wait_share``, ``foreign_cpu_share``.
+            ``cores``, ``num_threads``, ``device_name``, ``cpu_model``; and what was measured while it was timed:
+            ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's
+            machine, busy with other work; mean), ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, and
+            ``energy_of`` what, or ``no_energy``: why not.
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
     """
@@ -140,6 +145,7 @@ class TrialResult:
     warmup_s: float | None = None
     train_time_s: float | None = None
     eval_time_s: float | None = None
+    energy_j: float | None = None
     throughput_samples_per_s: float | None = None
     reports: tuple[Mapping[str, float], ...] = ()
     step_times_s: tuple[tuple[float, ...], ...] = ()
@@ -151,6 +157,13 @@ class TrialResult:
     def is_complete(self) -> bool:
         """Whether the trial need not be run again."""
         return self.state is not TrialState.FAILED
+
+    @property
+    def other_load_cores(self) -> float | None:
+        """How many cores of a machine were busy with other work while it was timed: of that where it was most."""
+        listed = self.environment.get("other_load_cores")
+        known = [load for load in listed if load is not None] if isinstance(listed, (list, tuple)) else []
+        return max(known, default=None)
 
     @property
     def final(self) -> Mapping[str, float]:

@@ -20,7 +20,17 @@ SOURCE_FILE = "study.py"
 TRACEBACK_FILE = "traceback.txt"
 
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}
-SCALARS = ("train_time_s", "eval_time_s", "startup_s", "data_time_s", "warmup_s", "wall_s", "throughput_samples_per_s")
+SCALARS = (
+    "train_time_s",
+    "eval_time_s",
+    "startup_s",
+    "data_time_s",
+    "warmup_s",
+    "wall_s",
+    "throughput_samples_per_s",
+    "energy_j",
+    "other_load_cores",
+)
 # What raypar's own training reports, under the names that people know from other tools; MLflow makes sections of the
 # part before the slash. Metrics of a workload keep theirs.
 SECTIONS = {

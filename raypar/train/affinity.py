@@ -1,15 +1,12 @@
-"""Cores: which there are, how a rank takes its own, and who else was on them while the clock ran."""
+"""Cores: which there are, and how a rank takes its own."""
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -71,71 +68,3 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
         return ()
     os.sched_setaffinity(0, cores)
     return tuple(sorted(os.sched_getaffinity(0)))
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    at_s: float
-    ran_s: float
-    waited_s: float
-    busy_s: float
-    own_s: float
-
-
-class CpuWatch:
-    """Sums up, over the timed regions, how far the rank had its cores to itself.
-
-    ``cpu_wait_share`` is the share of the threads' runnable time that they spent waiting for a core (Linux
-    schedstat): it shows core sharing exactly. ``foreign_cpu_share`` is how busy others kept the rank's cores, from
-    the cores' busy time less the rank's own (10 ms resolution).
-    """
-
-    def __init__(self, cores: tuple[int, ...]) -> None:
-        self._cores = cores
-        self._before: _Snapshot | None = None
-        self._elapsed_s = self._ran_s = self._waited_s = self._foreign_s = 0.0
-
-    def start(self) -> None:
-        self._before = self._snapshot()
-
-    def stop(self) -> None:
-        before, after = self._before, self._snapshot()
-        if before is None:
-            return
-        self._elapsed_s += after.at_s - before.at_s
-        self._ran_s += max(0.0, after.ran_s - before.ran_s)
-        self._waited_s += max(0.0, after.waited_s - before.waited_s)
-        # Signed: the ticks' rounding cancels out over the epochs.
-        self._foreign_s += (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-
-    def summary(self) -> dict[str, float]:
-        """``cpu_wait_share`` and ``foreign_cpu_share``, from 0 to 1; without what the system doesn't tell."""
-        found = {}
-        if self._ran_s + self._waited_s > 0:
-            found["cpu_wait_share"] = self._waited_s / (self._ran_s + self._waited_s)
-        if self._cores and self._elapsed_s > 0:
-            share = self._foreign_s / self._elapsed_s / len(self._cores)
-            found["foreign_cpu_share"] = min(1.0, max(0.0, share))
-        return found
-
-    def _snapshot(self) -> _Snapshot:
-        ran_ns = waited_ns = 0
-        for stat in Path("/proc/self/task").glob("*/schedstat"):
-            try:
-                ran, waited, _ = stat.read_text().split()
-            except (OSError, ValueError):  # a thread that just ended; kernels without schedstats
-                continue
-            ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
-        busy_s = 0.0
-        if self._cores:
-            per_core = psutil.cpu_times(percpu=True)
-            # guest time is contained in user time, so it is not added.
-            busy_s = sum(t.user + t.nice + t.system for t in (per_core[c] for c in self._cores if c < len(per_core)))
-        own = psutil.Process()
-        own_s = sum(own.cpu_times()[:2])
-        for child in own.children(recursive=True):  # loader processes
-            try:
-                own_s += sum(child.cpu_times()[:2])
-            except psutil.Error:
-                continue
-        return _Snapshot(time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9, busy_s, own_s)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from raypar.study.trial import Failure, TrialResult, TrialSpec, TrialState
+from raypar.train import machines
 
 # In a trial's artifacts.
 MODEL_FOLDER = "model"
@@ -59,6 +60,7 @@ class RankOutcome:
     """What one rank has to tell at its end; times in seconds on its own clock.
 
     Attributes:
+        counted: over the timed regions; None where there were none.
         artifacts: what lies in the job's `artifact_dir`, packed by `raypar.train.keep.pack`, where it is to be shipped.
         profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
     """
@@ -73,6 +75,7 @@ class RankOutcome:
     num_samples: int | None = None
     step_times_s: tuple[float, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    counted: machines.Counted | None = None
     artifacts: bytes = b""
     profile: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,6 +117,7 @@ def merge(
     else:
         state = TrialState.STOPPED if any(o.stopped for o in ranks) else TrialState.FINISHED
     keys = dict.fromkeys(key for o in ranks for key in o.environment)
+    measured, energy_j = _measured([o.counted for o in ranks])
     return TrialResult(
         spec=spec,
         state=state,
@@ -128,7 +132,23 @@ def merge(
         throughput_samples_per_s=sum(counts) / train_time_s if counts and train_time_s else None,
         reports=reports,
         step_times_s=tuple(o.step_times_s for o in ranks),
-        environment={**environment, **{key: [o.environment.get(key) for o in ranks] for key in keys}},
+        energy_j=energy_j,
+        environment={**environment, **{key: [o.environment.get(key) for o in ranks] for key in keys}, **measured},
         failure=failure,
         profile={"recorded": [o.profile for o in ranks]} if ranks and all(o.profile for o in ranks) else {},
     )
+
+
+def _measured(counted: Sequence[machines.Counted | None]) -> tuple[dict[str, Any], float | None]:
+    """What the ranks' counters say together, for the environment; and the energy in joules."""
+    known = [c for c in counted if c is not None]
+    if not known or len(known) < len(counted):
+        return {}, None
+    found: dict[str, Any] = {"num_node_cores": [c.num_cores for c in known]}
+    loads = machines.other_loads(known)
+    if any(load is not None for load in loads):
+        found["other_load_cores"] = loads
+    if why_not := dict.fromkeys(reason for c in known for reason in c.no_energy):
+        found["no_energy"] = "; ".join(why_not)
+    energy = machines.energy(known)
+    return (found | {"energy_of": energy[1]}, energy[0]) if energy else (found, None)

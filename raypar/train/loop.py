@@ -19,7 +19,6 @@ from raypar.parallel.strategy import Strategy, Task, build_strategy, restore, sn
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import batches
-from raypar.train.affinity import CpuWatch
 from raypar.train.evaluate import Evaluation
 from raypar.train.job import Channel, RankOutcome
 from raypar.train.keep import Keeper
@@ -27,6 +26,7 @@ from raypar.train.numerics import numerics_of
 from raypar.train.profile import NOTHING, ProfiledPass, Wanted, profile
 from raypar.train.step import Stepper, compiled
 from raypar.train.timer import StepTimer
+from raypar.train.watch import Watch
 
 
 @dataclass
@@ -104,7 +104,7 @@ def train(
 
     stepper = new_stepper()
     keeper = Keeper(workload, config, model_dir if place.rank == 0 and config["keep_model"] else None)
-    watch = CpuWatch(cores)
+    watch = Watch(cores, place.device)
     timed = _Timed()
     stopped = False
     whole = model
@@ -115,6 +115,7 @@ def train(
     ):
         place.barrier()
         watch.start()
+        place.barrier()  # reading counters takes one rank longer than another
         timer = StepTimer(place.device)
         losses, sizes = _run_segment(stepper, strategy, steps, timer)
         watch.stop()
@@ -166,7 +167,8 @@ def train(
         eval_time_s=timed.eval_time_s if timed.num_steps else None,
         num_samples=timed.num_samples if timed.num_steps else None,
         step_times_s=tuple(timed.step_times_s),
-        environment=watch.summary(),
+        environment=watch.summary() if timed.num_steps else {},
+        counted=watch.counted() if timed.num_steps else None,
         profile=profiled,
     )
 

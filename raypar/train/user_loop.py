@@ -14,6 +14,7 @@ from typing import Any
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.train.job import Channel, RankJob, RankOutcome, StopTrial
+from raypar.train.watch import Watch
 
 # Not for the loop: what raypar itself keeps in a config.
 OWN_KEYS = ("device", "cpus_per_worker", "num_threads")
@@ -61,16 +62,18 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         return box[0]
 
 
-def run_train_loop(loop: Callable[..., Any], job: RankJob, channel: Channel) -> RankOutcome:
-    """Call the loop with the trial's config; what it spends its time on stays its own secret."""
+def run_train_loop(loop: Callable[..., Any], job: RankJob, channel: Channel, watch: Watch) -> RankOutcome:
+    """Call the loop with the trial's config, under the watch; what it spends its time on stays its own secret."""
     import inspect
 
     set_train_fn_utils(ReportingUtils(job, channel))
     config = {key: value for key, value in job.config.items() if key not in OWN_KEYS}
     startup_s = time.monotonic() - job.requested_at_s
     stopped = False
+    watch.start()
     try:
         loop(config) if inspect.signature(loop).parameters else loop()
     except StopTrial:
         stopped = True
-    return RankOutcome(stopped=stopped, startup_s=startup_s)
+    watch.stop()
+    return RankOutcome(stopped=stopped, startup_s=startup_s, environment=watch.summary(), counted=watch.counted())

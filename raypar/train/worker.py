@@ -78,8 +78,9 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
         workload = pickle.loads(job.workload)
         if workload.is_train_loop:
             from raypar.train.user_loop import run_train_loop
+            from raypar.train.watch import Watch
 
-            outcome = run_train_loop(workload.train_loop, job, channel)
+            outcome = run_train_loop(workload.train_loop, job, channel, Watch(cores, device))
         else:
             from raypar.parallel.place import Place
             from raypar.train.keep import pack

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from loops import NUM_TRAIN, acting, train_func
 from telling import Told, is_running, losses, run, settings_at, until
@@ -120,6 +121,10 @@ def test_a_finished_trial_is_told_whole(study_run: Run, name: str) -> None:
     environment = result.environment
     assert len(environment["node"]) == len(set(environment["pid"])) == num_workers
     assert environment["num_threads"] == [1] * num_workers
+    # Too short for a load to be told; but the machine was looked at, and says what it can't tell.
+    assert environment["num_node_cores"] == [psutil.cpu_count()] * num_workers
+    assert (result.energy_j is None) is ("energy_of" not in environment)
+    assert result.energy_j is not None or environment["no_energy"]
     cores = [core for of_rank in environment["cores"] for core in of_rank]
     if CAN_PIN:
         assert len(cores) == len(set(cores)) == num_workers and set(cores) <= set(allowed_cores())

@@ -1,4 +1,4 @@
-"""A rank gets its cores before it has threads, and sees who else was on them."""
+"""A rank gets its cores before it has threads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from raypar.train import affinity
-from raypar.train.affinity import CAN_PIN, Core, CpuWatch, allowed_cores, host_cores, topology
+from raypar.train.affinity import CAN_PIN, Core, allowed_cores, host_cores, topology
 
 needs_pinning = pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
-needs_schedstat = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel keeps no schedstat")
 
 
 def told_by(code: str) -> Any:
@@ -81,79 +78,3 @@ def test_a_core_of_which_nothing_can_be_read_stands_alone(tmp_path: Path, siblin
 
 def test_the_cores_of_this_machine_are_those_that_it_allows() -> None:
     assert tuple(core.number for core in host_cores()) == allowed_cores()
-
-
-# Burns half a second of CPU time on the last core under a CpuWatch.
-WATCHED = """
-    import json, time
-    from raypar.train.affinity import CpuWatch, allowed_cores, pin
-    core = allowed_cores()[-1]
-    pin([core])
-    watch = CpuWatch((core,))
-    watch.start()
-    until = time.process_time() + 0.5
-    while time.process_time() < until:
-        pass
-    watch.stop()
-    print(json.dumps(watch.summary()))
-"""
-BURN = "import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
-
-
-@needs_pinning
-@needs_schedstat
-def test_a_neighbour_on_the_same_core_is_noticed() -> None:
-    burn = BURN.format(core=allowed_cores()[-1])
-    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as neighbour:
-        try:
-            assert neighbour.stdout is not None
-            neighbour.stdout.readline()  # from now on it burns
-            told = told_by(WATCHED)
-        finally:
-            neighbour.kill()
-    assert 0.2 < told["cpu_wait_share"] <= 1
-    assert 0.2 < told["foreign_cpu_share"] <= 1
-
-
-class Times(NamedTuple):
-    """What psutil tells of a core or a process."""
-
-    user: float
-    system: float = 0.0
-    nice: float = 0.0
-
-
-def test_what_a_rank_and_its_loader_processes_burn_is_not_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"s": 100.0}
-    psutil = SimpleNamespace(
-        Error=OSError,
-        # Of its two cores the first is busy all the time, the second not at all; the third is not the rank's.
-        cpu_times=lambda percpu: [Times(clock["s"] / 2, clock["s"] / 2), Times(7.0), Times(clock["s"])],
-        Process=lambda: SimpleNamespace(
-            cpu_times=lambda: Times(clock["s"] / 4),
-            children=lambda recursive: [SimpleNamespace(cpu_times=lambda: Times(clock["s"] / 8, clock["s"] / 8))],
-        ),
-    )
-    monkeypatch.setattr(affinity, "psutil", psutil)
-    monkeypatch.setattr(affinity.time, "perf_counter", lambda: clock["s"])
-    watch = CpuWatch((0, 1))
-    for _ in range(2):  # what happens between the regions doesn't count
-        watch.start()
-        clock["s"] += 4
-        watch.stop()
-        clock["s"] += 50
-    assert watch.summary()["foreign_cpu_share"] == pytest.approx(0.25)
-
-
-def test_a_watch_that_saw_nothing_tells_nothing() -> None:
-    watch = CpuWatch((0,))
-    watch.stop()
-    assert watch.summary() == {}
-
-
-def test_a_rank_without_cores_of_its_own_has_no_foreigners_on_them() -> None:
-    watch = CpuWatch(())
-    watch.start()
-    sum(range(100_000))
-    watch.stop()
-    assert "foreign_cpu_share" not in watch.summary()
