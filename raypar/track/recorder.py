@@ -19,6 +19,7 @@ from raypar.track.replay import num_pending, replay
 from raypar.track.runs import shown_of
 from raypar.track.upload import Uploader
 from raypar.track.view import Shown
+from raypar.track.writer import RunWriter
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -64,7 +65,8 @@ class Recorder:
     """Writes an execution's results: first into a local journal, then into the store.
 
     A store that can't be reached costs no result and raises nothing: it is tried again with a later record, at most
-    every `retry_after_s`, and at the end; `raypar.track.sync.sync` brings the rest.
+    every `retry_after_s`, and at the end; `raypar.track.sync.sync` brings the rest. What writes into the store may be
+    given as `writer`.
 
     Attributes:
         upload_time_s: time spent in recording trials, all in all.
@@ -80,6 +82,7 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         retry_after_s: float = RETRY_AFTER_S,
+        writer: RunWriter | None = None,
     ) -> None:
         self.upload_time_s = 0.0
         self.outage = ""
@@ -93,7 +96,7 @@ class Recorder:
         self._shown: Shown | None = None
         self._totals = {"num_finished": 0, "num_failed": 0}
         self._path = spool.spool_path(project_dir, execution.study, execution.uid)
-        self._uploader = Uploader(tracking_uri, project_dir)
+        self._uploader = Uploader(writer or RunWriter(tracking_uri, project_dir))
         self._journal: spool.Journal | None = None
         self._owner_lock: BaseFileLock | None = None
         self._upload_lock: BaseFileLock | None = None

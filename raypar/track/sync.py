@@ -13,6 +13,7 @@ from raypar.track.client import shown_uri
 from raypar.track.replay import Replay, num_pending, replay
 from raypar.track.store import default_tracking_uri
 from raypar.track.upload import Uploader
+from raypar.track.writer import RunWriter
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -69,7 +70,7 @@ def _sync(project_dir: Path, tracking_uri: str | None) -> SyncReport:
     for path in spool.spools(project_dir):
         uri = tracking_uri or spool.target(path) or default_tracking_uri(project_dir)
         if uri not in outages:
-            uploader = uploaders.setdefault(uri, Uploader(uri, project_dir))
+            uploader = uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir)))
             done = _sync_one(path, uploader, uri)
             num_uploaded += done.num_uploaded
             num_rejected += done.num_rejected

@@ -26,10 +26,10 @@ Record = Mapping[str, Any]
 
 
 class Uploader:
-    """Applies journal records to one store. Connects when first used, and again after a failure."""
+    """Applies journal records to one store, through its writer. Connects when first used, and again after a failure."""
 
-    def __init__(self, tracking_uri: str, project_dir: Path) -> None:
-        self._store = RunWriter(tracking_uri, project_dir)
+    def __init__(self, store: RunWriter) -> None:
+        self._store = store
         self._forget()
 
     def _forget(self) -> None:

@@ -1,0 +1,128 @@
+"""A writer that puts runs into an embedded MLflow database in one transaction: the rows that MLflow writes one by one.
+
+Everything above it is raypar's own: `Recorder` journals, `Uploader` makes runs, params, metrics, tags and files of the
+records. What MLflow fills in by itself (who ran it, from where) is copied from one run of each study that MLflow makes.
+tests/unit/test_benchmark_store_rows.py compares its database with one that was written through MLflow.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from raypar.track.client import sqlite_path
+from raypar.track.names import clip
+from raypar.track.runs import Point
+from raypar.track.writer import RunRef, RunWriter
+
+MAX_RUN_NAME_LENGTH = 500
+
+
+class RowWriter(RunWriter):
+    """Runs are in the database once `flush` is called, and not before."""
+
+    def __init__(self, tracking_uri: str, project_dir: Path) -> None:
+        super().__init__(tracking_uri, project_dir)
+        database = sqlite_path(tracking_uri)
+        assert database is not None, f"{tracking_uri} is no embedded database"
+        self._database = database
+        self._models: dict[str, tuple[RunRef, dict[str, Any], dict[str, str]]] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._runs: dict[str, dict[str, Any]] = {}
+        self._tags: dict[tuple[str, str], str] = {}
+        self._params: dict[tuple[str, str], str] = {}
+        self._points: dict[str, dict[tuple[Any, ...], None]] = {}
+
+    def find(self, study: str, **tags: str) -> RunRef | None:
+        self.flush()
+        return super().find(study, **tags)
+
+    def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
+        if study not in self._models:
+            model = super().create(study, name, start_ms, tags)
+            row, own = self._read(model.run_id)
+            self._models[study] = model, row, {key: own[key] for key in own.keys() - tags.keys()}
+            self._runs[model.run_id] = row
+            return model
+        model, row, own = self._models[study]
+        run_id, name = uuid.uuid4().hex, clip(name, MAX_RUN_NAME_LENGTH)
+        run = RunRef(run_id, model.artifact_uri.replace(model.run_id, run_id))
+        self._runs[run_id] = {
+            **row,
+            "run_uuid": run_id,
+            "name": name,
+            "start_time": start_ms,
+            "artifact_uri": run.artifact_uri,
+        }
+        for key, value in {**own, **tags, "mlflow.runName": name}.items():
+            self._tags[run_id, key] = value
+        return run
+
+    def log(
+        self,
+        run: RunRef,
+        *,
+        params: Mapping[str, str] | None = None,
+        points: Sequence[Point] = (),
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        for key, value in (params or {}).items():
+            self._params[run.run_id, key] = value
+        for key, value in (tags or {}).items():
+            self._tags[run.run_id, key] = value
+        for p in points:
+            assert math.isfinite(p.value)
+            self._points.setdefault(run.run_id, {})[p.key, p.value, p.time_ms, p.step] = None
+
+    def end(self, run: RunRef, status: str, end_ms: int) -> None:
+        self._runs[run.run_id].update(status=status, end_time=end_ms)
+
+    def flush(self) -> None:
+        """Write what there is, in one transaction."""
+        if not self._runs:
+            return
+        latest = [(run, *point) for run, points in self._points.items() for point in _latest(points)]
+        points = [(run, *point) for run, points in self._points.items() for point in points]
+        columns = list(next(iter(self._runs.values())))
+        places = ", ".join("?" * len(columns))
+        with closing(sqlite3.connect(self._database)) as database, database:
+            database.executemany(
+                f"INSERT OR REPLACE INTO runs ({', '.join(columns)}) VALUES ({places})",
+                [tuple(row[column] for column in columns) for row in self._runs.values()],
+            )
+            for table, pairs in (("tags", self._tags), ("params", self._params)):
+                database.executemany(
+                    f"INSERT OR REPLACE INTO {table} (run_uuid, key, value) VALUES (?, ?, ?)",
+                    [(run, key, value) for (run, key), value in pairs.items()],
+                )
+            for table, rows in (("metrics", points), ("latest_metrics", latest)):
+                database.executemany(
+                    f"INSERT OR REPLACE INTO {table} (run_uuid, key, value, timestamp, step, is_nan)"
+                    " VALUES (?, ?, ?, ?, ?, 0)",
+                    rows,
+                )
+        self._clear()
+
+    def _read(self, run_id: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """A run's row, and its tags."""
+        with closing(sqlite3.connect(self._database)) as database:
+            found = database.execute("SELECT * FROM runs WHERE run_uuid = ?", [run_id])
+            row = dict(zip([column[0] for column in found.description], found.fetchone(), strict=True))
+            return row, dict(database.execute("SELECT key, value FROM tags WHERE run_uuid = ?", [run_id]).fetchall())
+
+
+def _latest(points: Mapping[tuple[Any, ...], None]) -> Iterator[tuple[Any, ...]]:
+    """Of each metric the point that MLflow shows: of the last step, of these the last in time, of these the largest."""
+    best: dict[str, tuple[Any, ...]] = {}
+    for key, value, time_ms, step in points:
+        known = best.get(key)
+        if known is None or (step, time_ms, value) >= (known[3], known[2], known[1]):
+            best[key] = (key, value, time_ms, step)
+    yield from best.values()
