@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr
 
+from raypar.analysis.bootstrap import NUM_RESAMPLES, resampled_medians
 from raypar.analysis.stats import (
-    BOOTSTRAP_SEED,
     LEVEL,
     MEDIAN_TO_MEAN_ERROR,
     MIN_RANKED,
-    NUM_RESAMPLES,
     Estimate,
     ratio_estimate,
 )
@@ -112,8 +111,6 @@ def _error(top: NDArray[np.float64], bottom: NDArray[np.float64], *, paired: boo
 
 def _bootstrap_share(top: NDArray[np.float64], bottom: NDArray[np.float64], *, paired: bool) -> float:
     """Share of resamples in which the first median is larger; equal ones count half."""
-    rng = np.random.default_rng(BOOTSTRAP_SEED)
-    drawn_top = rng.integers(len(top), size=(NUM_RESAMPLES, len(top)))
-    drawn_bottom = drawn_top if paired else rng.integers(len(bottom), size=(NUM_RESAMPLES, len(bottom)))
-    signs = np.sign(np.median(top[drawn_top], axis=1) - np.median(bottom[drawn_bottom], axis=1))
+    tops, bottoms = resampled_medians(top, bottom, paired=paired)
+    signs = np.sign(tops - bottoms)
     return float(0.5 + 0.5 * np.mean(signs))

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, stdtrit
 
+from raypar.analysis.bootstrap import resampled_medians
+
 LEVEL = 0.95
 MIN_RANKED = 6  # the fewest samples whose extremes enclose the median with 95 % confidence
-NUM_RESAMPLES = 10_000
-BOOTSTRAP_SEED = 20150915
 # Standard error of a median over that of a mean, of many normal samples: sqrt(pi / 2). For few samples it is a little
 # less (1.16 for three), so the interval is on the safe side.
 MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)
@@ -221,10 +221,7 @@ def _exp_bounds(centre: float, half: float) -> tuple[float, float]:
 
 
 def _bootstrap_bounds(top: NDArray[np.float64], bottom: NDArray[np.float64], *, paired: bool) -> tuple[float, float]:
-    """Percentile bounds of the ratio of medians; pairs are drawn whole. The same samples give the same bounds."""
-    rng = np.random.default_rng(BOOTSTRAP_SEED)
-    drawn_top = rng.integers(len(top), size=(NUM_RESAMPLES, len(top)))
-    drawn_bottom = drawn_top if paired else rng.integers(len(bottom), size=(NUM_RESAMPLES, len(bottom)))
-    ratios = np.median(top[drawn_top], axis=1) / np.median(bottom[drawn_bottom], axis=1)
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    """Percentile bounds of the ratio of medians; see `resampled_medians`."""
+    tops, bottoms = resampled_medians(top, bottom, paired=paired)
+    low, high = np.quantile(tops / bottoms, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
