@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from raypar.analysis.last_asked import last_asked
+from raypar.analysis.question import question_of
 from raypar.errors import Mistake, RayparError, StudyError
 from raypar.run.capacity import CoreLeases, absent_cores, cores_text
 from raypar.run.cluster import Cluster
@@ -95,7 +97,7 @@ def make_plan(
     if mistakes := _impossible(study, specs, cluster):
         raise StudyError(mistakes, where=where)
     if study.is_search:
-        return Plan(study, (), tuple(complete.values()), (), cluster)
+        return Plan(study, (), last_asked(question_of(study), tuple(complete.values())).results, (), cluster)
     mine = {spec.identity for spec in specs}
     return Plan(
         study,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from raypar.errors import RayparError, suggest
 
 if TYPE_CHECKING:
     from raypar.analysis.compare import Origin
+    from raypar.analysis.last_asked import LastAsked
     from raypar.analysis.question import Question
     from raypar.analysis.speedup import StudyAnalysis
     from raypar.study.trial import TrialResult
@@ -26,7 +27,7 @@ class StoredStudy:
     """A study as its store has it.
 
     Attributes:
-        results: of its trials, at least one, without step times.
+        results: of all its trials, at least one, without step times.
         origin: the provenance of its executions: each key with every value that occurred, in their order; empty: not in
             the store.
         description: what the study asks, in its author's words; may be empty.
@@ -48,6 +49,13 @@ class StoredStudy:
 
         return with_final_test(analyse(self.question, self.results), last_final_test(self.store, self.name))
 
+    @cached_property
+    def last_asked(self) -> LastAsked:
+        """The trials of what was asked last, and the others."""
+        from raypar.analysis.last_asked import last_asked
+
+        return last_asked(self.question, self.results)
+
     @property
     def tags(self) -> dict[str, str]:
         """The origin, with "or" between values that differ from execution to execution."""
@@ -59,8 +67,11 @@ class StoredStudy:
         return self.store.study_source(self.name) or ""
 
 
-def read_study(name: str, tracking_uri: str, folder: Path) -> StoredStudy:
+def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hour: float | None = None) -> StoredStudy:
     """The study from the store, and from the folder what has not reached the store yet.
+
+    Args:
+        price_per_node_hour: instead of the study's own.
 
     Raises:
         RayparError: there is none of that name, or it has no result.
@@ -80,6 +91,8 @@ def read_study(name: str, tracking_uri: str, folder: Path) -> StoredStudy:
     except (KeyError, TypeError):
         hint = "run it again: finished trials are kept"
         raise RayparError(f"the store does not say what study `{name}` asks", hint=hint) from None
+    if price_per_node_hour is not None:
+        question = replace(question, price_per_node_hour=price_per_node_hour)
     tags, description = store.origin(name)
     # The latest execution, then the others from the last to the first.
     executions = [tags, *(run.tags for run in RunReader(tracking_uri, folder).runs(name, kind="execution"))]

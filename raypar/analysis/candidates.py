@@ -37,7 +37,6 @@ class Ask:
         start: from when on.
         max_time_s: of the time that counts.
         max_cost: in the currency of the price.
-        price_per_node_hour: None: unknown, and nothing has a cost.
         min_efficiency: parallel efficiency, 0 to 1, as the report has it.
         min_metric: of the study's metric after the last epoch; the most it may be where less is better.
         only: hyperparameters and the values they may have.
@@ -47,7 +46,6 @@ class Ask:
     start: Start = Start.FIRST_STEP
     max_time_s: float | None = None
     max_cost: float | None = None
-    price_per_node_hour: float | None = None
     min_efficiency: float | None = None
     min_metric: float | None = None
     only: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -105,9 +103,6 @@ def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: Po
     else:
         times, time_s = to_target.times, to_target.time_s
     nodes = num_nodes(samples)
-    cost = None
-    if time_s is not None and nodes is not None and ask.price_per_node_hour is not None:
-        cost = cost_of(time_s, nodes, ask.price_per_node_hour)
     found = Candidate(
         samples.point,
         samples.num_workers,
@@ -116,7 +111,7 @@ def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: Po
         time_s,
         analysed.metric,
         analysed.efficiency,
-        cost,
+        cost_of(time_s, nodes, question.price_per_node_hour),
         to_target,
     )
     return _judged(question, ask, samples, found)

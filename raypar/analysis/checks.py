@@ -51,6 +51,11 @@ def _baseline_missing(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _other_settings(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.aside:
+        yield Finding(Check.OTHER_SETTINGS, evidence.aside)
+
+
 def _failed_trials(evidence: Evidence) -> Iterator[Finding]:
     failed = [r for p in evidence.gathered for r in p.results if r.state is TrialState.FAILED]
     if not failed:
@@ -154,6 +159,7 @@ def _not_separated(evidence: Evidence) -> Iterator[Finding]:
 
 
 CHECKS: tuple[OneCheck, ...] = (
+    _other_settings,
     _baseline_missing,
     _failed_trials,
     _includes_start_up,

@@ -19,6 +19,9 @@ class Check(Enum):
     """What can be amiss; the value is the advice."""
 
     BASELINE_MISSING = "Run the study again: finished trials are kept, and the baseline's are made up for."
+    OTHER_SETTINGS = (
+        "They are kept. Run the study with their settings to ask about them again, or give it another name."
+    )
     FAILED_TRIALS = "Run the study again: finished trials are kept, failed ones get another try."
     INCLUDES_START_UP = (
         "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
@@ -69,12 +72,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What checks look at: `gathered` and `points` are in the same order."""
+    """What checks look at: `gathered` and `points` are in the same order; `aside` says which trials are in neither."""
 
     question: Question
     time_metric: str
     gathered: tuple[PointSamples, ...]
     points: tuple[PointAnalysis, ...]
+    aside: str = ""
 
     @property
     def finished(self) -> list[TrialResult]:

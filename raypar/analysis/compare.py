@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
+from raypar.analysis.last_asked import last_asked
 from raypar.analysis.matching import config_changes, is_means, is_work, match, values_of
 from raypar.analysis.points import same_work
 from raypar.analysis.question import (
@@ -117,6 +118,7 @@ class Comparison:
         origins: what differs in where they come from (versions, machine, commit): key to the values of each.
         is_known: whether the store says where a study comes from; unless both do, `origins` is of the trials alone.
         uncommitted: whether a study ran code that no commit has.
+        aside: sentences on trials of other settings; empty where there are none.
     """
 
     names: tuple[str, str]
@@ -129,6 +131,7 @@ class Comparison:
     origins: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
     is_known: tuple[bool, bool]
     uncommitted: tuple[bool, bool]
+    aside: tuple[str, str] = ("", "")
 
     def points_with(self, difference: Difference) -> tuple[MatchedPoint, ...]:
         return tuple(p for p in self.matched if p.difference is difference)
@@ -158,6 +161,8 @@ def compare(a: Side, b: Side) -> Comparison:
     Raises:
         RayparError: they train different workloads.
     """
+    parted = [last_asked(side.question, side.results) for side in (a, b)]
+    a, b = (replace(side, results=each.results) for side, each in zip((a, b), parted, strict=True))
     workloads = [{r.spec.workload for r in side.results} for side in (a, b)]
     if not workloads[0] & workloads[1]:
         names = [", ".join(sorted(each)) for each in workloads]
@@ -188,6 +193,7 @@ def compare(a: Side, b: Side) -> Comparison:
         only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
         origins=_origin_changes(origins[0], origins[1]),
         is_known=is_known,
+        aside=(parted[0].sentence(), parted[1].sentence()),
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
 

@@ -20,6 +20,8 @@ def num_nodes(samples: PointSamples) -> int | None:
     return max((count for count in counts if count), default=None)
 
 
-def cost_of(time_s: Estimate, nodes: int, price_per_node_hour: float) -> Estimate:
-    """In the currency of the price."""
+def cost_of(time_s: Estimate | None, nodes: int | None, price_per_node_hour: float | None) -> Estimate | None:
+    """In the currency of the price; None where anything is unknown."""
+    if time_s is None or nodes is None or price_per_node_hour is None:
+        return None
     return time_s.scaled(nodes * price_per_node_hour / HOUR_S)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypar.analysis.cost import cost_of, num_nodes
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, median_estimate, ratio_estimate, reference
 from raypar.study.space import Value
@@ -42,6 +43,7 @@ class PointAnalysis:
         is_baseline: whether it is what others are compared with.
         step_time_median_s: over all steps of all finished trials, slowest rank.
         step_time_p95_s: 95th percentile of the same.
+        cost: of the time, in the currency of the study's price; None where that or the number of nodes is unknown.
     """
 
     point: Mapping[str, Value]
@@ -57,6 +59,7 @@ class PointAnalysis:
     is_baseline: bool
     step_time_median_s: float | None
     step_time_p95_s: float | None
+    cost: Estimate | None = None
 
     @property
     def num_trials(self) -> int:
@@ -122,13 +125,14 @@ def _analyse_point(question: Question, samples: PointSamples, base: PointSamples
     elif base is not None:
         speedup = ratio_of(base, samples)
     steps = [t for r in samples.results if r.state is TrialState.FINISHED for t in r.gang_step_times_s]
+    time_s = median_estimate(times) if times else None
     return PointAnalysis(
         point=samples.point,
         num_workers=samples.num_workers,
         num_finished=samples.num_in(TrialState.FINISHED),
         num_failed=samples.num_in(TrialState.FAILED),
         num_stopped=samples.num_in(TrialState.STOPPED),
-        time_s=median_estimate(times) if times else None,
+        time_s=time_s,
         throughput=median_estimate(rates) if rates else None,
         speedup=speedup,
         efficiency=_efficiency(question, samples, base, speedup),
@@ -136,6 +140,7 @@ def _analyse_point(question: Question, samples: PointSamples, base: PointSamples
         is_baseline=is_baseline,
         step_time_median_s=float(np.median(steps)) if steps else None,
         step_time_p95_s=float(np.quantile(steps, 0.95)) if steps else None,
+        cost=cost_of(time_s, num_nodes(samples), question.price_per_node_hour),
     )
 
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from raypar.study.space import Value
-from raypar.study.study import Study
+from raypar.study.study import Study, resolve
 from raypar.study.trial import TrialResult, TrialState
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
@@ -30,6 +30,11 @@ class Question:
         mode: "max" or "min" of it is better.
         points: every point, where the study lists them; () for a search. One without a result is shown as such.
         num_repeats: how many trials every point should have, 1 in a search; None: unknown.
+        price_per_node_hour: what a machine costs an hour; None: unknown.
+        workload: name of what is trained; empty: unknown.
+        config: the hyperparameters that it fixes, the defaults included, without those that follow from others; empty:
+            unknown. ``num_threads`` is None where it follows from ``cpus_per_worker``.
+        seed: of the first repeat; None: unknown.
     """
 
     study_name: str
@@ -39,6 +44,10 @@ class Question:
     mode: str = "max"
     points: tuple[Mapping[str, Value], ...] = ()
     num_repeats: int | None = None
+    price_per_node_hour: float | None = None
+    workload: str = ""
+    config: Mapping[str, Value] = field(default_factory=dict)
+    seed: int | None = None
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """The point that `point` is compared with; itself where it is a baseline."""
@@ -71,7 +80,25 @@ def question_of(study: Study) -> Question:
         mode=study.mode,
         points=() if study.is_search else study.points(),
         num_repeats=1 if study.is_search else study.num_repeats,
+        price_per_node_hour=study.price_per_node_hour,
+        workload=study.workload.name,
+        config=_fixed(study),
+        seed=study.seed,
     )
+
+
+def _fixed(study: Study) -> dict[str, Value]:
+    """What every trial of the study has alike because the study says so, or leaves the default."""
+    fixed: dict[str, Value] = {k: v for k, v in resolve(study.workload, study.config).items() if k not in study.space}
+    chosen = {**study.workload.defaults, **study.config, **study.space}
+    if chosen.get("num_threads") is None and "num_threads" in fixed:
+        fixed["num_threads"] = None
+    follows = {
+        "batch_size": chosen.get("per_worker_batch_size") is not None,
+        "cpus_per_worker": chosen.get("cpu_affinity") is not None,
+        "device": chosen.get("device", "auto") == "auto",
+    }
+    return {key: value for key, value in fixed.items() if not follows.get(key)}
 
 
 def question_from_dict(raw: Mapping[str, Any]) -> Question:
@@ -92,6 +119,11 @@ def question_from_dict(raw: Mapping[str, Any]) -> Question:
         mode=raw["mode"],
         points=tuple(values(point) for point in raw["points"]),
         num_repeats=raw["num_repeats"],
+        # An older store has none of these.
+        price_per_node_hour=raw.get("price_per_node_hour"),
+        workload=raw.get("workload", ""),
+        config=values(raw.get("config", {})),
+        seed=raw.get("seed"),
     )
 
 

@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, is_time_apart, median_s
 from raypar.analysis.goodput import BatchGroup, batch_groups
+from raypar.analysis.last_asked import last_asked
 from raypar.analysis.question import Question, collect, time_metric_of
 from raypar.analysis.settle import MARGIN, Confidence, confidence_of, repeats_to_settle, time_ratio
 from raypar.analysis.stats import MIN_RANKED, Estimate
@@ -67,6 +68,7 @@ class Recommendation:
         rivals: points that can't be told from the leader, without the chosen one.
         settling: None where there is nothing to settle.
         batches: what the batch size does, where a target is asked for.
+        aside: a sentence on trials of other settings; empty where there are none.
     """
 
     question: Question
@@ -81,6 +83,7 @@ class Recommendation:
     rivals: tuple[Candidate, ...] = ()
     settling: Settling | None = None
     batches: tuple[BatchGroup, ...] = ()
+    aside: str = ""
 
     @property
     def leader(self) -> Candidate | None:
@@ -94,13 +97,16 @@ def recommend(question: Question, results: Sequence[TrialResult], ask: Ask) -> R
     Raises:
         RayparError: the target's metric is in no report, or no point has the values asked for.
     """
+    parted = last_asked(question, results)
+    results = parted.results
     _check_target(results, ask)
     time_metric = time_metric_of(results)
     gathered = collect(question, results, time_metric)
     candidates = candidates_of(question, gathered, ask)
     _check_limits(candidates, ask)
     batches = batch_groups([g for g in gathered if is_asked_for(g, ask.only)], ask.target) if ask.target else ()
-    return _chosen(Recommendation(question, ask, time_metric, candidates, Outcome.NONE, batches=batches))
+    aside = parted.sentence()
+    return _chosen(Recommendation(question, ask, time_metric, candidates, Outcome.NONE, batches=batches, aside=aside))
 
 
 def _chosen(before: Recommendation) -> Recommendation:

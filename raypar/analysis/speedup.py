@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, find_all
 from raypar.analysis.effects import Effects, effects_of
+from raypar.analysis.last_asked import last_asked
 from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
 from raypar.analysis.question import PointSamples, Question, Sample, collect, point_key, question_of, time_metric_of
 from raypar.analysis.study_scaling import WorkerGroup, worker_groups
@@ -49,6 +50,7 @@ class StudyAnalysis:
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
         profiles: points with where their steps' time goes, of those that were looked into.
         effects: what each hyperparameter does; None where fewer than two are swept.
+        price_per_node_hour: what a machine costs an hour; None: unknown.
     """
 
     question: Question
@@ -65,6 +67,7 @@ class StudyAnalysis:
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
     effects: Effects | None = None
+    price_per_node_hour: float | None = None
 
     @property
     def num_trials(self) -> int:
@@ -77,9 +80,12 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
     Args:
         asked: the study, or what was kept of it where the study file is gone.
         results: of its trials, in any order; of two results of one trial the later complete one counts. A search's
-            points are those that have results; points that a study lists and nobody ran are shown as such.
+            points are those that have results; points that a study lists and nobody ran are shown as such. Trials of
+            other settings than those of the question are set aside, and a warning says so.
     """
     question = question_of(asked) if isinstance(asked, Study) else asked
+    parted = last_asked(question, results)
+    results = parted.results
     time_metric = time_metric_of(results)
     gathered = collect(question, results, time_metric)
     points = analyse_points(question, gathered)
@@ -93,11 +99,12 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         mode=question.mode,
         num_repeats=question.num_repeats,
         points=points,
-        warnings=find_all(Evidence(question, time_metric, gathered, points)),
+        warnings=find_all(Evidence(question, time_metric, gathered, points, parted.sentence())),
         verdicts=verdicts(question, gathered, points),
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),
         effects=effects_of(question, gathered),
+        price_per_node_hour=question.price_per_node_hour,
     )
 
 
@@ -111,8 +118,10 @@ def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, V
 def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[str, float]:
     """Each finished trial's speedup over the baseline trial of its own block, by the trial's identity.
 
-    A trial whose block holds no finished baseline is left out; so are all where the study names no baseline.
+    A trial whose block holds no finished baseline is left out, or that has other settings than the study asks for; so
+    are all where the study names no baseline.
     """
+    results = last_asked(question, results).results
     gathered = collect(question, results, time_metric_of(results))
     by_key = {point_key(p.point): p for p in gathered}
     speedups: dict[str, float] = {}

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from raypar.analysis.last_asked import last_asked
 from raypar.analysis.laws import Scaling
 from raypar.analysis.points import ratio_of
 from raypar.analysis.question import PointKey, PointSamples, Question, collect, point_key, time_metric_of
@@ -96,7 +97,8 @@ def worker_groups(
 def groups_in(
     question: Question, results: Sequence[TrialResult], baseline: int | None = None
 ) -> tuple[WorkerGroup, ...]:
-    """The same from a study's results, in any order."""
+    """The same from a study's results, in any order; those of other settings are left out."""
+    results = last_asked(question, results).results
     return worker_groups(question, collect(question, results, time_metric_of(results)), baseline)
 
 

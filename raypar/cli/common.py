@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> t
         return None
     name = name or next(iter(ids))
     return name, experiment_url(server_url, ids[name], charts=True)
+
+
+def check_positive(flag: str, value: float | None) -> None:
+    """Raises RayparError for a number that is none, or is not greater than 0."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} 2.5, or leave it out")
 
 
 def shipped_workloads() -> dict[str, Workload]:

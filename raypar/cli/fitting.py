@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from raypar.cli.common import stdout, store_of, told, unknown_study
+from raypar.cli.common import say, stdout, told, uri_of
 from raypar.cli.options import Debug, TrackingUri
 from raypar.errors import RayparError
 
@@ -53,16 +53,15 @@ def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
 
 
 def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
-    from raypar.analysis.question import question_from_dict
     from raypar.analysis.study_scaling import groups_in
     from raypar.report.laws import print_groups
+    from raypar.stored_study import read_study
 
-    store = store_of(tracking_uri)
-    results = store.results(name)
-    if not results:
-        raise unknown_study(name, store)
-    groups = groups_in(question_from_dict(store.question(name)), results, baseline)
+    study = read_study(name, uri_of(tracking_uri), Path.cwd())
+    groups = groups_in(study.question, study.results, baseline)
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
     print_groups(stdout(), name, groups)
+    if aside := study.last_asked.sentence():
+        say(stdout(), aside)

@@ -34,4 +34,7 @@ Timeout = Annotated[
     float | None,
     typer.Option("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung."),
 ]
+Price = Annotated[
+    float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: what the study says)")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

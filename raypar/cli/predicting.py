@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raypar.cli.common import quiet, set_data_dir, shipped_workloads, stdout, store_of, told, unknown_study
+from raypar.cli.common import quiet, set_data_dir, shipped_workloads, stdout, told, uri_of
 from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
 from raypar.errors import RayparError
 
@@ -89,6 +89,7 @@ def predict(
         from raypar.analysis.predict import worker_counts
         from raypar.analysis.training import communication_of, training_of
         from raypar.report.predict import Told, check_plot_path, print_prediction, write_plot
+        from raypar.stored_study import read_study
 
         asked = _counts(workers)
         worker_counts(asked)  # before anything slow: a mistake is told at once
@@ -103,16 +104,13 @@ def predict(
             raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
         wished = _settings(settings or [])
         set_data_dir(data_dir)
-        store = store_of(tracking_uri)
-        every = store.results(name)
-        if not every:
-            raise unknown_study(name, store)
-        results = choose_results(every, wished)
+        study = read_study(name, uri_of(tracking_uri), Path.cwd())
+        store, results = study.store, choose_results(study.last_asked.results, wished)
         training = training_of(results, wished, Scaling(scaling) if scaling else None, input_rate)
         config = results[0].spec.config
         layers, source = _layers(store, name, results[0], parameters)
         calibration = calibrate(measured_points(results), layers, variation_of(_with_step_times(store, name, results)))
-        sources = [source] if source else []
+        sources = [note for note in (study.last_asked.sentence().rstrip("."), source) if note]
         link: Network | Topology
         if given is not None:
             link, origin = given, "as given"

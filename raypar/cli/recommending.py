@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raypar.cli.common import stdout, store_of, told, unknown_study
-from raypar.cli.options import Debug, StudyName, TrackingUri
+from raypar.cli.common import check_positive, stdout, told, uri_of
+from raypar.cli.options import Debug, Price, StudyName, TrackingUri
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def recommend(
     ] = "first-step",
     max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
     max_cost: Annotated[float | None, typer.Option(metavar="X", help="Cost no more, in the price's currency.")] = None,
-    price_per_node_hour: Annotated[float | None, typer.Option(metavar="P", help="What a node costs an hour.")] = None,
+    price: Price = None,
     min_efficiency: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
     ] = None,
@@ -54,50 +54,43 @@ def recommend(
     """Say which configuration of a study to take, why, how sure that is, and which trials would settle it."""
     with told(debug):
         from raypar.analysis.candidates import Ask
-        from raypar.analysis.question import question_from_dict
         from raypar.analysis.recommend import recommend as recommended
         from raypar.analysis.time_to_target import Start
         from raypar.report.recommend import print_recommendation
+        from raypar.stored_study import read_study
 
-        _check_limits(max_cost, price_per_node_hour, min_efficiency, min_metric)
+        _check_limits(max_cost, min_efficiency, min_metric)
+        check_positive("--price", price)
         if target is None and start != "first-step":
             raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
         only = _only(settings or [])
         max_time_s = _seconds(max_time) if max_time is not None else None
         if target is not None:
             _parts(target)  # before the store is read: a mistake is told at once
-        store = store_of(tracking_uri)
-        results = store.results(name)
-        if not results:
-            raise unknown_study(name, store)
-        question = question_from_dict(store.question(name))
+        study = read_study(name, uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
+        question = study.question
+        if max_cost is not None and question.price_per_node_hour is None:
+            raise RayparError("--max-cost needs a price", hint="add --price 2.5, or price_per_node_hour to the study")
         ask = Ask(
             target=_target(target, question) if target is not None else None,
             start=Start(start),
             max_time_s=max_time_s,
             max_cost=max_cost,
-            price_per_node_hour=price_per_node_hour,
             min_efficiency=min_efficiency,
             min_metric=min_metric,
             only=only,
         )
-        found = recommended(question, results, ask)
+        found = recommended(question, study.results, ask)
         command, instead = "", ""
         if found.settling is not None and found.settling.num_repeats is not None:
-            last = store.resume_info(name)
+            last = study.store.resume_info(name)
             instead = _why_no_command(last, question)
             command = "" if instead else _command(last, question, found.settling)
         print_recommendation(stdout(), found, command or instead, is_command=bool(command))
 
 
-def _check_limits(
-    max_cost: float | None, price: float | None, min_efficiency: float | None, min_metric: float | None
-) -> None:
-    for flag, value in (("--max-cost", max_cost), ("--price-per-node-hour", price)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} 2.5, or leave it out")
-    if max_cost is not None and price is None:
-        raise RayparError("--max-cost needs a price", hint="add --price-per-node-hour 2.5")
+def _check_limits(max_cost: float | None, min_efficiency: float | None, min_metric: float | None) -> None:
+    check_positive("--max-cost", max_cost)
     if min_efficiency is not None and not 0 < min_efficiency <= 2:
         hint = "it is a share: write --min-efficiency 0.7"
         raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)

@@ -11,6 +11,7 @@ import typer
 from raypar.cli.common import (
     EXIT_FAILED,
     charts_url,
+    check_positive,
     quiet,
     say,
     set_data_dir,
@@ -22,7 +23,7 @@ from raypar.cli.common import (
     unknown_study,
     uri_of,
 )
-from raypar.cli.options import Address, DataDir, Debug, StudyName, TrackingUri
+from raypar.cli.options import Address, DataDir, Debug, Price, StudyName, TrackingUri
 from raypar.errors import RayparError
 
 
@@ -64,6 +65,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Write it as one HTML file too, which needs nothing else.")
     ] = None,
     open_html: Annotated[bool, typer.Option("--open", help="Open what --html wrote in the browser.")] = False,
+    price: Price = None,
     figures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
     ] = None,
@@ -80,20 +82,21 @@ def report(
 
         if open_html and html is None:
             raise RayparError("--open: there is no file to open", hint="name one: --html FILE")
-        study = read_study(name, uri_of(tracking_uri), Path.cwd())
+        check_positive("--price", price)
+        study = read_study(name, uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
         print_report(study.analysis, stdout())
         if html is not None:
             from raypar.report.html import Origin, html_report, write_html
 
             origin = Origin(study.tags, study.description, study.source)
-            write_html(html, html_report(study.analysis, study.results, origin))
+            write_html(html, html_report(study.analysis, study.last_asked.results, origin))
             say(stdout(), f"wrote {html}")
             if open_html:
                 typer.launch(html.resolve().as_uri())
         if figures is not None:
             from raypar.report.figures import figures_of, write_figures
 
-            written = write_figures(figures_of(study.analysis, study.results), figures, figure_format.value)
+            written = write_figures(figures_of(study.analysis, study.last_asked.results), figures, figure_format.value)
             say(stdout(), f"wrote {len(written)} figures to {figures}: {', '.join(path.name for path in written)}")
 
 

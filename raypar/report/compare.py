@@ -76,7 +76,10 @@ def gate_lines(comparison: Comparison, allowed_share: float) -> tuple[str, ...]:
 
 
 def left_out(comparison: Comparison) -> Iterator[str]:
-    """The points that are not compared, and why."""
+    """The points that are not compared, and why; and the trials."""
+    for name, sentence in zip("AB", comparison.aside, strict=True):
+        if sentence:
+            yield f"{name}: {sentence}"
     for name, points in zip("AB", comparison.only, strict=True):
         if points:
             yield f"Only {name} has {units.counted(len(points), 'point')}: {_listed(map(point_label, points))}."

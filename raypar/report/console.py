@@ -200,6 +200,8 @@ def _columns(analysis: StudyAnalysis, layout: _Layout, encode: Encode) -> list[_
         add("eff.", _efficiency, is_number=True)
     if any(p.metric for p in points):
         add(analysis.metric, lambda p: _metric(analysis.metric, p.metric, layout))
+    if any(p.cost for p in points):
+        add("cost", lambda p: units.number(p.cost.value if p.cost else None, 3), is_number=True)
     if layout.throughput and any(p.throughput for p in points):
         head = "samples\n/s" if layout.wrap_heads else "samples/s"
         add(head, lambda p: units.compact(p.throughput.value if p.throughput else None), is_number=True)
@@ -274,6 +276,8 @@ def _legend(analysis: StudyAnalysis) -> str:
     if any(p.num_finished != max(analysis.num_repeats or 0, p.num_trials) for p in analysis.points):
         stopped = sum(p.num_stopped for p in analysis.points)
         text += "; n: finished of all" + (f" ({stopped} stopped early, not in the times)" if stopped else "")
+    if any(p.cost for p in analysis.points):
+        text += f"; cost: nodes × hours of that time × {analysis.price_per_node_hour:g}, the price of a node-hour"
     return text + "."
 
 

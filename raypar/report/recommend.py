@@ -212,6 +212,8 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
 
 def _notes(found: Recommendation) -> Iterator[str]:
     """What to mind, and what the marks mean."""
+    if found.aside:
+        yield found.aside
     hidden = ranked(found)[MAX_ROWS:]
     if hidden:
         yield f"{units.counted(len(hidden), 'more point')} not shown, {sum(bool(c.why_not) for c in hidden)} left out."

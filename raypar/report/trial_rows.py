@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar import units
+from raypar.analysis.last_asked import last_asked
 from raypar.analysis.question import Question
 from raypar.analysis.speedup import pair_speedups
 from raypar.report.plain import as_utf8
@@ -54,11 +55,13 @@ def rows_of(question: Question, results: Sequence[TrialResult]) -> list[Row]:
     """One row per result, in the order in which they were started; all rows have the same keys in the same order.
 
     Values are text, numbers, True and False, or None for what a trial has not; tuples become text as tables show it.
-    ``speedup`` is over the baseline's trial of the same block.
+    ``speedup`` is over the baseline's trial of the same block. ``set_aside``: the trial has other settings than those
+    that the study asked for last.
     """
     speedups = pair_speedups(question, results)
+    aside = {result.spec.identity for result in last_asked(question, results).aside}
     rows = [
-        _row(result, speedups.get(result.spec.identity))
+        _row(result, speedups.get(result.spec.identity), is_aside=result.spec.identity in aside)
         for result in sorted(results, key=lambda r: (r.started_at, r.spec.order))
     ]
     groups = _in_order(rows)
@@ -89,13 +92,14 @@ def framed(rows: Sequence[Row], question: Question) -> DataFrame:
     return frame
 
 
-def _row(result: TrialResult, speedup: float | None) -> dict[str, Any]:
+def _row(result: TrialResult, speedup: float | None, *, is_aside: bool) -> dict[str, Any]:
     spec, failure = result.spec, result.failure
     row: dict[str, Any] = {
         "study": spec.study,
         "workload": spec.workload,
         "identity": spec.identity,
         "state": result.state.value,
+        "set_aside": is_aside,
         "repeat": spec.repeat,
         "order": spec.order,
         "seed": spec.seed,

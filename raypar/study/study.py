@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 from collections.abc import Mapping
@@ -41,6 +42,8 @@ class Study:
         mode: "max" or "min"; empty: the workload's own.
         max_concurrent_trials: None: timed trials one at a time, each alone; a search may pack what fits.
         description: what the study asks, for people.
+        price_per_node_hour: what a machine costs an hour, in any currency; None: nothing has a cost. No part of what a
+            trial is: it may change without anything being run again.
 
     Raises:
         StudyError: with every mistake in it.
@@ -61,6 +64,7 @@ class Study:
     mode: str = ""
     max_concurrent_trials: int = 1
     description: str = ""
+    price_per_node_hour: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.workload, Workload):
@@ -150,6 +154,10 @@ def _mistakes(study: Study) -> list[Mistake]:
         value = getattr(study, key)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             found.append(Mistake(key, value, f"must be a whole number of at least {low}", hint=f"say {key}={low}"))
+    price = study.price_per_node_hour
+    if price is not None and not (_is_number(price) and math.isfinite(price) and price > 0):
+        hint = "say price_per_node_hour=2.5, or leave it out"
+        found.append(Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint))
     if study.mode not in ("max", "min"):
         found.append(Mistake("mode", study.mode, 'must be "max" or "min"', hint='say mode="max" for an accuracy'))
     if not isinstance(study.seed, int) or isinstance(study.seed, bool) or not 0 <= study.seed < 2**32:
@@ -250,6 +258,10 @@ def _space_mistakes(study: Study) -> list[Mistake]:
                 seen.add(str(m))
                 found.append(m)
     return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _values(chosen: object) -> tuple[Value, ...]:

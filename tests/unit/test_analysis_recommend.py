@@ -47,8 +47,8 @@ def trials(
     ]
 
 
-def asked(results: Sequence[TrialResult], **ask: Any) -> Recommendation:
-    return recommend(QUESTION, results, Ask(**ask))
+def asked(results: Sequence[TrialResult], price_per_node_hour: float | None = None, **ask: Any) -> Recommendation:
+    return recommend(replace(QUESTION, price_per_node_hour=price_per_node_hour), results, Ask(**ask))
 
 
 def chosen(found: Recommendation) -> object:

@@ -92,3 +92,10 @@ def test_the_origin_of_an_execution_comes_back(store: str, tmp_path: Path) -> No
     tags, description = Store(store, tmp_path).origin("scaling")
     assert TAGS.items() <= tags.items() and description == "How far does it scale?"
     assert Store(store, tmp_path).origin("none") == ({}, "")
+
+
+def test_the_price_of_the_command_line_stands_over_that_of_the_study(store: str) -> None:
+    code, out, _ = report(store, "--price", "7.25")
+    assert code == 0 and "× 7.25, the price of a node-hour" in " ".join(out.split())
+    code, _, err = report(store, "--price", "nan")
+    assert code == 2 and err.startswith("error: --price nan: must be greater than 0")

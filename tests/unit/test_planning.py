@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from results import make_result
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
 from raypar.planning import check_data, make_plan
@@ -128,7 +127,8 @@ def test_what_a_search_could_draw_and_never_run_is_refused_before_it_starts() ->
 
 def test_a_search_counts_its_draws_for_every_grid_point() -> None:
     study = a_study(space={"num_workers": grid(1, 2), "lr": choice(0.1, 0.2)}, num_trials=5)
-    plan = make_plan(study, TWO_CORES, [make_result({"num_workers": 1, "lr": 0.1})])
+    done = TrialResult(study.trial({"num_workers": 1, "lr": 0.1}, 0), TrialState.FINISHED)
+    plan = make_plan(study, TWO_CORES, [done])
     assert (plan.num_trials, plan.num_missing) == (10, 9)
 
 

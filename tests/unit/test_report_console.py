@@ -204,3 +204,21 @@ def test_the_report_can_be_put_into_other_rich_output() -> None:
     console = Console(record=True, width=80, file=io.StringIO())
     console.print(render(analyse(QUESTION, results())))
     assert "2 workers train" in console.export_text()
+
+
+def test_a_price_makes_a_column_of_costs_and_says_of_what() -> None:
+    results_of_two = [
+        make_result({"num_workers": w}, r, 3600.0 / w * (1 + r / 100), environment={"node": ["a", "b"][:w]})
+        for w in (1, 2)
+        for r in range(3)
+    ]
+    question = Question("mnist", {"num_workers": 1}, ("num_workers",), num_repeats=3, price_per_node_hour=2.5)
+    analysis = analyse(question, results_of_two)
+    assert [p.cost.value for p in analysis.points] == pytest.approx([2.525, 2.525])  # half as long, on two machines
+    cost = analysis.points[0].cost
+    assert cost.low / cost.value == pytest.approx(analysis.points[0].time_s.low / analysis.points[0].time_s.value)
+    text = " ".join(shown(analysis).split())
+    assert "cost: nodes × hours of that time × 2.5, the price of a node-hour" in text
+    assert sum(line.count("2.52") for line in shown(analysis).splitlines()) == 2
+    assert max(cell_len(line) for line in shown(analysis).splitlines()) <= 80
+    assert "cost" not in shown(analyse(QUESTION, results_of_two))

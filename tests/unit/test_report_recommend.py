@@ -159,7 +159,7 @@ def test_a_batch_size_is_split_into_hardware_and_statistics() -> None:
 
 
 def test_a_price_makes_a_cost() -> None:
-    told = text(trials({1: 40.0, 2: 22.0}), Ask(price_per_node_hour=36.0))
+    told = text(trials({1: 40.0, 2: 22.0}), question=replace(QUESTION, price_per_node_hour=36.0))
     assert ", cost 0.22" in told and "nodes × hours × price of a node-hour" in told
     assert "Pareto front of time, accuracy and cost" in told
 
@@ -167,7 +167,8 @@ def test_a_price_makes_a_cost() -> None:
 @pytest.mark.parametrize("width", [80, 120, 40])
 def test_it_fits_the_console_and_loses_no_number(width: int) -> None:
     results = trials({1: 40.0, 2: 22.0, 4: 12.0}, accuracies={1: 0.97, 2: 0.97, 4: 0.9})
-    shown = lines(results, Ask(price_per_node_hour=36.0, max_time_s=30.0), width=width)
+    priced = replace(QUESTION, price_per_node_hour=36.0)
+    shown = lines(results, Ask(max_time_s=30.0), width=width, question=priced)
     assert max(map(len, shown)) <= width
     assert "\x1b" not in "".join(shown) and "…" not in "".join(shown)
     if width >= 80:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -45,6 +46,11 @@ MISTAKES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("num_repeats", "0", "num_repeats=1", {"num_repeats": 0}),
     ("num_repeats", "2.5", "num_repeats=1", {"num_repeats": 2.5}),
     ("num_repeats", "True", "num_repeats=1", {"num_repeats": True}),
+    ("price_per_node_hour", "-2.5", "price_per_node_hour=2.5", {"price_per_node_hour": -2.5}),
+    ("price_per_node_hour", "0", "price_per_node_hour=2.5", {"price_per_node_hour": 0}),
+    ("price_per_node_hour", "inf", "price_per_node_hour=2.5", {"price_per_node_hour": math.inf}),
+    ("price_per_node_hour", "'2'", "price_per_node_hour=2.5", {"price_per_node_hour": "2"}),
+    ("price_per_node_hour", "True", "price_per_node_hour=2.5", {"price_per_node_hour": True}),
     ("max_retries", "-1", "max_retries=0", {"max_retries": -1}),
     ("num_trials", "0", "num_trials=1", {"num_trials": 0}),
     ("max_concurrent_trials", "0", "max_concurrent_trials=1", {"max_concurrent_trials": 0}),

@@ -1,0 +1,161 @@
+"""Trials of other settings than those that a study asked for last are set aside, wherever its results are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
+import pytest
+
+from raypar import Study, grid
+from raypar.analysis.candidates import Ask
+from raypar.analysis.checks import Check
+from raypar.analysis.compare import Side, compare
+from raypar.analysis.last_asked import last_asked
+from raypar.analysis.question import Question, question_from_dict, question_of
+from raypar.analysis.recommend import recommend
+from raypar.analysis.speedup import analyse, pair_speedups
+from raypar.analysis.study_scaling import groups_in
+from raypar.planning import make_plan
+from raypar.report.trial_rows import rows_of
+from raypar.run.cluster import this_machine
+from raypar.study.space import Choice, Domain, Value
+from raypar.study.trial import TrialResult, TrialState
+from raypar.workloads import digits
+
+WORKERS = {"num_workers": grid(1, 2)}
+FAST = 0.5  # how long trials of other settings take, over those of the study's own
+
+
+def study(
+    config: Mapping[str, Value], space: Mapping[str, Domain] | None = None, *, num_repeats: int = 2, seed: int = 0
+) -> Study:
+    return Study(
+        name="one",
+        workload=digits,
+        space=WORKERS if space is None else space,
+        config=config,
+        baseline={"num_workers": 1},
+        num_repeats=num_repeats,
+        seed=seed,
+    )
+
+
+def ran(of: Study, factor: float = 1.0, started_at: float = 0.0) -> list[TrialResult]:
+    """A result for every trial: 10 s with one worker, 6 s with two."""
+    results = []
+    for spec in of.trials():
+        time_s = factor * (10.0 if spec.config["num_workers"] == 1 else 6.0) * (1 + spec.repeat / 100)
+        finished = TrialResult(
+            spec,
+            TrialState.FINISHED,
+            started_at=started_at,
+            wall_s=time_s + 1,
+            train_time_s=time_s,
+            throughput_samples_per_s=1000 / time_s,
+            reports=({"accuracy": 0.9},),
+            environment={"node": ["here"]},
+        )
+        results.append(finished)
+    return results
+
+
+def as_stored(question: Question) -> Question:
+    return question_from_dict(json.loads(json.dumps(asdict(question))))
+
+
+ASKED = study({"epochs": 3})
+OTHERS: Sequence[tuple[Study, str]] = (
+    (study({"epochs": 1}), "epochs=1 instead of 3"),
+    (study({"epochs": 3, "num_threads": 2}), "num_threads=2 instead of 1"),
+    (study({"epochs": 3, "per_worker_batch_size": 16}), "per_worker_batch_size=16 instead of None"),
+    (study({"epochs": 3, "hidden_size": 7}), "hidden_size=7 instead of"),
+    (study({"epochs": 3}, seed=5), "seed=5 instead of 0"),
+    (study({}, {**WORKERS, "epochs": grid(1, 2)}), "epochs=1 and 2 instead of 3"),
+)
+
+
+@pytest.mark.parametrize(("other", "told"), OTHERS, ids=[told for _, told in OTHERS])
+def test_trials_of_other_settings_are_set_aside_and_said_so(other: Study, told: str) -> None:
+    own, others = ran(ASKED), ran(other, FAST, started_at=9.0)
+    parted = last_asked(as_stored(question_of(ASKED)), [*own, *others])
+    assert list(parted.results) == own
+    assert list(parted.aside) == others
+    assert parted.sentence().startswith(f"{len(others)} trials of other settings set aside: ")
+    assert told in parted.sentence()
+
+
+def test_settings_that_follow_from_others_set_nothing_aside() -> None:
+    for config, space in (
+        ({"per_worker_batch_size": 16}, WORKERS),
+        ({"cpu_affinity": 1}, WORKERS),
+        ({"device": "auto"}, WORKERS),
+        ({}, {**WORKERS, "cpus_per_worker": grid(1, 2)}),
+        ({}, {**WORKERS, "per_worker_batch_size": grid(16, 32)}),
+    ):
+        asked = study(config, space)  # type: ignore[arg-type]
+        results = [replace(r, spec=replace(r.spec, config={**r.spec.config})) for r in ran(asked)]
+        assert not last_asked(as_stored(question_of(asked)), results).aside, (config, space)
+
+
+def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay() -> None:
+    results = [*ran(study({"epochs": 3}, {"num_workers": grid(1, 2, 4)}, num_repeats=4))]
+    assert not last_asked(question_of(ASKED), results).aside
+
+
+def test_a_trial_of_a_study_that_swept_more_stands_at_its_point_of_this_one() -> None:
+    wider = ran(study({}, {**WORKERS, "epochs": grid(2, 3)}))
+    parted = last_asked(question_of(ASKED), wider)
+    assert {tuple(r.spec.point) for r in parted.results} == {("num_workers",)}
+    assert len(parted.results) == len(parted.aside) == 4
+    assert [p.num_finished for p in analyse(ASKED, wider).points] == [2, 2]
+
+
+def test_a_trial_of_a_study_that_swept_less_stands_at_its_point_of_this_one() -> None:
+    asked = study({}, {**WORKERS, "epochs": grid(2, 3)})
+    points = analyse(asked, ran(ASKED)).points
+    assert [p.num_finished for p in points if p.point["epochs"] == 3] == [2, 2]
+    assert len(points) == 4
+
+
+def test_an_older_store_that_does_not_say_what_is_fixed_keeps_all() -> None:
+    results = [*ran(ASKED), *ran(study({"epochs": 1}))]
+    parted = last_asked(replace(question_of(ASKED), config={}, seed=None, workload=""), results)
+    assert parted.results == tuple(results)
+    assert not parted.sentence()
+
+
+def test_nothing_that_reads_a_study_mixes_them_in() -> None:
+    question = question_of(ASKED)
+    own = ran(ASKED)
+    mixed = [*own, *ran(study({"epochs": 1}), FAST, started_at=9.0)]
+    told = "4 trials of other settings set aside: epochs=1 instead of 3."
+
+    alone, both = analyse(question, own), analyse(question, mixed)
+    assert both.points == alone.points and both.verdicts == alone.verdicts
+    assert [(w.check, w.detail) for w in both.warnings if w not in alone.warnings] == [(Check.OTHER_SETTINGS, told)]
+
+    assert pair_speedups(question, mixed) == pair_speedups(question, own)
+    found = recommend(question, mixed, Ask())
+    assert found.candidates == recommend(question, own, Ask()).candidates and found.aside == told
+    (group,), (same,) = groups_in(question, mixed), groups_in(question, own)
+    assert group.runs == same.runs
+    compared = compare(Side(question, tuple(own), {}), Side(question, tuple(mixed), {}))
+    assert compared.aside == ("", told)
+    assert [p.ratio.value for p in compared.matched if p.ratio] == [1.0, 1.0]
+    rows = rows_of(question, mixed)
+    assert [row["set_aside"] for row in rows] == [False] * 4 + [True] * 4
+    assert [row["speedup"] is None for row in rows] == [False] * 4 + [True] * 4
+
+
+def test_a_search_does_not_count_trials_of_other_settings_as_done() -> None:
+    space = {"lr": Choice((0.1, 0.2))}
+    asked, other = (
+        Study(name="s", workload=digits, space=space, config={"epochs": epochs}, num_trials=4) for epochs in (3, 1)
+    )
+    done = [
+        TrialResult(of.trial({"lr": 0.1}, repeat), TrialState.FINISHED) for of in (asked, other) for repeat in (0, 1)
+    ]
+    plan = make_plan(asked, this_machine(), done)
+    assert plan.num_missing == 2
