@@ -50,7 +50,6 @@ class StudyAnalysis:
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
         profiles: points with where their steps' time goes, of those that were looked into.
         effects: what each hyperparameter does; None where fewer than two are swept.
-        price_per_node_hour: what a machine costs an hour; None: unknown.
     """
 
     question: Question
@@ -67,7 +66,6 @@ class StudyAnalysis:
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
     effects: Effects | None = None
-    price_per_node_hour: float | None = None
 
     @property
     def num_trials(self) -> int:
@@ -104,7 +102,6 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),
         effects=effects_of(question, gathered),
-        price_per_node_hour=question.price_per_node_hour,
     )
 
 

@@ -277,7 +277,9 @@ def _legend(analysis: StudyAnalysis) -> str:
         stopped = sum(p.num_stopped for p in analysis.points)
         text += "; n: finished of all" + (f" ({stopped} stopped early, not in the times)" if stopped else "")
     if any(p.cost for p in analysis.points):
-        text += f"; cost: nodes × hours of that time × {analysis.price_per_node_hour:g}, the price of a node-hour"
+        text += (
+            f"; cost: nodes × hours of that time × {analysis.question.price_per_node_hour:g}, the price of a node-hour"
+        )
     return text + "."
 
 
