@@ -34,6 +34,7 @@ def final_test(
     recorder.record_trial_metrics(
         {identity: {f"test/{key}": value for key, value in own.items()} for identity, own in scores.items()}
     )
+    recorder.record_trial_inputs({identity: results[identity].data for identity in scores}, ("test",))
     before = last_final_test(store, study.name)
     found = FinalTest(point.point, analysis.metric, tuple(scores.values()), look=before.look + 1 if before else 1)
     recorder.add_artifact(FINAL_TEST_FILE, found.to_json())

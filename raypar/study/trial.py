@@ -133,6 +133,7 @@ class TrialResult:
             ``energy_of`` what, or ``no_energy``: why not.
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
+        data: what it was trained and judged on, as `raypar.train.fingerprint` tells; empty where that isn't known.
     """
 
     spec: TrialSpec
@@ -152,6 +153,7 @@ class TrialResult:
     environment: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
     profile: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:

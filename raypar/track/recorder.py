@@ -169,6 +169,13 @@ class Recorder:
         if by_identity:
             self._write("trial_metrics", by_identity={k: dict(v) for k, v in by_identity.items()})
 
+    def record_trial_inputs(self, by_identity: Mapping[str, Mapping[str, Any]], contexts: Sequence[str]) -> None:
+        """Splits of `TrialResult.data` that a trial's model was shown later. Raises StoreError as `record` does."""
+        if by_identity:
+            self._write(
+                "trial_inputs", by_identity={k: dict(v) for k, v in by_identity.items()}, contexts=list(contexts)
+            )
+
     def add_artifact(self, path_in_run: str, text: str) -> None:
         """A text among the files of the execution's run. Raises StoreError as `record` does."""
         self._write("artifact", path=path_in_run, text=text)

@@ -11,6 +11,7 @@ from typing import Any
 
 from raypar.study.options import OPTIONS
 from raypar.study.trial import TrialResult, TrialState
+from raypar.track.inputs import Input, inputs_of
 from raypar.track.names import MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
 from raypar.track.view import Shown
 
@@ -63,6 +64,7 @@ class ChildRun:
 
     Attributes:
         files: name in the run's artifacts to text.
+        inputs: what was trained and judged on.
     """
 
     name: str
@@ -73,6 +75,7 @@ class ChildRun:
     points: Sequence[Point]
     tags: Mapping[str, str]
     files: Mapping[str, str]
+    inputs: Sequence[Input] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> C
         points=[*_scalars(result, max(start_ms, end_ms)), *_series(result, start_ms, max(start_ms, end_ms))],
         tags={**_tags(result), **(result_tags(result) or {})},
         files=files,
+        inputs=inputs_of(result.data, ("train", "val")),
     )
 
 

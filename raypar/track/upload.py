@@ -9,6 +9,7 @@ from typing import Any
 
 from raypar.study.trial import TrialResult
 from raypar.track.client import Rejected, Unreachable
+from raypar.track.inputs import inputs_of
 from raypar.track.names import (
     MAX_EXPERIMENT_TAG_LENGTH,
     MAX_PARAM_LENGTH,
@@ -81,7 +82,8 @@ class Uploader:
             self._store.write_file(parent, SOURCE_FILE, record["study_source"])
         if about := str(record.get("about", description)):
             link = experiment_path(self._store.experiment(study), charts=True)
-            note = f"{clip(about, MAX_EXPERIMENT_TAG_LENGTH - 200)}\n\n[Charts of all its trials]({link})"
+            # First, because MLflow folds the description to its first line.
+            note = f"[Charts]({link}) · {clip(about, MAX_EXPERIMENT_TAG_LENGTH - 200)}"
             self._store.describe_experiment(study, "mlflow.note.content", note)
 
     def _trial(self, record: Record, is_new: bool) -> None:
@@ -98,6 +100,7 @@ class Uploader:
             }
             run = self._store.create(study, child.name, child.start_ms, {**child.tags, **own})
         self._store.log(run, params=child.params, points=child.points)
+        self._store.log_inputs(run, child.inputs)
         for name, content in child.files.items():
             self._store.write_file(run, name, content)
         kept = Path(record.get("artifact_dir", ""))
@@ -123,6 +126,12 @@ class Uploader:
             if run is not None:
                 keys = key_names(values)
                 self._store.log(run, points=[Point(keys[k], float(v), time_ms, 0) for k, v in values.items()])
+
+    def _trial_inputs(self, record: Record, _is_new: bool) -> None:
+        for identity, data in record["by_identity"].items():
+            run = self._trial_run(record, _quotable(identity))
+            if run is not None:
+                self._store.log_inputs(run, inputs_of(data, record["contexts"]))
 
     def _artifact(self, record: Record, _is_new: bool) -> None:
         self._store.write_file(self._parent(record), record["path"], record["text"])
@@ -170,6 +179,7 @@ _APPLY: dict[str, Callable[[Uploader, Record, bool], None]] = {
     "trial": Uploader._trial,
     "metrics": Uploader._metrics,
     "trial_metrics": Uploader._trial_metrics,
+    "trial_inputs": Uploader._trial_inputs,
     "artifact": Uploader._artifact,
     "close": Uploader._close,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raypar.track.client import artifact_root, connect, import_mlflow, local_folder, store_errors
+from raypar.track.inputs import Input
 from raypar.track.names import (
     MAX_EXPERIMENT_NAME_LENGTH,
     MAX_EXPERIMENT_TAG_LENGTH,
@@ -95,6 +96,21 @@ class RunWriter:
                 batch = metrics[:_MAX_POINTS], pairs[:_MAX_PAIRS], labels[:_MAX_PAIRS]
                 self._connected().log_batch(run.run_id, *batch)
                 metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
+
+    def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:
+        """Data sets that a run used. Those that are there already are not doubled."""
+        if not inputs:
+            return
+        with store_errors():
+            entities = import_mlflow().entities
+            datasets = [
+                entities.DatasetInput(
+                    entities.Dataset(i.name, i.digest, "code", i.source, i.schema or None, i.profile),
+                    [entities.InputTag("mlflow.data.context", i.context)],
+                )
+                for i in inputs
+            ]
+            self._connected().log_inputs(run.run_id, datasets)
 
     def write_file(self, run: RunRef, name: str, text: str) -> None:
         """A text among the run's artifacts; ``folder/name`` makes a folder."""

@@ -63,6 +63,7 @@ class RankOutcome:
         counted: over the timed regions; None where there were none.
         artifacts: what lies in the job's `artifact_dir`, packed by `raypar.train.keep.pack`, where it is to be shipped.
         profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
+        data: rank 0's `raypar.train.fingerprint`; empty on the others.
     """
 
     stopped: bool = False
@@ -78,6 +79,7 @@ class RankOutcome:
     counted: machines.Counted | None = None
     artifacts: bytes = b""
     profile: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StopTrial(BaseException):
@@ -136,6 +138,7 @@ def merge(
         environment={**environment, **{key: [o.environment.get(key) for o in ranks] for key in keys}, **measured},
         failure=failure,
         profile={"recorded": [o.profile for o in ranks]} if ranks and all(o.profile for o in ranks) else {},
+        data=next((o.data for o in ranks if o.data), {}),
     )
 
 

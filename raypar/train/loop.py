@@ -20,6 +20,7 @@ from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import batches
 from raypar.train.evaluate import Evaluation
+from raypar.train.fingerprint import fingerprint
 from raypar.train.job import Channel, RankOutcome
 from raypar.train.keep import Keeper
 from raypar.train.numerics import numerics_of
@@ -170,6 +171,7 @@ def train(
         environment=watch.summary() if timed.num_steps else {},
         counted=watch.counted() if timed.num_steps else None,
         profile=profiled,
+        data=fingerprint(workload, data, num_samples) if place.rank == 0 else {},
     )
 
 

@@ -202,10 +202,9 @@ def test_plain_mlflow_sees_params_metrics_tags_and_the_parent(project, uri):
     assert {f.path for f in client(uri).list_artifacts(parent.info.run_id)} == {"report", "study.py"}
     experiment = client(uri).get_experiment_by_name("mnist")
     assert parent.data.tags["mlflow.note.content"] == "What does batch size buy?"
-    assert experiment.tags["mlflow.note.content"].startswith(
-        "What does batch size buy?\n\n- **Sweeps:** `batch_size`\n"
-    )
-    assert f"(#/experiments/{experiment.experiment_id}/runs?" in experiment.tags["mlflow.note.content"]
+    note = experiment.tags["mlflow.note.content"]
+    assert note.startswith(f"[Charts](#/experiments/{experiment.experiment_id}/runs?")
+    assert note.endswith(" · What does batch size buy?\n\n- **Sweeps:** `batch_size`")
     view = experiment.tags["mlflow.sharedViewState.raypar-v2"]
     assert view.startswith('{"name": "raypar charts"') and "scaling/speedup" in unpacked(view)
     assert experiment.artifact_location == (project / "mlartifacts" / "mnist").as_uri()
@@ -429,16 +428,58 @@ def test_an_outage_in_the_middle_of_a_record_neither_loses_nor_doubles(project, 
         assert [(m.step, m.value) for m in history] == [(1, 0.5), (2, 0.9)]
 
 
+DATA = {
+    "name": "MNIST",
+    "source": "raypar.workloads.mnist_mlp:_data",
+    "splits": {
+        "train": {
+            "num_samples": 60000,
+            "digest": "0123456789abcdef",
+            "inputs": {"dtype": "uint8", "shape": [28, 28]},
+            "targets": {"dtype": "int64", "shape": []},
+        },
+        "val": {"num_samples": 10000},
+        "test": {"num_samples": 5000, "digest": "fedcba9876543210"},
+    },
+}
+
+
+def data_sets(uri: str) -> set[tuple[str, str, str]]:
+    """Context, name and digest of each input of the only trial."""
+    (child,) = runs(uri)
+    found = [(i.tags[0].value, i.dataset.name, i.dataset.digest) for i in child.inputs.dataset_inputs]
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+def test_what_a_trial_was_trained_and_judged_on_are_its_data_sets_and_the_test_split_once_it_was_seen(project, uri):
+    rec = recorder(project, uri)
+    rec.record(make_result(data=DATA))
+    shown = {("train", "MNIST", "0123456789abcdef"), ("val", "MNIST, val", "none")}
+    assert data_sets(uri) == shown
+    rec.record_trial_inputs({make_result().spec.identity: DATA}, ["test"])
+    assert data_sets(uri) == shown | {("test", "MNIST", "fedcba9876543210")}
+    (child,) = runs(uri)
+    train = next(i.dataset for i in child.inputs.dataset_inputs if i.tags[0].value == "train")
+    assert json.loads(train.profile) == {"num_rows": 60000}
+    features = json.loads(json.loads(train.schema)["mlflow_tensorspec"]["features"])
+    assert features[0]["tensor-spec"] == {"dtype": "uint8", "shape": [-1, 28, 28]}
+    assert "raypar.workloads.mnist_mlp" in train.source
+    assert Store(uri, project).results("mnist")[0].data == DATA
+
+
 def test_replaying_a_whole_spool_changes_nothing(project, uri):
     rec = recorder(project, uri, execution={"params": {"a": "1"}, "description": "d"})
-    rec.record(make_result(32))
+    rec.record(make_result(32, data=DATA))
     rec.record_metrics([("scaling/speedup", 1.0, 1)])
+    rec.record_trial_inputs({make_result(32).spec.identity: DATA}, ["test"])
     (path,) = spools(project)
     write_ack(path, uri, 0)
     assert rec.close("finished") == 0
     (parent,), (child,) = runs(uri, kind="execution"), runs(uri)
     assert len(client(uri).get_metric_history(parent.info.run_id, "scaling/speedup")) == 1
     assert len(client(uri).get_metric_history(child.info.run_id, "accuracy")) == 2
+    assert {context for context, _, _ in data_sets(uri)} == {"train", "val", "test"}
 
 
 def test_a_sync_beside_a_running_study_uploads_but_leaves_its_spool(project, empty_database):
