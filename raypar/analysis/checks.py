@@ -15,6 +15,7 @@ from raypar import units
 from raypar.analysis.checks_kinds import Check, Evidence, Finding, OneCheck, named
 from raypar.analysis.checks_of_machines import mixed_hardware, shared_cores, too_many_threads
 from raypar.analysis.checks_over_time import drift_in_trials, drift_over_study, outliers, slow_first_trial
+from raypar.analysis.checks_while_timed import clock_changes, other_load, throttled
 from raypar.analysis.points import differences, same_work
 from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, point_key
 from raypar.analysis.stats import median_estimate
@@ -24,6 +25,7 @@ __all__ = ["CHECKS", "Check", "Evidence", "Finding", "find_all"]
 
 MIN_REPEATS = 5
 MIN_TIME_S = 1.0
+MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
 MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
 
 
@@ -123,6 +125,23 @@ def _metric_differs(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _more_than_linear(evidence: Evidence) -> Iterator[Finding]:
+    """Speedups by workers alone that are larger, with all of their interval, than workers were added."""
+    if evidence.question.compared_keys() != ("num_workers",):
+        return
+    found = [
+        f"{units.ratio(p.speedup.value)} at {point_label(p.point)}"
+        for p in evidence.points
+        if p.speedup and p.efficiency and p.efficiency.low is not None and p.efficiency.low > 1 + MIN_EXCESS
+    ]
+    if found:
+        yield Finding(
+            Check.MORE_THAN_LINEAR,
+            f"{units.counted(len(found), 'speedup')} larger than the number of workers accounts for, by more than "
+            f"chance: {named(found)}.",
+        )
+
+
 def _short_times(evidence: Evidence) -> Iterator[Finding]:
     timed = [(p.time_s.value, p) for p in evidence.points if p.time_s]
     short = [(value, p) for value, p in timed if value < MIN_TIME_S]
@@ -165,9 +184,13 @@ CHECKS: tuple[OneCheck, ...] = (
     _includes_start_up,
     mixed_hardware,
     shared_cores,
+    other_load,
     too_many_threads,
+    throttled,
+    clock_changes,
     _unequal_work,
     _metric_differs,
+    _more_than_linear,
     drift_over_study,
     drift_in_trials,
     slow_first_trial,

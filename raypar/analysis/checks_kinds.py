@@ -31,8 +31,19 @@ class Check(Enum):
         "Run the study on machines of one kind: else times say as much about the hardware as about the point."
     )
     SHARED_CORES = (
-        "Leave the machine to the study, or give workers fewer cores: where trials share them, their times say as "
-        "much about the neighbours."
+        "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers about, and "
+        "onto each other's cores."
+    )
+    OTHER_LOAD = (
+        "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as much "
+        "about the neighbours. Then run it again with --fresh."
+    )
+    THROTTLED = (
+        "Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with --fresh."
+    )
+    CLOCK_CHANGES = (
+        "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many cores work, or "
+        "on how warm they are, goes into every speedup."
     )
     TOO_MANY_THREADS = (
         "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, and on one "
@@ -42,6 +53,10 @@ class Check(Enum):
     METRIC_DIFFERS = (
         "Don't read the speedup as time saved for the same result; compare the time to a target, or tune lr for "
         "each number of workers."
+    )
+    MORE_THAN_LINEAR = (
+        "See whether the baseline was disturbed (its steps' times, other load) or does more work; else say why: each "
+        "worker's share of data or model fits its caches, or the baseline had too little memory bandwidth."
     )
     DRIFT_OVER_STUDY = (
         "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep others off the "

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raypar import units
 from raypar.analysis.checks_kinds import Check, Evidence, Finding, named
 from raypar.study.trial import TrialResult
-
-MAX_FOREIGN_SHARE = 0.1
 
 
 def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
@@ -37,15 +34,6 @@ def shared_cores(evidence: Evidence) -> Iterator[Finding]:
     if unpinned:
         yield Finding(
             Check.SHARED_CORES, f"{unpinned} of {units.counted(len(finished), 'trial')} had no cores of their own."
-        )
-    # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    shares = [_largest(r.environment.get("foreign_cpu_share")) for r in finished]
-    disturbed = [share for share in shares if share > MAX_FOREIGN_SHARE]
-    if disturbed:
-        yield Finding(
-            Check.SHARED_CORES,
-            f"{len(disturbed)} of {units.counted(len(finished), 'trial')} shared their cores: others kept them busy "
-            f"for more than {units.percent(MAX_FOREIGN_SHARE)} of the time, at worst {units.percent(max(disturbed))}.",
         )
 
 
@@ -86,10 +74,3 @@ def _threads_on_cores(environment: Mapping[str, Any]) -> Iterator[tuple[int, int
         for count, own in zip(threads, cores, strict=False):
             if isinstance(count, int) and isinstance(own, Sequence):
                 yield count, len(own)
-
-
-def _largest(shares: Any) -> float:
-    """The largest of a rank's shares (or one share for all); 0 where unknown."""
-    listed = shares if isinstance(shares, Sequence) else [shares]
-    known = [float(s) for s in listed if isinstance(s, (int, float)) and math.isfinite(s)]
-    return max(known, default=0.0)

@@ -26,14 +26,14 @@ class Watch:
         self._energy = EnergyWatch(self._gpu)
 
     def start(self) -> None:
-        self._energy.start()
+        self._cpu.start()  # first, and last below: it looks for child processes, which takes the longest
         self._clocks.start()
-        self._cpu.start()
+        self._energy.start()
 
     def stop(self) -> None:
-        self._cpu.stop()
-        self._clocks.stop()
         self._energy.stop()
+        self._clocks.stop()
+        self._cpu.stop()
 
     def summary(self) -> dict[str, Any]:
         """For the trial's environment: see `CpuWatch` and `ClockWatch`."""

@@ -65,12 +65,7 @@ def test_trials_without_cores_of_their_own_are_told(cores: list[object]) -> None
     assert detail == "12 of 12 trials had no cores of their own."
 
 
-def test_cores_that_others_kept_busy_are_told_by_their_worst_case() -> None:
-    shared = sound(environment={"cores": [[0], [1]], "foreign_cpu_share": [0.01, 0.2]})
-    assert "at worst 20 %" in findings(shared)[Check.SHARED_CORES].detail
-
-
-@pytest.mark.parametrize("environment", [{}, {"cores": None, "foreign_cpu_share": None}, {"foreign_cpu_share": [None]}])
+@pytest.mark.parametrize("environment", [{}, {"cores": None}])
 def test_an_unknown_environment_is_not_held_against_a_trial(environment: dict[str, object]) -> None:
     assert Check.SHARED_CORES not in findings(sound(environment=environment))
 
