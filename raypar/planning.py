@@ -148,6 +148,10 @@ def _absent(spec: TrialSpec, cluster: Cluster) -> Iterator[Mistake]:
     elif cluster.cores is not None and (why := absent_cores(affinity, numbers)) is not None:
         hint = f"list cores of {cores_text(numbers)}, or say how many for each worker: cpu_affinity=1"
         yield Mistake("cpu_affinity", affinity, why, hint=hint)
+    can_hold = sum(node.get("CPU", 0) >= 1 for node in cluster.nodes)
+    if spec.config["nodes"] == "spread" and spec.placement.num_workers > 1 and can_hold < 2 and not cluster.may_grow:
+        hint = "leave it out, or give the --address of a cluster of several nodes"
+        yield Mistake("nodes", "spread", "there is one node, and nothing to spread over", hint=hint)
     if device == "mps" and cluster.is_own and not cluster.has_mps:
         wrong = "this machine has no Apple GPU: mps needs macOS on arm64"
         yield Mistake("device", device, wrong, hint="say --set device=cpu, or device=auto")

@@ -28,6 +28,8 @@ MEANS = frozenset(
         "device",
         "cpus_per_worker",
         "cpu_affinity",
+        "nodes",
+        "node_label",
         "num_threads",
         "num_loader_workers",
         "loader",

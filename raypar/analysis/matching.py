@@ -13,7 +13,7 @@ from raypar.study.space import Value
 
 # How a trial is run, not what it computes: may differ between points that are compared, and is told.
 MEANS = (
-    *("device", "cpus_per_worker", "cpu_affinity", "num_threads", "compile", "channels_last"),
+    *("device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads", "compile", "channels_last"),
     *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
     *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
     *("num_warmup_steps", "eval_batch_size", "keep_model"),

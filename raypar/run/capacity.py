@@ -7,31 +7,96 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raypar.study.affinity import listed_cores
+from raypar.study.nodes import label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core
 
 
-def fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> bool:
+def fits(
+    placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
+) -> bool:
     """Whether a gang of this placement can ever run on nodes with these totals (``{"CPU": 8, "GPU": 1}``).
 
-    Workers are alike, so that filling node after node finds a way if there is one.
+    Args:
+        labels: of each node; None: no node has any.
     """
-    need = _need(placement)
-    return sum(min(int(node.get(k, 0) // v) for k, v in need.items()) for node in nodes) >= placement.num_workers
+    return shares(placement, _need(placement), eligible(placement, nodes, labels)) is not None
 
 
-def refusal(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> str | None:
+def eligible(
+    placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
+) -> tuple[Mapping[str, float], ...]:
+    """The nodes, those without the placement's label as empty ones."""
+    if placement.node_label is None:
+        return tuple(nodes)
+    key, value = label_of(placement.node_label)
+    of_each = labels if labels is not None else [{}] * len(nodes)
+    return tuple(node if own.get(key) == value else {} for node, own in zip(nodes, of_each, strict=True))
+
+
+def shares(
+    placement: Placement, need: Mapping[str, float], free: Sequence[Mapping[str, float]]
+) -> tuple[int, ...] | None:
+    """How many of the placement's workers each node takes, the way the placement asks for; None: they don't fit.
+
+    Args:
+        need: what a worker takes.
+        free: what each node has to give.
+    """
+    room = [
+        min((int(node.get(kind, 0) // amount) for kind, amount in need.items() if amount), default=0) for node in free
+    ]
+    by_room = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike: the largest first finds a way
+    found, left = [0] * len(room), placement.num_workers
+    if isinstance(placement.nodes, int):
+        base, more = divmod(left, placement.nodes)
+        wanted = [base + 1] * more + [base] * (placement.nodes - more)
+        if not base or len(room) < placement.nodes or any(room[i] < n for i, n in zip(by_room, wanted, strict=False)):
+            return None
+        for i, n in zip(by_room, wanted, strict=False):
+            found[i] = n
+        return tuple(found)
+    if sum(room) < left:
+        return None
+    while left:
+        for i in by_room:
+            taken = min(left, room[i] - found[i], 1 if placement.nodes == "spread" else left)
+            found[i] += taken
+            left -= taken
+    return tuple(found)
+
+
+def refusal(
+    placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
+) -> str | None:
     """Why a gang of this placement can never run on these nodes, with the numbers; None if it can."""
-    if fits(placement, nodes):
+    need, some = _need(placement), [node for node in eligible(placement, nodes, labels) if node]
+    where = f"nodes with {placement.node_label}" if placement.node_label else "cluster"
+    if not some and placement.node_label:
+        known = sorted(
+            {f"{k}={v}" for own in labels or () for k, v in own.items() if not k.startswith("ray.io/node-id")}
+        )
+        return f"no node has the label {placement.node_label}; there are: {', '.join(known) or 'none'}"
+    if shares(placement, need, some) is not None:
         return None
     for kind in ("GPU", "CPU"):
-        need = placement.num_workers * _need(placement).get(kind, 0)
-        total = sum(node.get(kind, 0) for node in nodes)
-        if need > total:
-            return f"needs {need:g} {kind}{'s' if need > 1 else ''} in one gang, the cluster has {total:g}"
-    shape = ", ".join(f"{k} {v:g}" for k, v in _need(placement).items())
-    return f"needs {placement.num_workers} workers with {shape} each, and no {placement.num_workers} fit on the nodes"
+        wanted = placement.num_workers * need.get(kind, 0)
+        total = sum(node.get(kind, 0) for node in some)
+        if wanted > total:
+            verb = "have" if placement.node_label else "has"
+            return f"needs {wanted:g} {kind}{'s' if wanted > 1 else ''} in one gang, the {where} {verb} {total:g}"
+    shape = ", ".join(f"{k} {v:g}" for k, v in need.items())
+    workers = f"{placement.num_workers} workers with {shape} each"
+    if isinstance(placement.nodes, int):
+        able = sum(_has_room(node, need) for node in some)
+        there = where if placement.node_label else "cluster's nodes"
+        return f"needs {workers}, evenly on {placement.nodes} nodes; {able} of the {there} can hold one"
+    return f"needs {workers}, and no {placement.num_workers} fit on the nodes"
+
+
+def _has_room(node: Mapping[str, float], need: Mapping[str, float]) -> bool:
+    return all(node.get(kind, 0) >= amount for kind, amount in need.items())
 
 
 def _need(placement: Placement) -> dict[str, float]:

@@ -48,6 +48,7 @@ class Cluster:
         may_grow: an autoscaler may add nodes.
         cores: what workers can be pinned to; None where only the machines that they run on know.
         has_mps: there is an Apple GPU.
+        labels: Ray's, of each node; empty where no node has any.
     """
 
     nodes: tuple[Mapping[str, float], ...]
@@ -55,6 +56,7 @@ class Cluster:
     may_grow: bool = False
     cores: tuple[Core, ...] | None = None
     has_mps: bool = False
+    labels: tuple[Mapping[str, str], ...] = ()
 
     @property
     def default_device(self) -> str:
@@ -69,7 +71,7 @@ class Cluster:
         """Which of the placements can never run here, and why."""
         if self.may_grow:
             return {}
-        found = {placement: refusal(placement, self.nodes) for placement in placements}
+        found = {placement: refusal(placement, self.nodes, self.labels or None) for placement in placements}
         return {placement: why for placement, why in found.items() if why}
 
 
@@ -192,9 +194,11 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     except Exception as error:
         raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
     try:
-        nodes = tuple(dict(node["Resources"]) for node in ray.nodes() if node["Alive"])
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = tuple(dict(node["Resources"]) for node in alive)
+        labels = tuple(dict(node["Labels"]) for node in alive)
         # Asked on the cluster: a ray:// client has no view of the autoscaler.
         grows: bool = ray.get(ray.remote(num_cpus=0)(may_grow).remote())
-        yield Cluster(nodes, is_own=False, may_grow=grows)
+        yield Cluster(nodes, is_own=False, may_grow=grows, labels=labels)
     finally:
         ray.shutdown()

@@ -68,6 +68,19 @@ class Assignment:
     attempt: int
 
 
+@dataclass(frozen=True)
+class Where:
+    """On which nodes a gang is to be, in Ray's words.
+
+    Attributes:
+        strategy: of its placement group.
+        labels: that the node of each worker has to have; empty: any.
+    """
+
+    strategy: str = "PACK"
+    labels: tuple[Mapping[str, str], ...] = ()
+
+
 class GangBackend(BackendConfig):  # type: ignore[misc]
     """In place of TorchConfig: no process group in the workers, as every trial's ranks make their own."""
 
@@ -75,7 +88,14 @@ class GangBackend(BackendConfig):  # type: ignore[misc]
 
 
 def train_gang(
-    broker: Any, gang_id: str, placement: Placement, resources: Mapping[str, float], storage: str, *, fresh: bool
+    broker: Any,
+    gang_id: str,
+    placement: Placement,
+    resources: Mapping[str, float],
+    where: Where,
+    storage: str,
+    *,
+    fresh: bool,
 ) -> None:
     """Run a gang to its end; blocks. Raises what `TorchTrainer.fit` raises when the gang is lost."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -95,7 +115,8 @@ def train_gang(
             num_workers=placement.num_workers,
             use_gpu=placement.device == "cuda",
             resources_per_worker=dict(resources),
-            placement_strategy="PACK",
+            placement_strategy=where.strategy,
+            label_selector=[dict(labels) for labels in where.labels] or None,
         ),
         run_config=RunConfig(
             name=f"gang-{gang_id}",

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ from typing import Any
 import psutil
 import ray
 
-from raypar.run.capacity import CoreLeases
-from raypar.run.gang import ForkAgent, Greeting, host_id, train_gang
+from raypar.run.capacity import CoreLeases, eligible, shares
+from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
 from raypar.run.processes import answers
 from raypar.run.runner import RunSettings
+from raypar.study.nodes import label_of
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of a parked one
+NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
 
@@ -96,18 +98,54 @@ class GangPool:
         is_short = memory.available < MIN_FREE_MEMORY * memory.total
         if spare and (len(idle) >= self._policy.max_parked or is_short):
             spare.pop(0).is_closing = True
-        totals = [node["Resources"] for node in alive_nodes()]
-        for kind in ("CPU", "GPU"):
-            held = sum(self._reserved(g.placement).get(kind, 0) * g.placement.num_workers for g in self.gangs.values())
-            need = self._reserved(placement).get(kind, 0) * placement.num_workers
-            if need and held + need > sum(node.get(kind, 0) for node in totals):
-                for gang in spare:
-                    gang.is_closing = True
-                return False
+        nodes = alive_nodes()
+        if self._shares(placement, nodes, self._free(nodes)) is None:
+            for gang in spare:
+                gang.is_closing = True
+            return False
         return True
+
+    def _free(self, nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+        """What the gangs have left of each node; for one that is on its way, of the nodes that it may come to."""
+        free = {node["NodeID"]: dict(node["Resources"]) for node in nodes}
+
+        def take(node_id: str, placement: Placement, num_workers: int) -> None:
+            for kind, amount in self._reserved(placement).items() if node_id in free else ():
+                free[node_id][kind] = free[node_id].get(kind, 0) - amount * num_workers
+
+        for gang in self.gangs.values():
+            for worker in gang.workers.values():
+                take(worker.node_id, gang.placement, 1)
+        for gang in self.gangs.values():
+            if not gang.workers:
+                coming = self._shares(gang.placement, nodes, list(free.values())) or ()
+                for node_id, num_workers in zip(list(free), coming, strict=False):
+                    take(node_id, gang.placement, num_workers)
+        return list(free.values())
+
+    def _shares(
+        self, placement: Placement, nodes: Sequence[Mapping[str, Any]], free: Sequence[Mapping[str, float]]
+    ) -> tuple[int, ...] | None:
+        """How many workers of a gang each node would take; None: there is no room for it now."""
+        of_label = eligible(placement, free, [node["Labels"] for node in nodes])
+        return shares(placement, self._reserved(placement), of_label)
+
+    def _where(self, placement: Placement) -> Where:
+        """For Ray: a strategy of its own where it has one, else the nodes that have most room."""
+        label = dict([label_of(placement.node_label)]) if placement.node_label else {}
+        of_each = (label,) * placement.num_workers if label else ()
+        if not isinstance(placement.nodes, int):
+            return Where(str(placement.nodes).upper(), of_each)
+        if placement.nodes in (1, placement.num_workers):
+            return Where("STRICT_PACK" if placement.nodes == 1 else "STRICT_SPREAD", of_each)
+        nodes = alive_nodes()
+        taken = self._shares(placement, nodes, self._free(nodes)) or ()
+        chosen = [node["NodeID"] for node, count in zip(nodes, taken, strict=False) for _ in range(count)]
+        return Where("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in chosen) or of_each)
 
     def start(self, placement: Placement) -> Gang:
         """Start a gang in a thread of its own; its workers will say hello."""
+        where = self._where(placement)
         gang = Gang(f"{next(self._numbers)}", placement)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
@@ -120,6 +158,7 @@ class GangPool:
                     gang.id,
                     placement,
                     self._reserved(placement),
+                    where,
                     str(Path(self._settings.log_dir) / "gangs"),
                     fresh=not self._is_warm,
                 )

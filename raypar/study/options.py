@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from raypar.errors import Mistake, suggest
 from raypar.study.affinity import affinity_problem, listed_cores
+from raypar.study.nodes import label_problem, nodes_problem
 from raypar.study.space import Value
 from raypar.study.strategies import STRATEGY_OPTIONS, idle, impossible, num_shares
 from raypar.study.workload import Config, Option, Workload, at_least, one_of
@@ -69,6 +70,15 @@ OPTIONS: Mapping[str, Option] = {
         affinity_problem,
         optional=True,
     ),
+    "nodes": Option(
+        "pack",
+        object,
+        "how workers lie on a cluster's nodes: pack (few nodes), spread (evenly over all), or over so many",
+        nodes_problem,
+    ),
+    "node_label": Option(
+        None, str, 'nodes with this label of Ray\'s alone: "type=gpu"; None: any node', label_problem, optional=True
+    ),
     "num_threads": Option(None, int, "torch threads per worker; None: cpus_per_worker", at_least(1), optional=True),
     "compile": Option(False, bool, "torch.compile the model, in the warm-up"),
     "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
@@ -82,7 +92,7 @@ OPTIONS: Mapping[str, Option] = {
 }
 
 # What means something for a train_loop_per_worker, whose batches and optimizer raypar does not see.
-LOOP_OPTIONS = ("num_workers", "device", "cpus_per_worker", "cpu_affinity", "num_threads")
+LOOP_OPTIONS = ("num_workers", "device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads")
 
 
 def known_options(workload: Workload) -> dict[str, Option]:
@@ -164,6 +174,9 @@ def check_together(
                 hint=f"list a multiple of {workers} cores",
             )
         )
+    if isinstance(config["nodes"], int) and config["nodes"] > workers:
+        wrong, hint = f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
+        found.append(Mistake(f"{field}.nodes", config["nodes"], wrong, hint=hint))
     return found if workload.is_train_loop else [*found, *_check_training(field, config, workload, swept)]
 
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from raypar.study.nodes import UNSAID
 from raypar.study.space import Value
-from raypar.units import value_of
+from raypar.units import counted, value_of
 
 
 class TrialState(StrEnum):
@@ -34,6 +35,8 @@ class Placement:
     num_workers: int
     cpus_per_worker: int
     device: str  # "cpu", "cuda" or "mps"; never "auto"
+    nodes: Value = "pack"  # see `raypar.study.nodes`
+    node_label: str | None = None
 
     @property
     def num_cpus(self) -> int:
@@ -43,7 +46,12 @@ class Placement:
         workers = f"{self.num_workers} worker" + ("s" if self.num_workers > 1 else "")
         cores = f"{self.cpus_per_worker} core" + ("s" if self.cpus_per_worker > 1 else "")
         # Apple's GPU is part of the machine, and nothing that Ray counts.
-        return f"{workers} × {cores}" + {"cuda": " + 1 GPU", "mps": " + mps"}.get(self.device, "")
+        text = f"{workers} × {cores}" + {"cuda": " + 1 GPU", "mps": " + mps"}.get(self.device, "")
+        if isinstance(self.nodes, int):
+            text += f" on {counted(self.nodes, 'node')}"
+        elif self.nodes == "spread":
+            text += ", spread over the nodes"
+        return text + (f", {self.node_label}" if self.node_label else "")
 
 
 @dataclass(frozen=True)
@@ -71,13 +79,17 @@ class TrialSpec:
     @property
     def identity(self) -> str:
         """Hash of what determines the result (not of the order it is run in): 16 hex digits."""
-        what = [self.study, self.workload, sorted(self.config.items()), self.repeat, self.seed]
+        config = sorted(item for item in self.config.items() if item not in UNSAID.items())
+        what = [self.study, self.workload, config, self.repeat, self.seed]
         return hashlib.sha256(json.dumps(what, separators=(",", ":")).encode()).hexdigest()[:16]
 
     @property
     def placement(self) -> Placement:
         c: Mapping[str, Any] = self.config
-        return Placement(c["num_workers"], c["cpus_per_worker"], c["device"])
+        # Results of before there were the last two lack them.
+        return Placement(
+            c["num_workers"], c["cpus_per_worker"], c["device"], c.get("nodes", "pack"), c.get("node_label")
+        )
 
     @property
     def label(self) -> str:

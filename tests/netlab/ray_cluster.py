@@ -34,7 +34,7 @@ while (alive := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
 class RayCluster:
     """Host 0 is the head, hosts 1 … num_workers are its nodes; the last host is outside of it, and has the key.
 
-    What differs from the users' file: addresses, the key, a CPU a node, and that this environment is used where each
+    What differs from the users' file: addresses, the key, two CPUs and a label a node, and that this environment is used where each
     machine would install its own, with the code that was copied to it.
     """
 
@@ -115,7 +115,9 @@ class RayCluster:
             if "-m venv" not in command
         ] + ["echo 'export PYTHONPATH=~/raypar RAY_USAGE_STATS_ENABLED=0' >> ~/.bashrc"]
         config["worker_start_ray_commands"] = [
-            command.replace("ray start", "ray start --num-cpus=1 --object-store-memory=100000000")
+            command.replace(
+                "ray start", "ray start --num-cpus=2 --labels host=$(hostname) --object-store-memory=100000000"
+            )
             for command in config["worker_start_ray_commands"]
         ]
         config["head_start_ray_commands"] = [

@@ -5,6 +5,7 @@ The hosts are namespaces of this machine, with addresses, homes and ssh daemons 
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,27 @@ def test_a_second_study_finds_its_trials_done_and_runs_what_is_missing(cluster: 
     command = f"raypar study from_head.py --repeats 3 --address auto --tracking-uri {MLFLOW}"
     assert "speedup" in cluster.run(HEAD, command)
     assert len(trials_of(cluster, "from_head")) == 6
+
+
+def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster: RayCluster) -> None:
+    (cluster.lab.home(HEAD) / "where.py").write_text(STUDY.replace("grid(1, 2)", "grid(2)"))
+    everywhere = f"--address auto --tracking-uri {MLFLOW}"
+    cluster.run(HEAD, f"raypar study where.py --repeats 1 --set nodes=1,2,spread {everywhere}")
+    cluster.run(HEAD, f"raypar export where where.csv --tracking-uri {MLFLOW}")
+    with (cluster.lab.home(HEAD) / "where.csv").open() as table:
+        found = {trial["config.nodes"]: len(set(trial["environment.node"].split())) for trial in csv.DictReader(table)}
+    assert found == {"1": 1, "2": 2, "spread": 2}
+
+
+def test_a_label_says_which_node_and_one_that_no_node_has_is_refused(cluster: RayCluster) -> None:
+    write_study(cluster, HEAD, "labelled")
+    everywhere = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
+    cluster.run(HEAD, f"raypar study labelled.py --set node_label=host=node2 {everywhere}")
+    cluster.run(HEAD, f"raypar export labelled labelled.csv --tracking-uri {MLFLOW}")
+    with (cluster.lab.home(HEAD) / "labelled.csv").open() as table:
+        assert {node for trial in csv.DictReader(table) for node in trial["environment.node"].split()} == {"node2"}
+    refused = cluster.run(HEAD, f"raypar study labelled.py --set node_label=host=node9 {everywhere}", check=False)
+    assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
 
 
 def test_a_study_from_outside_lands_in_the_same_mlflow(cluster: RayCluster) -> None:

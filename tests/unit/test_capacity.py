@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from raypar.run.capacity import CoreLeases, absent_cores, close_together, cores_text, fits, refusal, spread_out
+from raypar.run.capacity import CoreLeases, absent_cores, close_together, cores_text, fits, refusal, shares, spread_out
 from raypar.study.space import Value
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core
@@ -19,7 +19,8 @@ NODES = st.lists(
     st.fixed_dictionaries({"CPU": st.integers(0, 6).map(float)}, optional={"GPU": st.integers(1, 3).map(float)}),
     max_size=4,
 )
-PLACEMENTS = st.builds(Placement, st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda", "mps"]))
+WAYS = st.one_of(st.sampled_from(["pack", "spread"]), st.integers(1, 4))
+PLACEMENTS = st.builds(Placement, st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda", "mps"]), WAYS)
 
 
 def machine(sockets: int, cores: int, threads: int) -> tuple[Core, ...]:
@@ -37,6 +38,11 @@ def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bo
     """Whether some assignment of the workers to the nodes holds, by trying them all."""
     counts = itertools.combinations_with_replacement(range(len(nodes)), placement.num_workers)
     for nodes_of_workers in counts:
+        of_nodes = [nodes_of_workers.count(i) for i in set(nodes_of_workers)]
+        if isinstance(placement.nodes, int):
+            evenly = max(of_nodes) - min(of_nodes) <= 1 and len(of_nodes) == placement.nodes
+            if not evenly:
+                continue
         if all(
             nodes_of_workers.count(i) * placement.cpus_per_worker <= node["CPU"]
             and (placement.device != "cuda" or nodes_of_workers.count(i) <= node.get("GPU", 0))
@@ -81,6 +87,11 @@ def test_what_fits_is_not_refused_and_what_does_not_fit_is(
             [{"CPU": 8.0}, {"CPU": 1.0, "GPU": 2.0}],
             "needs 2 workers with CPU 1, GPU 1 each, and no 2 fit on the nodes",
         ),
+        (
+            Placement(4, 1, "cpu", 2),
+            [{"CPU": 4.0}, {"CPU": 1.0}],
+            "needs 4 workers with CPU 1 each, evenly on 2 nodes; 2 of the cluster's nodes can hold one",
+        ),
     ],
 )
 def test_a_refusal_tells_what_is_needed_and_what_is_there(
@@ -92,6 +103,41 @@ def test_a_refusal_tells_what_is_needed_and_what_is_there(
 def test_two_workers_of_three_cores_fit_on_two_nodes_but_not_on_one_of_five() -> None:
     assert fits(Placement(2, 3, "cpu"), [{"CPU": 3.0}, {"CPU": 3.0}])
     assert not fits(Placement(2, 3, "cpu"), [{"CPU": 5.0}])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "free", "taken"),
+    [
+        ("pack", [2, 4, 3], (0, 4, 0)),
+        ("pack", [2, 1, 2], (2, 0, 2)),
+        ("spread", [2, 4, 3], (1, 2, 1)),
+        ("spread", [0, 4, 1], (0, 3, 1)),
+        (1, [2, 4, 3], (0, 4, 0)),
+        (2, [2, 4, 3], (0, 2, 2)),
+        (3, [2, 4, 3], (1, 2, 1)),
+        (4, [2, 4, 3, 0], None),
+        (2, [1, 9, 1], None),
+    ],
+)
+def test_four_workers_are_shared_out_as_the_placement_says(
+    nodes: Value, free: list[int], taken: tuple[int, ...] | None
+) -> None:
+    assert shares(Placement(4, 1, "cpu", nodes), {"CPU": 1.0}, [{"CPU": float(n)} for n in free]) == taken
+
+
+def test_a_label_leaves_the_other_nodes_out_and_one_that_no_node_has_is_refused_with_those_there_are() -> None:
+    nodes, labels = [{"CPU": 1.0}, {"CPU": 4.0}], [{"type": "gpu", "ray.io/node-id": "1"}, {"type": "cpu"}]
+    assert fits(Placement(1, 1, "cpu", "pack", "type=gpu"), nodes, labels)
+    assert not fits(Placement(2, 1, "cpu", "pack", "type=gpu"), nodes, labels)
+    assert refusal(Placement(2, 1, "cpu", "pack", "type=gpu"), nodes, labels) == (
+        "needs 2 CPUs in one gang, the nodes with type=gpu have 1"
+    )
+    assert refusal(Placement(1, 1, "cpu", "pack", "type=tpu"), nodes, labels) == (
+        "no node has the label type=tpu; there are: type=cpu, type=gpu"
+    )
+    assert (
+        refusal(Placement(1, 1, "cpu", "pack", "type=gpu"), nodes) == "no node has the label type=gpu; there are: none"
+    )
 
 
 class Leases(RuleBasedStateMachine):

@@ -75,7 +75,8 @@ def test_a_workloads_own_option_takes_the_type_of_its_default() -> None:
 
 def test_a_train_loop_knows_only_what_raypar_needs_to_place_it() -> None:
     loop = Workload.from_train_loop(lambda config: None)
-    assert set(known_options(loop)) == {"num_workers", "device", "cpus_per_worker", "cpu_affinity", "num_threads"}
+    where = {"num_workers", "device", "cpus_per_worker", "cpu_affinity", "num_threads", "nodes", "node_label"}
+    assert set(known_options(loop)) == where
 
 
 def test_a_config_is_complete_and_whole_numbers_of_float_options_become_floats() -> None:
