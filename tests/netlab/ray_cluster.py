@@ -34,8 +34,8 @@ while (alive := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
 class RayCluster:
     """Host 0 is the head, hosts 1 … num_workers are its nodes; the last host is outside of it, and has the key.
 
-    What differs from the users' file: addresses, the key, two CPUs and a label a node, and that this environment is used where each
-    machine would install its own, with the code that was copied to it.
+    What differs from the users' file: addresses, the key, two CPUs and a label a node, and that this environment is
+    used where each machine would install its own, with the code that was copied to it.
     """
 
     def __init__(self, lab: Lab) -> None:
