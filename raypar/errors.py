@@ -44,7 +44,7 @@ class Mistake:
     hint: str | None = None
 
     def __str__(self) -> str:
-        text = f"{self.field} = {self.value!r}: {self.problem}"
+        text = f"{self.field} = {shortened(self.value)}: {self.problem}"
         return f"{text}\n      → {self.hint}" if self.hint else text
 
 
@@ -62,6 +62,20 @@ class StudyError(RayparError):
     def at(self, where: Path | str) -> StudyError:
         """The same mistakes, told with the file they are in."""
         return StudyError(self.mistakes, where=where)
+
+
+def shortened(value: object, most: int = 200) -> str:
+    """Its ``repr``, cut out in the middle where it is longer; its type where it has none."""
+    try:
+        text = repr(value)
+    except Exception:  # a repr of the user's own, or a number of more digits than Python writes
+        return f"<{type(value).__name__}>"
+    return cut(text, most)
+
+
+def cut(text: str, most: int = 500) -> str:
+    """Without its middle where it is longer."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
 
 def suggest(word: str, known: Sequence[str]) -> str:

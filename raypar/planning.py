@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.question import question_of
-from raypar.errors import Mistake, RayparError, StudyError
+from raypar.errors import Mistake, RayparError, StudyError, cut
 from raypar.run.capacity import CoreLeases, absent_cores, cores_text
 from raypar.run.cluster import Cluster
+from raypar.study.config import resolve
 from raypar.study.space import Grid, examples
 from raypar.study.strategies import MINDS_MODEL, STRATEGY_OPTIONS
-from raypar.study.study import Study, resolve
+from raypar.study.study import Study
 from raypar.study.trial import Placement, TrialResult, TrialSpec
+from raypar.study.workload import Config, Workload
 
 
 @dataclass(frozen=True)
@@ -184,13 +187,24 @@ def _unsplittable(study: Study, specs: Sequence[TrialSpec]) -> Iterator[Mistake]
 
 
 def check_data(study: Study) -> None:
-    """Make sure, before anything starts, that the data is there. Raises DataError."""
+    """Make sure, before anything starts, that the data is there. Raises DataError, or a RayparError that tells what
+    else the workload's ``prepare`` raised."""
     if study.is_search:
-        study.workload.prepare(resolve(study.workload, study.config))
+        _prepare(study.workload, resolve(study.workload, study.config))
         return
     seen: set[str] = set()
     for spec in study.trials():
         own = {key: spec.config.get(key) for key in (*study.workload.options, "loader")}
         if (key := json.dumps(own, sort_keys=True, default=str)) not in seen:
             seen.add(key)
-            study.workload.prepare(spec.config)
+            _prepare(study.workload, spec.config)
+
+
+def _prepare(workload: Workload, config: Config) -> None:
+    try:
+        workload.prepare(config)
+    except RayparError:
+        raise
+    except Exception as error:  # the user's own code
+        message = f"workload {workload.name}: prepare raises {cut(traceback.format_exception_only(error)[-1].strip())}"
+        raise RayparError(message, hint="mend that function, or leave it out") from error

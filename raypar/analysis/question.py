@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from raypar.study.config import resolve
 from raypar.study.space import Value
-from raypar.study.study import Study, resolve
+from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]

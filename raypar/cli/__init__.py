@@ -18,9 +18,11 @@ from raypar.cli import (
     stored,
     working,
 )
+from raypar.cli.usage import Verbs
 
 app = typer.Typer(
     name="raypar",
+    cls=Verbs,
     help="Declare a training study, run it on warm Ray Train gangs, and learn what parallelism bought.",
     epilog="Examples:  raypar study studies/quickstart.py    raypar report quickstart    raypar ui",
     no_args_is_help=True,

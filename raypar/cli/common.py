@@ -6,13 +6,13 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError
+from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError, cut
 from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:
@@ -106,10 +106,12 @@ def quiet(log_path: Path) -> Iterator[Console]:
     """
     from rich.console import Console
 
+    made = [folder for folder in log_path.parents if not folder.exists()]
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log_path.touch()
     except OSError as error:
+        _remove(made)
         hint = "run in a folder that you may write to"
         raise StoreError(f"{log_path}: can't be written: {error.strerror}", hint=hint) from None
     sys.stdout.flush()
@@ -126,6 +128,16 @@ def quiet(log_path: Path) -> Iterator[Console]:
             for fd, original in saved.items():
                 os.dup2(original, fd)
                 os.close(original)
+            if not log_path.stat().st_size:  # nothing was run
+                log_path.unlink()
+                _remove(made)
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    """Those that are there and empty, from the innermost on."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -145,5 +157,8 @@ def told(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        typer.echo(f"error: {type(error).__name__}: {error}\n  → --debug shows where; .raypar/logs has more", err=True)
+        typer.echo(
+            f"error: {type(error).__name__}: {cut(str(error))}\n  → --debug shows where; .raypar/logs has more",
+            err=True,
+        )
         raise typer.Exit(EXIT_FAILED) from None

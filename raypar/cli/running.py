@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,15 +149,18 @@ def options_of(
     profile: bool = False,
 ) -> Options:
     from raypar.options import Options
+    from raypar.run.cluster import check_address
     from raypar.run.runner import ISOLATIONS
     from raypar.train.job import NUM_PROFILED_STEPS
 
     if isolation not in ISOLATIONS:
         raise RayparError(f"--isolation {isolation}: unknown", hint=f"one of {', '.join(ISOLATIONS)}")
-    if trial_timeout is not None and trial_timeout <= 0:
+    if trial_timeout is not None and not 0 < trial_timeout < math.inf:
         raise RayparError(f"--trial-timeout {trial_timeout:g}: must be greater than 0", hint="give it in seconds")
     if no_ray and address:
         raise RayparError(f"--address {address} and --no-ray exclude each other", hint="leave one out")
+    if address is not None:
+        check_address(address)
     return Options(
         project_dir=Path.cwd(),
         tracking_uri=uri_of(tracking_uri),

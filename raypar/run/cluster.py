@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from raypar.errors import ClusterError
+from raypar.errors import ClusterError, shortened
 from raypar.run.capacity import refusal
 from raypar.study.trial import Placement
 from raypar.trace import mark
@@ -161,6 +161,18 @@ def _agents_that_end_with_us() -> Iterator[None]:
         shell.communicate(b"\n")
 
 
+def check_address(address: str) -> None:
+    """Raises ClusterError for what is no address of a Ray cluster that is there; looks for none."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto" or (host.strip() and "/" not in host and port.isdecimal() and 0 < int(port) < 65536):
+        return
+    if address == "local":
+        raise ClusterError("--address local: is no cluster that is there", hint="leave it out: a local Ray is started")
+    wrong = "has no port" if not colon else "is no host:port"
+    hint = "write auto, host:6379 or ray://host:10001, or leave it out: a local Ray is started"
+    raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)
+
+
 def _check_reachable(address: str) -> None:
     """Raises an OSError where nobody listens: `ray.init` would wait for minutes, and say little then."""
     if address == "auto":
@@ -186,6 +198,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     Raises:
         ClusterError: it can't be reached.
     """
+    check_address(address)
     import ray
 
     try:

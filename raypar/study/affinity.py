@@ -16,6 +16,7 @@ from __future__ import annotations
 from raypar.study.space import Value
 
 LAYOUTS = ("spread", "compact")
+MAX_CORES = 1_000_000
 
 
 def listed_cores(affinity: Value) -> tuple[int, ...] | None:
@@ -41,8 +42,10 @@ def listed_cores(affinity: Value) -> tuple[int, ...] | None:
 
 def _span(part: str) -> range:
     first, _, last = part.partition("-")
-    if not first.isdigit() or (last and not last.isdigit()) or part.endswith("-"):
+    if not all(number.isascii() and number.isdecimal() for number in (first, last or first)) or part.endswith("-"):
         raise ValueError('write a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact"')
+    if max(len(first), len(last)) > 6:
+        raise ValueError(f"no machine has {MAX_CORES:,} cores")
     span = range(int(first), int(last or first) + 1)
     if not span:
         raise ValueError(f"{part} runs backwards")
@@ -55,6 +58,9 @@ def affinity_problem(affinity: Value) -> str | None:
         return 'must be a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact"'
     if isinstance(affinity, int):
         return None if affinity >= 1 else 'must be at least 1 core; core 0 alone is written "0-0" or (0,)'
+    if not isinstance(affinity, (str, tuple)):
+        kind = type(affinity).__name__
+        return f'must be a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact", not a {kind}'
     try:
         listed_cores(affinity)
     except ValueError as error:

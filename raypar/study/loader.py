@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.machinery
+import os
 import re
 import sys
 import traceback
@@ -15,12 +16,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from raypar.errors import RayparError, StudyError, suggest
+from raypar.errors import RayparError, StudyError, cut, suggest
 from raypar.study.settings import with_flags
 from raypar.study.study import Study
 
 MODULE_PREFIX = "raypar_study_"
 _MAX_NAMES_TOLD = 8
+_MAX_SHOWN = 100  # characters of a line
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
         raise _syntax_error(path, error) from None
     except ValueError as error:  # null bytes
         raise RayparError(f"{path}: is not Python: {error}", hint="is it really a text file?") from None
+    except (MemoryError, RecursionError):
+        raise RayparError(f"{path}: is nested too deeply for Python", hint="write it in more lines") from None
     module = types.ModuleType(module_name)
     module.__file__ = file
     module.__spec__ = importlib.machinery.ModuleSpec(module_name, None, origin=file)
@@ -131,6 +135,7 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
     added = folder not in sys.path
     if added:
         sys.path.insert(0, folder)
+    here = Path.cwd()
     try:
         exec(code, module.__dict__)  # the file is the user's own program
     except KeyboardInterrupt:
@@ -140,6 +145,8 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
         if added:
             sys.path.remove(folder)
         raise _told(path, error) from None
+    finally:
+        os.chdir(here)  # results go where the command was given
     return module
 
 
@@ -160,12 +167,12 @@ def _told(path: Path, error: BaseException) -> RayparError:
         where += f" (in {Path(helpers[-1].filename).name}, line {helpers[-1].lineno})"
     if isinstance(error, RayparError):
         return type(error)(f"{where}: {error.message}", hint=error.hint)
-    last = traceback.format_exception_only(error)[-1].strip()
+    last = cut(traceback.format_exception_only(error)[-1].strip())
     return RayparError(f"{where}: {last}", hint=_way_out(error))
 
 
 def _way_out(error: BaseException) -> str:
-    text = str(error)
+    text = traceback.format_exception_only(error)[-1]  # str() of an exception of the user's own may raise
     if match := re.search(r"Study.*unexpected keyword argument '(\w+)'", text):
         known = [f.name for f in fields(Study)]
         close = get_close_matches(match[1], known, n=1)
@@ -190,9 +197,9 @@ def _syntax_error(path: Path, error: SyntaxError) -> RayparError:
     line = f", line {error.lineno}" if error.lineno else ""
     message = f"{path}{line}: syntax error: {error.msg}"
     if error.text:
-        text = error.text.rstrip("\n")
-        lead = len(text) - len(text.lstrip())
-        message += f"\n    {text.lstrip()}\n    {' ' * max(0, (error.offset or 1) - 1 - lead)}^"
+        text, at = error.text.rstrip("\n"), (error.offset or 1) - 1
+        first = max(len(text) - len(text.lstrip()), at - _MAX_SHOWN // 2)
+        message += f"\n    {text[first : first + _MAX_SHOWN]}\n    {' ' * max(0, at - first)}^"
     return RayparError(message, hint="mend that line and try again")
 
 

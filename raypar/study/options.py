@@ -9,10 +9,10 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from raypar.errors import Mistake, suggest
+from raypar.errors import Mistake, RayparError, suggest
 from raypar.study.affinity import affinity_problem, listed_cores
 from raypar.study.nodes import label_problem, nodes_problem
-from raypar.study.space import Value
+from raypar.study.space import LARGEST, Value
 from raypar.study.strategies import STRATEGY_OPTIONS, idle, impossible, num_shares
 from raypar.study.workload import Config, Option, Workload, at_least, one_of
 
@@ -127,30 +127,67 @@ def check_value(field: str, key: str, value: Value, option: Option) -> Mistake |
     if not isinstance(value, wanted) or (isinstance(value, bool) and option.kind not in (bool, object)):
         wrong = f"`{key}` is of type {option.kind.__name__}, not {type(value).__name__}"
         return Mistake(field, value, wrong, hint=hint)
-    problem = option.check(value)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return Mistake(field, value, f"`{key}` is beyond 2^53", hint=hint)
+    try:
+        problem = option.check(value)
+    except Exception as error:  # the workload's own check
+        problem = f"can't be checked: {type(error).__name__}: {error}"
+    if problem is None and isinstance(value, float) and not math.isfinite(value):
+        problem = "must be a finite number"
     return Mistake(field, value, f"`{key}` {problem}", hint=hint) if problem else None
+
+
+def is_default(value: object) -> bool:
+    """Whether an option's type can be told by this default, or it is an `Option`."""
+    return isinstance(value, (str, int, float, bool, tuple, Option))
 
 
 def workload_mistakes(workload: Workload) -> list[Mistake]:
     """What is wrong with a workload, whatever a study makes of it."""
     found: list[Mistake] = []
+    if not isinstance(workload.name, str) or not workload.name:
+        found.append(Mistake("workload.name", workload.name, "is no name", hint='say name="mine"'))
+    if workload.mode not in ("max", "min"):
+        hint = 'say mode="max" for an accuracy'
+        found.append(Mistake("workload.mode", workload.mode, 'must be "max" or "min"', hint=hint))
     if workload.is_train_loop:
+        if not callable(workload.train_loop):
+            hint = "give Workload.from_train_loop a function of the config"
+            found.append(Mistake("workload.train_loop", workload.train_loop, "is no function", hint=hint))
         return found
     for part in ("model", "data"):
         if not callable(getattr(workload, part)):
             hint = f"give the Workload {part}=, a function of the trial's config"
             found.append(Mistake(f"workload.{part}", getattr(workload, part), "is no function", hint=hint))
+    for part in ("loss", "prepare", "save", "generate", "layers", "tensor_plan"):
+        if (value := getattr(workload, part)) is not None and not callable(value):
+            hint = "give a function, or leave it out"
+            found.append(Mistake(f"workload.{part}", value, "is no function", hint=hint))
+    size = workload.num_train_samples
+    if size is not None and not callable(size) and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        hint = "give a number, or a function of the config that tells it, or leave it out"
+        found.append(Mistake("workload.num_train_samples", size, "is no whole number of at least 1", hint=hint))
+    if not isinstance(workload.loaders, (tuple, list)) or not workload.loaders or set(workload.loaders) - {*LOADERS}:
+        hint = f"give a tuple of them: loaders={LOADERS}"
+        found.append(Mistake("workload.loaders", workload.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint))
+    for part in ("options", "defaults", "metrics"):
+        value = getattr(workload, part)
+        if not isinstance(value, Mapping) and not (part == "metrics" and value is None):
+            found.append(Mistake(f"workload.{part}", value, "must be a dict", hint=f'say {part}={{"name": …}}'))
+    if not isinstance(workload.options, Mapping) or not isinstance(workload.defaults, Mapping):
+        return found
     for key, value in workload.options.items():
-        if not isinstance(value, (str, int, float, bool, tuple, Option)):
+        if not is_default(value):
             hint = "a default is a str, int, float, bool or tuple (its type is the option's), or a raypar.Option"
             found.append(Mistake(f"workload.options[{key!r}]", value, "is no default for an option", hint=hint))
     known = known_options(replace(workload, defaults={}))
     for key, value in workload.defaults.items():
         where = f"workload.defaults[{key!r}]"
         if key not in known:
-            hint = f"{suggest(key, list(known))}; the workload's own hyperparameters go into options={{...}}"
+            hint = f"{suggest(str(key), list(known))}; the workload's own hyperparameters go into options={{...}}"
             found.append(Mistake(where, value, f"`{key}`: unknown", hint=hint))
-        elif wrong := check_value(where, key, value, known[key]):
+        elif is_default(workload.options.get(key, 0)) and (wrong := check_value(where, key, value, known[key])):
             found.append(wrong)
     return found
 
@@ -182,7 +219,17 @@ def check_together(
 
 def _check_training(field: str, config: Config, workload: Workload, swept: Collection[str]) -> list[Mistake]:
     found: list[Mistake] = []
-    batch, num_train_samples, shares = config["batch_size"], workload.train_size(config), num_shares(config)
+    batch, shares = config["batch_size"], num_shares(config)
+    try:
+        num_train_samples = workload.train_size(config)
+    except RayparError:
+        raise
+    except Exception as error:
+        wrong = f"raises {type(error).__name__}: {error}"
+        return [Mistake("workload.num_train_samples", field, wrong, hint="mend that function, or leave it out")]
+    if num_train_samples is not None and not isinstance(num_train_samples, int):
+        wrong = f"gives a {type(num_train_samples).__name__}, not a whole number"
+        return [Mistake("workload.num_train_samples", num_train_samples, wrong, hint="mend that function")]
     if batch < shares:
         found.append(
             Mistake(

@@ -8,14 +8,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from raypar.errors import Mistake, StudyError, suggest
+from raypar.study.mistakes import MAX_TRIALS
 from raypar.study.options import check_value, known_options
 from raypar.study.space import (
-    Choice,
+    DOMAINS,
     Domain,
     Grid,
-    LogUniform,
-    RandInt,
-    Uniform,
     Value,
     choice,
     examples,
@@ -27,7 +25,6 @@ from raypar.study.space import (
 )
 from raypar.study.study import Study
 
-_DOMAINS = (Grid, Choice, Uniform, LogUniform, RandInt)
 _MAKERS: Mapping[str, Any] = {
     "grid": grid,
     "choice": choice,
@@ -48,13 +45,18 @@ def with_flags(
     """
     found: list[Mistake] = []
     changes: dict[str, Any] = {}
-    for flag, number, field, low in (("--repeats", repeats, "num_repeats", 1), ("--seed", seed, "seed", 0)):
+    flags: tuple[tuple[str, int | None, str, int, int], ...] = (
+        ("--repeats", repeats, "num_repeats", 1, MAX_TRIALS),
+        ("--seed", seed, "seed", 0, 2**32 - 1),
+    )
+    for flag, number, field, low, high in flags:
         if number is None:
             continue
-        if number < low:
-            found.append(Mistake(flag, number, f"must be at least {low}", hint=f"give {flag} {low} or more"))
-        else:
+        if low <= number <= high:
             changes[field] = number
+        else:
+            bound = f"must be at least {low}" if number < low else f"must be at most {high}"
+            found.append(Mistake(flag, number, bound, hint=f"give {flag} from {low} to {high}"))
     chosen: dict[str, Value | Domain] = {}
     for setting in settings:
         key, value, wrong = _parse(study, setting)
@@ -75,7 +77,7 @@ def with_flags(
 def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any]:
     space, config, baseline = dict(study.space), dict(study.config), dict(study.baseline)
     for key, value in chosen.items():
-        if isinstance(value, _DOMAINS):
+        if isinstance(value, DOMAINS):
             config.pop(key, None)
             space[key] = value
         else:
@@ -109,7 +111,7 @@ def _parse(study: Study, setting: str) -> tuple[str, Value | Domain, list[Mistak
     except ValueError as error:
         return key, None, [Mistake(where, text, str(error), hint=f"write --set {key}=A, {key}=A,B or {key}=grid(A,B)")]
     wrong: list[Mistake] = []
-    if isinstance(value, _DOMAINS):
+    if isinstance(value, DOMAINS):
         if trouble := problem(value):
             wrong.append(Mistake(where, text, trouble, hint=f"give each value once: --set {key}=A,B"))
         values: tuple[Value, ...] = () if wrong else examples(value)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from raypar.errors import shortened
+
+LARGEST = 2**53  # up to here floats hold every whole number, and so do all formats that results are kept in
+MAX_VALUES = 100_000
+_MAX_TOLD = 8
 
 Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
@@ -48,6 +55,7 @@ class RandInt:
 
 
 Domain: TypeAlias = Grid | Choice | Uniform | LogUniform | RandInt
+DOMAINS = (Grid, Choice, Uniform, LogUniform, RandInt)
 
 
 def grid(*values: Value) -> Grid:
@@ -89,13 +97,17 @@ def examples(domain: Domain) -> tuple[Value, ...]:
 def problem(domain: Domain) -> str | None:
     """What is wrong with the domain itself, or None."""
     match domain:
+        case Grid(values) | Choice(values) if not isinstance(values, tuple):
+            return "holds no tuple of values: write grid(1, 2) or choice(1, 2)"
         case Grid(()) | Choice(()):
             return "is empty: give at least one value"
+        case Grid(values) | Choice(values) if len(values) > MAX_VALUES:
+            return f"holds {len(values):,} values, more than {MAX_VALUES:,}"
         case Grid(values):
             # True == 1 in Python; they are different values of a hyperparameter.
-            kinds = [(type(v), v) for v in values]
-            doubles = sorted({str(v) for k, v in kinds if kinds.count((k, v)) > 1})
-            return f"holds duplicate values: {', '.join(doubles)}" if doubles else None
+            counts = Counter((type(v), shortened(v)) for v in values)
+            doubles = sorted(text.strip("'\"") for (_, text), count in counts.items() if count > 1)
+            return f"holds duplicate values: {', '.join(doubles[:_MAX_TOLD])}" if doubles else None
         case Uniform(low, high) | LogUniform(low, high) if not _are_numbers(low, high):
             return f"needs two numbers, has {low!r} and {high!r}"
         case RandInt(low, high) if not (_are_numbers(low, high) and int(low) == low and int(high) == high):
@@ -107,5 +119,23 @@ def problem(domain: Domain) -> str | None:
     return None
 
 
+def plain(value: Any) -> Any:
+    """A scalar of numpy or torch as Python's own number, also inside of a domain or tuple; the rest as it is."""
+    if type(value) in (float, int, str, bool):
+        return value
+    match value:
+        case Grid(values) if isinstance(values, tuple):
+            return Grid(tuple(plain(v) for v in values))
+        case Choice(values) if isinstance(values, tuple):
+            return Choice(tuple(plain(v) for v in values))
+        case Uniform(low, high) | LogUniform(low, high) | RandInt(low, high):
+            return type(value)(plain(low), plain(high))
+        case tuple():
+            return tuple(plain(v) for v in value)
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
 def _are_numbers(*values: object) -> bool:
-    return all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
+    return all(
+        math.isfinite(v) if isinstance(v, float) else type(v) is int and -LARGEST <= v <= LARGEST for v in values
+    )

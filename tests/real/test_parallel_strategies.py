@@ -17,7 +17,7 @@ from raypar.parallel import ddp
 from raypar.parallel.passes import Batch, Pass
 from raypar.parallel.place import Place
 from raypar.parallel.strategy import Strategy, Task, build_strategy
-from raypar.study.study import resolve
+from raypar.study.config import resolve
 
 pytestmark = pytest.mark.slow
 

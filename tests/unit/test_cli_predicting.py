@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from raypar import workloads
 from raypar.analysis.question import Question
 from raypar.cli import app
-from raypar.study.study import resolve
+from raypar.study.config import resolve
 from raypar.study.trial import TrialResult
 from raypar.track.recorder import Execution, Recorder
 

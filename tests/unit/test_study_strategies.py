@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raypar.study.config import resolve
 from raypar.study.options import OPTIONS, check_together
 from raypar.study.space import Value
 from raypar.study.strategies import (
@@ -14,7 +15,6 @@ from raypar.study.strategies import (
     pipeline_size,
     tensor_size,
 )
-from raypar.study.study import resolve
 from raypar.study.workload import Workload
 
 WORKLOAD = Workload(name="own", model=lambda _: None, data=lambda _: None)  # type: ignore[arg-type,return-value]

@@ -15,7 +15,7 @@ from torch import nn
 
 from raypar import Workload
 from raypar.errors import DataError, RayparError
-from raypar.study.study import resolve
+from raypar.study.config import resolve
 from raypar.workloads import datasets, digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, resnet, wide_mlp
 from raypar.workloads.datasets import ImageSet, raw_dir
 from raypar.workloads.images import normalised

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from raypar import Study, StudyError, Workload
-from raypar.study.study import resolve
+from raypar.study.config import resolve
 from raypar.study.workload import Data
 from raypar.workloads import datasets, digits, fashion_mlp, iris, mnist_cnn, mnist_mlp
 from raypar.workloads.activations import ACTIVATIONS, activation
@@ -135,7 +135,7 @@ def test_a_negative_number_of_threads_or_seed_is_told(key: str, value: int) -> N
 
 def test_iris_needs_neither_sklearn_nor_torchvision_to_be_imported() -> None:
     code = (
-        "import sys; from raypar.study.study import resolve; from raypar.workloads import iris; iris.prepare({}); "
+        "import sys; from raypar.study.config import resolve; from raypar.workloads import iris; iris.prepare({}); "
         "iris.data(resolve(iris, {})); print({'sklearn', 'torchvision'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

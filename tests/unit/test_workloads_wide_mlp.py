@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from raypar.study.study import resolve
+from raypar.study.config import resolve
 from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
 from raypar.workloads import wide_mlp
