@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.laws import Scaling
@@ -65,6 +66,11 @@ class WorkerGroup:
     def karp_flatt(self) -> dict[int, Estimate]:
         """The serial fraction that each speedup shows, by worker count; the baseline shows none."""
         return {n: karp_flatt_of(s, n / self.baseline) for n, s in self.speedups.items() if n != self.baseline}
+
+    @cached_property
+    def analysis(self) -> ScalingAnalysis:
+        """The same as `analyse` gives, made once."""
+        return self.analyse()
 
     def analyse(self, num_resamples: int = NUM_RESAMPLES) -> ScalingAnalysis:
         """Its numbers and the laws fitted to them, which takes about a millisecond for each resample."""

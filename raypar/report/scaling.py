@@ -25,7 +25,7 @@ def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[Line,
     """The section of a report; empty where no two points differ only in their workers. Fits the laws."""
     many = [group for group in groups if len(group.speedups) >= MIN_COUNTS]
     few = [group for group in groups if len(group.speedups) < MIN_COUNTS]
-    lines = [line for group in many[:MAX_GROUPS] for line in _section(group, group.analyse())]
+    lines = [line for group in many[:MAX_GROUPS] for line in _section(group, group.analysis)]
     if len(many) > MAX_GROUPS:
         more = units.counted(len(many) - MAX_GROUPS, "more group")
         lines.append((0, f"{more} of points that differ only in num_workers: `raypar fit {study_name}` shows all."))

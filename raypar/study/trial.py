@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from raypar.study.nodes import UNSAID
@@ -76,7 +77,7 @@ class TrialSpec:
     seed: int
     order: int = 0
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Hash of what determines the result (not of the order it is run in): 16 hex digits."""
         config = sorted(item for item in self.config.items() if item not in UNSAID.items())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypar.analysis.bootstrap import BOOTSTRAP_SEED, NUM_RESAMPLES
 from raypar.analysis.stats import (
     LEVEL,
     Method,
@@ -199,3 +200,19 @@ def test_bootstrap_intervals_hold_the_truth_nine_times_in_ten(size: int) -> None
         estimate = ratio_estimate(1.8 * block * rng.lognormal(0, 0.05, size), block * rng.lognormal(0, 0.05, size))
         hits += estimate.low <= 1.8 <= estimate.high
     assert hits >= 135
+
+
+@pytest.mark.parametrize(("num_tops", "num_bottoms"), [(6, 6), (7, 7), (31, 31), (256, 256), (9, 14), (120, 6)])
+@pytest.mark.parametrize("digits", [15, 1], ids=["all different", "many equal"])
+def test_a_bootstrap_is_what_drawing_every_resample_gives(num_tops, num_bottoms, digits):
+    random = np.random.default_rng(num_tops)
+    tops, bottoms = (np.round(np.exp(random.normal(size=size)), digits) + 0.1 for size in (num_tops, num_bottoms))
+    for paired in {False, num_tops == num_bottoms}:
+        draws = np.random.default_rng(BOOTSTRAP_SEED)
+        first = draws.integers(num_tops, size=(NUM_RESAMPLES, num_tops))
+        second = first if paired else draws.integers(num_bottoms, size=(NUM_RESAMPLES, num_bottoms))
+        ratios = np.median(tops[first], axis=1) / np.median(bottoms[second], axis=1)
+        low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        for _ in range(2):  # the second time, what was drawn is remembered
+            found = ratio_estimate(tops.tolist(), bottoms.tolist(), paired=paired)
+            assert (found.low, found.high) == (min(low, found.value), max(high, found.value))
