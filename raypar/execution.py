@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TypeAlias
 from raypar import units
 from raypar.analysis.chosen import with_final_test
 from raypar.analysis.speedup import StudyAnalysis, analyse
+from raypar.final_model import is_logged, log_final_model, other_trials
 from raypar.final_test import final_test, last_final_test
 from raypar.keeper import Keeper
 from raypar.options import Options
@@ -24,8 +25,10 @@ from raypar.run.runner import Interrupted
 from raypar.runners import runner_for
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import TrialResult
+from raypar.track.models import MODEL_NAME
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
+from raypar.track.system import SystemMonitor
 
 CHANGED_FILE = (
     "the study file has changed since its stored results were made; those of unchanged points are kept "
@@ -82,11 +85,15 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         results = {result.spec.identity: result for result in plan.done}
         if not plan.num_missing:
             stored = with_final_test(analyse(study, plan.done), last_final_test(store, study.name))
-            return Outcome(stored, 0, 0, False, log_dir)
+            num_unsent = _log_model_alone(loaded, options, stored, results, store, log_dir, notice)
+            return Outcome(stored, 0, num_unsent, False, log_dir)
+        if options.log_model and (others := other_trials(done, plan.missing)):
+            notice(Notice(others))
         execution = execution_record(loaded, options)
         recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
         recorder.start(upload=False)
-        keeper = Keeper(study, results, recorder, stack.enter_context(listener_of(plan)), log_dir)
+        monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
+        keeper = Keeper(study, results, recorder, stack.enter_context(listener_of(plan)), log_dir, monitor)
         interrupted = False
         try:
             log_dir.mkdir(parents=True)
@@ -95,6 +102,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             analysis = analyse(study, tuple(results.values()))
             if study.workload.has_test and not keeper.failures:
                 analysis = final_test(study, analysis, results, store, recorder)
+            if options.log_model:
+                log_final_model(study, analysis, results, store, recorder, log_dir / MODEL_NAME, keeper)
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
             analysis = analyse(study, tuple(results.values()))
@@ -106,6 +115,29 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             _add_report(recorder, execution, analysis, tuple(results.values()), keeper)
         num_unsent = recorder.close("killed" if interrupted else "failed" if keeper.failures else "finished")
     return Outcome(analysis, len(keeper.failures), num_unsent, interrupted, log_dir, keeper.failures)
+
+
+def _log_model_alone(
+    loaded: LoadedStudy,
+    options: Options,
+    analysis: StudyAnalysis,
+    results: Mapping[str, TrialResult],
+    store: Store,
+    log_dir: Path,
+    notice: Listener,
+) -> int:
+    """What ``--log-model`` asks for where no trial is missing; how many records are not in the store."""
+    if not options.log_model or is_logged(loaded.study, analysis, results, store):
+        return 0
+    execution = execution_record(loaded, options)
+    recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
+    recorder.start()
+    try:
+        log_final_model(loaded.study, analysis, results, store, recorder, log_dir / MODEL_NAME, notice)
+    except BaseException:
+        recorder.close("failed")
+        raise
+    return recorder.close("finished")
 
 
 def _add_report(

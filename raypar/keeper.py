@@ -12,11 +12,12 @@ from pathlib import Path
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import pair_speedups
-from raypar.run.events import Event, Listener, TrialEnded
+from raypar.run.events import Event, Listener, TrialEnded, TrialStarted
 from raypar.run.runner import ARTIFACT_FOLDER
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.recorder import Recorder
+from raypar.track.system import SystemMonitor
 from raypar.train.job import PROFILE_FOLDER
 
 BREAKDOWN_FILE = "breakdown.json"
@@ -26,21 +27,31 @@ class Keeper:
     """Listens to a run: keeps and stores every result, and passes everything on to whoever shows it."""
 
     def __init__(
-        self, study: Study, results: dict[str, TrialResult], recorder: Recorder, view: Listener, log_dir: Path
+        self,
+        study: Study,
+        results: dict[str, TrialResult],
+        recorder: Recorder,
+        view: Listener,
+        log_dir: Path,
+        monitor: SystemMonitor | None = None,
     ) -> None:
+        self._monitor = monitor
         self._question = question_of(study)
         self._results, self._recorder, self._view, self._log_dir = results, recorder, view, log_dir
         self._paired: set[str] = set(pair_speedups(self._question, tuple(results.values())))
         self.failures: list[TrialResult] = []
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, TrialStarted) and self._monitor:
+            self._monitor.begin(event.spec.identity)
         if isinstance(event, TrialEnded):
+            system = self._monitor.end(event.result.spec.identity) if self._monitor else ()
             artifact_dir = self._artifact_dir(event)
             result, profile = _with_profile(event.result)
             if profile is not None and artifact_dir is not None:
                 (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
                 (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
-            self._recorder.record(result, artifact_dir=artifact_dir)
+            self._recorder.record(result, artifact_dir=artifact_dir, system=system)
             if profile is not None:
                 self._recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
             if result.state is TrialState.FAILED:

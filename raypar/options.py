@@ -18,6 +18,8 @@ class Options:
         command: the command line, for the record.
         settings: ``--set`` as given, for a later ``resume``.
         num_profiled_steps: after the training of every trial of the first repeat, so many are looked into; 0: none.
+        log_model: the model of the best trial becomes a model in MLflow.
+        system_metrics: how busy the driver's machine is during each trial is recorded.
         only_profiles: trials don't train, they are only looked into.
     """
 
@@ -32,3 +34,5 @@ class Options:
     settings: Sequence[str] = ()
     num_profiled_steps: int = 0
     only_profiles: bool = False
+    log_model: bool = False
+    system_metrics: bool = False

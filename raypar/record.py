@@ -35,6 +35,8 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
         "no_ray": not options.with_ray,
         "trial_timeout": options.trial_timeout_s,
         "num_profiled_steps": options.num_profiled_steps,
+        "log_model": options.log_model,
+        "system_metrics": options.system_metrics,
     }
     return Execution(
         uid=uuid.uuid4().hex,

@@ -37,4 +37,11 @@ Timeout = Annotated[
 Price = Annotated[
     float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: what the study says)")
 ]
+LogModel = Annotated[
+    bool,
+    typer.Option("--log-model", help="Log the best trial's model in MLflow; trials keep theirs for it (keep_model)."),
+]
+SystemMetrics = Annotated[
+    bool, typer.Option("--system-metrics", help="Record how busy this machine is during each trial.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,12 +30,14 @@ from raypar.cli.options import (
     Debug,
     Fresh,
     Isolation,
+    LogModel,
     NoRay,
     Repeats,
     Seed,
     Settings,
     StudyFile,
     StudyName,
+    SystemMetrics,
     Timeout,
     TrackingUri,
 )
@@ -63,6 +66,8 @@ def study(
     profile: Annotated[
         bool, typer.Option("--profile", help="Look into some steps of each point, after its training.")
     ] = False,
+    log_model: LogModel = False,
+    system_metrics: SystemMetrics = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -70,6 +75,9 @@ def study(
     with told(debug):
         loaded = load(file, settings, repeats, seed, data_dir)
         options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings, profile)
+        options = replace(options, log_model=log_model, system_metrics=system_metrics)
+        if log_model:
+            loaded = keeping_models(loaded)
         if profile:
             check_can_profile(loaded.study, "--profile")
         if dry_run:
@@ -112,19 +120,20 @@ def resume(
             data_dir = Path(last["data_dir"])
         loaded = load(Path(last["file"]), settings, last["repeats"], last["seed"], data_dir)
         address = address or last["address"]
-        run(
-            loaded,
-            options_of(
-                address,
-                tracking_uri,
-                last["isolation"],
-                False,
-                last["no_ray"],
-                last["trial_timeout"],
-                settings,
-                bool(last.get("num_profiled_steps")),
-            ),
+        options = options_of(
+            address,
+            tracking_uri,
+            last["isolation"],
+            False,
+            last["no_ray"],
+            last["trial_timeout"],
+            settings,
+            bool(last.get("num_profiled_steps")),
         )
+        log_model, system_metrics = (bool(last.get(key)) for key in ("log_model", "system_metrics"))
+        if log_model:
+            loaded = keeping_models(loaded)
+        run(loaded, replace(options, log_model=log_model, system_metrics=system_metrics))
 
 
 def load(
@@ -173,6 +182,14 @@ def options_of(
         settings=settings or (),
         num_profiled_steps=NUM_PROFILED_STEPS if profile else 0,
     )
+
+
+def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
+    """The study as ``--log-model`` needs it. Raises RayparError where its models can't be logged."""
+    from raypar.final_model import check_can_log, with_models
+
+    check_can_log(loaded.study)
+    return replace(loaded, study=with_models(loaded.study))
 
 
 def check_can_profile(study: Study, asked: str) -> None:

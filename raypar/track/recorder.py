@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ from raypar.track import spool
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
 from raypar.track.replay import num_pending, replay
-from raypar.track.runs import shown_of
+from raypar.track.runs import Point, shown_of
 from raypar.track.upload import Uploader
 from raypar.track.view import Shown
 from raypar.track.writer import RunWriter
@@ -138,8 +138,11 @@ class Recorder:
             study_source=started.study_source,
         )
 
-    def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
+    def record(self, result: TrialResult, artifact_dir: Path | None = None, system: Sequence[Point] = ()) -> None:
         """A trial's result, its child run; the folders in `artifact_dir`, which stay there, are its artifacts.
+
+        Args:
+            system: how busy the machine was meanwhile, beside what the result itself tells.
 
         Raises:
             StoreError: if neither the journal nor the store takes it.
@@ -147,6 +150,8 @@ class Recorder:
         begun_s = self._clock()
         self._totals["num_finished" if result.is_complete else "num_failed"] += 1
         more: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
+        if system:
+            more["system"] = [astuple(point) for point in system]
         shown = shown_of(result, self._execution.score, self._execution.compares)
         if self._shown is None or len(shown.series) > len(self._shown.series):
             self._shown = shown
@@ -175,6 +180,13 @@ class Recorder:
             self._write(
                 "trial_inputs", by_identity={k: dict(v) for k, v in by_identity.items()}, contexts=list(contexts)
             )
+
+    def record_model(self, identity: str, folder: Path) -> None:
+        """A folder of `raypar.track.models.save_model`, which stays there, as a model of the trial's run.
+
+        Raises StoreError as `record` does.
+        """
+        self._write("model", uid=uuid.uuid4().hex, identity=identity, folder=str(folder))
 
     def add_artifact(self, path_in_run: str, text: str) -> None:
         """A text among the files of the execution's run. Raises StoreError as `record` does."""

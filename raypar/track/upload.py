@@ -99,7 +99,8 @@ class Uploader:
                 "mlflow.parentRunId": parent.run_id,
             }
             run = self._store.create(study, child.name, child.start_ms, {**child.tags, **own})
-        self._store.log(run, params=child.params, points=child.points)
+        system = [Point(*point) for point in record.get("system", ())]
+        self._store.log(run, params=child.params, points=[*child.points, *system])
         self._store.log_inputs(run, child.inputs)
         for name, content in child.files.items():
             self._store.write_file(run, name, content)
@@ -132,6 +133,11 @@ class Uploader:
             run = self._trial_run(record, _quotable(identity))
             if run is not None:
                 self._store.log_inputs(run, inputs_of(data, record["contexts"]))
+
+    def _model(self, record: Record, _is_new: bool) -> None:
+        run, folder = self._trial_run(record, _quotable(record["identity"])), Path(record["folder"])
+        if run is not None and folder.is_dir():  # else its disk was cleaned before the store could be reached
+            self._store.log_model(record["study"], run, folder, _quotable(record["uid"]))
 
     def _artifact(self, record: Record, _is_new: bool) -> None:
         self._store.write_file(self._parent(record), record["path"], record["text"])
@@ -180,6 +186,7 @@ _APPLY: dict[str, Callable[[Uploader, Record, bool], None]] = {
     "metrics": Uploader._metrics,
     "trial_metrics": Uploader._trial_metrics,
     "trial_inputs": Uploader._trial_inputs,
+    "model": Uploader._model,
     "artifact": Uploader._artifact,
     "close": Uploader._close,
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 from raypar.track.client import artifact_root, connect, import_mlflow, local_folder, store_errors
 from raypar.track.inputs import Input
+from raypar.track.models import MODEL_NAME, upload_model
 from raypar.track.names import (
     MAX_EXPERIMENT_NAME_LENGTH,
     MAX_EXPERIMENT_TAG_LENGTH,
@@ -111,6 +112,12 @@ class RunWriter:
                 for i in inputs
             ]
             self._connected().log_inputs(run.run_id, datasets)
+
+    def log_model(self, study: str, run: RunRef, folder: Path, uid: str) -> None:
+        """A folder as a model of the run; the same one where this uid is there already."""
+        experiment_id = self.experiment(study)
+        with store_errors():
+            upload_model(self._connected(), experiment_id, run.run_id, folder, uid=uid, name=MODEL_NAME)
 
     def write_file(self, run: RunRef, name: str, text: str) -> None:
         """A text among the run's artifacts; ``folder/name`` makes a folder."""

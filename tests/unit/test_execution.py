@@ -92,7 +92,7 @@ class Stage:
             def start(self, **_: Any) -> None:
                 stage.happened.append("started")
 
-            def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
+            def record(self, result: TrialResult, artifact_dir: Path | None = None, system: Sequence[Any] = ()) -> None:
                 stage.happened.append(("recorded", result.spec))
 
             def record_trial_metrics(self, metrics: dict[str, dict[str, float]]) -> None:

@@ -27,6 +27,7 @@ ORDER = (
     "report",
     "planning",
     "final_test",
+    "final_model",
     "stored_study",
     "options",
     "record",

@@ -1,0 +1,171 @@
+"""``--log-model``: what it asks of a study, and the best trial's model as it leaves the study's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raypar import Data, Split, Study, Workload, grid
+from raypar.analysis.speedup import analyse
+from raypar.errors import RayparError
+from raypar.final_model import FINAL_MODEL_FILE, check_can_log, is_logged, log_final_model, other_trials, with_models
+from raypar.run.events import Event, Notice
+from raypar.study.trial import TrialResult, TrialState
+from raypar.train.exported import NUM_EXAMPLES, exported
+from raypar.train.keep import WEIGHTS_FILE
+from raypar.workloads import digits, gpt2_code
+
+
+def halved(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs / 2
+
+
+def bytes_data(_config: object) -> Data:
+    inputs = torch.arange(24, dtype=torch.uint8).reshape(8, 3)
+    split = Split(inputs, torch.zeros(8, dtype=torch.int64))
+    return Data(train=split, val=split, transform=halved)
+
+
+WORKLOAD = Workload(name="mine", model=lambda _: nn.Linear(3, 2), data=bytes_data)
+STUDY = Study(workload=WORKLOAD, space={"lr": grid(0.1, 0.5)}, num_repeats=2, name="s")
+
+
+@dataclass
+class Stored:
+    """A store and a recorder of models: what is asked of either, and what was handed over."""
+
+    folders: dict[str, Path] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+    models: list[tuple[str, Path]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def model_folder(self, _study: str, identity: str) -> Path | None:
+        return self.folders.get(identity)
+
+    def artifact(self, _study: str, name: str) -> str | None:
+        return self.artifacts.get(name)
+
+    def record_model(self, identity: str, folder: Path) -> None:
+        self.models.append((identity, folder))
+
+    def add_artifact(self, path: str, text: str) -> None:
+        self.artifacts[path] = text
+
+    def notice(self, event: Event) -> None:
+        assert isinstance(event, Notice)
+        self.told.append(event.text)
+
+
+def results(study: Study, *accuracies: float) -> dict[str, TrialResult]:
+    """Of the study's trials by point and repeat, each with this accuracy after a worse and before a worse epoch."""
+    specs = sorted(study.trials(), key=lambda spec: (spec.config["lr"], spec.repeat))
+    made = [
+        TrialResult(
+            spec,
+            TrialState.FINISHED,
+            started_at=1.0 + i,
+            train_time_s=1.0,
+            reports=tuple({"epoch": e + 1, "accuracy": a - d} for e, d in enumerate((0.2, 0.0, 0.1))),
+        )
+        for i, (spec, a) in enumerate(zip(specs, accuracies, strict=True))
+    ]
+    return {result.spec.identity: result for result in made}
+
+
+def logged(study: Study, found: dict[str, TrialResult], stored: Stored, folder: Path) -> None:
+    log_final_model(study, analyse(study, tuple(found.values())), found, stored, stored, folder, stored.notice)  # type: ignore[arg-type]
+
+
+def test_what_keeps_no_model_that_could_be_logged_is_refused_with_a_way_out() -> None:
+    check_can_log(STUDY)
+    loop = Study(workload=Workload.from_train_loop(print, name="loop"), num_repeats=1)
+    with pytest.raises(RayparError, match="--log-model: workload loop is a train loop") as refused:
+        check_can_log(loop)
+    assert "mlflow.pytorch.log_model" in str(refused.value.hint)
+    with pytest.raises(RayparError, match="saves its models in a way of its own") as refused:
+        check_can_log(Study(workload=gpt2_code, num_repeats=1))
+    assert "keep_model=true" in str(refused.value.hint)
+
+
+def test_trials_that_keep_their_models_are_others_and_that_is_told() -> None:
+    keeping = with_models(STUDY)
+    assert all(spec.config["keep_model"] for spec in keeping.trials())
+    stored = tuple(results(STUDY, 0.5, 0.5, 0.5, 0.5).values())
+    assert other_trials(stored, keeping.trials()).endswith(
+        "4 trials without a model in the store are not taken instead"
+    )
+    assert other_trials((), keeping.trials()) == ""
+    assert other_trials(tuple(results(keeping, 0.5, 0.5, 0.5, 0.5).values()), ()) == ""
+
+
+def test_whoever_sweeps_keep_model_goes_on_to() -> None:
+    swept = Study(workload=digits, space={"keep_model": grid(True, False)}, num_repeats=1)
+    assert with_models(swept) == swept
+
+
+def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path: Path) -> None:
+    keeping = with_models(STUDY)
+    found = results(keeping, 0.6, 0.95, 0.8, 0.9)  # medians: 0.775 and 0.85, so the best trial of all does not count
+    best = list(found)[3]
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    torch.save(model.state_dict(), kept / WEIGHTS_FILE)
+    stored = Stored({best: kept})
+    analysis = analyse(keeping, tuple(found.values()))
+    assert not is_logged(keeping, analysis, found, stored)  # type: ignore[arg-type]
+    logged(keeping, found, stored, tmp_path / "best")
+    assert (stored.models, stored.told) == ([(best, tmp_path / "best")], [])
+    assert json.loads(stored.artifacts[FINAL_MODEL_FILE])["trial"] == "lr=0.5 #2"
+    assert is_logged(keeping, analysis, found, stored)  # type: ignore[arg-type]
+
+    import mlflow.pytorch
+
+    loaded = mlflow.pytorch.load_model(str(tmp_path / "best"))
+    for size in (1, 5):  # another number of samples than the example's
+        inputs = torch.arange(size * 3, dtype=torch.uint8).reshape(size, 3)
+        torch.testing.assert_close(loaded(inputs), model(inputs / 2))
+    described = mlflow.models.Model.load(str(tmp_path / "best"))
+    assert described.signature is not None
+    assert str(described.signature.inputs) == "[Tensor('uint8', (-1, 3))]"
+    example = described.load_input_example(str(tmp_path / "best"))
+    assert example.shape == (NUM_EXAMPLES, 3)
+    requirements = (tmp_path / "best" / "requirements.txt").read_text()
+    assert "raypar" not in requirements and f"torch=={torch.__version__.partition('+')[0]}" in requirements
+
+
+class Dict(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return {"logits": super().forward(inputs)}
+
+
+def test_a_model_that_can_not_be_logged_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+    odd = with_models(replace(STUDY, workload=replace(WORKLOAD, model=lambda _: Dict(3, 2))))
+    found = results(odd, 0.6, 0.7, 0.8, 0.9)
+    stored = Stored()
+    logged(odd, found, stored, tmp_path / "best")
+    torch.save(Dict(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)
+    stored.folders[list(found)[3]] = tmp_path
+    logged(odd, found, stored, tmp_path / "best")
+    logged(odd, {}, stored, tmp_path / "best")
+    assert stored.told == [
+        "no model was logged: lr=0.5 #2, the best trial, has kept none",
+        "no model was logged: TypeError: the model gives a dict, not a tensor; the weights of lr=0.5 #2 are kept",
+        "no model was logged: no trial has reported accuracy",
+    ]
+    assert (stored.models, stored.artifacts) == ([], {})
+
+
+def test_samples_that_are_read_one_by_one_are_ready_for_the_model(tmp_path: Path) -> None:
+    images = torch.utils.data.TensorDataset(torch.ones(5, 3), torch.zeros(5))
+    data = Data(train_dataset=images, val_dataset=images, transform=halved)
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)
+    found = exported(replace(WORKLOAD, data=lambda _: data), with_models(STUDY).trials()[0].config, tmp_path)
+    torch.testing.assert_close(found.module(torch.ones(2, 3)), found.module.model(torch.ones(2, 3)))
