@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError, cut
+from raypar.report.plain import harmless
 from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ def say(console: Console, text: str) -> None:
 
 
 def stdout() -> Console:
-    from rich.console import Console
+    from raypar.report.terminal import TerminalConsole
 
-    return Console(soft_wrap=False)
+    return TerminalConsole(soft_wrap=False)
 
 
 @contextlib.contextmanager
@@ -104,7 +105,7 @@ def quiet(log_path: Path) -> Iterator[Console]:
     Raises:
         StoreError: the log can't be written.
     """
-    from rich.console import Console
+    from raypar.report.terminal import TerminalConsole
 
     made = [folder for folder in log_path.parents if not folder.exists()]
     try:
@@ -121,7 +122,7 @@ def quiet(log_path: Path) -> Iterator[Console]:
         for fd in saved:
             os.dup2(log.fileno(), fd)
         try:
-            yield Console(file=real)
+            yield TerminalConsole(file=real)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -148,7 +149,7 @@ def told(debug: bool) -> Iterator[None]:
     except RayparError as error:
         if debug:
             raise
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {harmless(str(error))}", err=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -157,8 +158,6 @@ def told(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        typer.echo(
-            f"error: {type(error).__name__}: {cut(str(error))}\n  → --debug shows where; .raypar/logs has more",
-            err=True,
-        )
+        message = f"{type(error).__name__}: {harmless(cut(str(error)))}"
+        typer.echo(f"error: {message}\n  → --debug shows where; .raypar/logs has more", err=True)
         raise typer.Exit(EXIT_FAILED) from None

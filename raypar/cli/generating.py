@@ -12,6 +12,7 @@ import typer
 from raypar.cli.common import shipped_workloads, store_of, told, unknown_study
 from raypar.cli.options import Debug, StudyName, TrackingUri
 from raypar.errors import RayparError
+from raypar.report.plain import harmless
 
 if TYPE_CHECKING:
     from raypar.study.trial import TrialResult
@@ -36,7 +37,7 @@ def generate(
             if folder is not None:
                 write = generator_of(result.spec.workload)
                 typer.echo(f"{result.spec.label} writes:", err=True)
-                typer.echo(write(folder, prompt, max_new_tokens))
+                typer.echo(harmless(write(folder, prompt, max_new_tokens)))
                 return
         raise RayparError(
             f"study `{name}` has kept no model",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -15,13 +13,13 @@ from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate
 from raypar.report.plain import encodable
+from raypar.report.wrapping import hanging
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 MAX_NAMED = 4  # points, or values, that a sentence names one by one
 WIDE = 100  # columns from which a table has room for the metrics themselves
 ROUNDING = 1e-12  # an interval of values that are all the same is no wider
-NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def print_comparison(console: Console, comparison: Comparison, places: tuple[str, str] = ("", "")) -> None:
@@ -250,11 +248,5 @@ def _values(values: Sequence[str]) -> str:
 
 
 def _paragraph(console: Console, text: str) -> None:
-    for line in wrap(_kept(encodable(text, console.encoding)), max(20, console.width - 1), subsequent_indent="  "):
-        console.print(Text(line.replace(NO_BREAK, " ")), highlight=False, soft_wrap=True)
-
-
-def _kept(text: str) -> str:
-    """The text with intervals in one piece: a line is not broken within them."""
-    text = re.sub(r"\[[^]]*\]", lambda found: found.group().replace(" ", NO_BREAK), text)
-    return re.sub(r"(?<=\d|×) (?=%|\[)", NO_BREAK, text)
+    for line in hanging(encodable(text, console.encoding), console.width):
+        console.print(Text(line), highlight=False, soft_wrap=True)

@@ -25,6 +25,7 @@ from raypar.report.breakdown import breakdown_section
 from raypar.report.effects import effect_lines
 from raypar.report.plain import encodable
 from raypar.report.scaling import Line, scaling_lines
+from raypar.report.wrapping import wrapped
 from raypar.study.trial import point_label
 
 GAP = "  "
@@ -117,33 +118,9 @@ def _lines(analysis: StudyAnalysis, scaling: Sequence[Line], width: int, encode:
 
 def _paragraph(text: str, width: int, *, indent: int = 0, style: str = "") -> Iterator[Text]:
     """The text, wrapped; lines after the first are indented by two more."""
-    for i, line in enumerate(_wrapped(text, max(20, width - indent - 2))):
+    for i, line in enumerate(wrapped(text, max(20, width - indent - 2))):
         # Folded, where a path is longer than the line: rich would cut it.
         yield Text(" " * (indent + (2 if i else 0)) + line, style=style, overflow="fold")
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; a value stays with its unit and an interval in one piece."""
-    lines: list[str] = []
-    for piece in _pieces(text):
-        if lines and cell_len(lines[-1]) + 1 + cell_len(piece) <= width:
-            lines[-1] += " " + piece
-        else:
-            lines.append(piece)
-    return lines
-
-
-def _pieces(text: str) -> list[str]:
-    """Words, save that ``[1.80, 1.95]`` is one, and so are ``93 %`` and ``0.96 s``."""
-    pieces: list[str] = []
-    for word in text.split():
-        is_in_brackets = bool(pieces) and pieces[-1].startswith("[") and "]" not in pieces[-1]
-        is_unit = bool(pieces) and pieces[-1][-1].isdigit() and word.rstrip(".,;:)") in _UNITS
-        if is_in_brackets or is_unit:
-            pieces[-1] += " " + word
-        else:
-            pieces.append(word)
-    return pieces
 
 
 def _table(analysis: StudyAnalysis, width: int, encode: Encode) -> Iterator[Text]:
@@ -283,5 +260,4 @@ def _legend(analysis: StudyAnalysis) -> str:
     return text + "."
 
 
-_UNITS = ("%", "s", "ms", "µs", "min", "h", "samples/s")
 _UNSAID = (Method.REFERENCE, Method.SINGLE)

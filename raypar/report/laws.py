@@ -5,9 +5,7 @@ Formulas and names keep to plain characters, so that they read the same on every
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -20,9 +18,9 @@ from raypar.analysis.stats import Estimate
 from raypar.analysis.study_scaling import WorkerGroup
 from raypar.analysis.table import Quantity
 from raypar.report.plain import encodable
+from raypar.report.wrapping import hanging
 
 FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.scaling
-NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup]) -> None:
@@ -94,15 +92,9 @@ def left_out(group: WorkerGroup) -> str:
 
 
 def _paragraph(console: Console, text: str) -> None:
-    for line in wrap(_kept(encodable(text, console.encoding)), max(20, console.width - 1), subsequent_indent="  "):
-        console.print(Text(line.replace(NO_BREAK, " ")), highlight=False, soft_wrap=True)
+    for line in hanging(encodable(text, console.encoding), console.width):
+        console.print(Text(line), highlight=False, soft_wrap=True)
     console.print()
-
-
-def _kept(text: str) -> str:
-    """The text with intervals and values in one piece: a line is not broken within them."""
-    text = re.sub(r"\[[^]]*\]", lambda found: found.group().replace(" ", NO_BREAK), text)
-    return re.sub(r"(?<=\d) (?=%|\[|workers?\b)", NO_BREAK, text)
 
 
 def _cells(point: ScalingPoint, *, is_time: bool, is_baseline: bool) -> tuple[str, ...]:

@@ -1,7 +1,12 @@
-"""Text for consoles and files that can't have every character."""
+"""Text for consoles and files that can't have every character, or mustn't."""
 
 from __future__ import annotations
 
+import re
+
+# C0 but for tab and line feed, DEL, C1, and what turns the direction of text; the first byte of every escape sequence
+# is among them.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "..."})
 
 
@@ -20,3 +25,8 @@ def encodable(text: str, encoding: str) -> str:
 def as_utf8(text: str) -> str:
     """The text as UTF-8 can have it: a lone surrogate becomes a question mark."""
     return text.encode("utf-8", "replace").decode()
+
+
+def harmless(text: str) -> str:
+    """The text with a question mark for each character that would steer a terminal."""
+    return _STEERING.sub("?", text)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +21,7 @@ from raypar.analysis.step_model import Communication, Limit
 from raypar.analysis.training import Training
 from raypar.errors import RayparError
 from raypar.report.plain import encodable
+from raypar.report.wrapping import hanging
 
 BAR_WIDTH = 50
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -65,7 +65,7 @@ def print_prediction(console: Console, told: Told) -> None:
     """Print what more workers would bring."""
 
     def line(text: str, indent: str = "  ") -> None:
-        for part in wrap(encodable(text, console.encoding), max(20, console.width - 1), subsequent_indent=indent):
+        for part in hanging(encodable(text, console.encoding), console.width, indent):
             console.print(Text(part), highlight=False, soft_wrap=True)
 
     line(told.title)

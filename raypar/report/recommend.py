@@ -6,7 +6,6 @@ Formulas aside, plain sentences; the command that would settle it stands in a li
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from rich.console import Console
 from rich.text import Text
@@ -20,6 +19,7 @@ from raypar.analysis.settle import MARGIN, Basis, Confidence
 from raypar.analysis.time_to_target import Fate, Start, Target
 from raypar.report.plain import encodable
 from raypar.report.recommend_table import MAX_ROWS, ranked, table_of, time_told
+from raypar.report.wrapping import hanging
 from raypar.study.trial import point_label
 
 MAX_NAMED = 4
@@ -42,7 +42,7 @@ def print_recommendation(
     """
 
     def paragraph(text: str) -> None:
-        for line in wrap(encodable(text, console.encoding), max(20, console.width - 1), subsequent_indent="  "):
+        for line in hanging(encodable(text, console.encoding), console.width):
             console.print(Text(line), highlight=False, soft_wrap=True)
 
     study = " ".join([found.question.study_name, *_only(found)])

@@ -1,0 +1,20 @@
+"""The console that commands write to: text of others' making can't steer the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.segment import Segment
+
+from raypar.report.plain import harmless
+
+
+class TerminalConsole(Console):
+    """A console whose own colours and cursor moves work, and no others'."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
+        for segment in super().render(*args, **kwargs):
+            # Its control segments hold moves and no text.
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
