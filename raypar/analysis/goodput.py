@@ -1,9 +1,9 @@
 """What a batch size does, split in two: samples per second, and how far a sample takes the training.
 
 Goodput is throughput × progress per sample (Qiao et al., Pollux, OSDI 2021). Pollux estimates the progress from the
-noise of the gradients; here it is measured: the samples that the smallest batch needs to reach the target, over those
-that this one needs. Both factors are relative to the smallest batch, and so is their product, which is how many times
-as fast the target is reached.
+noise of the gradients; here it is measured: the samples that the base needs to reach the target, over
+those that this batch needs. The base is the baseline's batch size, or else the smallest. Both factors are relative to
+it, and so is their product, which is how many times as fast the target is reached.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 
 @dataclass(frozen=True)
 class Goodput:
-    """One batch size against the smallest of its group.
+    """One batch size against the base of its group.
 
     Attributes:
-        throughput: samples per second until the target, over those of the smallest batch: hardware efficiency.
-        progress: per sample, over that of the smallest batch: statistical efficiency.
+        throughput: samples per second until the target, over those of the base: hardware efficiency.
+        progress: per sample, over that of the base: statistical efficiency.
         goodput: their product, from the same trials.
     """
 
@@ -44,12 +44,14 @@ class BatchGroup:
     Attributes:
         key: the hyperparameter, of the whole batch or that of a worker.
         rest: the other swept hyperparameters, which they share.
-        batches: from the smallest, against which all are.
+        batches: from the smallest.
+        base: the batch size that all are held against: the baseline's, or the smallest.
     """
 
     key: str
     rest: Mapping[str, Value]
     batches: tuple[Goodput, ...]
+    base: int
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,14 @@ class _Run:
     time_s: float
 
 
-def batch_groups(gathered: Sequence[PointSamples], target: Target) -> tuple[BatchGroup, ...]:
-    """Every group of two batch sizes or more that reached the target in all their trials."""
+def batch_groups(
+    gathered: Sequence[PointSamples], target: Target, baseline: Mapping[str, Value] | None = None
+) -> tuple[BatchGroup, ...]:
+    """Every group of two batch sizes or more that reached the target in all their trials.
+
+    Args:
+        baseline: of the study: the batch size in it is what the others are held against; else the smallest of a group.
+    """
     found: dict[tuple[str, PointKey], dict[int, dict[int, _Run]]] = {}
     rests: dict[tuple[str, PointKey], dict[str, Value]] = {}
     for samples in gathered:
@@ -73,7 +81,7 @@ def batch_groups(gathered: Sequence[PointSamples], target: Target) -> tuple[Batc
         rests[key, point_key(rest)] = rest
         found.setdefault((key, point_key(rest)), {})[size] = runs
     return tuple(
-        BatchGroup(name[0], rests[name], _against_smallest(dict(sorted(by_size.items()))))
+        _group(name[0], rests[name], dict(sorted(by_size.items())), baseline or {})
         for name, by_size in found.items()
         if len(by_size) > 1
     )
@@ -108,15 +116,17 @@ def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:
     return {repeat: _Run(counts[repeat], times[repeat]) for repeat in times if counts[repeat] > 0}
 
 
-def _against_smallest(by_size: Mapping[int, Mapping[int, _Run]]) -> tuple[Goodput, ...]:
-    smallest = next(iter(by_size))
-    base = by_size[smallest]
-    one = reference(len(base))
-    batches = [Goodput(smallest, one, one, one)]
-    for size, runs in by_size.items():
-        if size != smallest:
-            batches.append(_goodput(size, runs, base))
-    return tuple(batches)
+def _group(
+    key: str, rest: Mapping[str, Value], by_size: Mapping[int, Mapping[int, _Run]], baseline: Mapping[str, Value]
+) -> BatchGroup:
+    named = baseline.get(key)
+    base = named if isinstance(named, int) and named in by_size else next(iter(by_size))
+    one = reference(len(by_size[base]))
+    batches = (
+        Goodput(size, one, one, one) if size == base else _goodput(size, runs, by_size[base])
+        for size, runs in by_size.items()
+    )
+    return BatchGroup(key, rest, tuple(batches), base)
 
 
 def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run]) -> Goodput:

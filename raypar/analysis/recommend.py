@@ -104,7 +104,9 @@ def recommend(question: Question, results: Sequence[TrialResult], ask: Ask) -> R
     gathered = collect(question, results, time_metric)
     candidates = candidates_of(question, gathered, ask)
     _check_limits(candidates, ask)
-    batches = batch_groups([g for g in gathered if is_asked_for(g, ask.only)], ask.target) if ask.target else ()
+    batches: tuple[BatchGroup, ...] = ()
+    if ask.target is not None:
+        batches = batch_groups([g for g in gathered if is_asked_for(g, ask.only)], ask.target, question.baseline)
     aside = parted.sentence()
     return _chosen(Recommendation(question, ask, time_metric, candidates, Outcome.NONE, batches=batches, aside=aside))
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, find_all
 from raypar.analysis.effects import Effects, effects_of
+from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
 from raypar.analysis.question import PointSamples, Question, Sample, collect, point_key, question_of, time_metric_of
 from raypar.analysis.study_scaling import WorkerGroup, worker_groups
+from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdicts import verdicts
 from raypar.study.space import Value
 from raypar.study.study import Study
@@ -50,6 +52,8 @@ class StudyAnalysis:
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
         profiles: points with where their steps' time goes, of those that were looked into.
         effects: what each hyperparameter does; None where fewer than two are swept.
+        target: the best value of the metric that every trial reached, where batch sizes differ; None: there is none.
+        batches: what the batch size does to throughput and to progress towards that target.
     """
 
     question: Question
@@ -66,6 +70,8 @@ class StudyAnalysis:
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
     effects: Effects | None = None
+    target: Target | None = None
+    batches: tuple[BatchGroup, ...] = ()
 
     @property
     def num_trials(self) -> int:
@@ -87,6 +93,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
     time_metric = time_metric_of(results)
     gathered = collect(question, results, time_metric)
     points = analyse_points(question, gathered)
+    target = common_target(question, gathered)
     return StudyAnalysis(
         question=question,
         study_name=question.study_name,
@@ -102,6 +109,8 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),
         effects=effects_of(question, gathered),
+        target=target,
+        batches=batch_groups(gathered, target, question.baseline) if target else (),
     )
 
 

@@ -23,6 +23,7 @@ from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.breakdown import breakdown_section
 from raypar.report.effects import effect_lines
+from raypar.report.goodput import goodput_lines
 from raypar.report.plain import encodable
 from raypar.report.scaling import Line, scaling_lines
 from raypar.report.wrapping import wrapped
@@ -103,7 +104,7 @@ def _lines(analysis: StudyAnalysis, scaling: Sequence[Line], width: int, encode:
         yield Text("")
     for verdict in analysis.verdicts:
         yield from _paragraph(encode(verdict), width)
-    for section in (scaling, effect_lines(analysis)):
+    for section in (scaling, effect_lines(analysis), goodput_lines(analysis)):
         if section:
             yield Text("")
         for indent, line in section:

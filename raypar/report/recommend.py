@@ -12,11 +12,11 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.candidates import Candidate
-from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Outcome, Recommendation, Settling
 from raypar.analysis.settle import MARGIN, Basis, Confidence
 from raypar.analysis.time_to_target import Fate, Start, Target
+from raypar.report.goodput import batch_lines
 from raypar.report.plain import encodable
 from raypar.report.recommend_table import MAX_ROWS, ranked, table_of, time_told
 from raypar.report.wrapping import hanging
@@ -197,17 +197,6 @@ def settling_line(settling: Settling) -> str:
         f"ratio with the spread seen so far and 80 % power: enough to tell them apart, or to know that they are within "
         f"{units.percent(MARGIN)}."
     )
-
-
-def batch_lines(group: BatchGroup) -> Iterator[str]:
-    """What the batch size does to throughput, to progress per sample, and to their product."""
-    at = f" at {point_label(group.rest)}" if group.rest else ""
-    smallest = group.batches[0].batch_size
-    yield f"Against {group.key}={smallest}{at}: samples/s × progress per sample = speed towards the target."
-    for batch in group.batches[1:]:
-        parts = [units.ratio(part.value) for part in (batch.throughput, batch.progress)]
-        whole = units.ratio_interval(batch.goodput.value, batch.goodput.low, batch.goodput.high)
-        yield f"- {group.key}={batch.batch_size}: {parts[0]} × {parts[1]} = {whole}"
 
 
 def _notes(found: Recommendation) -> Iterator[str]:

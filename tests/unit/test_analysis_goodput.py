@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,9 @@ from results import make_result
 
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.question import Question, collect
+from raypar.analysis.speedup import analyse
 from raypar.analysis.time_to_target import Target
+from raypar.report.goodput import goodput_lines
 from raypar.study.trial import TrialResult
 
 TARGET = Target("accuracy", 0.9)
@@ -47,6 +50,28 @@ def test_the_goodput_is_the_product_of_its_parts(sides: list[tuple[float, int]])
     (group,) = groups(*(trial(b, rate, n) for b, (rate, n) in zip((32, 64), sides, strict=True)))
     large = group.batches[1]
     assert large.goodput.value == pytest.approx(large.throughput.value * large.progress.value)
+
+
+def test_the_baselines_batch_size_is_what_others_are_held_against() -> None:
+    results = [trial(b, rate, 2) for b, rate in ((32, 100.0), (64, 200.0), (128, 400.0))]
+    gathered = collect(Question("s", {}, ("batch_size",)), results, "train_time_s")
+    (group,) = batch_groups(gathered, TARGET, {"batch_size": 64})
+    assert group.base == 64
+    assert [b.goodput.value for b in group.batches] == pytest.approx([0.5, 1.0, 2.0])
+    (other,) = batch_groups(gathered, TARGET, {"batch_size": 7, "num_workers": 1})
+    assert other.base == 32
+
+
+def test_the_report_has_a_section_where_a_target_was_reached_by_all_and_only_there() -> None:
+    results = [trial(b, rate * (1 + r / 99), n, r) for b, rate, n in ((32, 500.0, 2), (256, 2000.0, 4)) for r in (0, 1)]
+    analysis = analyse(Question("s", {}, ("batch_size",)), results)
+    assert analysis.target == Target("accuracy", 0.95)
+    head, against, large = goodput_lines(analysis)
+    assert head == (0, "What the batch size does on the way to accuracy 95.0 %, the best that every trial reached:")
+    assert against[1].startswith("Against batch_size=32: samples/s × progress per sample")
+    assert re.fullmatch(r"- batch_size=256: 4\.00× \[.*\] × 0\.50× \[.*\] = 2\.00× \[.*\]", large[1])
+    flat = [replace(r, reports=r.reports[-1:]) for r in results]  # reached at the first report: nothing to measure
+    assert goodput_lines(analyse(Question("s", {}, ("batch_size",)), flat)) == []
 
 
 def test_points_are_compared_that_differ_in_their_batch_only() -> None:

@@ -207,7 +207,8 @@ def test_a_study_says_what_is_asked_and_which_points_are_still_to_come() -> None
     )
     question = question_of(study)
     assert (question.study_name, question.num_repeats, len(question.points)) == ("scaling", 5, 4)
-    analysis = analyse(study, scaling())
+    own = [replace(r, spec=study.trial(r.spec.point, r.spec.repeat)) for r in scaling()]
+    analysis = analyse(study, own)
     assert [p.num_trials for p in analysis.points] == [3, 3, 0, 0]
     assert at(analysis, batch_size=128, num_workers=2).time_s is None
 

@@ -155,7 +155,7 @@ def test_a_batch_size_is_split_into_hardware_and_statistics() -> None:
             results.append(replace(made, reports=reports))
     told = text(results, Ask(target=Target("accuracy", 0.9)), question=Question("s", {}, ("batch_size",)))
     assert "Against batch_size=32: samples/s × progress per sample = speed towards the target." in told
-    assert "- batch_size=256: 4.00× × 0.50× = 2.00×" in told
+    assert "- batch_size=256: 4.00× [4.00, 4.00] × 0.50× [0.50, 0.50] = 2.00× [2.00, 2.00]" in told
 
 
 def test_a_price_makes_a_cost() -> None:
