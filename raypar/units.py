@@ -70,6 +70,11 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def energy(value: float | None) -> str:
+    """Joules: ``850 J``, ``12.3 kJ``, ``1.20 MJ``."""
+    return MISSING if value is None or _is_missing(value) else "{:.{}f} {}".format(*_scaled_energy(value))
+
+
 def seconds(value: float | None) -> str:
     """A duration for people: ``850 µs``, ``12.3 ms``, ``0.15 s``, ``23.5 s``, ``1 min 20 s``, ``2 h 5 min``."""
     if value is None or _is_missing(value):
@@ -156,6 +161,15 @@ def seconds_interval(value: float | None, low: float | None = None, high: float 
     return f"{value / factor:.{decimals}f} {unit}" + _brackets(value, low, high, lambda v: _bound(v / factor, decimals))
 
 
+def energy_interval(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """``12.3 kJ [11.9, 12.8]``: one unit for all three."""
+    if value is None or _is_missing(value):
+        return MISSING
+    scaled, decimals, _ = _scaled_energy(value)
+    factor = scaled / value if value else 1.0
+    return energy(value) + _brackets(value, low, high, lambda v: _bound(v * factor, decimals))
+
+
 def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
     """The wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
     if not value or low is None or high is None or any(map(_is_missing, (value, low, high))):
@@ -168,6 +182,13 @@ def plus_minus(value: float | None, low: float | None, high: float | None) -> st
 
 # Under each limit in seconds: what a unit is worth, and its name.
 _SCALES = ((0.09995, 1e-3, "ms"), (600.0, 1.0, "s"), (2.0 * HOUR_S, 60.0, "min"), (math.inf, 3600.0, "h"))
+
+
+def _scaled_energy(value: float) -> tuple[float, int, str]:
+    """Joules in a unit that fits, with how many decimals they are shown, and the unit."""
+    factors = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
+    factor, unit = next((f for f in factors if abs(value) >= f[0] * 0.9995), factors[-1])
+    return value / factor, _decimals(value / factor), unit
 
 
 def _brackets(value: float | None, low: float | None, high: float | None, show: Callable[[float], str]) -> str:

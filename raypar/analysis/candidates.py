@@ -15,6 +15,7 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.cost import cost_of, num_nodes
+from raypar.analysis.energy import energy_to
 from raypar.analysis.pareto import pareto_front
 from raypar.analysis.points import PointAnalysis, analyse_points, differences
 from raypar.analysis.question import PointSamples, Question, point_key
@@ -37,6 +38,7 @@ class Ask:
         start: from when on.
         max_time_s: of the time that counts.
         max_cost: in the currency of the price.
+        max_energy_j: joules of the time that counts.
         min_efficiency: parallel efficiency, 0 to 1, as the report has it.
         min_metric: of the study's metric after the last epoch; the most it may be where less is better.
         only: hyperparameters and the values they may have.
@@ -46,6 +48,7 @@ class Ask:
     start: Start = Start.FIRST_STEP
     max_time_s: float | None = None
     max_cost: float | None = None
+    max_energy_j: float | None = None
     min_efficiency: float | None = None
     min_metric: float | None = None
     only: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -62,9 +65,10 @@ class Candidate:
         efficiency: as the report has it; None without a baseline that names ``num_workers``.
         cost: None where the price or the number of nodes is unknown.
         to_target: None where no target is asked for.
+        energy_j: of the time that counts; None where it can't be read, or that starts before the first timed step.
         why_not: why it can't be chosen; empty: it can.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
-        is_on_front: whether no other beats it in time, metric and cost.
+        is_on_front: whether no other beats it in time, metric, cost and energy.
     """
 
     point: Mapping[str, Value]
@@ -76,6 +80,7 @@ class Candidate:
     efficiency: Estimate | None
     cost: Estimate | None
     to_target: PointToTarget | None
+    energy_j: Estimate | None = None
     why_not: str = ""
     is_close_call: bool = False
     is_on_front: bool = False
@@ -97,11 +102,14 @@ def candidates_of(question: Question, gathered: Sequence[PointSamples], ask: Ask
 
 def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: PointAnalysis) -> Candidate:
     to_target = time_to_target(samples, ask.target, ask.start) if ask.target else None
+    energy_j = analysed.energy_j
     if to_target is None:
         times = {repeat: s.time_s for repeat, s in samples.samples.items() if s.time_s is not None}
         time_s = analysed.time_s
     else:
         times, time_s = to_target.times, to_target.time_s
+        if energy_j is not None:
+            energy_j = energy_to(samples, times) if ask.start is Start.FIRST_STEP else None
     nodes = num_nodes(samples)
     found = Candidate(
         samples.point,
@@ -113,6 +121,7 @@ def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: Po
         analysed.efficiency,
         cost_of(time_s, nodes, question.price_per_node_hour),
         to_target,
+        energy_j,
     )
     return _judged(question, ask, samples, found)
 
@@ -128,6 +137,7 @@ def _judged(question: Question, ask: Ask, samples: PointSamples, found: Candidat
     limits: tuple[tuple[int, float | None, str, Estimate | None], ...] = (
         (-1, ask.max_time_s, "time", found.time_s),
         (-1, ask.max_cost, "cost", found.cost),
+        (-1, ask.max_energy_j, "energy", found.energy_j),
         (1, ask.min_efficiency, "efficiency", found.efficiency),
         (sign, ask.min_metric, question.metric, found.metric),
     )
@@ -147,6 +157,8 @@ def _limit_told(name: str, side: int, limit: float) -> str:
         return f"longer than {units.seconds(limit)}"
     if name == "efficiency":
         return f"efficiency below {units.percent(limit)}"
+    if name == "energy":
+        return f"energy above {units.energy(limit)}"
     shown = f"{limit:g}" if name == "cost" else units.score(name, limit)
     return f"{name} {'below' if side > 0 else 'above'} {shown}"
 
@@ -197,12 +209,16 @@ def _without_worse(
 
 
 def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Candidate, ...]:
-    """Time, metric where there is one, and cost where all have one; of the points that have a time."""
+    """Time, metric where there is one, cost and energy where all have one; of the points that have a time."""
     timed = [c for c in candidates if c.time_s is not None and not _misses_target(c)]
     sign = -1 if question.mode == "max" else 1
     columns: list[list[float]] = [[median_s(c) for c in timed]]
     estimates: list[list[Estimate]] = [[c.time_s for c in timed if c.time_s]]
-    for quantities, factor in (([c.metric for c in timed], sign), ([c.cost for c in timed], 1)):
+    for quantities, factor in (
+        ([c.metric for c in timed], sign),
+        ([c.cost for c in timed], 1),
+        ([c.energy_j for c in timed], 1),
+    ):
         known = [q for q in quantities if q is not None]
         if timed and len(known) == len(timed):
             columns.append([factor * q.value for q in known])

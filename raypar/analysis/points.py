@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from raypar.analysis.cost import cost_of, num_nodes
+from raypar.analysis.energy import energy_of, energy_source
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, median_estimate, ratio_estimate, reference
 from raypar.study.space import Value
@@ -44,6 +45,7 @@ class PointAnalysis:
         step_time_median_s: over all steps of all finished trials, slowest rank.
         step_time_p95_s: 95th percentile of the same.
         cost: of the time, in the currency of the study's price; None where that or the number of nodes is unknown.
+        energy_j: of a training, joules; None where it can't be read, or not be compared with the other points'.
     """
 
     point: Mapping[str, Value]
@@ -60,6 +62,7 @@ class PointAnalysis:
     step_time_median_s: float | None
     step_time_p95_s: float | None
     cost: Estimate | None = None
+    energy_j: Estimate | None = None
 
     @property
     def num_trials(self) -> int:
@@ -69,7 +72,13 @@ class PointAnalysis:
 def analyse_points(question: Question, gathered: Sequence[PointSamples]) -> tuple[PointAnalysis, ...]:
     """The numbers of every point, in the order given."""
     by_key = {point_key(p.point): p for p in gathered}
-    return tuple(_analyse_point(question, p, baseline_in(question, by_key, p)) for p in gathered)
+    has_energy = bool(energy_source(gathered))
+    return tuple(
+        replace(
+            _analyse_point(question, p, baseline_in(question, by_key, p)), energy_j=energy_of(p) if has_energy else None
+        )
+        for p in gathered
+    )
 
 
 def baseline_in(

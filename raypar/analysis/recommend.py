@@ -16,13 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from raypar import units
 from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, is_time_apart, median_s
+from raypar.analysis.energy import energy_source, why_no_energy
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.question import Question, collect, time_metric_of
 from raypar.analysis.settle import MARGIN, Confidence, confidence_of, repeats_to_settle, time_ratio
 from raypar.analysis.stats import MIN_RANKED, Estimate
-from raypar.analysis.time_to_target import reported_metrics
+from raypar.analysis.time_to_target import Start, reported_metrics
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult
@@ -69,6 +71,7 @@ class Recommendation:
         settling: None where there is nothing to settle.
         batches: what the batch size does, where a target is asked for.
         aside: a sentence on trials of other settings; empty where there are none.
+        energy_source: what the candidates' energies are of; empty: they have none.
     """
 
     question: Question
@@ -84,6 +87,7 @@ class Recommendation:
     settling: Settling | None = None
     batches: tuple[BatchGroup, ...] = ()
     aside: str = ""
+    energy_source: str = ""
 
     @property
     def leader(self) -> Candidate | None:
@@ -95,7 +99,8 @@ def recommend(question: Question, results: Sequence[TrialResult], ask: Ask) -> R
     """The point to take.
 
     Raises:
-        RayparError: the target's metric is in no report, or no point has the values asked for.
+        RayparError: the target's metric is in no report, no point has the values asked for, or a limit is on what no
+            point has.
     """
     parted = last_asked(question, results)
     results = parted.results
@@ -104,11 +109,22 @@ def recommend(question: Question, results: Sequence[TrialResult], ask: Ask) -> R
     gathered = collect(question, results, time_metric)
     candidates = candidates_of(question, gathered, ask)
     _check_limits(candidates, ask)
+    _check_energy(candidates, ask, results)
     batches: tuple[BatchGroup, ...] = ()
     if ask.target is not None:
         batches = batch_groups([g for g in gathered if is_asked_for(g, ask.only)], ask.target, question.baseline)
-    aside = parted.sentence()
-    return _chosen(Recommendation(question, ask, time_metric, candidates, Outcome.NONE, batches=batches, aside=aside))
+    return _chosen(
+        Recommendation(
+            question,
+            ask,
+            time_metric,
+            candidates,
+            Outcome.NONE,
+            batches=batches,
+            aside=parted.sentence(),
+            energy_source=energy_source(gathered),
+        )
+    )
 
 
 def _chosen(before: Recommendation) -> Recommendation:
@@ -184,6 +200,18 @@ def _check_limits(candidates: Sequence[Candidate], ask: Ask) -> None:
     if ask.max_cost is not None and timed and all(c.cost is None for c in timed):
         hint = "leave it out, or run the study again: results of now say where they ran"
         raise RayparError(f"--max-cost {ask.max_cost:g}: no result says on how many nodes it ran", hint=hint)
+
+
+def _check_energy(candidates: Sequence[Candidate], ask: Ask, results: Sequence[TrialResult]) -> None:
+    """Refuses a limit on energy where none is known."""
+    if ask.max_energy_j is None:
+        return
+    asked = f"--max-energy {units.energy(ask.max_energy_j)}"
+    if ask.target is not None and ask.start is not Start.FIRST_STEP:
+        raise RayparError(f"{asked}: energy is known from the first timed step on", hint="leave --start out")
+    if any(c.time_s for c in candidates) and not any(c.energy_j for c in candidates):
+        hint = "leave it out, or run the study where it can be read"
+        raise RayparError(f"{asked}: {why_no_energy(results)}", hint=hint)
 
 
 def _check_target(results: Sequence[TrialResult], ask: Ask) -> None:

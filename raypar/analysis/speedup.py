@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, find_all
 from raypar.analysis.effects import Effects, effects_of
+from raypar.analysis.energy import energy_source
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
@@ -54,6 +55,7 @@ class StudyAnalysis:
         effects: what each hyperparameter does; None where fewer than two are swept.
         target: the best value of the metric that every trial reached, where batch sizes differ; None: there is none.
         batches: what the batch size does to throughput and to progress towards that target.
+        energy_source: what the points' energies are of; empty: they have none.
     """
 
     question: Question
@@ -72,6 +74,7 @@ class StudyAnalysis:
     effects: Effects | None = None
     target: Target | None = None
     batches: tuple[BatchGroup, ...] = ()
+    energy_source: str = ""
 
     @property
     def num_trials(self) -> int:
@@ -111,6 +114,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         effects=effects_of(question, gathered),
         target=target,
         batches=batch_groups(gathered, target, question.baseline) if target else (),
+        energy_source=energy_source(gathered),
     )
 
 

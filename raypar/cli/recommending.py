@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from raypar.cli.common import check_positive, stdout, told, uri_of
+from raypar.cli.energies import MaxEnergy, joules
 from raypar.cli.options import Debug, Price, StudyName, TrackingUri
 from raypar.errors import RayparError
 
@@ -38,6 +39,7 @@ def recommend(
     max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
     max_cost: Annotated[float | None, typer.Option(metavar="X", help="Cost no more, in the price's currency.")] = None,
     price: Price = None,
+    max_energy: MaxEnergy = None,
     min_efficiency: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
     ] = None,
@@ -65,6 +67,7 @@ def recommend(
             raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
         only = _only(settings or [])
         max_time_s = _seconds(max_time) if max_time is not None else None
+        max_energy_j = joules("--max-energy", max_energy) if max_energy is not None else None
         if target is not None:
             _parts(target)  # before the store is read: a mistake is told at once
         study = read_study(name, uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
@@ -76,6 +79,7 @@ def recommend(
             start=Start(start),
             max_time_s=max_time_s,
             max_cost=max_cost,
+            max_energy_j=max_energy_j,
             min_efficiency=min_efficiency,
             min_metric=min_metric,
             only=only,

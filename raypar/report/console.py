@@ -54,6 +54,7 @@ class _Layout:
     bounds: bool = False  # intervals of time and metric as [low, high]
     plus_minus: bool = True  # else of time as ±%
     throughput: bool = True
+    energy: bool = True
     efficiency: bool = True
     speedup_bounds: bool = True
 
@@ -66,8 +67,9 @@ _LAYOUTS = (
     _Layout(),
     _Layout(throughput=False),
     _Layout(throughput=False, plus_minus=False),
-    _Layout(throughput=False, plus_minus=False, efficiency=False),
-    _Layout(throughput=False, plus_minus=False, efficiency=False, speedup_bounds=False),
+    _Layout(throughput=False, plus_minus=False, energy=False),
+    _Layout(throughput=False, plus_minus=False, energy=False, efficiency=False),
+    _Layout(throughput=False, plus_minus=False, energy=False, efficiency=False, speedup_bounds=False),
 )
 
 
@@ -180,6 +182,8 @@ def _columns(analysis: StudyAnalysis, layout: _Layout, encode: Encode) -> list[_
         add(analysis.metric, lambda p: _metric(analysis.metric, p.metric, layout))
     if any(p.cost for p in points):
         add("cost", lambda p: units.number(p.cost.value if p.cost else None, 3), is_number=True)
+    if layout.energy and any(p.energy_j for p in points):
+        add("energy", lambda p: units.energy(p.energy_j.value if p.energy_j else None), is_number=True)
     if layout.throughput and any(p.throughput for p in points):
         head = "samples\n/s" if layout.wrap_heads else "samples/s"
         add(head, lambda p: units.compact(p.throughput.value if p.throughput else None), is_number=True)
@@ -258,6 +262,8 @@ def _legend(analysis: StudyAnalysis) -> str:
         text += (
             f"; cost: nodes × hours of that time × {analysis.question.price_per_node_hour:g}, the price of a node-hour"
         )
+    if analysis.energy_source:
+        text += f"; energy: of {analysis.energy_source} in that time"
     return text + "."
 
 

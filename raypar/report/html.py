@@ -195,6 +195,7 @@ def _points_table(analysis: StudyAnalysis) -> _Table:
     heads += [_Head("speedup", True), _Head("efficiency", True)] if analysis.baseline else []
     heads += [_Head(analysis.metric, True)] if has_metric else []
     heads += [_Head("samples/s", True)] if has_rate else []
+    heads += [_Head("energy", True)] if analysis.energy_source else []
     heads.append(_Head("finished", True))
 
     def cells(p: PointAnalysis) -> Iterable[_Cell]:
@@ -207,6 +208,8 @@ def _points_table(analysis: StudyAnalysis) -> _Table:
             yield _estimate(p.metric, lambda *e: units.score_interval(analysis.metric, *e))
         if has_rate:
             yield _estimate(p.throughput, lambda value, low, high: units.rate_interval(value, low, high, "").strip())
+        if analysis.energy_source:
+            yield _estimate(p.energy_j, units.energy_interval)
         yield _number(f"{p.num_finished} of {max(analysis.num_repeats or 0, p.num_trials)}", p.num_finished)
 
     return _Table(heads, [list(cells(p)) for p in points])
@@ -217,6 +220,8 @@ def _legend(analysis: StudyAnalysis) -> str:
     methods = [e.method for p in analysis.points for e in (p.time_s, p.speedup) if e and e.low is not None]
     told = "; ".join(dict.fromkeys(method for method in methods if method != "1 by definition"))
     text = f"Medians; times are {timed}. " + (f"In brackets 95 % intervals: {told}." if told else "No intervals.")
+    if analysis.energy_source:
+        text += f" Energy: of {analysis.energy_source} in that time."
     more = len(analysis.points) - MAX_ROWS
     return f"{text} {units.counted(more, 'more point')} left out." if more > 0 else text
 

@@ -77,6 +77,9 @@ def _markdown_table(analysis: StudyAnalysis) -> Iterator[str]:
         columns.append(("efficiency", [_shown(units.percent_interval, share) for share in shares]))
     show = partial(units.score_interval, analysis.metric)
     columns.append((markdown_text(analysis.metric), [_shown(show, p.metric) for p in points]))
+    if analysis.energy_source:
+        head = f"energy of {analysis.energy_source}"
+        columns.append((head, [_shown(units.energy_interval, p.energy_j) for p in points]))
     wanted = [max(analysis.num_repeats or 0, p.num_trials) for p in points]
     counts = [(p.num_finished, n) for p, n in zip(points, wanted, strict=True)]
     columns.append(("n", [str(n) if finished == n else f"{finished} of {n}" for finished, n in counts]))

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.candidates import Candidate
+from raypar.analysis.energy import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Outcome, Recommendation, Settling
 from raypar.analysis.settle import MARGIN, Basis, Confidence
@@ -79,6 +80,8 @@ def asked_for(found: Recommendation) -> str:
         limits.append(f"in {units.seconds(ask.max_time_s)} at most")
     if ask.max_cost is not None:
         limits.append(f"for {ask.max_cost:g} at most")
+    if ask.max_energy_j is not None:
+        limits.append(f"with {units.energy(ask.max_energy_j)} at most")
     if ask.min_efficiency is not None:
         limits.append(f"with an efficiency of {units.percent(ask.min_efficiency)} or more")
     if ask.min_metric is not None:
@@ -121,6 +124,7 @@ def answer_lines(found: Recommendation) -> Iterator[str]:
 
 def _what(found: Recommendation, chosen: Candidate) -> str:
     cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
+    cost += f", {units.energy(chosen.energy_j.value)}" if chosen.energy_j else ""
     time = time_told(chosen.time_s)
     return f"{time} to {_target(found.ask.target)}{cost}" if found.ask.target else f"{time}{cost}"
 
@@ -207,10 +211,12 @@ def _notes(found: Recommendation) -> Iterator[str]:
     if hidden:
         yield f"{units.counted(len(hidden), 'more point')} not shown, {sum(bool(c.why_not) for c in hidden)} left out."
     priced = any(c.cost for c in found.candidates)
-    axes = f"time, {found.question.metric} and cost" if priced else f"time and {found.question.metric}"
+    energies = [c.energy_j for c in found.candidates if c.time_s]
+    more = [axis for axis, is_known in (("cost", priced), ("energy", energies and all(energies))) if is_known]
+    axes = ["time", found.question.metric, *more]
     yield (
-        f"* on the Pareto front of {axes}: no other point is at least as good in all of them by its median, and better "
-        "in one by more than chance. Energy is not in it."
+        f"* on the Pareto front of {', '.join(axes[:-1])} and {axes[-1]}: no other point is at least as good in all of "
+        "them by its median, and better in one by more than chance."
     )
     if found.ask.target is not None:
         yield _STARTS[found.ask.start]
@@ -222,6 +228,9 @@ def _notes(found: Recommendation) -> Iterator[str]:
             "Cost: nodes × hours × price of a node-hour, of the time shown; what is not in that time is not paid for "
             "here."
         )
+    if any(energies):
+        shared = "; a package's is that of all that runs on it, idling included"
+        yield f"Energy: of {found.energy_source} in the time shown{shared if PACKAGES in found.energy_source else ''}."
     close = [point_label(c.point) for c in found.candidates if c.is_close_call]
     if close:
         yield f"Left out by a close call (the limit lies within the interval, or one trial decided): {_named(close)}."

@@ -28,10 +28,14 @@ def table_of(console: Console, found: Recommendation) -> Table:
         found.question.metric,
         "eff.",
         "cost",
+        "energy",
         "left out because",
     ]
     shown = [True, True, True, True]
-    shown += [any(values) for values in zip(*((c.metric, c.efficiency, c.cost, c.why_not) for c in rows), strict=True)]
+    shown += [
+        any(values)
+        for values in zip(*((c.metric, c.efficiency, c.cost, c.energy_j, c.why_not) for c in rows), strict=True)
+    ]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for head, is_shown in zip(heads, shown, strict=True):
         is_text = head in ("", "point", "time", "left out because")
@@ -68,6 +72,7 @@ def _cells(found: Recommendation, c: Candidate) -> tuple[str, ...]:
         units.score(found.question.metric, c.metric.value) if c.metric else units.MISSING,
         units.percent(c.efficiency.value) if c.efficiency else units.MISSING,
         units.number(c.cost.value, 3) if c.cost else units.MISSING,
+        units.energy(c.energy_j.value) if c.energy_j else units.MISSING,
         c.why_not,
     )
 

@@ -66,6 +66,16 @@ def test_counts_percent_and_bytes_have_their_units() -> None:
     assert units.percent(0.934) == "93 %"
     assert units.percent(0.9345, 1) == "93.5 %"
     assert units.size(512) == "512 B"
+    assert [units.energy(j) for j in (0.0, 0.5, 850.0, 999.7, 12_345.0, 1.2e6, 3e9)] == [
+        "0.00 J",
+        "0.500 J",
+        "850 J",
+        "1.00 kJ",
+        "12.3 kJ",
+        "1.20 MJ",
+        "3.00 GJ",
+    ]
+    assert units.energy_interval(12_345.0, 9_990.0, 112_345.0) == "12.3 kJ [10.0, 112]"
     assert units.size(1.2e9) == "1.20 GB"
 
 
@@ -115,6 +125,7 @@ def test_a_hyperparameter_is_shown_by_its_first_digits() -> None:
         units.compact,
         units.rate,
         units.size,
+        units.energy,
         units.number,
         units.seconds_interval,
         lambda v: units.ratio_interval(v, v, v),
