@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,13 @@ from raypar.planning import Plan, check_data, make_plan
 from raypar.record import execution_record, scaling_metrics
 from raypar.run.cluster import Cluster, joined_cluster, this_machine
 from raypar.run.events import Listener, Notice
-from raypar.run.runner import Interrupted
+from raypar.run.interruption import Interrupted, uninterrupted
 from raypar.runners import runner_for
 from raypar.study.loader import LoadedStudy
+from raypar.study.study import Study
 from raypar.study.trial import TrialResult
 from raypar.track.models import MODEL_NAME
-from raypar.track.recorder import Execution, Recorder
+from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.store import Store
 from raypar.track.system import SystemMonitor
 
@@ -36,6 +38,8 @@ CHANGED_FILE = (
 )
 REPORT_FILE = "report.html"
 NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
+STOPPING = "interrupted: what runs is ended, what has ended is kept (once more ends everything at once)"
+PARTIAL = "Partial: interrupted when {} of {} were done."
 NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 
 
@@ -44,14 +48,37 @@ ListenerOf: TypeAlias = Callable[[Plan], contextlib.AbstractContextManager[Liste
 
 @dataclass
 class Outcome:
-    """How an execution ended."""
+    """How an execution ended.
+
+    Attributes:
+        num_unsent: records that the store did not take yet.
+        num_trials: all trials of the study.
+        num_done: of them, those that have a result by now, failures included.
+        interrupted_by: the number of the signal that ended it; None: it ended by itself.
+    """
 
     analysis: StudyAnalysis
-    num_failed: int
-    num_unsent: int
-    was_interrupted: bool
     log_dir: Path
+    num_trials: int
+    num_done: int
+    num_unsent: int = 0
+    interrupted_by: int | None = None
     failures: list[TrialResult] = field(default_factory=list)
+
+    @property
+    def num_failed(self) -> int:
+        return len(self.failures)
+
+    @property
+    def was_interrupted(self) -> bool:
+        return self.interrupted_by is not None
+
+    @property
+    def partial(self) -> str:
+        """What a report has to say of what it lacks; empty where it lacks nothing."""
+        if not self.was_interrupted or self.num_done >= self.num_trials:
+            return ""
+        return PARTIAL.format(self.num_done, units.counted(self.num_trials, "trial"))
 
 
 def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]:
@@ -83,10 +110,10 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         if options.num_profiled_steps and (unknown := _num_without_profile(plan)):
             notice(Notice(NO_PROFILE.format(units.counted(unknown, "point"))))
         results = {result.spec.identity: result for result in plan.done}
-        if not plan.num_missing:
-            stored = with_final_test(analyse(study, plan.done), last_final_test(store, study.name))
-            num_unsent = _log_model_alone(loaded, options, stored, results, store, log_dir, notice)
-            return Outcome(stored, 0, num_unsent, False, log_dir)
+        if not plan.num_missing and not _lacks_final_test(study, plan, store):
+            analysis = with_final_test(analyse(study, plan.done), last_final_test(store, study.name))
+            num_unsent = _log_model_alone(loaded, options, analysis, results, store, log_dir, notice)
+            return Outcome(analysis, log_dir, plan.num_trials, plan.num_trials, num_unsent)
         if options.log_model and (others := other_trials(done, plan.missing)):
             notice(Notice(others))
         execution = execution_record(loaded, options)
@@ -94,27 +121,60 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         recorder.start(upload=False)
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
         keeper = Keeper(study, results, recorder, stack.enter_context(listener_of(plan)), log_dir, monitor)
-        interrupted = False
+        interrupted_by: int | None = None
         try:
-            log_dir.mkdir(parents=True)
-            with runner_for(loaded, options, plan, log_dir) as runner:
-                runner.run(study, plan.missing or tuple(result.spec for result in plan.done), keeper)
+            if plan.num_missing:
+                log_dir.mkdir(parents=True)
+                _run(loaded, options, plan, keeper, log_dir)
             analysis = analyse(study, tuple(results.values()))
             if study.workload.has_test and not keeper.failures:
                 analysis = final_test(study, analysis, results, store, recorder)
             if options.log_model:
                 log_final_model(study, analysis, results, store, recorder, log_dir / MODEL_NAME, keeper)
-        except (Interrupted, KeyboardInterrupt):
-            interrupted = True
+        except KeyboardInterrupt as error:
+            interrupted_by = _signal_of(error)
             analysis = analyse(study, tuple(results.values()))
         except BaseException:
             recorder.close("failed")
             raise
-        recorder.record_metrics(scaling_metrics(analysis))
-        if not interrupted and not options.only_profiles:
-            _add_report(recorder, execution, analysis, tuple(results.values()), keeper)
-        num_unsent = recorder.close("killed" if interrupted else "failed" if keeper.failures else "finished")
-    return Outcome(analysis, len(keeper.failures), num_unsent, interrupted, log_dir, keeper.failures)
+        outcome = Outcome(
+            analysis,
+            log_dir,
+            plan.num_trials,
+            len(results),
+            interrupted_by=interrupted_by,
+            failures=keeper.failures,
+        )
+        try:
+            with uninterrupted():
+                recorder.record_metrics(scaling_metrics(analysis))
+                if results and not options.only_profiles:
+                    _add_report(recorder, execution, outcome, tuple(results.values()), keeper)
+                status: Status = "killed" if outcome.was_interrupted else "failed" if keeper.failures else "finished"
+                outcome.num_unsent = recorder.close(status)
+        except KeyboardInterrupt as error:
+            outcome.interrupted_by = _signal_of(error)
+    return outcome
+
+
+def _run(loaded: LoadedStudy, options: Options, plan: Plan, keeper: Keeper, log_dir: Path) -> None:
+    with runner_for(loaded, options, plan, log_dir) as runner:
+        try:
+            runner.run(loaded.study, plan.missing or tuple(result.spec for result in plan.done), keeper)
+        except KeyboardInterrupt:
+            keeper(Notice(STOPPING))  # before all that was started is ended, which takes seconds
+            raise
+
+
+def _signal_of(error: KeyboardInterrupt) -> int:
+    return error.signal_number if isinstance(error, Interrupted) else int(signal.SIGINT)
+
+
+def _lacks_final_test(study: Study, plan: Plan, store: Store) -> bool:
+    """Whether the study was interrupted between its last trial and the test of the models that it chose."""
+    if not study.workload.has_test or not any(result.spec.config.get("keep_model") for result in plan.done):
+        return False
+    return last_final_test(store, study.name) is None
 
 
 def _log_model_alone(
@@ -143,7 +203,7 @@ def _log_model_alone(
 def _add_report(
     recorder: Recorder,
     execution: Execution,
-    analysis: StudyAnalysis,
+    outcome: Outcome,
     results: Sequence[TrialResult],
     notice: Listener,
 ) -> None:
@@ -151,8 +211,8 @@ def _add_report(
     try:
         from raypar.report.html import Origin, html_report
 
-        origin = Origin(execution.tags, execution.description, execution.study_source)
-        recorder.add_artifact(REPORT_FILE, html_report(analysis, results, origin))
+        origin = Origin(execution.tags, execution.description, execution.study_source, outcome.partial)
+        recorder.add_artifact(REPORT_FILE, html_report(outcome.analysis, results, origin))
     except Exception as error:
         notice(Notice(NO_REPORT.format(f"{type(error).__name__}: {error}", execution.study)))
 

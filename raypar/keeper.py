@@ -13,6 +13,7 @@ from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import pair_speedups
 from raypar.run.events import Event, Listener, TrialEnded, TrialStarted
+from raypar.run.interruption import uninterrupted
 from raypar.run.runner import ARTIFACT_FOLDER
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
@@ -42,23 +43,27 @@ class Keeper:
         self.failures: list[TrialResult] = []
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, TrialStarted) and self._monitor:
-            self._monitor.begin(event.spec.identity)
-        if isinstance(event, TrialEnded):
-            system = self._monitor.end(event.result.spec.identity) if self._monitor else ()
-            artifact_dir = self._artifact_dir(event)
-            result, profile = _with_profile(event.result)
-            if profile is not None and artifact_dir is not None:
-                (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
-                (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
-            self._recorder.record(result, artifact_dir=artifact_dir, system=system)
-            if profile is not None:
-                self._recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
-            if result.state is TrialState.FAILED:
-                self.failures.append(result)
-            self._results[result.spec.identity] = result
-            self._record_speedups()
-        self._view(event)
+        with uninterrupted():
+            if isinstance(event, TrialStarted) and self._monitor:
+                self._monitor.begin(event.spec.identity)
+            if isinstance(event, TrialEnded):
+                self._keep(event)
+            self._view(event)
+
+    def _keep(self, event: TrialEnded) -> None:
+        system = self._monitor.end(event.result.spec.identity) if self._monitor else ()
+        artifact_dir = self._artifact_dir(event)
+        result, profile = _with_profile(event.result)
+        if profile is not None and artifact_dir is not None:
+            (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
+            (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
+        self._recorder.record(result, artifact_dir=artifact_dir, system=system)
+        if profile is not None:
+            self._recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
+        if result.state is TrialState.FAILED:
+            self.failures.append(result)
+        self._results[result.spec.identity] = result
+        self._record_speedups()
 
     def _artifact_dir(self, ended: TrialEnded) -> Path | None:
         """The folder of what the trial has kept beside its numbers, if it has."""

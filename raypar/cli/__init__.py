@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -19,6 +21,7 @@ from raypar.cli import (
     working,
 )
 from raypar.cli.usage import Verbs
+from raypar.run.interruption import EXIT_CODES
 
 app = typer.Typer(
     name="raypar",
@@ -71,4 +74,12 @@ app.command()(stored.doctor)
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code in EXIT_CODES:
+            # Everything is put away: what libraries still do (an import in a thread, say) is not waited for.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+        raise

@@ -14,6 +14,7 @@ import typer
 
 from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError, cut
 from raypar.report.plain import harmless
+from raypar.run.interruption import Interrupted
 from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from raypar.study.workload import Workload
 
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 
 def set_data_dir(data_dir: Path | None) -> None:
@@ -151,8 +151,9 @@ def told(debug: bool) -> Iterator[None]:
             raise
         typer.echo(f"error: {harmless(str(error))}", err=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit((error if isinstance(error, Interrupted) else Interrupted()).exit_code) from None
     except typer.Exit:
         raise
     except Exception as error:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raypar.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, quiet, say, told
+from raypar.cli.common import EXIT_FAILED, quiet, say, told
 from raypar.cli.options import Address, DataDir, Debug, NoRay, Settings, StudyFile, Timeout, TrackingUri
 from raypar.cli.running import check_can_profile, load, options_of
 from raypar.errors import RayparError
+from raypar.run.interruption import heeded
 
 if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy
@@ -34,7 +35,7 @@ def profile(
     debug: Debug = False,
 ) -> None:
     """Show where a step's time goes on each worker, at one point of a study: its baseline, unless --set chooses."""
-    with told(debug):
+    with told(debug), heeded():
         from raypar.train.job import NUM_PROFILED_STEPS
 
         num_steps = NUM_PROFILED_STEPS if steps is None else steps
@@ -102,8 +103,8 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
             )
         if outcome.failures:
             print_failures(console, outcome.failures, outcome.log_dir)
-    if outcome.was_interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    if outcome.interrupted_by is not None:
+        raise typer.Exit(128 + outcome.interrupted_by)
     if outcome.failures:
         raise typer.Exit(EXIT_FAILED)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ import typer
 
 from raypar.cli.common import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     charts_url,
     quiet,
     say,
@@ -42,8 +42,11 @@ from raypar.cli.options import (
     TrackingUri,
 )
 from raypar.errors import RayparError
+from raypar.run.interruption import heeded, interrupted_by, uninterrupted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from raypar.execution import Outcome
     from raypar.options import Options
     from raypar.planning import Plan
@@ -72,7 +75,7 @@ def study(
     debug: Debug = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
-    with told(debug):
+    with told(debug), heeded():
         loaded = load(file, settings, repeats, seed, data_dir)
         options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings, profile)
         options = replace(options, log_model=log_model, system_metrics=system_metrics)
@@ -110,7 +113,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
-    with told(debug):
+    with told(debug), heeded():
         store = store_of(tracking_uri)
         last = store.resume_info(name)
         if not last:
@@ -225,9 +228,7 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
 
 def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.execution import execute
-    from raypar.report.console import print_report
     from raypar.report.live import LiveView
-    from raypar.report.plan import print_failures
     from raypar.run.events import Notice
     from raypar.track.client import has_server, shown_uri
 
@@ -244,19 +245,45 @@ def run(loaded: LoadedStudy, options: Options) -> None:
                 say(console, event.text)
 
         outcome: Outcome = execute(loaded, options, view, notice)
-        print_report(outcome.analysis, console)
-        if outcome.failures:
-            print_failures(console, outcome.failures, outcome.log_dir)
-        if outcome.num_unsent:
-            say(console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them")
-        if outcome.was_interrupted:
-            say(console, f"interrupted; `raypar resume {loaded.study.name}` runs the rest")
-        say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {loaded.study.name}` this table again")
-        if has_server(options.tracking_uri) and not outcome.num_unsent:
-            with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
-                found = charts_url(options.tracking_uri, shown_uri(options.tracking_uri), loaded.study.name)
-                say(console, "charts of {}: {}".format(*found or ("", "")))
-    if outcome.was_interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        with uninterrupted(then_raise=False):
+            tell(console, outcome, resume_command(loaded.study.name, options))
+            if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
+                with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
+                    found = charts_url(options.tracking_uri, shown_uri(options.tracking_uri), loaded.study.name)
+                    say(console, "charts of {}: {}".format(*found or ("", "")))
+    if (number := interrupted_by() or outcome.interrupted_by) is not None:
+        raise typer.Exit(128 + number)
     if outcome.num_failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def tell(console: Console, outcome: Outcome, resume: str) -> None:
+    """What came of an execution."""
+    from raypar.report.console import print_report
+    from raypar.report.plan import print_failures
+
+    name = outcome.analysis.study_name
+    if outcome.partial and outcome.num_done:
+        say(console, outcome.partial)
+    if outcome.num_done:
+        print_report(outcome.analysis, console)
+    if outcome.failures:
+        print_failures(console, outcome.failures, outcome.log_dir)
+    if outcome.num_unsent:
+        say(console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them")
+    if outcome.was_interrupted and not outcome.num_done:
+        say(console, f"interrupted before a trial had ended; `{resume}` runs them")
+    elif outcome.was_interrupted:
+        say(console, f"interrupted; `{resume}` runs the rest")
+    if outcome.num_done:
+        say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
+
+
+def resume_command(name: str, options: Options) -> str:
+    """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
+    from raypar.track.store import default_tracking_uri
+
+    words = ["raypar", "resume", name]
+    if options.tracking_uri != default_tracking_uri(options.project_dir):
+        words += ["--tracking-uri", options.tracking_uri]
+    return shlex.join(words)

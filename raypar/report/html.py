@@ -63,11 +63,13 @@ class Origin:
         tags: of `raypar.provenance.provenance`; others are not shown.
         description: what the study asks.
         study_source: the text of the study's file.
+        partial: what the numbers lack, where the execution did not get to its end.
     """
 
     tags: Mapping[str, str]
     description: str = ""
     study_source: str = ""
+    partial: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         title=title,
         version=versions().get("raypar", ""),
         description=origin.description,
+        partial=origin.partial,
         subtitle=_subtitle(analysis, trials),
         verdicts=analysis.verdicts,
         points=_points_table(analysis),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from raypar.errors import ClusterError, shortened
 from raypar.run.capacity import refusal
+from raypar.run.interruption import Interrupted, end_descendants, reheed
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, pin, topology
@@ -34,6 +38,7 @@ TRAIN_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 CONNECT_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 20.0
 AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 
@@ -116,27 +121,68 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     # What Ray does on macOS and Windows, where clusters are off: every port of it on 127.0.0.1. On Linux it would
     # listen on all interfaces.
     ray_constants.ENABLE_RAY_CLUSTER = False
+    older = frozenset(child.pid for child in psutil.Process().children())
     mark("ray: init")
     try:
-        ray.init(
-            address="local",  # a bare init would join whatever cluster it finds
-            num_cpus=len(cores),
-            num_gpus=int(machine.nodes[0].get("GPU", 0)),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=OBJECT_STORE_BYTES,
-        )
-    except Exception as error:
+        with _in_groups_of_their_own():
+            ray.init(
+                address="local",  # a bare init would join whatever cluster it finds
+                num_cpus=len(cores),
+                num_gpus=int(machine.nodes[0].get("GPU", 0)),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=OBJECT_STORE_BYTES,
+            )
+    except BaseException as error:
+        _end_ray(older)
+        if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM
+            raise Interrupted(signal.SIGTERM) from None
+        if not isinstance(error, Exception):
+            raise
         raise ClusterError(f"Ray does not start here: {error}", hint="`raypar doctor` looks for the cause") from error
+    reheed()
     mark("ray: is up")
     try:
         with _agents_that_end_with_us():
             yield
     finally:
-        ray.shutdown()
+        _end_ray(older)
         if before:
             pin(before)
+
+
+@contextlib.contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Ray's processes get process groups of their own: a signal to ours (a closed terminal's, `timeout`'s) is not for
+    them, since without them the study could not be ended in good order."""
+    from ray._private import services
+
+    plain = services.ConsolePopen
+    if sys.platform == "linux":  # elsewhere Ray itself needs them in our group, to end them with us
+        services.ConsolePopen = partial(plain, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain
+
+
+def _end_ray(older: frozenset[int]) -> None:
+    """Shut Ray down, by force where it doesn't answer any more (its processes were killed with their machine's others).
+
+    Args:
+        older: children of this process that are not Ray's.
+    """
+    import ray
+
+    def shut_down() -> None:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+
+    ending = threading.Thread(target=shut_down, daemon=True)
+    ending.start()
+    ending.join(SHUTDOWN_TIMEOUT_S)
+    end_descendants(but=older)
 
 
 @contextlib.contextmanager
@@ -204,8 +250,11 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     try:
         _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except SystemExit:  # Ray's own answer to SIGTERM
+        raise Interrupted(signal.SIGTERM) from None
     except Exception as error:
         raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
+    reheed()
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
         nodes = tuple(dict(node["Resources"]) for node in alive)

@@ -7,15 +7,16 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 
 import cloudpickle
 
 from raypar.run.capacity import CoreLeases
 from raypar.run.events import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted
+from raypar.run.interruption import interruptible, uninterrupted
 from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
-from raypar.run.runner import Interrupted, RunSettings, is_retried
+from raypar.run.runner import RunSettings, is_retried
 from raypar.run.supervise import RankEnd, supervise
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
@@ -44,8 +45,8 @@ class LocalRunner:
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
         workload = cloudpickle.dumps(study.workload)
-        try:
-            for spec in specs:
+        for spec in specs:
+            with uninterrupted():  # but for the wait: a trial that has ended is told
                 for attempt in range(1, study.max_retries + 2):
                     listener(TrialStarted(spec, attempt))
                     result = self._run_trial(workload, spec, attempt, listener)
@@ -53,8 +54,6 @@ class LocalRunner:
                         break
                     listener(TrialRetried(spec, result.failure.message))
                 listener(TrialEnded(result))
-        except KeyboardInterrupt:
-            raise Interrupted from None
 
     def _run_trial(self, workload: bytes, spec: TrialSpec, attempt: int, listener: Listener) -> TrialResult:
         started_at, requested_at_s = time.time(), time.monotonic()
@@ -71,6 +70,10 @@ class LocalRunner:
         processes: list[RankProcess] = []
         lock = threading.Lock()
 
+        def kill_all() -> None:
+            for process in processes:
+                process.kill()
+
         def on_report(rank: int, metrics: Mapping[str, float]) -> bool:
             if rank == 0:
                 reports.append(metrics)
@@ -82,8 +85,7 @@ class LocalRunner:
             if end.failure is not None:
                 with lock:
                     failures.append(end.failure)
-                for other in processes:  # they may hang in a collective
-                    other.kill()
+                kill_all()  # others may hang in a collective
             return end
 
         timer: threading.Timer | None = None
@@ -92,6 +94,7 @@ class LocalRunner:
             listen.bind(("127.0.0.1", 0))
             listen.listen()
             jobs = []
+            stack.push(lambda kind, *_: kill_all() if kind else None)
             for rank in range(world_size):
                 log_path = self._settings.log_path(spec, attempt, rank)
                 log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,9 @@ class LocalRunner:
                 if self._server:
                     client = ForkClient(self._server.address)
                     stack.callback(client.close)
-                    processes.append(client.fork(log_path, master))
+                    with interruptible():  # the server may be importing
+                        process = client.fork(log_path, master)
+                    processes.append(process)
                 else:
                     processes.append(SpawnedRank(log_path, master))
                 jobs.append(
@@ -132,18 +137,20 @@ class LocalRunner:
                         failures.append(
                             Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=jobs[0].log_path)
                         )
-                    for process in processes:
-                        process.kill()
+                    kill_all()
 
                 timer = threading.Timer(limit_s, too_long)
                 timer.start()
             try:
                 with ThreadPoolExecutor(world_size) as pool:
                     try:
-                        ends = list(pool.map(run_rank, range(world_size), jobs, processes))
+                        each = zip(range(world_size), jobs, processes, strict=True)
+                        ranks = [pool.submit(run_rank, *one) for one in each]
+                        with interruptible():
+                            wait(ranks)
+                        ends = [rank.result() for rank in ranks]
                     except BaseException:  # here: at its end the pool waits for its threads, and they for the ranks
-                        for process in processes:
-                            process.kill()
+                        kill_all()
                         raise
             finally:
                 if timer:

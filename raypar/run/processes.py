@@ -24,6 +24,8 @@ from raypar.run.forkserver import kill_group, remove_socket
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
 
+CLOSE_GRACE_S = 1.0
+
 # A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and
 # are paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
 ALLOCATOR = {
@@ -196,5 +198,9 @@ class ForkServer:
 
     def close(self) -> None:
         os.close(self._owner_end)
-        self._process.wait()
+        try:
+            self._process.wait(CLOSE_GRACE_S)
+        except subprocess.TimeoutExpired:  # still importing: it has forked nothing
+            self._process.kill()
+            self._process.wait()
         remove_socket(self.address)  # where the server was killed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from queue import Empty, Queue
@@ -10,7 +11,8 @@ import cloudpickle
 import ray
 
 from raypar.run.events import Event, Listener
-from raypar.run.runner import Interrupted, RunSettings
+from raypar.run.interruption import uninterrupted
+from raypar.run.runner import RunSettings
 from raypar.run.tuner import TuneRunner
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec
@@ -36,11 +38,15 @@ class RemoteRunner:
             is_over = False
             while not is_over:
                 events, is_over = ray.get(head.events.remote())
-                for event in events:
-                    listener(event)
+                with uninterrupted():
+                    for event in events:
+                        listener(event)
             ray.get(running)
         except KeyboardInterrupt:
-            raise Interrupted from None
+            with contextlib.suppress(Exception):  # what has ended since
+                for event in ray.get(head.events.remote(), timeout=POLL_S)[0]:
+                    listener(event)
+            raise
         finally:
             ray.kill(head)
 

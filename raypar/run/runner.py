@@ -60,16 +60,13 @@ class RunSettings:
         return self.num_profiled_steps if spec.repeat == 0 else 0
 
 
-class Interrupted(Exception):
-    """The study was stopped from outside (Ctrl-C); every trial that ended has been told."""
-
-
 class Runner(Protocol):
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
         """Run the specs in their order (a search draws its own); every trial ends in exactly one `TrialEnded`.
 
         Raises:
-            Interrupted: on SIGINT, with nothing left running.
+            KeyboardInterrupt: on Ctrl-C (`raypar.run.interruption.Interrupted`), every trial that ended having been
+                told, with nothing left running.
             ClusterError: the runner itself can't go on.
         """
         ...

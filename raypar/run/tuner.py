@@ -6,14 +6,12 @@ So its actor cache always hits, and whatever searches, schedules or stops in Tun
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -25,7 +23,8 @@ from raypar.run.broker import Broker, BrokerConfig
 from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.events import Listener, TrialEnded
 from raypar.run.gangs import GangPolicy
-from raypar.run.runner import Interrupted, RunSettings
+from raypar.run.interruption import Interrupted, uninterrupted
+from raypar.run.runner import RunSettings
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState
@@ -86,14 +85,9 @@ class _Driver(tune.Callback):  # type: ignore[misc]
         self._broker, self._spec_of, self._ears = broker, spec_of, ears
         self._running: set[str] = set()
         self.num_ended = 0
-        self.ctrl_c = threading.Event()
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore that is not used here
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if self.ctrl_c.is_set():
-            raise KeyboardInterrupt
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._running:
@@ -110,6 +104,10 @@ class _Driver(tune.Callback):  # type: ignore[misc]
         if trial_id not in self._running:
             return
         self._running.discard(trial_id)
+        with uninterrupted():  # a trial that has ended is told
+            self._tell_end(trial_id)
+
+    def _tell_end(self, trial_id: str) -> None:
         # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
         self._broker.stop.remote(trial_id)
         result, artifacts, num_news = ray.get(self._broker.take.remote(trial_id))
@@ -148,18 +146,18 @@ class TuneRunner:
         if not self._policy.owns_cluster:
             options["runtime_env"] = {"env_vars": TRAIN_ENVIRONMENT}
         broker = ray.remote(num_cpus=0)(Broker).options(name=name, **options).remote(config)
-        ray.get(broker.start.remote(None if study.is_search or not specs else specs[0].placement))
-        mark("tuner: broker is up")
-        ears = _Ears(broker, listener)
+        ears: _Ears | None = None
         try:
+            ray.get(broker.start.remote(None if study.is_search or not specs else specs[0].placement))
+            mark("tuner: broker is up")
+            ears = _Ears(broker, listener)
             self._tune(study, specs, name, config.in_lockstep, broker, ears)
-        except KeyboardInterrupt:
-            raise Interrupted from None
         finally:
+            if ears:
+                ears.close()
             if not self._policy.owns_cluster:  # otherwise everything ends with Ray, at once
                 ray.get(broker.close.remote())
-            ears.close()
-            ray.kill(broker)
+                ray.kill(broker)
             mark("tuner: closed")
 
     def _tune(
@@ -214,8 +212,7 @@ class TuneRunner:
             ),
         )
         mark("tuner: fit")
-        with _noted_ctrl_c(driver.ctrl_c):
-            results = tuner.fit()
+        results = tuner.fit()
         mark("tuner: fit is over")
         expected = len(specs) if not study.is_search else len(results)
         if driver.num_ended < expected:
@@ -258,25 +255,6 @@ class _Ears:
             with self._heard:
                 self._num_heard += len(events)
                 self._heard.notify_all()
-
-
-@contextlib.contextmanager
-def _noted_ctrl_c(noted: threading.Event) -> Iterator[None]:
-    """Ctrl-C sets the event, so that nothing is torn in the middle; the second time it interrupts as ever."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(*_: object) -> None:
-        noted.set()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _tune_domain(domain: Domain) -> Any:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from raypar.errors import StoreError
 from raypar.study.trial import TrialResult
@@ -28,7 +28,8 @@ RETRY_AFTER_S = 30.0
 # At the end another upload from the same folder is waited for; before, there will be a next record.
 LAST_LOCK_TIMEOUT_S = 20.0
 
-_STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+Status: TypeAlias = Literal["finished", "failed", "killed"]
+_STATUS: Mapping[Status, str] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Recorder:
         """A text among the files of the execution's run. Raises StoreError as `record` does."""
         self._write("artifact", path=path_in_run, text=text)
 
-    def close(self, status: Literal["finished", "failed", "killed"]) -> int:
+    def close(self, status: Status) -> int:
         """Ends the execution; how many of its records are still not in the store. Does nothing a second time.
 
         Raises:

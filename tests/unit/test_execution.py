@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 from raypar import Study, Workload, grid
 from raypar import execution as module
 from raypar.errors import DataError, StoreError, StudyError
-from raypar.execution import CHANGED_FILE, execute
+from raypar.execution import CHANGED_FILE, STOPPING, execute
 from raypar.options import Options
 from raypar.planning import check_data
 from raypar.run.cluster import Cluster
 from raypar.run.events import Event, Listener, Notice, TrialEnded
-from raypar.run.runner import Interrupted
+from raypar.run.interruption import Interrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 
@@ -63,7 +64,8 @@ class Stage:
         self.shown: list[Event] = []
         self.notices: list[str] = []
         self.trial: Callable[[TrialSpec], TrialResult] = finished
-        self.error: BaseException | None = None  # instead of the second trial's result
+        self.error: BaseException | None = None  # instead of a trial's result
+        self.error_at = 1
         self.num_unsent = 0
         self.report: Callable[[], str] = lambda: "<html>"
         self.tmp_path = tmp_path
@@ -112,7 +114,7 @@ class Stage:
             def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
                 stage.happened.append(("ran", tuple(specs)))
                 for i, spec in enumerate(specs):
-                    if i == 1 and stage.error is not None:
+                    if i == stage.error_at and stage.error is not None:
                         raise stage.error
                     listener(TrialEnded(stage.trial(spec)))
 
@@ -263,10 +265,47 @@ def test_a_report_that_fails_is_told_and_loses_nothing(stage: Stage) -> None:
     assert stage.of("closed") == ["finished"] and outcome.num_failed == 0 and len(stage.of("recorded")) == 8
 
 
-def test_no_report_is_made_of_an_execution_that_was_interrupted(stage: Stage) -> None:
+def test_the_report_of_an_interrupted_execution_says_that_it_is_partial(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "raypar.report.html.html_report", lambda _, __, origin: asked.append(origin.partial) or "<html>"
+    )
+    stage.execute(a_study(name="t"))
+    stage.error = Interrupted(15)
+    outcome = stage.execute(a_study())
+    assert asked == ["", "Partial: interrupted when 1 of 8 trials were done."]
+    assert outcome.partial == asked[1] and outcome.interrupted_by == 15
+    assert [event.text for event in stage.shown if isinstance(event, Notice)] == [STOPPING]
+
+
+def test_no_report_is_made_where_no_trial_has_ended(stage: Stage) -> None:
     stage.error = Interrupted()
-    stage.execute(a_study())
-    assert stage.of("artifact") == []
+    stage.error_at = 0
+    outcome = stage.execute(a_study())
+    assert stage.of("artifact") == [] and stage.of("closed") == ["killed"] and outcome.num_done == 0
+
+
+def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = a_study(config={"keep_model": True})
+    tested = replace(study, workload=replace(study.workload, has_test=True))
+
+    def final_test(study: Study, analysis: Any, results: Any, store: Any, recorder: Any) -> Any:
+        recorder.add_artifact("test.json", "{}")
+        return analysis
+
+    monkeypatch.setattr(module, "final_test", final_test)
+    stage.stored = [finished(spec) for spec in tested.trials()]
+    stage.execute(tested)
+    assert stage.of("ran") == [] and ("test.json", "{}") in stage.of("artifact")
+    assert stage.of("closed") == ["finished"]
+    stage.happened.clear()
+    stage.stored = [finished(spec) for spec in study.trials()]
+    stage.execute(study)
+    assert stage.happened == ["checked"]  # nothing to test
 
 
 def test_what_the_store_did_not_take_is_counted(stage: Stage) -> None:
