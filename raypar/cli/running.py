@@ -227,6 +227,7 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
 
 
 def run(loaded: LoadedStudy, options: Options) -> None:
+    from raypar.analysis.question import question_of
     from raypar.execution import execute
     from raypar.report.live import LiveView
     from raypar.run.events import Notice
@@ -238,7 +239,8 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             done = made.num_trials - made.num_missing
             if done:
                 say(console, f"{done} of {made.num_trials} trials are in the store already and are not run again")
-            return LiveView(console, made.num_trials, num_done_before=done)
+            question = question_of(made.study)
+            return LiveView(console, made.num_trials, done=made.done, queued=made.missing, question=question)
 
         def notice(event: Any) -> None:
             if isinstance(event, Notice):

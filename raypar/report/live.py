@@ -6,10 +6,9 @@ left to rich's own thread, once a second. Where the output is no terminal, there
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -20,7 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from raypar import units
+from raypar.analysis.question import Question
+from raypar.analysis.remaining import Kind, Timed, kind_of, remaining_s
+from raypar.analysis.so_far import SoFar, best_so_far
 from raypar.report.plain import encodable
+from raypar.report.progress import ended_text, progress_text, so_far_text
 from raypar.run.events import (
     Event,
     GangReady,
@@ -53,7 +56,9 @@ class LiveView:
     Args:
         console: where to; a terminal gets a view that is drawn over, anything else plain lines.
         num_trials: all trials of the study, those done before included.
-        num_done_before: trials whose results were there already.
+        done: results that were there already.
+        queued: the trials to come, where they are known: a search draws its own.
+        question: what the study asks, to say which point is the best so far.
         clock: monotonic seconds.
     """
 
@@ -62,17 +67,27 @@ class LiveView:
         console: Console,
         num_trials: int,
         *,
-        num_done_before: int = 0,
+        done: Sequence[TrialResult] = (),
+        queued: Sequence[TrialSpec] = (),
+        question: Question | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
         self._num_trials = num_trials
-        self._num_done = num_done_before
+        self._num_done = len(done)
         self._num_failed = 0
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._starting: dict[Placement, float] = {}
-        self._wall_times_s: list[float] = []
+        self._queued = {spec.identity: kind_of(spec) for spec in queued}
+        self._results = list(done)
+        self._question = question
+        self._so_far: SoFar | None = None
+        self._ended: list[Timed] = [(kind_of(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None]
+        self._num_slots = 1  # trials that were seen running side by side
+        self._idle_since_s: float | None = None  # since a trial ended that ran alone
+        self._overheads_s: list[float] = []
+        self._gang_starts_s: dict[Placement, float] = {}
         self._lock = threading.RLock()
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
@@ -108,18 +123,22 @@ class LiveView:
         """Change what is known; what to print for good, if anything."""
         match event:
             case GangStarting(placement):
+                self._idle_since_s = None
                 self._starting[placement] = self._clock()
                 return None if self._live else f"starting a gang of {placement}"
             case GangReady(placement, seconds):
                 self._starting.pop(placement, None)
+                self._gang_starts_s[placement] = seconds
                 return None if self._live else f"gang of {placement} is ready after {units.seconds(seconds)}"
             case TrialStarted(spec):
-                self._running[spec.identity] = _Running(spec, self._clock())
+                self._start(spec)
             case TrialReported(spec, report):
-                known = self._running.setdefault(spec.identity, _Running(spec, self._clock()))
-                known.report = report
+                if spec.identity not in self._running:
+                    self._start(spec)
+                self._running[spec.identity].report = report
             case TrialRetried(spec, reason):
                 self._running.pop(spec.identity, None)
+                self._queued[spec.identity] = kind_of(spec)
                 return f"{spec.label}  starting again: {reason}"
             case TrialEnded(result):
                 return self._end(result)
@@ -127,30 +146,60 @@ class LiveView:
                 return text
         return None
 
+    def _start(self, spec: TrialSpec) -> None:
+        now_s = self._clock()
+        if self._idle_since_s is not None:
+            self._overheads_s.append(now_s - self._idle_since_s)
+            self._idle_since_s = None
+        self._queued.pop(spec.identity, None)
+        self._running[spec.identity] = _Running(spec, now_s)
+        self._num_slots = max(self._num_slots, len(self._running))
+
     def _end(self, result: TrialResult) -> str | None:
-        self._running.pop(result.spec.identity, None)
+        now_s = self._clock()
+        started = self._running.pop(result.spec.identity, None)
+        self._queued.pop(result.spec.identity, None)
         self._num_done += 1
+        self._results.append(result)
         failed = result.state is TrialState.FAILED
         self._num_failed += failed
-        if result.wall_s is not None and not failed:
-            self._wall_times_s.append(result.wall_s)
+        if not failed:
+            seen_s = now_s - started.since_s if started else 0.0
+            if took_s := max(seen_s, result.wall_s or 0.0):
+                self._ended.append((kind_of(result.spec), took_s))
+            if self._question:
+                self._so_far = best_so_far(self._question, self._results)
+        if not self._running:
+            self._idle_since_s = now_s
         if self._live and not failed:
             return None
         width = len(str(self._num_trials))
-        return f"[{self._num_done:>{width}}/{self._num_trials}] {_ended(result)}"
+        parts = [f"[{self._num_done:>{width}}/{self._num_trials}] {ended_text(result)}"]
+        if not failed and self._num_done < self._num_trials and (left_s := self.remaining_s()) is not None:
+            parts.append(f"{units.seconds(round(left_s))} left")
+        if self._so_far and not failed:
+            parts.append(so_far_text(self._so_far))
+        return "; ".join(parts)
 
     def _say(self, line: str) -> None:
         self._console.print(Text(encodable(line, self._console.encoding)), soft_wrap=True)  # rich flushes
 
     def remaining_s(self) -> float | None:
-        """Seconds until the last trial ends, going by the median of those ended; None before the first."""
+        """Seconds until the last trial ends, going by those that have ended; None before the first."""
         with self._lock:
-            if not self._wall_times_s:
-                return None
-            typical = statistics.median(self._wall_times_s)
-            now = self._clock()
-            started = sum(max(0.0, typical - (now - t.since_s)) for t in self._running.values())
-            return (started + self._num_queued * typical) / max(1, len(self._running))
+            now_s = self._clock()
+            queued = list(self._queued.values())[: self._num_queued]
+            queued += [Kind()] * (self._num_queued - len(queued))
+            known = {*self._gang_starts_s, *self._starting}
+            return remaining_s(
+                queued,
+                [(kind_of(trial.spec), now_s - trial.since_s) for trial in self._running.values()],
+                self._ended,
+                num_slots=self._num_slots,
+                overheads_s=self._overheads_s,
+                gang_starts_s=list(self._gang_starts_s.values()),
+                num_gang_starts=len({kind.placement for kind in queued if kind.placement} - known),
+            )
 
     @property
     def _num_queued(self) -> int:
@@ -159,11 +208,13 @@ class LiveView:
     def _render(self) -> RenderableType:
         with self._lock:
             lines: list[RenderableType] = [self._summary()]
+            if self._so_far:
+                lines.append(self._line(f"  {so_far_text(self._so_far)}"))
             now = self._clock()
             for placement, since_s in self._starting.items():
                 lines.append(self._line(f"  starting a gang of {placement}, {units.seconds(round(now - since_s))}"))
             shown = list(self._running.values())
-            lines.extend(self._line(f"  {_progress(trial)}") for trial in shown[:MAX_SHOWN])
+            lines.extend(self._line(f"  {progress_text(trial.spec, trial.report)}") for trial in shown[:MAX_SHOWN])
             if len(shown) > MAX_SHOWN:
                 lines.append(self._line(f"  and {len(shown) - MAX_SHOWN} more"))
         return Group(*lines)
@@ -182,41 +233,3 @@ class LiveView:
     def _line(self, text: str) -> Text:
         """One line of the view, cut where the terminal ends: a view that wraps would jump."""
         return Text(encodable(text, self._console.encoding), no_wrap=True, overflow="ellipsis")
-
-
-def _progress(trial: _Running) -> str:
-    """Label, epoch, loss, accuracy and throughput of a running trial, as far as it told."""
-    parts = [trial.spec.label]
-    report = trial.report
-    if not report:
-        return parts[0]
-    if (epoch := report.get("epoch")) is not None:
-        epochs = trial.spec.config.get("epochs")
-        parts.append(f"epoch {epoch:g}" + (f"/{epochs}" if epochs else ""))
-    loss = next((report[key] for key in ("train_loss", "loss", "val_loss") if key in report), None)
-    if loss is not None:
-        parts.append(f"loss {units.number(loss, 3)}")
-    if (accuracy := report.get("accuracy")) is not None:
-        parts.append(f"accuracy {units.score('accuracy', accuracy)}")
-    if (throughput := report.get("throughput_samples_per_s")) is not None:
-        parts.append(units.rate(throughput))
-    return "  ".join(parts)
-
-
-def _ended(result: TrialResult) -> str:
-    """One line about a trial that has ended."""
-    parts = [result.spec.label]
-    if result.failure:
-        parts.append(f"FAILED: {(result.failure.message.strip() or result.failure.kind).splitlines()[0]}")
-        if result.failure.log_path:
-            parts.append(f"log: {result.failure.log_path}")
-        return "  ".join(parts)
-    if result.state is not TrialState.FINISHED:
-        parts.append(result.state.value)
-    if result.train_time_s is not None:
-        parts.append(f"trained {units.seconds(result.train_time_s)}")
-    if result.wall_s is not None:
-        parts.append(f"in all {units.seconds(result.wall_s)}")
-    if (accuracy := result.final.get("accuracy")) is not None:
-        parts.append(f"accuracy {units.score('accuracy', accuracy)}")
-    return "  ".join(parts)

@@ -10,6 +10,7 @@ import pytest
 from results import make_result, make_spec
 from rich.console import Console
 
+from raypar.analysis.question import Question
 from raypar.report.live import MAX_SHOWN, REFRESH_PER_S, LiveView
 from raypar.run.events import (
     GangReady,
@@ -64,7 +65,7 @@ def test_a_pipe_gets_one_line_per_trial_gang_and_notice() -> None:
     assert file.getvalue().splitlines() == [
         "starting a gang of 2 workers × 1 core",
         "gang of 2 workers × 1 core is ready after 14.3 s",
-        "[ 1/12] batch_size=64 num_workers=2 #1  trained 3.20 s  in all 4.20 s  accuracy 97.1 %",
+        "[ 1/12] batch_size=64 num_workers=2 #1  trained 3.20 s  in all 4.20 s  accuracy 97.1 %; 46.0 s left",
         "[ 2/12] batch_size=64 num_workers=2 #2  FAILED: rank 1: boom",
         "batch_size=64 num_workers=2 #3  starting again: node lost",
         "waiting for [2] nodes",
@@ -93,8 +94,8 @@ def test_a_pipe_without_unicode_gets_stand_ins() -> None:
 
 def test_trials_done_before_are_counted_and_told() -> None:
     console, file = piped()
-    with LiveView(console, 5, num_done_before=3) as view:
-        view(TrialEnded(make_result(POINT)))
+    with LiveView(console, 5, done=[make_result(POINT, repeat) for repeat in range(3)]) as view:
+        view(TrialEnded(make_result(POINT, 3)))
     lines = file.getvalue().splitlines()
     assert lines[0] == "3 trials of 5 done before"
     assert lines[1].startswith("[4/5]")
@@ -169,6 +170,52 @@ def test_trials_side_by_side_share_the_time_left() -> None:
     for repeat in (1, 2):
         view(TrialStarted(make_spec(POINT, repeat), 1))
     assert view.remaining_s() == 40.0
+
+
+def test_the_time_left_goes_by_the_trials_alike_that_are_still_to_come() -> None:
+    one, two = {"num_workers": 1}, {"num_workers": 2}
+    queued = [make_spec(one, 1), make_spec(two, 1), make_spec(two, 2)]
+    done = [make_result(one, 0, wall_s=40.0), make_result(two, 0, wall_s=10.0)]
+    view = LiveView(terminal(), 5, done=done, queued=queued, clock=Clock())
+    assert view.remaining_s() == 60.0
+    view(TrialEnded(make_result(one, 1, wall_s=40.0)))
+    assert view.remaining_s() == 20.0
+
+
+def test_pauses_between_trials_and_gangs_to_start_are_reckoned_with() -> None:
+    clock = Clock()
+    one, two = {"num_workers": 1}, {"num_workers": 2}
+    queued = [make_spec(one, 0), make_spec(one, 1), make_spec(two, 0)]
+    view = LiveView(terminal(), 3, queued=queued, clock=clock)
+    view(GangStarting(Placement(1, 1, "cpu")))
+    view(GangReady(Placement(1, 1, "cpu"), 20.0))
+    view(TrialStarted(queued[0], 1))
+    clock.now_s = 10.0
+    view(TrialEnded(make_result(one, 0, wall_s=9.0)))
+    clock.now_s = 12.0
+    view(TrialStarted(queued[1], 1))
+    assert view.remaining_s() == 10.0 + (10.0 + 2.0) + 20.0
+    view(GangStarting(TWO))
+    assert view.remaining_s() == 10.0 + (10.0 + 2.0)
+
+
+def test_the_best_point_so_far_is_told_in_the_view_and_in_plain_lines() -> None:
+    question = Question("s", {"num_workers": 1}, ("num_workers",))
+    console, file = piped()
+    views = [LiveView(made, 9, question=question) for made in (console, terminal())]
+    told = ["best so far", "at num_workers=2 (by one trial)", "(not yet told from the baseline)", "at num_workers=2"]
+    for repeat, time_s in enumerate((2.0, 2.2)):
+        for view in views:
+            view(TrialEnded(make_result({"num_workers": 1}, repeat, 4.0 + repeat * 0.001)))
+            assert repeat or told[0] not in picture(view)
+            view(TrialEnded(make_result({"num_workers": 2}, repeat, time_s)))
+            assert f"best so far {['2.00', '1.91'][repeat]}×" in picture(view) and told[1 + repeat] in picture(view)
+    for view in views:
+        for repeat in (2, 3, 4):
+            view(TrialEnded(make_result({"num_workers": 1}, repeat, 4.0)))
+            view(TrialEnded(make_result({"num_workers": 2}, repeat, 2.0)))
+        assert "best so far 2.00× at num_workers=2\n" in picture(view)
+    assert file.getvalue().splitlines()[3].endswith(f"best so far 1.91× {told[1][:16]} {told[2]}")
 
 
 def test_a_failure_stays_on_the_terminal_and_a_success_does_not() -> None:
