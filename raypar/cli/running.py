@@ -275,6 +275,8 @@ def tell(console: Console, outcome: Outcome, resume: str) -> None:
         say(console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them")
     if outcome.was_interrupted and not outcome.num_done:
         say(console, f"interrupted before a trial had ended; `{resume}` runs them")
+    elif outcome.was_interrupted and not outcome.partial:
+        say(console, "interrupted when every trial was done")
     elif outcome.was_interrupted:
         say(console, f"interrupted; `{resume}` runs the rest")
     if outcome.num_done:

@@ -86,7 +86,7 @@ class LiveView:
         self._ended: list[Timed] = [(kind_of(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None]
         self._num_slots = 1  # trials that were seen running side by side
         self._idle_since_s: float | None = None  # since a trial ended that ran alone
-        self._overheads_s: list[float] = []
+        self._pauses_s: list[float] = []
         self._gang_starts_s: dict[Placement, float] = {}
         self._lock = threading.RLock()
         self._live: Live | None = None
@@ -149,7 +149,7 @@ class LiveView:
     def _start(self, spec: TrialSpec) -> None:
         now_s = self._clock()
         if self._idle_since_s is not None:
-            self._overheads_s.append(now_s - self._idle_since_s)
+            self._pauses_s.append(now_s - self._idle_since_s)
             self._idle_since_s = None
         self._queued.pop(spec.identity, None)
         self._running[spec.identity] = _Running(spec, now_s)
@@ -161,16 +161,17 @@ class LiveView:
         self._queued.pop(result.spec.identity, None)
         self._num_done += 1
         self._results.append(result)
-        failed = result.state is TrialState.FAILED
+        failed, late_s = result.state is TrialState.FAILED, 0.0
         self._num_failed += failed
         if not failed:
             seen_s = now_s - started.since_s if started else 0.0
-            if took_s := max(seen_s, result.wall_s or 0.0):
-                self._ended.append((kind_of(result.spec), took_s))
+            took_s = seen_s if result.wall_s is None else result.wall_s
+            self._ended.append((kind_of(result.spec), took_s))
+            late_s = max(0.0, seen_s - took_s)  # told after it was stored
             if self._question:
                 self._so_far = best_so_far(self._question, self._results)
         if not self._running:
-            self._idle_since_s = now_s
+            self._idle_since_s = now_s - late_s
         if self._live and not failed:
             return None
         width = len(str(self._num_trials))
@@ -196,7 +197,7 @@ class LiveView:
                 [(kind_of(trial.spec), now_s - trial.since_s) for trial in self._running.values()],
                 self._ended,
                 num_slots=self._num_slots,
-                overheads_s=self._overheads_s,
+                overheads_s=self._pauses_s[1:],  # the first one holds the first use of the store
                 gang_starts_s=list(self._gang_starts_s.values()),
                 num_gang_starts=len({kind.placement for kind in queued if kind.placement} - known),
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,11 @@ class Cli:
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """In a process group of its own, as a shell does it; output into files that `run` would have returned."""
-        with (self.folder / "stdout").open("w") as stdout, (self.folder / "stderr").open("w") as stderr:
+        with (
+            (self.folder / "stdout").open("w") as stdout,
+            (self.folder / "stderr").open("w") as stderr,
+            signals_not_ignored(),
+        ):
             return subprocess.Popen(
                 [RAYPAR, *arguments],
                 cwd=self.folder,
@@ -76,6 +82,20 @@ class Cli:
     def _environment(self, changes: Mapping[str, str]) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if key not in UNSET}
         return {**kept, MARK: self.mark, "COLUMNS": "120", **changes}
+
+
+@contextlib.contextmanager
+def signals_not_ignored() -> Iterator[None]:
+    """What is started inside hears Ctrl-C, even where these tests themselves run in a shell's background or under
+    nohup: an ignored signal stays ignored in whatever is started."""
+    ignored = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def runs_of(folder: Path, study: str, kind: str) -> list[Any]:

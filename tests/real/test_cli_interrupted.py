@@ -90,6 +90,11 @@ def everything_is_there(cli: Cli) -> None:
     assert len(begun) == 5 and begun[2] in begun[3:]
 
 
+def finished_trials(cli: Cli) -> list[str]:
+    runs = runs_of(cli.folder, "waiting", "trial")
+    return sorted(run.data.params["lr"] for run in runs if run.info.status == "FINISHED")
+
+
 WAYS = pytest.mark.parametrize(
     "flags", [pytest.param((), marks=pytest.mark.ray, id="ray"), pytest.param(("--no-ray",), id="no-ray")]
 )
@@ -102,12 +107,14 @@ def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
     code = interrupt_in_the_third_trial(cli, flags, lambda pid: os.killpg(pid, signal.SIGINT))
     output = (cli.folder / "stdout").read_text()
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
-    assert "interrupted; `raypar resume waiting` runs the rest" in output and "Traceback" not in output
-    cli.wait_for_its_processes()
-    kept = [run for run in runs_of(cli.folder, "waiting", "trial") if run.info.status == "FINISHED"]
-    assert sorted(run.data.params["lr"] for run in kept) == sorted(starts(cli)[:2])
+    assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
+    assert "interrupted; `raypar resume waiting` runs the rest" in output
+    assert cli.processes() == {}  # when it ends, not some time after
+    assert finished_trials(cli) == sorted(starts(cli)[:2])
     (execution,) = runs_of(cli.folder, "waiting", "execution")
     assert execution.info.status == "KILLED"
+    (report,) = cli.folder.glob("**/report.html")
+    assert "Partial: interrupted when 2 of 4 trials were done." in report.read_text()
 
     (cli.folder / "wait").unlink()
     (cli.folder / "elsewhere").mkdir()
@@ -131,6 +138,72 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 of 4 trials" in done.stdout
     everything_is_there(cli)
+
+
+# Makes the report only once the file `wait` is gone, and says in the file `reports` that it is about to.
+SLOW_REPORT = """
+import raypar.report.html
+from raypar.report.html import html_report
+
+
+def slow_report(*what):
+    import time
+
+    (FOLDER / "reports").touch()
+    while (FOLDER / "wait").exists():
+        time.sleep(0.05)
+    return html_report(*what)
+
+
+raypar.report.html.html_report = slow_report
+"""
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_loses_nothing(cli: Cli) -> None:
+    cli.write("waiting.py", STUDY + SLOW_REPORT)
+    with cli.start("study", "waiting.py", "--no-ray") as process:
+        until(lambda: len(starts(cli)) == 3 or process.poll() is not None, "the third trial", TIMEOUT_S)
+        process.send_signal(signal.SIGINT)
+        until(lambda: (cli.folder / "reports").exists() or process.poll() is not None, "the report", TIMEOUT_S)
+        assert process.poll() is None, (cli.folder / "stderr").read_text()
+
+        def ended() -> bool:
+            process.send_signal(signal.SIGINT)  # again and again: what comes at once counts as one
+            return process.poll() is not None
+
+        until(ended, "its end", TIMEOUT_S)
+    assert process.returncode == 130 and cli.processes() == {}
+    (cli.folder / "wait").unlink()
+    done = cli.run("resume", "waiting")
+    assert (done.returncode, done.stderr) == (0, "") and "2 of 4 trials" in done.stdout
+    everything_is_there(cli)
+
+
+def test_a_hang_up_while_the_report_is_made_lets_it_be_finished(cli: Cli) -> None:
+    cli.write("waiting.py", STUDY.replace('(FOLDER / "wait").exists()', "False") + SLOW_REPORT)
+    with cli.start("study", "waiting.py", "--no-ray") as process:
+        until(lambda: (cli.folder / "reports").exists() or process.poll() is not None, "the report", TIMEOUT_S)
+        os.killpg(process.pid, signal.SIGHUP)
+        (cli.folder / "wait").unlink()
+        assert process.wait(TIMEOUT_S) == 129, (cli.folder / "stderr").read_text()
+    output = (cli.folder / "stdout").read_text()
+    assert "4 points, 4 trials" in output and "Partial" not in output
+    assert "interrupted when every trial was done" in output
+    assert len(finished_trials(cli)) == 4 and cli.processes() == {}
+    (execution,) = runs_of(cli.folder, "waiting", "execution")
+    assert execution.info.status == "FINISHED"
+
+
+def test_sigterm_while_a_study_is_planned_starts_nothing(cli: Cli) -> None:
+    prepare = 'lambda config: ((FOLDER / "plans").touch(), __import__("time").sleep(600))'
+    cli.write("waiting.py", STUDY.replace("model=model", f"model=model, prepare={prepare}"))
+    with cli.start("study", "waiting.py", "--no-ray") as process:
+        until(lambda: (cli.folder / "plans").exists() or process.poll() is not None, "the plan", TIMEOUT_S)
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == 143
+    assert (cli.folder / "stderr").read_text() == "interrupted\n"
+    assert (cli.folder / "stdout").read_text() == "" and not (cli.folder / "mlflow.db").exists()
+    assert cli.processes() == {} and starts(cli) == []
 
 
 def test_a_fork_server_ends_with_its_owner_and_removes_its_socket() -> None:

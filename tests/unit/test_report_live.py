@@ -185,18 +185,19 @@ def test_the_time_left_goes_by_the_trials_alike_that_are_still_to_come() -> None
 def test_pauses_between_trials_and_gangs_to_start_are_reckoned_with() -> None:
     clock = Clock()
     one, two = {"num_workers": 1}, {"num_workers": 2}
-    queued = [make_spec(one, 0), make_spec(one, 1), make_spec(two, 0)]
-    view = LiveView(terminal(), 3, queued=queued, clock=clock)
+    queued = [*(make_spec(one, repeat) for repeat in range(4)), make_spec(two, 0)]
+    view = LiveView(terminal(), 5, queued=queued, clock=clock)
     view(GangStarting(Placement(1, 1, "cpu")))
     view(GangReady(Placement(1, 1, "cpu"), 20.0))
-    view(TrialStarted(queued[0], 1))
-    clock.now_s = 10.0
-    view(TrialEnded(make_result(one, 0, wall_s=9.0)))
-    clock.now_s = 12.0
-    view(TrialStarted(queued[1], 1))
-    assert view.remaining_s() == 10.0 + (10.0 + 2.0) + 20.0
+    for repeat, pause_s in enumerate((30.0, 2.0)):  # the first holds the first use of the store
+        view(TrialStarted(queued[repeat], 1))
+        clock.now_s += 10.0
+        view(TrialEnded(make_result(one, repeat, wall_s=9.0)))
+        clock.now_s += pause_s - 1.0
+    view(TrialStarted(queued[2], 1))
+    assert view.remaining_s() == 9.0 + 2 * (9.0 + 2.0) + 20.0
     view(GangStarting(TWO))
-    assert view.remaining_s() == 10.0 + (10.0 + 2.0)
+    assert view.remaining_s() == 9.0 + 2 * (9.0 + 2.0)
 
 
 def test_the_best_point_so_far_is_told_in_the_view_and_in_plain_lines() -> None:
