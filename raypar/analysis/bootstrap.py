@@ -63,12 +63,10 @@ def _drawn_medians(sample: Floats, counts: Counts) -> Floats:
     """The median of each resample, from how often it holds each value: sorting once is enough for all of them."""
     size = len(sample)
     order = np.argsort(sample)
-    medians = np.empty(counts.shape[1])
-    num_columns = max(1, MOST_DRAWN // size)
-    for start in range(0, len(medians), num_columns):
-        part = slice(start, start + num_columns)
-        # How many of the resample's values are at most the i-th smallest of the sample.
-        reached = np.cumsum(counts[order, part], axis=0, dtype=counts.dtype)
-        low, high = ((reached < rank).sum(axis=0, dtype=counts.dtype) for rank in ((size + 1) // 2, size // 2 + 1))
-        medians[part] = (sample[order[low]] + sample[order[high]]) / 2
-    return medians
+    reached = np.zeros_like(counts[0])  # how many of the resample's values are at most the i-th smallest of the sample
+    low, high = np.zeros_like(reached), np.zeros_like(reached)
+    for row in order:
+        reached += counts[row]
+        low += reached < (size + 1) // 2
+        high += reached < size // 2 + 1
+    return np.asarray((sample[order[low]] + sample[order[high]]) / 2)

@@ -86,8 +86,10 @@ def _other_settings(question: Question, result: TrialResult) -> dict[str, tuple[
             continue  # an older version did not know it
         if key == "num_threads" and wanted is None:
             wanted = config.get("cpus_per_worker")
-        if point_key({key: wanted}) != point_key({key: config[key]}):
-            own = config[key]
+        own = config[key]
+        if type(own) is type(wanted) and own == wanted:
+            continue  # the usual case, told quickly
+        if point_key({key: wanted}) != point_key({key: own}):
             found[key] = (wanted, tuple(own) if isinstance(own, list) else own)
     return found
 

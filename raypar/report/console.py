@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from rich.cells import cell_len
@@ -41,7 +41,7 @@ class _Column:
     cells: tuple[str, ...]
     is_number: bool = True
 
-    @property
+    @cached_property  # each row asks for it
     def width(self) -> int:
         return max(map(cell_len, (*self.head, *self.cells)))
 

@@ -222,3 +222,19 @@ def test_a_price_makes_a_column_of_costs_and_says_of_what() -> None:
     assert sum(line.count("2.52") for line in shown(analysis).splitlines()) == 2
     assert max(cell_len(line) for line in shown(analysis).splitlines()) <= 80
     assert "cost" not in shown(analyse(QUESTION, results_of_two))
+
+
+def test_a_table_measures_each_cell_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def counted(text: str) -> int:
+        measured.append(text)
+        return cell_len(text)
+
+    monkeypatch.setattr("raypar.report.console.cell_len", counted)
+    counts = []
+    for num_points in (40, 160):
+        measured.clear()
+        shown(analyse(Question("s", {}, ("x",)), [make_result({"x": 10_000 + i}) for i in range(num_points)]))
+        counts.append(len(measured))
+    assert counts[1] < 6 * counts[0]
