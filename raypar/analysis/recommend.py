@@ -22,7 +22,7 @@ from raypar.analysis.energy import energy_source, why_no_energy
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.question import Question, collect, time_metric_of
-from raypar.analysis.settle import MARGIN, Confidence, confidence_of, repeats_to_settle, time_ratio
+from raypar.analysis.settle import MARGIN, Confidence, confidence_of, joint_share, repeats_to_settle, time_ratio
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import Start, reported_metrics
 from raypar.errors import RayparError, suggest
@@ -65,8 +65,8 @@ class Recommendation:
         chosen: None for `Outcome.NONE`.
         runner_up: the one to take otherwise: the fastest of the others; None where there is none.
         lead: time of the runner-up over that of the chosen one; None without one.
-        confidence: that the chosen one is faster than the runner-up, or, if it was chosen for its workers, slower by
-            no more than `MARGIN`; None for one trial each.
+        confidence: that the chosen one is faster than every other, or, if it was chosen for its workers, slower than
+            none by more than `MARGIN`; None where one of them ran only once.
         rivals: points that can't be told from the leader, without the chosen one.
         settling: None where there is nothing to settle.
         batches: what the batch size does, where a target is asked for.
@@ -152,8 +152,19 @@ def _chosen(before: Recommendation) -> Recommendation:
         found,
         runner_up=runner_up,
         lead=time_ratio(runner_up.times, chosen.times),
-        confidence=confidence_of(runner_up.times, chosen.times, 1.0 if chosen is leader else 1 / (1 + MARGIN)),
+        confidence=_joint_confidence(chosen, [c for c in ranked if c is not chosen], is_leader=chosen is leader),
     )
+
+
+def _joint_confidence(chosen: Candidate, others: Sequence[Candidate], *, is_leader: bool) -> Confidence | None:
+    """Against all others at once: against the one where it is least sure, less for each of the others."""
+    at_least = 1.0 if is_leader else 1 / (1 + MARGIN)
+    each = [confidence_of(c.times, chosen.times, at_least) for c in others]
+    known = [confidence for confidence in each if confidence is not None]
+    if not known or len(known) < len(each):
+        return None
+    least = min(known, key=lambda confidence: confidence.share)
+    return replace(least, share=joint_share([confidence.share for confidence in known]))
 
 
 def _doubted(found: Recommendation, chosen: Candidate) -> list[Candidate]:

@@ -6,7 +6,7 @@ Trials of the same block are compared with each other where there are such; else
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,6 +73,15 @@ def confidence_of(slow: Mapping[int, float], fast: Mapping[int, float], at_least
     # Degrees of freedom of the smaller group: Welch's are never fewer.
     share = float(stdtr(size - 1, centre / error)) if error > 0 else 0.5 + 0.5 * float(np.sign(centre))
     return Confidence(share, Basis.STUDENT, size, paired)
+
+
+def joint_share(shares: Sequence[float]) -> float:
+    """How sure it is that all of some things are so, each of them as sure as this, however they depend on each other.
+
+    Bonferroni's bound, 1 - sum(1 - share). Whoever has the least median of many owes a part of that to luck: that it
+    beats the next one says less, the more there are. No less than what guessing among them would do.
+    """
+    return max(1 - sum(1 - share for share in shares), 1 / (len(shares) + 1))
 
 
 def repeats_to_settle(slow: Mapping[int, float], fast: Mapping[int, float]) -> int | None:

@@ -15,7 +15,7 @@ from raypar.analysis.candidates import Candidate
 from raypar.analysis.energy import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Outcome, Recommendation, Settling
-from raypar.analysis.settle import MARGIN, Basis, Confidence
+from raypar.analysis.settle import MARGIN, Confidence
 from raypar.analysis.time_to_target import Fate, Start, Target
 from raypar.report.goodput import batch_lines
 from raypar.report.plain import encodable
@@ -153,14 +153,17 @@ def _sure(found: Recommendation, confidence: Confidence | None) -> str:
     if confidence is None:
         return "How sure: not at all, by one trial each there is no telling."
     if found.chosen is found.leader:
-        claim = "it is faster than the runner-up"
+        claim = "it is the fastest"
     else:
-        claim = f"it takes at most {units.percent(MARGIN)} longer than the runner-up"
-    share = "more than 99 %" if confidence.share > 0.995 else units.percent(confidence.share)
+        claim = f"it takes at most {units.percent(MARGIN)} longer than the fastest"
+    num_others = sum(not c.why_not for c in found.candidates) - 1
+    if num_others > 1 and confidence.share <= 1 / (num_others + 1):
+        return f"How sure: hardly. That {claim} is little more than a guess among {num_others + 1}."
+    # Of several others, Bonferroni's bound.
+    share = "at least " * (num_others > 1) + units.percent(confidence.share)
+    share = "more than 99 %" if confidence.share > 0.995 else share
     counted = units.counted(confidence.num_samples, "trial") + " each"
     counted += ", paired by block" if confidence.is_paired else ", compared unpaired"
-    if confidence.basis is Basis.BOOTSTRAP:
-        return f"How sure: in {share} of the resamples {claim} ({confidence.basis}; {counted})."
     return f"How sure: {share} that {claim} ({confidence.basis}; {counted})."
 
 

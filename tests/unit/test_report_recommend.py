@@ -54,7 +54,7 @@ def test_the_choice_its_reason_the_runner_up_and_how_sure_it_is() -> None:
     assert "Take num_workers=4: 12.0 s [" in told
     assert "faster than the 2 others by more than chance." in told
     assert "Runner-up: num_workers=2, which takes 1.8" in told
-    assert "How sure: more than 99 % that it is faster than the runner-up (Student t on logarithms" in told
+    assert "How sure: more than 99 % that it is the fastest (Student t on logarithms" in told
     assert "3 trials each, paired by block" in told
     assert "What would settle it" not in told and "raypar study" not in told
 
@@ -71,7 +71,7 @@ def test_a_tie_is_called_one_and_the_fewer_workers_are_the_reason() -> None:
     told = text(trials({1: 40.0, 2: 12.05, 4: 12.0}, NOISE))
     assert "Take num_workers=2: " in told
     assert "it is tied with num_workers=4, and it has the fewest workers of them." in told
-    assert "of the resamples it takes at most 10 % longer than the runner-up (bootstrap" in told
+    assert "that it takes at most 10 % longer than the fastest (bootstrap" in told
 
 
 def test_a_tie_of_as_many_workers_goes_to_the_smaller_median() -> None:
