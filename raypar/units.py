@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 MISSING = "–"
+INFINITE = "∞"  # an upper bound that lies beyond what was seen
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
@@ -192,9 +193,9 @@ def _scaled_energy(value: float) -> tuple[float, int, str]:
 
 
 def _brackets(value: float | None, low: float | None, high: float | None, show: Callable[[float], str]) -> str:
-    if value is None or low is None or high is None or any(map(_is_missing, (value, low, high))):
+    if value is None or low is None or high is None or any(map(_is_missing, (value, low))) or math.isnan(high):
         return ""
-    return f" [{show(low)}, {show(high)}]"
+    return f" [{show(low)}, {INFINITE if math.isinf(high) else show(high)}]"
 
 
 def _bound(value: float, decimals: int) -> str:

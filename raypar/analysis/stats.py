@@ -43,6 +43,7 @@ class Method(StrEnum):
     T_LINEAR = "Student t, assumes normal values"
     RANKS = "order statistics, assumes no distribution"
     BOOTSTRAP = "bootstrap over blocks, assumes no distribution"
+    CENSORED = "order statistics, what was not reached counts as longer"
     REFERENCE = "1 by definition"
 
 
@@ -53,7 +54,7 @@ class Estimate:
     Attributes:
         value: the median, or the ratio.
         low: lower bound of the interval; None for a single sample.
-        high: upper bound; None together with `low`.
+        high: upper bound; None together with `low`; infinite where it lies beyond what was seen.
         num_samples: how many samples (or pairs) it rests on.
         level: the confidence that the interval achieves, 0 to 1; None where there is none.
         method: how the interval came about.
@@ -105,6 +106,32 @@ def median_estimate(values: Sequence[float], *, log_scale: bool = True) -> Estim
     low_rank, high_rank, level = median_ranks(size)
     ordered = np.sort(sample)
     return Estimate(median, float(ordered[low_rank - 1]), float(ordered[high_rank - 1]), size, level, Method.RANKS)
+
+
+def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estimate | None:
+    """The median where some values are only known to be larger than any that was seen.
+
+    Its interval is that of order statistics, for which larger is enough to know; from six values on, its upper bound
+    may be infinite. With fewer there is none: how far the censored ones lie out is in no model.
+
+    Args:
+        values: those that are known, greater than 0.
+        num_longer: how many others there are.
+
+    Returns:
+        None where no more than half are known: then the median is not.
+    """
+    if not num_longer:
+        return median_estimate(values) if values else None
+    size = len(values) + num_longer
+    if 2 * len(values) <= size:
+        return None
+    ordered = np.append(np.sort(_checked(values, positive=True)), np.full(num_longer, math.inf))
+    median = float(np.median(ordered))
+    if size < MIN_RANKED:
+        return Estimate(median, None, None, size, None, Method.CENSORED)
+    low_rank, high_rank, level = median_ranks(size)
+    return Estimate(median, float(ordered[low_rank - 1]), float(ordered[high_rank - 1]), size, level, Method.CENSORED)
 
 
 def median_ranks(num_samples: int, level: float = LEVEL) -> tuple[int, int, float]:

@@ -5,8 +5,8 @@ target; start-up, warm-up and evaluation are left out. That of `Start.LAUNCH` ru
 processes and leaves out nothing but what lies between the parts (barriers, reports). Both know no finer than the
 evaluations: a target that is met between two of them is reached at the second.
 
-A trial that ends without reaching the target is censored: all that is known is that it takes longer. Such trials are
-counted beside the estimate, which is of those that reached it, and therefore too short where there are any.
+A trial that ends without reaching the target is censored: all that is known is that it takes longer. So it counts in
+the median, which is known where more than half have reached the target (`raypar.analysis.stats`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from raypar.analysis.question import PointSamples, Question
-from raypar.analysis.stats import Estimate, median_estimate
+from raypar.analysis.stats import Estimate, censored_median_estimate
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
 
@@ -81,7 +81,8 @@ class PointToTarget:
 
     Attributes:
         trials: by repeat.
-        time_s: median over those that reached the target; None where none did.
+        time_s: median over those that reached the target and those that did not, which count as longer; None where no
+            more than half did.
     """
 
     point: Mapping[str, Value]
@@ -125,7 +126,8 @@ def time_to_target(samples: PointSamples, target: Target, start: Start = Start.F
     """What the trials of a point say. Of trials that a scheduler stopped, what they had reached by then counts."""
     trials = tuple(trial_to_target(result, target, start) for result in samples.results)
     times = [trial.time_s for trial in trials if trial.time_s is not None]
-    return PointToTarget(samples.point, trials, median_estimate(times) if times else None)
+    num_missed = sum(trial.fate is Fate.MISSED for trial in trials)
+    return PointToTarget(samples.point, trials, censored_median_estimate(times, num_missed))
 
 
 def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FIRST_STEP) -> TrialToTarget:

@@ -7,7 +7,7 @@ import re
 # C0 but for tab and line feed, DEL, C1, and what turns the direction of text; the first byte of every escape sequence
 # is among them.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "..."})
+_STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "...", "∞": "inf"})
 
 
 def encodable(text: str, encoding: str) -> str:

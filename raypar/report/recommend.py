@@ -247,8 +247,8 @@ def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:
     ]
     if some:
         yield (
-            f"Not every trial reached the target at {_named(some)}: the time is of those that did, and too short for "
-            "all."
+            f"Not every trial reached the target at {_named(some)}: the others count as longer, and there is no "
+            "median where they are half or more."
         )
 
 

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raypar.analysis import bootstrap
 from raypar.analysis.stats import difference_estimate, median_estimate, ratio_estimate
 
 Draw: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.float64]]
 
-NUM_STUDIES = 1000
+NUM_STUDIES = 500
 # Of few repeats, Welch's degrees of freedom and the median's error are on the safe side.
 AT_MOST_FOR_FEW = 0.998
 RATIO = 1.5
@@ -27,11 +26,6 @@ def log_normal(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 def skewed(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
     """A floor, and delays on top of it: what a busy machine's times look like."""
     return 1 + rng.exponential(0.2, count)
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "NUM_RESAMPLES", 500)
 
 
 def coverage(draw: Draw, size: int, *, paired: bool) -> float:
@@ -55,7 +49,7 @@ def test_a_ratio_of_few_repeats_lies_in_its_interval(draw: Draw, size: int, pair
 @pytest.mark.parametrize("size", [6, 10])
 @pytest.mark.parametrize("paired", [True, False])
 def test_a_ratio_of_six_repeats_or_more_lies_in_its_bootstrap_interval(draw: Draw, size: int, paired: bool) -> None:
-    assert 0.91 <= coverage(draw, size, paired=paired) <= 0.985
+    assert 0.905 <= coverage(draw, size, paired=paired) <= 0.985
 
 
 @pytest.mark.parametrize(("draw", "median"), [(log_normal, 1.0), (skewed, 1 + 0.2 * np.log(2))])

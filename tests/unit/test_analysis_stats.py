@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypar import units
 from raypar.analysis.bootstrap import BOOTSTRAP_SEED, NUM_RESAMPLES
 from raypar.analysis.stats import (
     LEVEL,
     Method,
+    censored_median_estimate,
     mean_cost,
     mean_rate,
     median_estimate,
@@ -200,6 +202,36 @@ def test_bootstrap_intervals_hold_the_truth_nine_times_in_ten(size: int) -> None
         estimate = ratio_estimate(1.8 * block * rng.lognormal(0, 0.05, size), block * rng.lognormal(0, 0.05, size))
         hits += estimate.low <= 1.8 <= estimate.high
     assert hits >= 135
+
+
+def test_censored_values_count_as_longer_than_any_that_is_known() -> None:
+    assert censored_median_estimate([3.0, 1.0, 2.0], 0) == median_estimate([1.0, 2.0, 3.0])
+    assert censored_median_estimate([], 0) is None and censored_median_estimate([], 3) is None
+    assert censored_median_estimate([1.0, 2.0], 2) is None
+    few = censored_median_estimate([1.0, 3.0, 2.0], 2)
+    assert few is not None and (few.value, few.low, few.high, few.num_samples) == (3.0, None, None, 5)
+    even = censored_median_estimate([1.0, 2.0, 4.0], 1)
+    assert even is not None and even.value == 3.0
+    many = censored_median_estimate([float(i) for i in range(1, 10)], 1)
+    whole = median_estimate([float(i) for i in range(1, 11)])
+    assert many is not None and (many.value, many.low, many.high) == (whole.value, whole.low, whole.high) == (5.5, 2, 9)
+    open_end = censored_median_estimate([1.0, 2.0, 3.0, 4.0, 5.0], 1)
+    assert open_end is not None and (open_end.low, open_end.high) == (1.0, math.inf)
+    assert not open_end.excludes(1e9) and open_end.excludes(0.5)
+    assert units.seconds_interval(open_end.value, open_end.low, open_end.high) == "3.50 s [1.00, ∞]"
+
+
+@pytest.mark.parametrize("share", [0.6, 0.8, 0.95])
+def test_a_censored_median_lies_in_its_interval(share: float) -> None:
+    """Exponential times that are cut off at a time which this share of them reaches."""
+    rng, limit = np.random.default_rng(7), -math.log(1 - share)
+    hits = known = 0
+    for _ in range(1000):
+        times_s = rng.exponential(1.0, 9)
+        estimate = censored_median_estimate(times_s[times_s <= limit].tolist(), int((times_s > limit).sum()))
+        known += estimate is not None
+        hits += estimate is not None and not estimate.excludes(math.log(2))
+    assert hits >= 0.93 * known and known > 700
 
 
 @pytest.mark.parametrize(("num_tops", "num_bottoms"), [(6, 6), (7, 7), (31, 31), (256, 256), (9, 14), (120, 6)])

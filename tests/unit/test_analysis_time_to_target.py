@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from results import make_result
 
 from raypar.analysis.question import Question, collect
+from raypar.analysis.stats import Estimate, Method
 from raypar.analysis.time_to_target import (
     Fate,
     PointToTarget,
@@ -68,8 +70,15 @@ def test_a_trial_that_never_reaches_it_has_no_time_and_is_counted() -> None:
     assert found.num_in(Fate.REACHED) == 2 and found.num_in(Fate.MISSED) == 1
     assert not found.is_always_reached
     assert found.times == {0: 4.0, 2: 2.0}
-    assert found.time_s is not None and (found.time_s.value, found.time_s.num_samples) == (3.0, 2)
+    assert found.time_s is not None and (found.time_s.value, found.time_s.num_samples) == (4.0, 3)
     assert point(trial([0.1])).time_s is None
+
+
+def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half() -> None:
+    half = point(trial([0.95]), trial([0.5], 1))
+    assert half.times == {0: 2.0} and half.time_s is None
+    most = point(*(trial([0.5] * i + [0.95], i) for i in range(5)), trial([0.1], 5), trial([0.1], 6))
+    assert most.time_s == Estimate(8.0, 2.0, math.inf, 7, pytest.approx(1 - 2 / 2**7), Method.CENSORED)
 
 
 def test_a_trial_that_was_stopped_counts_by_what_it_had_reached() -> None:
