@@ -11,7 +11,7 @@ from raypar.study.study import Study
 from raypar.study.workload import Data, Option, Split, Statistic, Workload
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
+    from raypar.report.frame import StudyFrame
 
 __version__ = "0.1.0"
 
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 
-def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> DataFrame:
+def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> StudyFrame:
     """The trials of a study as a pandas frame, one row each, in the order in which they were started.
 
     Units stand in the columns' names (``train_time_s``). What differs from study to study has a prefix: ``point.``
     (swept hyperparameters), ``config.`` (all of them), ``final.`` (the last report) and ``environment.``; ``speedup``
     is over the baseline's trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline`` and
-    ``swept``.
+    ``swept``; ``.figures`` has the report's figures, which a notebook shows: ``.figures["speedup"].save("s.svg")``.
 
     Args:
         study: its name, as ``raypar list`` shows it.

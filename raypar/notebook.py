@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypar.errors import RayparError
-from raypar.report.trial_rows import frame_of
 from raypar.stored_study import read_study
 from raypar.track.store import default_tracking_uri
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
+    from raypar.report.frame import StudyFrame
 
 
-def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> DataFrame:
+def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> StudyFrame:
     """See `raypar.load`."""
+    from raypar.report.frame import StudyFrame
+
     project = Path.cwd() if folder is None else Path(folder)
     if not project.is_dir():
         raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
     found = read_study(study, tracking_uri or default_tracking_uri(project), project)
-    return frame_of(found.question, found.results)
+    return StudyFrame.of(found.question, found.results)

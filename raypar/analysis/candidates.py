@@ -211,6 +211,9 @@ def _without_worse(
 def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Candidate, ...]:
     """Time, metric where there is one, cost and energy where all have one; of the points that have a time."""
     timed = [c for c in candidates if c.time_s is not None and not _misses_target(c)]
+    if all(len(c.times) < 2 for c in timed):  # as in a search: nothing can be told apart, however many points there are
+        alone = {point_key(c.point) for c in timed}
+        return tuple(replace(c, is_on_front=point_key(c.point) in alone) for c in candidates)
     sign = -1 if question.mode == "max" else 1
     columns: list[list[float]] = [[median_s(c) for c in timed]]
     estimates: list[list[Estimate]] = [[c.time_s for c in timed if c.time_s]]
@@ -238,6 +241,8 @@ def is_time_apart(one: Candidate, other: Candidate) -> bool:
     """Whether the data can tell which of two that have a time is faster."""
     if one.time_s and other.time_s and _are_apart(one.time_s, other.time_s):
         return True
+    if min(len(one.times), len(other.times)) < 2:
+        return False  # there is no interval
     # Times can be told apart whose intervals overlap; that takes longer to find out.
     return time_ratio(one.times, other.times).excludes(1.0)
 

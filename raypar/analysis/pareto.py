@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 CanTell: TypeAlias = Callable[[int, int, int], bool]
 
 
@@ -25,8 +27,15 @@ def pareto_front(medians: Sequence[Sequence[float]], can_tell: CanTell = _always
         medians: ``[point][objective]``, finite; less is better: what is to be large comes with its sign turned.
         can_tell: whether the data can tell point `one` from point `other` in an objective; asked for differing medians.
     """
-    every = range(len(medians))
-    return tuple(i for i in every if not any(dominates(medians, j, i, can_tell) for j in every if j != i))
+    table = np.asarray(medians, dtype=float)
+    front = []
+    for i in range(len(table)):
+        # Of thousands of points few are as good in all: those alone are looked at one by one.
+        as_good = (table <= table[i]).all(axis=1)
+        as_good[i] = False
+        if not any(dominates(medians, int(j), i, can_tell) for j in np.flatnonzero(as_good)):
+            front.append(i)
+    return tuple(front)
 
 
 def dominates(medians: Sequence[Sequence[float]], one: int, other: int, can_tell: CanTell = _always) -> bool:

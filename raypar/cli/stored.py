@@ -70,8 +70,8 @@ def report(
         Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
     ] = None,
     figure_format: Annotated[
-        FigureFormat, typer.Option("--format", help="Of the files of --figures.")
-    ] = FigureFormat.SVG,
+        FigureFormat | None, typer.Option("--format", help="Of the files of --figures. (default: both)")
+    ] = None,
     tracking_uri: TrackingUri = None,
     debug: Debug = False,
 ) -> None:
@@ -96,8 +96,10 @@ def report(
         if figures is not None:
             from raypar.report.figures import figures_of, write_figures
 
-            written = write_figures(figures_of(study.analysis, study.last_asked.results), figures, figure_format.value)
-            say(stdout(), f"wrote {len(written)} figures to {figures}: {', '.join(path.name for path in written)}")
+            kinds = [figure_format.value] if figure_format else [kind.value for kind in FigureFormat]
+            written = write_figures(figures_of(study.analysis, study.last_asked.results), figures, kinds)
+            names = ", ".join(dict.fromkeys(path.stem for path in written))
+            say(stdout(), f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names or 'no figure'}")
 
 
 def workloads(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -17,9 +16,12 @@ from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.analysis.study_scaling import WorkerGroup
 from raypar.errors import RayparError
-from raypar.report.figures_points import breakdown_bars, heat_map, pareto, times
+from raypar.report.figures_batches import goodput_curves
+from raypar.report.figures_points import heat_map, metric_heat_map, pareto
+from raypar.report.figures_times import breakdown_bars, times, trial_parts
 from raypar.report.figures_trials import drift, learning_curves
 from raypar.report.figures_vega import (
+    KINDS,
     MAX_SERIES,
     PICK,
     PICKED,
@@ -27,17 +29,18 @@ from raypar.report.figures_vega import (
     LeftOut,
     Row,
     bounds,
-    drawn,
     layers,
     listed,
     quantity,
     series,
     tooltip,
+    within,
     workers_axis,
 )
 from raypar.study.trial import TrialResult
 
 NUM_CURVE_POINTS = 40
+BESIDE = 1.015  # from group to group
 NO_INTERVALS = 2  # resamples: the curves of the laws are drawn without
 IDEAL = "ideal"
 GREY = "#8a8f98"
@@ -56,30 +59,33 @@ def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple
         speedup_curves(analysis),
         efficiency_curves(analysis),
         times(analysis),
+        trial_parts(analysis, results),
         breakdown_bars(analysis),
         pareto(analysis),
         learning_curves(analysis, results),
+        goodput_curves(analysis),
         heat_map(analysis),
+        metric_heat_map(analysis),
         drift(analysis, results),
     )
 
 
-def write_figures(figures: Sequence[Figure | LeftOut], folder: Path, kind: Literal["svg", "png"]) -> list[Path]:
-    """Draw each figure into a file of its own, ``speedup.svg`` …
+def write_figures(figures: Sequence[Figure | LeftOut], folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+    """Draw each figure into files of its own, ``speedup.svg``, ``speedup.png`` …
 
     Raises:
         RayparError: the folder can't be written.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RayparError(f"{folder}: can't be written: {error.strerror}", hint="choose another folder") from None
     written = []
     for figure in figures:
         if isinstance(figure, Figure):
-            path = folder / f"{figure.key}.{kind}"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(drawn(figure, kind))
-            except OSError as error:
-                raise RayparError(f"{path}: can't be written: {error.strerror}", hint="choose another folder") from None
-            written.append(path)
+            for kind in kinds:
+                figure.save(path := folder / f"{figure.key}.{kind}")
+                written.append(path)
     return written
 
 
@@ -112,20 +118,25 @@ def speedup_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
         "mark": {"type": "line", "strokeWidth": 1.5},
         "encoding": {"x": x, "y": y, "strokeDash": dashes, "color": series(list(named)), "opacity": PICKED},
     }
+    joined: Row = {
+        "mark": {"type": "line", "strokeWidth": 1.5},
+        "encoding": {"x": {**x, "field": "beside"}, "y": y, "color": series(list(named)), "opacity": PICKED},
+    }
+    shown, cut = within(_side_by_side(rows, list(named)), log=True)
     spec = layers(
-        rows,
+        shown,
         {
             "data": {"values": list(_ideal_rows(groups))},
             "mark": {"type": "line", "strokeWidth": 1.5, "color": GREY},
             "encoding": {"x": x, "y": y, "strokeDash": dashes, "detail": detail},
         },
-        *([fitted] if laws else []),
+        fitted if laws else joined,
         *_points(list(named), x, y, "speedup"),
     )
     drawn_laws = f"the fitted laws ({', '.join(kinds)})" if kinds else "no law: too few worker counts to fit one"
     told = listed([f"{row['label']}: {row['shown']}" for row in rows])
     text = f"Speedup against the number of workers, both on logarithmic scales, with the ideal line and {drawn_laws}."
-    return Figure("speedup", title, f"{text}{_first_of(analysis)} Measured: {told}.", spec)
+    return Figure("speedup", title, f"{text}{_first_of(analysis)} Measured: {told}.{cut}", spec)
 
 
 def efficiency_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
@@ -141,8 +152,9 @@ def efficiency_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
         rows += _group_rows(group, name, scaled, lambda e: units.percent_interval(e.value, e.low, e.high))
     x = workers_axis([row["workers"] for row in rows])
     y = quantity("value", "efficiency", zero=True, axis={"format": ".0%"})
+    shown, cut = within(_side_by_side(rows, list(named)))
     spec = layers(
-        rows,
+        shown,
         {
             "data": {"values": [{"value": 1}]},
             "mark": {"type": "rule", "strokeDash": DASHES[0], "color": GREY, "strokeWidth": 1.5},
@@ -150,17 +162,18 @@ def efficiency_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
         },
         {
             "mark": {"type": "line", "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y, "color": series(list(named)), "opacity": PICKED},
+            "encoding": {"x": {**x, "field": "beside"}, "y": y, "color": series(list(named)), "opacity": PICKED},
         },
         *_points(list(named), x, y, "efficiency"),
     )
     told = listed([f"{row['label']}: {row['shown']}" for row in rows])
     text = "Parallel efficiency against the number of workers; the dotted line at 100 % is ideal."
-    return Figure("efficiency", title, f"{text}{_first_of(analysis)} Measured: {told}.", spec)
+    return Figure("efficiency", title, f"{text}{_first_of(analysis)} Measured: {told}.{cut}", spec)
 
 
 def _points(names: Sequence[str], x: Row, y: Row, what: str) -> Iterator[Row]:
     """The layers of measured values: a bar for the interval, a mark for the value."""
+    x = {**x, "field": "beside"}
     colour, shape = series(names), series(names, "shape")
     yield {
         "mark": {"type": "rule", "strokeWidth": 2},
@@ -187,7 +200,10 @@ def _points(names: Sequence[str], x: Row, y: Row, what: str) -> Iterator[Row]:
 
 
 def _group_rows(
-    group: WorkerGroup, name: str, values: Mapping[int, Estimate], show: Callable[[Estimate], str]
+    group: WorkerGroup,
+    name: str,
+    values: Mapping[int, Estimate],
+    show: Callable[[Estimate], str],
 ) -> Iterator[Row]:
     for num_workers, estimate in values.items():
         yield {
@@ -198,6 +214,12 @@ def _group_rows(
             "repeats": estimate.num_samples,
             "label": (f"{name}, " if group.label else "") + units.counted(num_workers, "worker"),
         }
+
+
+def _side_by_side(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """The rows with ``beside``, where they are drawn: intervals at the same number of workers don't hide each other."""
+    places = {name: i - (len(names) - 1) / 2 for i, name in enumerate(names)}
+    return [{**row, "beside": row["workers"] * BESIDE ** places[row["series"]]} for row in rows]
 
 
 def _named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:

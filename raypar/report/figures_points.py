@@ -1,17 +1,15 @@
-"""The figures of a study's points: their times, where their steps' time goes, the Pareto front, and a heat map."""
+"""The figures of a study's points: time against metric with the Pareto front, and heat maps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from raypar import units
-from raypar.analysis.breakdown import PARTS
 from raypar.analysis.pareto import pareto_front
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
-from raypar.report.breakdown import NAMES, WORTH_A_WORD
 from raypar.report.figures_vega import (
     PICK,
     PICKED,
@@ -26,117 +24,16 @@ from raypar.report.figures_vega import (
     series,
     thinned,
     tooltip,
+    within,
 )
 from raypar.study.trial import point_label
 
-MAX_BARS = 40
 MAX_DRAWN_POINTS = 200
 MAX_CELLS = 400
-MIN_FILLED = 0.25  # of a heat map's cells; a search's points leave nearly all of them empty
+MAX_WRITTEN_COLUMNS = 8  # of a heat map: more texts don't fit beside each other on a phone
+MAX_AXIS_LETTERS = 40
+MIN_FILLED = 0.5  # of a heat map's cells; a search's points leave nearly all of them empty
 ON_FRONT, OFF_FRONT = "on the Pareto front", "beaten by another"
-# Eight parts of a step: Okabe and Ito's colours, with two greys for what is neither work nor communication.
-PART_COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
-
-
-def times(analysis: StudyAnalysis) -> Figure | LeftOut:
-    """The median time of each point with its interval."""
-    what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
-    title = f"Each point's {what}"
-    timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
-    if not timed:
-        return LeftOut(title, "no trial finished with a time")
-    rows = [
-        {
-            "point": point_label(point.point),
-            **bounds(time_s),
-            "shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
-            "repeats": time_s.num_samples,
-            "kind": "baseline" if point.is_baseline else "point",
-        }
-        for point, time_s in timed[:MAX_BARS]
-    ]
-    y = {"field": "point", "type": "nominal", "title": None, "sort": None}
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": ["baseline", "point"], "range": ["#D55E00", "#0072B2"]},
-        "legend": {"orient": "top"} if any(row["kind"] == "baseline" for row in rows) else None,
-    }
-    shape = {**colour, "scale": {"domain": ["baseline", "point"], "range": ["square", "circle"]}}
-    spec = layers(
-        rows,
-        {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {"y": y, "x": {"field": "value_low", "type": "quantitative"}, "x2": {"field": "value_high"}},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-            "encoding": {
-                "y": y,
-                "x": quantity("value", f"{what}, s", zero=True),
-                "color": colour,
-                "shape": shape,
-                "tooltip": tooltip(point="point", shown=what, repeats="repeats"),
-            },
-        },
-        height=max(80, 24 * len(rows)),
-    )
-    more = f" The first {MAX_BARS} of {len(timed)} points." if len(timed) > MAX_BARS else ""
-    told = [f"{row['point']}: {row['shown']}" for row in rows]
-    return Figure("times", title, f"The median of each point's {what}, with its interval.{more} {listed(told)}.", spec)
-
-
-def breakdown_bars(analysis: StudyAnalysis) -> Figure | LeftOut:
-    """Where a step's time goes, stacked, for each point that was looked into."""
-    title = "Where a step's time goes"
-    if not analysis.profiles:
-        return LeftOut(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
-    shown = analysis.profiles[:MAX_BARS]
-    rows: list[Row] = []
-    told = []
-    for point, profile in shown:
-        mean, label = profile.mean, point_label(point)
-        for i, part in enumerate(PARTS):
-            rows.append(
-                {
-                    "point": label,
-                    "part": NAMES[part],
-                    "order": i,
-                    "value": 1e3 * mean.parts[part],
-                    "shown": f"{1e3 * mean.parts[part]:.3g} ms, {units.percent(mean.parts[part] / mean.step_s)}",
-                }
-            )
-        large = sorted((p for p in PARTS if mean.parts[p] >= WORTH_A_WORD * mean.step_s), key=lambda p: -mean.parts[p])
-        parts = ", ".join(f"{NAMES[p]} {units.percent(mean.parts[p] / mean.step_s)}" for p in large)
-        told.append(f"{label}: a step of {units.seconds(mean.step_s)}, of it {parts}")
-    seen = [NAMES[p] for p in PARTS if any(row["value"] > 0 for row in rows if row["part"] == NAMES[p])]
-    colours = dict(zip((NAMES[p] for p in PARTS), PART_COLOURS, strict=True))
-    spec = layers(
-        [row for row in rows if row["part"] in seen],
-        {
-            "params": [{"name": "picked", "select": {"type": "point", "fields": ["part"]}, "bind": "legend"}],
-            "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
-            "encoding": {
-                "y": {"field": "point", "type": "nominal", "title": None, "sort": None},
-                "x": {**quantity("value", "step (mean of the ranks), ms", zero=True), "stack": "zero"},
-                "color": {
-                    "field": "part",
-                    "type": "nominal",
-                    "title": None,
-                    "scale": {"domain": seen, "range": [colours[name] for name in seen]},
-                    "legend": {"orient": "top", "columns": 1},
-                },
-                "order": {"field": "order", "type": "quantitative"},
-                "opacity": PICKED,
-                "tooltip": tooltip(point="point", part="part", shown="time"),
-            },
-        },
-        height=max(80, 34 * len(shown)),
-    )
-    return Figure(
-        "breakdown", title, f"Bars of the mean step's parts, stacked, with the profiler. {listed(told)}.", spec
-    )
 
 
 def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
@@ -159,6 +56,8 @@ def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
         }
         for i, (point, time_s, metric) in enumerate(both)
     ]
+    rows, cut = within(rows, "time")
+    rows, also_cut = within(rows)
     best = [row for row in rows if row["series"] == ON_FRONT]
     others = thinned([row for row in rows if row["series"] == OFF_FRONT], MAX_DRAWN_POINTS)
     x = quantity("time", _time_title(analysis))
@@ -199,67 +98,93 @@ def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
         f"The medians of each point's time and {analysis.metric}, with their intervals. On the Pareto front are the "
         "points that no other beats in both medians; intervals that overlap may hide ties."
     )
-    return Figure("pareto", title, f"{text} {len(front)} of {len(rows)} points are on it: {listed(told)}.{some}", spec)
+    return Figure(
+        "pareto",
+        title,
+        f"{text} {len(front)} of {len(rows)} points are on it: {listed(told)}.{some}{cut or also_cut}",
+        spec,
+    )
 
 
 def heat_map(analysis: StudyAnalysis) -> Figure | LeftOut:
     """The median time over two swept hyperparameters, for a study that sweeps two."""
-    title = "Time over both hyperparameters"
-    keys = analysis.space_keys
+    values = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
+    shown = {id(e): (units.seconds(e.value), units.seconds_interval(e.value, e.low, e.high)) for _, e in values}
+    return _heat_map(analysis, values, shown, "heat_map", "Time", _time_title(analysis), "fast")
+
+
+def metric_heat_map(analysis: StudyAnalysis) -> Figure | LeftOut:
+    """The median metric over two swept hyperparameters, for a study that sweeps two."""
+    values = [(p, p.metric) for p in analysis.points if p.metric is not None]
+    name = analysis.metric
+    shown = {id(e): (units.score(name, e.value), units.score_interval(name, e.value, e.low, e.high)) for _, e in values}
+    return _heat_map(analysis, values, shown, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
+
+
+def _heat_map(
+    analysis: StudyAnalysis,
+    values: Sequence[tuple[PointAnalysis, Estimate]],
+    shown: Mapping[int, tuple[str, str]],
+    key: str,
+    what: str,
+    legend: str,
+    dark_is: str,
+) -> Figure | LeftOut:
+    title, keys = f"{what} over both hyperparameters", analysis.space_keys
     if len(keys) != 2:
-        return LeftOut("Heat map", f"it shows two swept hyperparameters, and there are {len(keys)}")
-    timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
-    across, down = ([units.value_of(p.point.get(key)) for p, _ in timed] for key in keys)
-    num_cells = len(set(across)) * len(set(down))
-    if min(len(set(across)), len(set(down))) < 2:
-        return LeftOut("Heat map", "it takes two values or more of both hyperparameters with finished trials")
-    if not MIN_FILLED * num_cells <= len(timed) <= num_cells <= MAX_CELLS:
-        return LeftOut("Heat map", f"the points don't fill a grid of at most {MAX_CELLS} cells")
-    low, high = (pick(time_s.value for _, time_s in timed) for pick in (min, max))
+        return LeftOut(f"{what} as a heat map", f"it shows two swept hyperparameters, and there are {len(keys)}")
+    across, down = ([units.value_of(p.point.get(k)) for p, _ in values] for k in keys)
+    columns, lines = len(set(across)), len(set(down))
+    if min(columns, lines) < 2:
+        reason = "it takes two values or more of both hyperparameters with finished trials"
+        return LeftOut(f"{what} as a heat map", reason)
+    if not MIN_FILLED * columns * lines <= len(values) <= columns * lines <= MAX_CELLS:
+        return LeftOut(f"{what} as a heat map", f"the points don't fill a grid of at most {MAX_CELLS} cells")
+    low, high = (pick(e.value for _, e in values) for pick in (min, max))
     rows = [
         {
             "across": x,
             "down": y,
-            "value": time_s.value,
-            "short": units.seconds(time_s.value),
-            "shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
+            "value": e.value,
+            "short": shown[id(e)][0],
+            "shown": shown[id(e)][1],
             # Cividis goes from dark to light: what is written on a cell has to stand out from it.
-            "ink": "#000000" if time_s.value > (low + high) / 2 else "#ffffff",
+            "ink": "#000000" if e.value > (low + high) / 2 else "#ffffff",
         }
-        for (_, time_s), x, y in zip(timed, across, down, strict=True)
+        for (_, e), x, y in zip(values, across, down, strict=True)
     ]
-    x = {"field": "across", "type": "nominal", "title": keys[0], "sort": None, "axis": {"labelAngle": 0}}
-    y = {"field": "down", "type": "nominal", "title": keys[1], "sort": list(dict.fromkeys(_ordered(timed, keys[1])))}
+    is_broad = sum(map(len, set(across))) > MAX_AXIS_LETTERS
+    x: Row = {"field": "across", "type": "nominal", "title": keys[0], "sort": None}
+    x["axis"] = {"labelAngle": -45, "labelLimit": 120} if is_broad else {"labelAngle": 0}
+    y = {"field": "down", "type": "nominal", "title": keys[1], "sort": list(dict.fromkeys(_ordered(values, keys[1])))}
+    colour = {
+        "field": "value",
+        "type": "quantitative",
+        "title": legend,
+        "scale": {"scheme": "cividis"},
+        "legend": {"orient": "top", "gradientLength": 200, **metric_axis(legend)},
+    }
+    written: Row = {
+        "mark": {"type": "text", "fontSize": 12 if columns <= 5 else 10},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "text": {"field": "short", "type": "nominal"},
+            "color": {"field": "ink", "type": "nominal", "scale": None},
+        },
+    }
     spec = layers(
         rows,
         {
             "mark": "rect",
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": {
-                    "field": "value",
-                    "type": "quantitative",
-                    "title": _time_title(analysis),
-                    "scale": {"scheme": "cividis"},
-                },
-                "tooltip": tooltip(across="first", down="second", shown="time"),
-            },
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip(across=keys[0], down=keys[1], shown=what)},
         },
-        {
-            "mark": {"type": "text", "fontSize": 12},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "text": {"field": "short", "type": "nominal"},
-                "color": {"field": "ink", "type": "nominal", "scale": None},
-            },
-        },
-        height=max(120, 40 * len(set(down))),
+        *([written] if columns <= MAX_WRITTEN_COLUMNS else []),
+        height=max(120, 40 * lines),
     )
     spec["resolve"] = {"scale": {"color": "independent"}}
     told = [f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in rows]
-    return Figure("heat_map", title, f"The median time of each point, dark is fast. {listed(told, 24)}.", spec)
+    return Figure(key, title, f"The median of each point, dark is {dark_is}. {listed(told, 24)}.", spec)
 
 
 def _shares(metric: str, row: Row) -> Row:

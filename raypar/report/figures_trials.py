@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from raypar.report.figures_vega import (
     layers,
     listed,
     metric_axis,
+    point_axis,
     quantity,
     series,
     thinned,
@@ -27,6 +29,7 @@ from raypar.report.figures_vega import (
 )
 from raypar.study.trial import TrialResult, TrialState, point_label
 
+MAX_LEGEND_LETTERS = 34
 MAX_CURVES = 5  # of a point's trials; more hide each other
 MAX_REPORTS = 1200  # of all curves
 MAX_DRAWN_TRIALS = 500
@@ -35,12 +38,18 @@ MAX_DRAWN_TRIALS = 500
 def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | LeftOut:
     """The metric over the time trained so far, a curve for each trial, coloured by its point."""
     title = f"Learning curves: {analysis.metric} over time"
-    curves = {r.spec.identity: (r, rows) for r in latest(results) if len(rows := _curve(analysis, r)) > 1}
+    is_timed = any(TRAIN_TIME in report for r in results for report in r.reports)
+    curves = {r.spec.identity: (r, rows) for r in latest(results) if len(rows := _curve(analysis, r, is_timed)) > 1}
     if not curves:
-        return LeftOut(title, f"no trial reported {analysis.metric} and its training time more than once")
+        return LeftOut(title, f"no trial reported {analysis.metric} more than once")
+    if not is_timed:
+        title = f"Learning curves: {analysis.metric} from report to report"
     labels = list(dict.fromkeys(point_label(p.point) for p in analysis.points))
     found = {point_label(r.spec.point) for r, _ in curves.values()}
-    names = [label for label in labels if label in found][:MAX_SERIES]
+    known = [label for label in labels if label in found]
+    best = set(_best_first(analysis, known)[:MAX_SERIES])
+    names = [label for label in known if label in best]
+    called, title_of_names = _called(analysis, names)
     num_drawn: Counter[str] = Counter()
     drawn = []
     for r, own in curves.values():
@@ -49,13 +58,15 @@ def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> 
             drawn.append((r, own))
             num_drawn[label] += 1
     rows = [row for _, own in drawn for row in thinned(own, MAX_REPORTS // len(drawn))]
-    x = quantity("time", "trained for, s", zero=True)
+    rows = [{**row, "series": called[row["series"]]} for row in rows]
+    colour, shape = (series(list(called.values()), channel, title_of_names) for channel in ("color", "shape"))
+    x = quantity("time", "trained for, s" if is_timed else "report", zero=True)
     y = quantity("value", analysis.metric, axis=metric_axis(analysis.metric))
     spec = layers(
         rows,
         {
             "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8},
-            "encoding": {"x": x, "y": y, "detail": {"field": "trial"}, "color": series(names), "opacity": PICKED},
+            "encoding": {"x": x, "y": y, "detail": {"field": "trial"}, "color": colour, "opacity": PICKED},
         },
         {
             "params": list(PICK),
@@ -63,10 +74,10 @@ def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> 
             "encoding": {
                 "x": x,
                 "y": y,
-                "color": series(names),
-                "shape": series(names, "shape"),
+                "color": colour,
+                "shape": shape,
                 "opacity": PICKED,
-                "tooltip": tooltip(trial="trial", time_shown="trained for", shown="metric"),
+                "tooltip": tooltip(trial="trial", time_shown="trained for" if is_timed else "report", shown="metric"),
             },
         },
     )
@@ -74,9 +85,10 @@ def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> 
     for r, own in drawn:
         ends.setdefault(point_label(r.spec.point), []).append(own[-1]["value"])
     told = [f"{name}: {units.score(analysis.metric, statistics.median(ends[name]))}" for name in names if name in ends]
-    some = f" The first {len(names)} of {len(found)} points." if len(found) > len(names) else ""
+    some = f" The {len(names)} best points of {len(found)}." if len(found) > len(names) else ""
     some += f" {len(drawn)} of {len(curves)} trials." if len(drawn) < len(curves) else ""
-    text = f"The {analysis.metric} over the time trained so far, without evaluations, a curve for each trial.{some}"
+    over = "the time trained so far, without evaluations" if is_timed else "its reports, whose times are not known"
+    text = f"The {analysis.metric} over {over}, a curve for each trial.{some}"
     return Figure("learning", title, f"{text} At the end, in the median: {listed(told)}.", spec)
 
 
@@ -129,24 +141,40 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | L
     return Figure("drift", title, text, spec)
 
 
-def _curve(analysis: StudyAnalysis, result: TrialResult) -> list[Row]:
-    """The metric at each report; empty where the trial told no training times, or failed."""
-    trained_s, rows = 0.0, []
+def _called(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[str, str], str | None]:
+    """What the points are called in the legend, and its title: their values and the keys, where labels are long."""
+    points = {point_label(p.point): p.point for p in analysis.points}
+    if max(map(len, labels)) <= MAX_LEGEND_LETTERS:
+        return {label: label for label in labels}, None
+    axis, names = point_axis([points[label] for label in labels])
+    return dict(zip(labels, names, strict=True)), axis["title"]
+
+
+def _best_first(analysis: StudyAnalysis, labels: Sequence[str]) -> list[str]:
+    """The points by their median metric; what has none comes last."""
+    sign = -1 if analysis.mode == "max" else 1
+    medians = {point_label(p.point): sign * p.metric.value for p in analysis.points if p.metric is not None}
+    return sorted(labels, key=lambda label: medians.get(label, math.inf))
+
+
+def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list[Row]:
+    """The metric at each report, over the training time so far, or else over the reports; empty where that lacks."""
+    so_far, rows = 0.0, []
     if result.state is TrialState.FAILED:
         return []
     for report in result.reports:
-        time_s, value = report.get(TRAIN_TIME), report.get(analysis.metric)
+        time_s, value = report.get(TRAIN_TIME) if is_timed else 1.0, report.get(analysis.metric)
         if time_s is None or not is_number(time_s):
             return []
-        trained_s += time_s
+        so_far += time_s
         if value is not None and is_number(value):
             rows.append(
                 {
                     "series": point_label(result.spec.point),
                     "trial": result.spec.label,
-                    "time": trained_s,
+                    "time": so_far,
                     "value": value,
-                    "time_shown": units.seconds(trained_s),
+                    "time_shown": units.seconds(so_far) if is_timed else str(int(so_far)),
                     "shown": units.score(analysis.metric, value),
                 }
             )

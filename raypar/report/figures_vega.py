@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from raypar import units
 from raypar.analysis.stats import Estimate
+from raypar.errors import RayparError
+from raypar.study.space import Value
+from raypar.study.trial import point_label
 
 Row: TypeAlias = dict[str, Any]
 Spec: TypeAlias = dict[str, Any]
@@ -23,6 +27,10 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 MAX_SERIES = len(COLOURS)
 MAX_SHORT_NAME = 18  # characters: two of them beside each other fit on a phone
 WIDTH_PX, HEIGHT_PX = 640, 300
+TICK_PX = 70
+EDGE = 1.08  # from the outermost numbers of workers to the figure's sides, as a factor
+MAX_BOUND_FACTOR = 4
+KINDS = ("svg", "png")
 INK, PAPER = "#1b1f24", "#ffffff"
 
 
@@ -41,6 +49,21 @@ class Figure:
     title: str
     alternative: str
     spec: Mapping[str, Any]
+
+    def save(self, path: Path | str) -> None:
+        """Draw it into a file that ends in .svg or .png. Raises RayparError where that can't be."""
+        path = Path(path)
+        kind = path.suffix.lower().removeprefix(".")
+        if kind not in KINDS:
+            raise RayparError(f"{path}: the ending says no format that is known", hint="end the name in .svg or .png")
+        try:
+            path.write_bytes(drawn(self, "png" if kind == "png" else "svg"))
+        except OSError as error:
+            raise RayparError(f"{path}: can't be written: {error.strerror}", hint="choose another folder") from None
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return {"image/svg+xml": drawn(self, "svg").decode(), "text/plain": f"{self.title}. {self.alternative}"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,11 @@ def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
 
 
 def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:
-    """A figure of layers over the same rows."""
+    """A figure of layers over the same rows; what runs across has as many ticks as there is room for."""
+    for mark in marks:
+        x = mark["encoding"].get("x", {})
+        if x.get("type") == "quantitative" and "values" not in x.get("axis", {}):
+            x["axis"] = {**x.get("axis", {}), "tickCount": {"expr": f"max(2, floor(width / {TICK_PX}))"}}
     return {"data": {"values": [*map(_drawable, rows)]}, "height": height, "layer": list(marks)}
 
 
@@ -87,16 +114,29 @@ def quantity(name: str, title: str, *, log2: bool = False, zero: bool = False, *
 
 def workers_axis(counts: Sequence[int]) -> Spec:
     """The channel of the number of workers, with a tick at each that was run."""
-    return quantity("workers", "workers", log2=True, axis={"values": sorted(set(counts)), "format": "d", "grid": False})
+    ends = [min(counts) / EDGE, max(counts) * EDGE]
+    axis = {"values": sorted(set(counts)), "format": "d", "grid": False}
+    return quantity("workers", "workers", log2=True, axis=axis, scale={"domain": ends, "nice": False})
 
 
-def series(names: Sequence[str], channel: Literal["color", "shape"] = "color") -> Spec:
+def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
+    """The channel that points run down, and what they are called on it: their values, with the keys as its title."""
+    keys = list(dict.fromkeys(key for point in points for key in point))
+    names = [", ".join(units.value_of(point.get(key)) for key in keys) or point_label(point) for point in points]
+    if len(set(names)) < len(names):
+        names = [point_label(point) for point in points]
+    axis = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "start", "titleBaseline": "bottom", "titleY": -4}
+    title = ", ".join(keys) or None
+    return {"field": "point", "type": "nominal", "title": title, "sort": None, "axis": axis}, names
+
+
+def series(names: Sequence[str], channel: Literal["color", "shape"] = "color", title: str | None = None) -> Spec:
     """The channel that tells series apart, in the order given: at most `MAX_SERIES` of them."""
     columns = 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
     return {
         "field": "series",
         "type": "nominal",
-        "title": None,
+        "title": title,
         "scale": {"domain": list(names), "range": list((COLOURS if channel == "color" else SHAPES)[: len(names)])},
         "legend": {"orient": "top", "labelLimit": 260, "columns": columns} if len(names) > 1 else None,
     }
@@ -104,7 +144,7 @@ def series(names: Sequence[str], channel: Literal["color", "shape"] = "color") -
 
 def metric_axis(metric: str) -> Spec:
     """The axis of the study's metric: accuracies in percent."""
-    return {"format": ".1%"} if units.is_share(metric) else {}
+    return {"format": ".3~%"} if units.is_share(metric) else {}
 
 
 def tooltip(**titles: str) -> list[Spec]:
@@ -126,6 +166,23 @@ def bounds(estimate: Estimate, name: str = "value") -> Row:
         f"{name}_low": low if known else estimate.value,
         f"{name}_high": high if known else estimate.value,
     }
+
+
+def within(rows: Sequence[Row], name: str = "value", *, log: bool = False) -> tuple[list[Row], str]:
+    """The rows with bounds that don't dwarf the values, and a sentence that says so; empty where none was cut.
+
+    Two trials may have an interval of a factor of a million: drawn whole, nothing else could be seen.
+    """
+    values = [row[name] for row in rows]
+    if log:
+        limits = min(values) / MAX_BOUND_FACTOR, max(values) * MAX_BOUND_FACTOR
+    else:
+        margin = max(max(values) - min(values), abs(max(values)))
+        limits = min(values) - margin, max(values) + margin
+    low, high = f"{name}_low", f"{name}_high"
+    kept = [{**row, low: max(row[low], limits[0]), high: min(row[high], limits[1])} for row in rows]
+    is_cut = any(row[low] < limits[0] or row[high] > limits[1] for row in rows)
+    return kept, " Intervals far wider than the values are drawn in part." if is_cut else ""
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
@@ -158,7 +215,11 @@ def _config(ink: str) -> Spec:
         "aria": False,  # mark by mark; a figure has its text alternative
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
-        "legend": {**words, "symbolStrokeWidth": 2, "symbolSize": 90},
+        "legend": {
+            **words,
+            "symbolStrokeWidth": 2,
+            "symbolSize": 90,
+        },
         "title": {"color": ink, "fontSize": 15},
         "view": {"stroke": None},
         "text": {"color": ink},

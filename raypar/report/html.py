@@ -11,31 +11,39 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from raypar import units
-from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import TRAIN_TIME, latest
+from raypar.analysis.candidates import Ask
+from raypar.analysis.question import latest
+from raypar.analysis.recommend import recommend
 from raypar.analysis.speedup import StudyAnalysis
-from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.provenance import versions
 from raypar.report.effects import effect_lines
 from raypar.report.figures import figures_of
-from raypar.report.figures_vega import Figure, LeftOut, for_page, is_number, static_svg
-from raypar.report.scaling import scaling_lines
-from raypar.study.trial import TrialResult, TrialState, point_label
+from raypar.report.figures_vega import Figure, LeftOut, for_page, static_svg
+from raypar.report.goodput import goodput_lines
+from raypar.report.html_provenance import Origin, provenance_lines
+from raypar.report.html_tables import points_table, trials_table
+from raypar.report.plain import as_utf8
+from raypar.report.recommend import answer_lines, asked_for, settling_line
+from raypar.report.scaling import Line, scaling_lines
+from raypar.study.trial import TrialResult, point_label
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["Origin", "html_report", "write_html"]
 
 TEMPLATE = "report.html.jinja"
 TABLE_SCRIPT = "report.js"
-MAX_ROWS = 400  # of a table: a report is to be sent around, and stays below 2 MB
-MAX_FAILURE_LENGTH = 300
-MAX_SEEDS = 50
+COMMAND = re.compile(r"`([^`]+)`")
 UNIT = re.compile(r"(?<=\d) (?=(%|s|ms|µs|min|h|workers?)(\W|$))")
 # Draws every figure beside its SVG, which goes only once that has worked. The interpreter of expressions does without
 # eval, which the content security policy forbids.
@@ -52,45 +60,14 @@ for (const figure of document.querySelectorAll("figure[data-figure]")) {
   );
 }
 """
-_ORDER = ("command", "git.", "version.", "host", "os", "cpu", "cores", "gpu", "load")
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a study's numbers come from, as its latest execution has it.
+class _Part:
+    """A part of what the numbers say: a heading, and lines with their indent."""
 
-    Attributes:
-        tags: of `raypar.provenance.provenance`; others are not shown.
-        description: what the study asks.
-        study_source: the text of the study's file.
-        partial: what the numbers lack, where the execution did not get to its end.
-    """
-
-    tags: Mapping[str, str]
-    description: str = ""
-    study_source: str = ""
-    partial: str = ""
-
-
-@dataclass(frozen=True)
-class _Head:
-    text: str
-    is_number: bool = False
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """`sort` is what a number is sorted by; `kind` a class of the page."""
-
-    text: str
-    sort: float | None = None
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class _Table:
-    heads: Sequence[_Head]
-    rows: Sequence[Sequence[_Cell]]
+    heading: str
+    lines: Sequence[Line]
 
 
 def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin: Origin) -> str:
@@ -108,21 +85,21 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     figures = figures_of(analysis, trials)
     table_script, chart_script = _inline((Path(__file__).parent / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
     title = analysis.study_name or "study"
+    points, every_trial = points_table(analysis), trials_table(analysis, trials)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["kept"] = _kept
-    more = len(trials) - MAX_ROWS
     text = environment.get_template(TEMPLATE).render(
         title=title,
         version=versions().get("raypar", ""),
         description=origin.description,
         partial=origin.partial,
         subtitle=_subtitle(analysis, trials),
+        advice=_advice(analysis, trials),
         verdicts=analysis.verdicts,
-        points=_points_table(analysis),
-        legend=_legend(analysis),
-        sections=[scaling_lines(title, analysis.worker_groups), effect_lines(analysis)],
+        points=points,
+        parts=_parts(analysis),
         figures=[
             {
                 "key": f.key,
@@ -136,21 +113,44 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
             if isinstance(f, Figure)
         ],
         left_out=[f for f in figures if isinstance(f, LeftOut)],
-        trials=_trials_table(analysis, trials[:MAX_ROWS]),
-        trials_left_out=f"{units.counted(more, 'later trial')} left out: `raypar show` has all." if more > 0 else "",
+        trials=every_trial,
         warnings=analysis.warnings,
-        provenance=_provenance(origin.tags, trials),
+        minded=units.counted(len(analysis.warnings), "thing") + " to mind",
+        provenance=provenance_lines(origin.tags, trials),
         study_source=origin.study_source,
         table_script=Markup(table_script),
         chart_script=Markup(chart_script),
         script_hashes=[Markup(_hash(table_script)), Markup(_hash(chart_script))],
     )
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate in a name can't be written
+    return as_utf8(text)
 
 
-def _kept(sentence: str) -> str:
-    """The sentence with values in one piece: no line is broken between a number and its unit."""
-    return UNIT.sub("\N{NO-BREAK SPACE}", sentence)
+def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]:
+    """Which configuration to take, or that the study can't tell; empty where nothing is to be chosen from."""
+    if not any(p.time_s for p in analysis.points) or len(analysis.points) < 2:
+        return []
+    found = recommend(analysis.question, trials, Ask())
+    lines = [*answer_lines(found), *([settling_line(found.settling)] if found.settling else [])]
+    return [f"Looked for: {asked_for(found)}.", *lines]
+
+
+def _parts(analysis: StudyAnalysis) -> list[_Part]:
+    """What the numbers say beside the verdicts; a part without lines is none."""
+    name = analysis.study_name
+    parts = (
+        _Part("Scaling", scaling_lines(name, analysis.worker_groups)),
+        _Part("Effects of the hyperparameters", effect_lines(analysis)),
+        _Part("Batch sizes: throughput and progress", goodput_lines(analysis)),
+    )
+    return [part for part in parts if part.lines]
+
+
+def _kept(sentence: str) -> Markup:
+    """The sentence, in which no line is broken between a number and its unit, and commands look like such."""
+    from markupsafe import Markup, escape
+
+    safe = escape(UNIT.sub("\N{NO-BREAK SPACE}", sentence))
+    return Markup(COMMAND.sub(r"<code>\1</code>", str(safe)))
 
 
 def write_html(path: Path, text: str) -> None:
@@ -189,113 +189,3 @@ def _subtitle(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> str:
         days = dict.fromkeys(f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}" for at in (min(started), max(started)))
         parts.append("started " + " to ".join(days))
     return ", ".join(parts)
-
-
-def _points_table(analysis: StudyAnalysis) -> _Table:
-    points = analysis.points[:MAX_ROWS]
-    has_rate, has_metric = any(p.throughput for p in points), any(p.metric for p in points)
-    heads = [_Head("point"), _Head("time", True)]
-    heads += [_Head("speedup", True), _Head("efficiency", True)] if analysis.baseline else []
-    heads += [_Head(analysis.metric, True)] if has_metric else []
-    heads += [_Head("samples/s", True)] if has_rate else []
-    heads += [_Head("energy", True)] if analysis.energy_source else []
-    heads.append(_Head("finished", True))
-
-    def cells(p: PointAnalysis) -> Iterable[_Cell]:
-        yield _Cell(point_label(p.point))
-        yield _estimate(p.time_s, units.seconds_interval)
-        if analysis.baseline:
-            yield _number("baseline", 1.0) if p.is_baseline else _estimate(p.speedup, units.ratio_interval)
-            yield _number(units.MISSING) if p.is_baseline else _estimate(p.efficiency, units.percent_interval)
-        if has_metric:
-            yield _estimate(p.metric, lambda *e: units.score_interval(analysis.metric, *e))
-        if has_rate:
-            yield _estimate(p.throughput, lambda value, low, high: units.rate_interval(value, low, high, "").strip())
-        if analysis.energy_source:
-            yield _estimate(p.energy_j, units.energy_interval)
-        yield _number(f"{p.num_finished} of {max(analysis.num_repeats or 0, p.num_trials)}", p.num_finished)
-
-    return _Table(heads, [list(cells(p)) for p in points])
-
-
-def _legend(analysis: StudyAnalysis) -> str:
-    timed = "of the training steps alone" if analysis.time_metric == TRAIN_TIME else "of the whole trial"
-    methods = [e.method for p in analysis.points for e in (p.time_s, p.speedup) if e and e.low is not None]
-    told = "; ".join(dict.fromkeys(method for method in methods if method != "1 by definition"))
-    text = f"Medians; times are {timed}. " + (f"In brackets 95 % intervals: {told}." if told else "No intervals.")
-    if analysis.energy_source:
-        text += f" Energy: of {analysis.energy_source} in that time."
-    more = len(analysis.points) - MAX_ROWS
-    return f"{text} {units.counted(more, 'more point')} left out." if more > 0 else text
-
-
-def _trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> _Table:
-    keys = list(dict.fromkeys([*analysis.space_keys, *(k for r in trials for k in r.spec.point)]))
-    has_failures = any(r.failure for r in trials)
-    heads = [_Head("#", True), *(_Head(key) for key in keys)]
-    heads += [_Head(text, True) for text in ("repeat", "seed")]
-    heads += [_Head("state"), *(_Head(t, True) for t in ("trained", "in all", "samples/s", analysis.metric))]
-    heads += [_Head("started"), _Head("node"), *([_Head("failure")] if has_failures else [])]
-
-    def cells(i: int, r: TrialResult) -> Iterable[_Cell]:
-        yield _number(str(i), i)
-        for key in keys:
-            value = r.spec.point.get(key)
-            yield _Cell(units.value_of(value), float(value) if is_number(value) else None)
-        yield _number(str(r.spec.repeat + 1), r.spec.repeat + 1)
-        yield _number(str(r.spec.seed), r.spec.seed)
-        yield _Cell(r.state.value + (f", attempt {r.attempts}" if r.attempts > 1 else ""))
-        metric = r.final.get(analysis.metric)
-        yield _number(units.seconds(r.train_time_s), r.train_time_s)
-        yield _number(units.seconds(r.wall_s), r.wall_s)
-        yield _number(units.compact(r.throughput_samples_per_s), r.throughput_samples_per_s)
-        yield _number(units.score(analysis.metric, metric), metric)
-        at = r.started_at
-        yield _Cell(f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" if at > 0 else units.MISSING, at)
-        yield _Cell(", ".join(_by_rank(r, "node")) or units.MISSING)
-        if has_failures:
-            message = r.failure.message if r.failure and r.state is TrialState.FAILED else ""
-            short = message if len(message) <= MAX_FAILURE_LENGTH else message[: MAX_FAILURE_LENGTH - 1] + "…"
-            yield _Cell(short, kind="text")
-
-    return _Table(heads, [list(cells(i, r)) for i, r in enumerate(trials, 1)])
-
-
-def _estimate(estimate: Estimate | None, show: Any) -> _Cell:
-    if estimate is None:
-        return _number(units.MISSING)
-    return _number(show(estimate.value, estimate.low, estimate.high), estimate.value)
-
-
-def _number(text: str, value: float | None = None) -> _Cell:
-    return _Cell(text, value if is_number(value) else None, "number")
-
-
-def _by_rank(result: TrialResult, key: str) -> list[str]:
-    """The distinct values of the ranks, as text."""
-    value = result.environment.get(key)
-    listed = value if isinstance(value, (list, tuple)) else [value]
-    return list(dict.fromkeys(str(each) for each in listed if each not in (None, "")))
-
-
-def _provenance(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> list[tuple[str, str]]:
-    """Name and value: the execution's tags in the order of `_ORDER`, then what the trials ran with and on."""
-    found = [(name, tags[name]) for start in _ORDER for name in tags if name == start or _is_in(name, start)]
-    for key, called in (("node", "nodes of the trials"), ("device_name", "devices of the trials")):
-        if values := dict.fromkeys(value for r in trials for value in _by_rank(r, key)):
-            found.append((called, ", ".join(values)))
-    if seeds := sorted({r.spec.seed for r in trials}):
-        more = f" and {units.count(len(seeds) - MAX_SEEDS)} more" if len(seeds) > MAX_SEEDS else ""
-        found.append(("seeds", ", ".join(map(str, seeds[:MAX_SEEDS])) + more))
-    same = {}
-    for key in dict.fromkeys(k for r in trials for k in r.spec.config):
-        given = {units.value_of(r.spec.config.get(key)) for r in trials}
-        if len(given) == 1:
-            same[key] = given.pop()
-    if same:
-        found.append(("the same for all trials", ", ".join(f"{key}={value}" for key, value in same.items())))
-    return found
-
-
-def _is_in(name: str, start: str) -> bool:
-    return start.endswith(".") and name.startswith(start)

@@ -15,13 +15,14 @@ for (const table of document.querySelectorAll("table[data-sortable]")) {
       head.setAttribute("aria-sort", descending ? "descending" : "ascending");
       const keyed = [...body.rows].map((row) => {
         const cell = row.cells[column];
-        return { row, number: parseFloat(cell.dataset.sort), text: cell.textContent };
+        const text = cell.textContent.trim();
+        return { row, number: text ? Number(cell.dataset.sort ?? text) : NaN, text };
       });
-      // What has no number comes last, either way round.
+      // Numbers, then words, then what is not known, either way round.
+      const rank = (entry) => (!Number.isNaN(entry.number) ? 0 : entry.text && entry.text !== "–" ? 1 : 2);
       keyed.sort((a, b) => {
-        const [hasA, hasB] = [!Number.isNaN(a.number), !Number.isNaN(b.number)];
-        if (hasA !== hasB) return hasA ? -1 : 1;
-        const order = hasA ? a.number - b.number : a.text.localeCompare(b.text, undefined, { numeric: true });
+        if (rank(a) !== rank(b)) return rank(a) - rank(b);
+        const order = rank(a) === 0 ? a.number - b.number : a.text.localeCompare(b.text, undefined, { numeric: true });
         return descending ? -order : order;
       });
       body.append(...keyed.map((entry) => entry.row));

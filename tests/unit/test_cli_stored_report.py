@@ -58,15 +58,19 @@ def test_the_html_is_made_from_the_store_alone(store: str, tmp_path: Path) -> No
     for word in ("How far does it scale?", "0123abcd", "node-7", "raypar study s.py", "out of memory"):
         assert word in text
     assert "study = Study(name=&#39;scaling&#39;)" in text
-    assert text.count("<figure ") == 8
+    assert text.count("<figure ") == 10
 
 
-def test_figures_are_written_in_the_format_asked_for(store: str, tmp_path: Path) -> None:
-    code, out, err = report(store, "--figures", str(tmp_path / "f"), "--format", "png")
+def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store: str, tmp_path: Path) -> None:
+    code, out, err = report(store, "--figures", str(tmp_path / "both"))
     assert (code, err) == (0, "")
-    assert "wrote 8 figures to" in out
-    names = sorted(path.name for path in (tmp_path / "f").iterdir())
-    assert len(names) == 8 and names[0] == "breakdown.png"
+    names = sorted(path.name for path in (tmp_path / "both").iterdir())
+    keys = {name.partition(".")[0] for name in names}
+    assert {"speedup", "efficiency", "times", "pareto", "drift"} <= keys
+    assert names == sorted(f"{key}.{kind}" for key in keys for kind in ("svg", "png"))
+    assert f"wrote {len(names)} files to" in " ".join(out.split())
+    assert report(store, "--figures", str(tmp_path / "one"), "--format", "png")[0] == 0
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {f"{key}.png" for key in keys}
 
 
 def test_without_options_nothing_is_written(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from results import make_result
 from test_cli_exporting import recorded
@@ -40,6 +42,27 @@ def test_a_study_is_a_frame_of_its_trials(folder: Path, monkeypatch: pytest.Monk
         "baseline": {"num_workers": 1},
         "swept": ["num_workers"],
     }
+
+
+def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(folder: Path, tmp_path: Path) -> None:
+    frame = raypar.load("mnist", f"sqlite:///{folder}/mlflow.db")
+    figures = frame.figures
+    assert {"speedup", "times", "pareto"} <= set(figures) and "heat_map" not in figures
+    assert any("hyperparameters" in reason for reason in figures.left_out.values())
+    shown = figures["speedup"]._repr_mimebundle_()
+    assert shown["image/svg+xml"].startswith("<svg") and "2.00×" in shown["text/plain"]
+    assert figures._repr_html_().count("<svg") == len(figures)
+    for name, magic in (("s.svg", b"<svg"), ("s.png", b"\x89PNG")):
+        figures["speedup"].save(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(magic)
+    with pytest.raises(raypar.RayparError, match="no format"):
+        figures["speedup"].save(tmp_path / "s.pdf")
+    with pytest.raises(raypar.RayparError, match="no figure 'speedups'") as error:
+        figures["speedups"]
+    assert error.value.hint == "did you mean `speedup`?"
+    again = pickle.loads(pickle.dumps(frame))
+    assert set(again.figures) == set(figures) and again.equals(frame)
+    assert type(frame[frame.state == "finished"]) is pd.DataFrame
 
 
 def test_the_store_is_that_of_the_current_folder_unless_one_is_named(
