@@ -74,6 +74,16 @@ def test_the_report_has_a_section_where_a_target_was_reached_by_all_and_only_the
     assert goodput_lines(analyse(Question("s", {}, ("batch_size",)), flat)) == []
 
 
+def test_trials_of_one_shared_block_are_pairs_only_where_there_are_no_more() -> None:
+    """With two trials each and one block in common, all four count."""
+    results = [trial(32, 100.0, 2, 0), trial(32, 100.0, 2, 1), trial(64, 200.0, 2, 1), trial(64, 400.0, 2, 2)]
+    (group,) = groups(*results)
+    assert group.batches[1].goodput.num_samples == 2
+    (group,) = groups(*results[:2], results[2])
+    assert group.batches[1].goodput.num_samples == 1
+    assert group.batches[1].goodput.value == pytest.approx(2.0)
+
+
 def test_points_are_compared_that_differ_in_their_batch_only() -> None:
     found = groups(*(trial(b, 100.0 * n, 1, num_workers=n) for b in (64, 32) for n in (1, 2)))
     assert [dict(g.rest) for g in found] == [{"num_workers": 1}, {"num_workers": 2}]

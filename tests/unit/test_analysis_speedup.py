@@ -213,6 +213,19 @@ def test_a_study_says_what_is_asked_and_which_points_are_still_to_come() -> None
     assert at(analysis, batch_size=128, num_workers=2).time_s is None
 
 
+def test_of_many_points_a_group_of_one_is_told_by_itself() -> None:
+    points = [{"batch_size": b, "num_workers": w} for b in (32, 64, 128, 256) for w in (1, 2)]
+    points.append({"batch_size": 32, "num_workers": 4})
+    results = [
+        make_result(p, r, 40.0 / p["num_workers"] * (1 + r / 1000) * (64 / p["batch_size"]))
+        for p in points
+        for r in (0, 1, 2)
+    ]
+    told = analyse(QUESTION, results).verdicts
+    assert any(v.startswith("2 workers train from ") for v in told)
+    assert any(v.startswith("4 workers train 4.00× ") and "at batch_size=32" in v for v in told)
+
+
 def test_a_search_lists_no_points_beforehand() -> None:
     study = Study(name="s", workload=WORKLOAD, space={"lr": uniform(0.1, 0.2), "num_workers": grid(1, 2)})
     assert question_of(study).points == ()
