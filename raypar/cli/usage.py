@@ -48,7 +48,8 @@ class Verbs(TyperGroup):
 def told(error: Any, words: Sequence[str]) -> str:
     """What is wrong, and where the right way is told."""
     context, parameter = error.ctx, getattr(error, "param", None)
-    command = context.command_path if context is not None else "raypar"
+    verb = [word for word in words[:1] if not word.startswith("-")]
+    command = context.command_path if context is not None else " ".join(["raypar", *verb])
     way_out = f"`{command} --help` shows how"
     message = error.format_message().rstrip(".")
     if parameter is not None and (given := list(_given(parameter.opts, words))) and error.message:

@@ -7,6 +7,7 @@ import hashlib
 import importlib.machinery
 import os
 import re
+import stat
 import sys
 import traceback
 import types
@@ -76,9 +77,16 @@ def load_study(
 
 
 def _read(path: Path) -> str:
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None
+    except (OSError, ValueError) as error:  # links in a circle, too long a name; a null byte in it
+        what = getattr(error, "strerror", None) or error
+        raise RayparError(f"{cut(str(path))}: can't be read: {what}", hint="check the path to the study file") from None
+    if mode is not None and stat.S_ISDIR(mode):
         raise RayparError(f"{path}: is a folder, not a study file", hint=_files_in(path))
-    if not path.exists():
+    if mode is None:
         folder = path.parent
         if not folder.is_dir():
             raise RayparError(f"{path}: there is no folder {folder}", hint="check the path to the study file")
@@ -86,6 +94,8 @@ def _read(path: Path) -> str:
         close = get_close_matches(path.name if path.suffix else path.name + ".py", names, n=1)
         hint = f"did you mean {folder / close[0]}?" if close else _files_in(folder)
         raise RayparError(f"{path}: there is no such file", hint=hint)
+    if not stat.S_ISREG(mode):  # to read a pipe would wait, a device would not end
+        raise RayparError(f"{path}: is no regular file", hint="a study file is a text that ends in .py")
     if path.suffix != ".py":
         raise RayparError(f"{path}: is not a Python file", hint="a study file ends in .py and defines a Study")
     try:

@@ -130,7 +130,7 @@ def parse_value(text: str) -> Value | Domain:
     """
     try:
         node: ast.expr | None = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested too deeply for Python
         node = None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MAKERS:
         name = node.func.id
@@ -159,6 +159,6 @@ def _value_of(node: ast.expr | None, text: str) -> Value:
         return word == "true"
     try:
         value: Value = ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return word
     return value

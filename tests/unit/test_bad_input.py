@@ -1,0 +1,53 @@
+"""Bad input gets one message with the file, the field, the value and the way out, before anything is started."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from bad_inputs import GOOD, MNIST, Case, cases
+from nothing_starts import Done, contents, raypar
+
+CASES = tuple(cases())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """What a first import starts (a look for libraries, a probe for IPv6) is not a command's doing."""
+    import ray  # noqa: F401
+    import torch  # noqa: F401
+
+    from raypar.track.client import import_mlflow
+
+    import_mlflow()
+
+
+def assert_one_message(done: Done, out: str = "") -> None:
+    assert done.code == 2, done
+    assert done.out == out, done
+    assert done.err.startswith("error: ") and "\nerror: " not in done.err, done.err
+    assert "→ " in done.err, done.err  # a way out
+    assert "Traceback" not in done.err and "--debug shows where" not in done.err, done.err
+    assert len(done.err) < 6000, "nobody reads that"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+def test_a_mistake_is_told_once_and_nothing_is_started_or_left(case: Case, tmp_path: Path) -> None:
+    for name, text in {"good.py": GOOD, "mnist.py": MNIST, **case.files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    if case.setup is not None:
+        case.setup(tmp_path)
+    before = contents(tmp_path)
+    done = raypar(case.arguments, tmp_path, case.environment)
+    assert_one_message(done, case.out)
+    for word in case.words:
+        assert word in re.sub(r"\s+", " ", done.err), (word, done.err)
+    assert contents(tmp_path) == before
+
+
+def test_there_are_many_kinds_of_mistakes_each_with_a_name_of_its_own() -> None:
+    assert len(CASES) >= 120
+    assert len({case.name for case in CASES}) == len(CASES)
