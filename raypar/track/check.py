@@ -85,12 +85,39 @@ def _check_folder(folder: Path) -> None:
         ) from e
 
 
+def check_readable(tracking_uri: str) -> None:
+    """Asks before MLflow does, which would make its tables in any database, or half of them in one of another version.
+
+    Raises:
+        StoreError: there can be no such store, or what is there is no database of the installed MLflow.
+    """
+    scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
+    if scheme not in (*EMBEDDED, *SERVERS, *DATABASES):
+        raise _bad_scheme(tracking_uri, scheme)
+    database = sqlite_path(tracking_uri)
+    if scheme not in EMBEDDED or database is None:
+        return
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=2)) as connection:
+            found, tables = _versions_and_tables(connection)
+    except sqlite3.Error as e:
+        raise StoreError(
+            f"The database {database} can't be read: {e}",
+            hint="end whatever locks it, put a copy in its place, or choose another one with --tracking-uri",
+        ) from e
+    _check_schema(database, tracking_uri, found, tables)
+
+
+def _versions_and_tables(connection: sqlite3.Connection) -> tuple[list[str], set[str]]:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    versions = connection.execute("SELECT version_num FROM alembic_version") if _VERSIONS in tables else []
+    return [str(version) for (version,) in versions], tables
+
+
 def _check_database(database: Path, tracking_uri: str) -> None:
     try:
         with closing(sqlite3.connect(database, timeout=2, isolation_level=None)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            versions = connection.execute("SELECT version_num FROM alembic_version") if _VERSIONS in tables else []
-            found = [str(version) for (version,) in versions]
+            found, tables = _versions_and_tables(connection)
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
     except sqlite3.Error as e:
@@ -98,6 +125,10 @@ def _check_database(database: Path, tracking_uri: str) -> None:
             f"The database {database} can't be written: {e}",
             hint="end whatever locks it, or choose another one with --tracking-uri",
         ) from e
+    _check_schema(database, tracking_uri, found, tables)
+
+
+def _check_schema(database: Path, tracking_uri: str, found: list[str], tables: set[str]) -> None:
     if not found:
         if tables - {_VERSIONS}:
             raise StoreError(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raypar.track.check import check_readable
 from raypar.track.client import (
     Rejected,
     Unreachable,
@@ -135,12 +136,13 @@ class RunReader:
         return root.joinpath(*folder.parts[at:])
 
     def _is_missing(self) -> bool:
-        """Whether the embedded database is not there yet: reading should not make one."""
+        """Whether the embedded database is not there yet, or empty: reading should not make one."""
         database = sqlite_path(self._tracking_uri)
-        return database is not None and not database.exists()
+        return database is not None and (not database.exists() or (database.is_file() and not database.stat().st_size))
 
     def _client(self) -> Any:
         if self._connection is None:
+            check_readable(self._tracking_uri)
             with self._told():
                 self._connection = connect(self._tracking_uri)
         return self._connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,13 @@ READING = (
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database of the installed MLflow, with nothing in it."""
     from raypar.track.client import connect
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     connect(f"sqlite:///{path}").search_experiments(max_results=1)
-    yield path
+    return path
 
 
 def _version(path: Path, version: str) -> None:
