@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import sys
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from raypar.study.workload import Workload
 
 EXIT_FAILED = 1
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # whatever it was given for
 
 
 def set_data_dir(data_dir: Path | None) -> None:
@@ -159,6 +161,10 @@ def told(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in _NO_PATH:
+            where = harmless(cut(str(error.filename), 100))
+            typer.echo(f"error: {where}: {error.strerror}\n  → give another path", err=True)
+            raise typer.Exit(EXIT_BAD_INPUT) from None
         message = f"{type(error).__name__}: {harmless(cut(str(error)))}"
         typer.echo(f"error: {message}\n  → --debug shows where; .raypar/logs has more", err=True)
         raise typer.Exit(EXIT_FAILED) from None

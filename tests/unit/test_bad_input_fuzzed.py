@@ -1,0 +1,277 @@
+"""Whatever is given to an option, or stands in a study file, ends in a plain message: never in a traceback."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from bad_inputs import GOOD
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nothing_starts import Done, raypar
+
+from raypar.cli import app
+from raypar.errors import RayparError
+from raypar.study.loader import load_study
+from raypar.study.mistakes import MAX_TRIALS
+
+# What a command has to be given; one that is not here is given none. `study` is fuzzed as a dry run: it would start.
+ARGUMENTS = {
+    "study": ("good.py", "--dry-run"),
+    "plan": ("good.py",),
+    "profile": ("gone.py",),
+    "work": ("gone",),
+    "compare": ("s", "t"),
+    "export": ("s", "t.csv"),
+    "generate": ("s", "--prompt", "x"),
+    "predict": ("s", "--workers", "4"),
+    **dict.fromkeys(("report", "show", "resume", "recommend", "fit"), ("s",)),
+}
+# Would start what they are for.
+NOT_RUN = ("doctor", "ui")
+COMMANDS: dict[str, Any] = {
+    name: command for name, command in typer.main.get_command(app).commands.items() if name not in NOT_RUN
+}
+OPTIONS = [
+    (name, flag)
+    for name, command in COMMANDS.items()
+    for parameter in command.params
+    if parameter.param_type_name == "option"
+    for flag in (*parameter.opts, *parameter.secondary_opts)
+    if flag not in ("--debug", "--install-completion", "--show-completion")
+]
+SWITCHES = {
+    flag
+    for command in COMMANDS.values()
+    for parameter in command.params
+    if getattr(parameter, "is_flag", False) or parameter.secondary_opts
+    for flag in (*parameter.opts, *parameter.secondary_opts)
+}
+NUMBERS = ("0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e999", "1_0", "0x10", "²", "9" * 30, "9" * 5000, str(2**63))
+KEYS = ("lr", "epochs", "batch_size", "num_workers", "cpu_affinity", "optimizer", "nonsense", "")
+VALUES = (
+    *NUMBERS,
+    "true",
+    "None",
+    "[1]",
+    "{1}",
+    "(1,2)",
+    "...",
+    "grid()",
+    "grid(1,1)",
+    "uniform(1)",
+    "a,b",
+    ",",
+    "(" * 300,
+)
+PATHS = (
+    "",
+    ".",
+    "/",
+    "/dev/null",
+    "/dev/null/x",
+    "good.py",
+    "good.py/x",
+    "x" * 300,
+    "a\nb",
+    "\udcff",
+    "~",
+    "nowhere.csv",
+)
+# No "auto" and no host names: on a machine with a cluster they would be found.
+WORDS = (
+    "-",
+    "--",
+    "=",
+    "--set",
+    "foo://bar",
+    "sqlite://",
+    "sqlite:///good.py",
+    "x:1:2",
+    "127.0.0.1:99999",
+    "%s",
+    "{}",
+    "5%",
+)
+HOSTILE = st.one_of(
+    st.sampled_from((*NUMBERS, *VALUES, *PATHS, *WORDS)),
+    st.builds("{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES)),
+    st.text(st.characters(exclude_characters="\0"), max_size=12).filter(lambda text: text != "auto"),
+)
+QUICK = settings(
+    max_examples=4, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """What a first import starts is not a command's doing."""
+    import ray  # noqa: F401
+    import torch  # noqa: F401
+
+    from raypar.track.client import import_mlflow
+
+    import_mlflow()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("fuzzed")
+    (made / "good.py").write_text(GOOD)
+    return made
+
+
+def assert_plain(done: Done, *given: object) -> None:
+    assert done.code in (0, 2), (given, done)
+    assert "Traceback" not in done.err and "--debug shows where" not in done.err, (given, done)
+    if done.code == 2:
+        assert done.err.startswith("error: ") and "→ " in done.err, (given, done)
+
+
+@pytest.mark.parametrize(("command", "flag"), OPTIONS, ids=lambda value: value)
+@QUICK
+@given(value=HOSTILE)
+def test_any_value_of_any_option_ends_in_a_plain_message(command: str, flag: str, value: str, folder: Path) -> None:
+    given_value = [] if flag in SWITCHES else [value]
+    done = raypar([command, *ARGUMENTS.get(command, ()), flag, *given_value], folder)
+    assert_plain(done, command, flag, value)
+    assert [path.name for path in folder.iterdir()] == ["good.py"]
+
+
+def test_every_command_and_option_is_among_them() -> None:
+    assert len(OPTIONS) > 60 and set(ARGUMENTS) <= {command for command, _ in OPTIONS}
+
+
+# ── study files ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+PIECES = (
+    *(
+        "(",
+        ")",
+        "[",
+        "{",
+        ":",
+        "=",
+        ",",
+        "\n",
+        "\t",
+        "'",
+        '"""',
+        "#",
+        "\\",
+        "grid(",
+        "choice(",
+        "0",
+        "-1",
+        "1e999",
+        "None",
+    ),
+    *(
+        "True",
+        "Study",
+        "digits",
+        "lambda: ",
+        "raise ",
+        "float('nan')",
+        "10**400",
+        "import x\n",
+        "del study\n",
+        "\ufeff",
+        "é",
+    ),
+)
+MANY = settings(
+    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.startswith("raypar_study_")]:
+        del sys.modules[name]
+
+
+def loads_or_tells(source: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "asked.py"
+        path.write_bytes(source)
+        told, num_points = str(path), 1
+        try:
+            num_points = len(load_study(path).study.points())
+        except RayparError as error:
+            told = str(error)
+        assert str(path) in told
+        assert 1 <= num_points <= MAX_TRIALS
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    """A good study with some pieces cut out, put in or exchanged."""
+    text = GOOD
+    for _ in range(draw(st.integers(1, 3))):
+        first = draw(st.integers(0, len(text)))
+        last = min(len(text), first + draw(st.integers(0, 12)))
+        text = text[:first] + draw(st.sampled_from(("", *PIECES))) + text[last:]
+    return text
+
+
+@MANY
+@given(mutated())
+def test_a_study_file_with_slips_loads_or_is_told(source: str) -> None:
+    loads_or_tells(source.encode())
+
+
+@MANY
+@given(st.binary(max_size=200))
+def test_any_bytes_for_a_study_file_are_told(source: bytes) -> None:
+    loads_or_tells(source)
+
+
+ANYTHING = st.recursive(
+    st.one_of(
+        *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3)),
+        st.sampled_from(["grid()", 10**400, float("nan"), float("inf")]),
+    ),
+    lambda inner: st.one_of(
+        *(st.lists(inner, max_size=2), st.tuples(inner), st.dictionaries(st.text(max_size=3), inner, max_size=2))
+    ),
+    max_leaves=4,
+)
+
+
+@MANY
+@given(
+    st.dictionaries(
+        st.sampled_from(["space", "config", "baseline", "num_repeats", "seed", "name", "mode", "metric", "num_trials"]),
+        st.one_of(ANYTHING, st.dictionaries(st.sampled_from(["lr", "epochs", "device", "cpu_affinity"]), ANYTHING)),
+        max_size=4,
+    )
+)
+def test_a_study_of_anything_is_one_or_is_told(fields: dict[str, Any]) -> None:
+    from raypar import Study
+    from raypar.workloads import digits
+
+    grids = fields.get("space")
+    if isinstance(grids, dict):
+        from raypar import grid
+
+        fields["space"] = {
+            key: grid(*value) if isinstance(value, (list, tuple)) else value for key, value in grids.items()
+        }
+    told, study = "a mistake", None
+    try:
+        study = Study(workload=digits, **fields)
+    except RayparError as error:
+        told = str(error)
+    assert "mistake" in told
+    if study is not None and len(study.points()) * study.num_repeats < 1000:
+        identities = [spec.identity for spec in study.trials()]
+        assert len(set(identities)) == len(identities)
