@@ -82,8 +82,11 @@ class Outcome:
 
 
 def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]:
-    """What the store and the spool have of the study, unless everything is to be run again."""
-    return () if options.rerun_all else Store(options.tracking_uri, options.project_dir).results(study_name)
+    """What the store and the spool have of the study, without what is to be run again."""
+    if options.rerun_all:
+        return ()
+    known = Store(options.tracking_uri, options.project_dir).results(study_name)
+    return tuple(result for result in known if result.started_at >= options.not_before)
 
 
 def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, notice: Listener) -> Outcome:

@@ -24,6 +24,7 @@ from raypar.track.view import IDEAL
 def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
     """A new execution of the study, with all that ``raypar resume`` needs to go on with it."""
     study = loaded.study
+    started_at = datetime.now().timestamp()
     resume = {
         "file": str(loaded.path),
         "set": list(options.settings),
@@ -37,11 +38,12 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
         "num_profiled_steps": options.num_profiled_steps,
         "log_model": options.log_model,
         "system_metrics": options.system_metrics,
+        "not_before": started_at if options.rerun_all else options.not_before,
     }
     return Execution(
         uid=uuid.uuid4().hex,
         study=study.name,
-        started_at=datetime.now().timestamp(),
+        started_at=started_at,
         params={
             "workload": study.workload.name,
             "num_repeats": str(study.num_repeats),

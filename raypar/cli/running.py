@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -42,7 +43,7 @@ from raypar.cli.options import (
     TrackingUri,
 )
 from raypar.errors import RayparError
-from raypar.run.interruption import heeded, interrupted_by, uninterrupted
+from raypar.run.interruption import heeded, interrupted_by, uninterrupted, when_leaving_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,7 +137,8 @@ def resume(
         log_model, system_metrics = (bool(last.get(key)) for key in ("log_model", "system_metrics"))
         if log_model:
             loaded = keeping_models(loaded)
-        run(loaded, replace(options, log_model=log_model, system_metrics=system_metrics))
+        not_before = float(last.get("not_before") or 0.0)
+        run(loaded, replace(options, log_model=log_model, system_metrics=system_metrics, not_before=not_before))
 
 
 def load(
@@ -246,8 +248,11 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             if isinstance(event, Notice):
                 say(console, event.text)
 
-        outcome: Outcome = execute(loaded, options, view, notice)
-        with uninterrupted(then_raise=False):
+        with when_leaving_at_once(lambda: end_of_view(console)):
+            outcome: Outcome = execute(loaded, options, view, notice)
+        # Where the terminal was closed, there is nobody to tell.
+        gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
+        with uninterrupted(then_raise=False), gone:
             tell(console, outcome, resume_command(loaded.study.name, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
@@ -257,6 +262,12 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         raise typer.Exit(128 + number)
     if outcome.num_failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def end_of_view(console: Console) -> None:
+    """Give the cursor back that a live view has hidden. From any thread, whatever the console's lock is held for."""
+    if console.is_terminal:
+        os.write(console.file.fileno(), b"\x1b[?25h\n")
 
 
 def tell(console: Console, outcome: Outcome, resume: str) -> None:

@@ -6,6 +6,7 @@ left to rich's own thread, once a second. Where the output is no terminal, there
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +110,8 @@ class LiveView:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def __call__(self, event: Event) -> None:
         """Take an event, from any thread."""
@@ -183,7 +185,8 @@ class LiveView:
         return "; ".join(parts)
 
     def _say(self, line: str) -> None:
-        self._console.print(Text(encodable(line, self._console.encoding)), soft_wrap=True)  # rich flushes
+        with contextlib.suppress(OSError):  # a terminal that was closed: no reason to lose a trial
+            self._console.print(Text(encodable(line, self._console.encoding)), soft_wrap=True)  # rich flushes
 
     def remaining_s(self) -> float | None:
         """Seconds until the last trial ends, going by those that have ended; None before the first."""

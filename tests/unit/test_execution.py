@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,18 @@ def test_what_is_stored_is_not_run_again_unless_asked(stage: Stage) -> None:
     stage.happened.clear()
     stage.execute(study, rerun_all=True)
     assert stage.of("ran") == [study.trials()]
+
+
+def test_a_fresh_execution_that_goes_on_takes_only_results_of_its_own(stage: Stage) -> None:
+    study = a_study()
+    stage.stored = [finished(spec, started_at=100.0 + i) for i, spec in enumerate(study.trials())]
+    stage.execute(study, rerun_all=True)
+    since = json.loads(stage.execution.tags["raypar.resume"])["not_before"]
+    assert since == stage.execution.started_at > 1e9
+    stage.happened.clear()
+    stage.execute(study, not_before=103.0)
+    assert stage.of("ran") == [study.trials()[:3]]
+    assert json.loads(stage.execution.tags["raypar.resume"])["not_before"] == 103.0
 
 
 def test_where_nothing_is_missing_nothing_is_started(stage: Stage) -> None:

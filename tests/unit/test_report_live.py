@@ -229,6 +229,20 @@ def test_a_failure_stays_on_the_terminal_and_a_success_does_not() -> None:
     assert "trained" not in text
 
 
+def test_a_terminal_that_was_closed_stops_no_study() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    for is_terminal in (True, False):
+        console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal)
+        with LiveView(console, 3) as view:
+            console.file = Closed()
+            view(Notice("nobody reads it"))
+            view(TrialEnded(make_result(POINT, 0)))
+        assert view._num_done == 1
+
+
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     console = terminal()
