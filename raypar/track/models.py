@@ -52,7 +52,10 @@ def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, 
     if found:
         model = found[0]
     else:
-        model = client.create_logged_model(experiment_id, name=name, source_run_id=run_id, tags={"raypar.uid": uid})
+        params = client.get_run(run_id).data.params
+        model = client.create_logged_model(
+            experiment_id, name=name, source_run_id=run_id, tags={"raypar.uid": uid}, params=params
+        )
     # What MLflow itself writes where it does both at once.
     described = Model.load(str(folder))
     described.model_id, described.run_id, described.artifact_path = model.model_id, run_id, model.artifact_location
