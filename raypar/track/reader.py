@@ -23,7 +23,7 @@ from raypar.track.embedded import EmbeddedRuns, Unfamiliar
 from raypar.track.names import experiment_name
 from raypar.track.runs import StoredRun
 
-_PAGE_SIZE = 2000
+_PAGE_SIZE = 250  # a server that is asked for thousands at once takes longer than a request may
 
 
 class RunReader:
