@@ -1,8 +1,10 @@
-"""A study as whoever browses it in MLflow finds it: names, data sets, and the model."""
+"""A study as whoever browses it in MLflow finds it: names, data sets, the model, and pages in a real browser."""
 
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+from browser import browser
 from commands import Cli, runs_of
 from mlflow import MlflowClient
+from telling import until
 
 from raypar.workloads import digits
 
@@ -117,3 +121,53 @@ def test_the_best_trial_s_model_comes_back_with_its_predictions_and_is_logged_on
     again = studied.run("study", "tiny.py", *FLAGS)
     assert (again.returncode, again.stderr) == (0, "")
     assert [m.model_id for m in models(studied)] == [model.model_id]
+
+
+@pytest.fixture
+def links(studied: Cli) -> Iterator[list[str]]:
+    """The addresses that `raypar ui` prints: MLflow's, and the charts'."""
+    printed = studied.folder / "stdout"
+    process = studied.start("ui", "--port", "22700")
+    try:
+        until(lambda: "charts of tiny: " in printed.read_text(), lambda: printed.read_text() or "nothing printed", 120)
+        yield [line.rpartition(" ")[2] for line in printed.read_text().splitlines()]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        studied.wait_for_its_processes()
+
+
+SHOWN = """Object.fromEntries([...document.querySelectorAll('.js-plotly-plot')].map(plot => [
+    plot.layout.xaxis && plot.layout.xaxis.title && plot.layout.yaxis.title && plot.layout.yaxis.title.text
+        ? plot.layout.yaxis.title.text + ' by ' + plot.layout.xaxis.title.text
+        : plot.data.map(trace => trace.metricKey || trace.name).join(', '),
+    plot.data.reduce((sum, trace) => sum + (trace.x || []).length, 0)]))"""
+
+
+def test_the_charts_are_there_without_a_click(studied: Cli, links: list[str], tmp_path: Path) -> None:
+    assert links[0] == "http://127.0.0.1:22700/?workflowType=machine_learning"
+    experiment = client(studied).get_experiment_by_name("tiny")
+    assert experiment is not None and f"/#/experiments/{experiment.experiment_id}/runs?" in links[1]
+    with browser() as chromium:
+        page = chromium.open()
+        page.resize(1600, 4000)  # charts out of sight are not drawn
+        page.go(links[1])
+        page.until("document.querySelectorAll('.js-plotly-plot').length >= 9")
+        page.screenshot(tmp_path / "charts.png")
+        text = page.text()
+        for title in ("Charts · Does a second worker pay off", "Sweeps: batch_size 128, 256; num_workers 1, 2"):
+            assert title in text
+        for section in ("Speedup", "Training time", "accuracy: what it costs", "While training"):
+            assert section in text
+        # The dots of every scatter: one for each trial.
+        page.until(f"{SHOWN}['speedup by num_workers'] === 4")
+        drawn = page.run(SHOWN)
+        scatters = {name: num for name, num in drawn.items() if " by " in name and "Step" not in name}
+        assert (
+            scatters.items()
+            >= {
+                "train_time_s by num_workers": 4,
+                "train_time_s by batch_size": 4,
+                "accuracy by train_time_s": 4,
+            }.items()
+        )
