@@ -208,8 +208,11 @@ def _legend(analysis: StudyAnalysis) -> str:
     timed = "of the training steps alone" if analysis.time_metric == TRAIN_TIME else "of the whole trial"
     methods = [e.method for p in analysis.points for e in (p.time_s, p.speedup) if e and e.low is not None]
     told = "; ".join(dict.fromkeys(str(method) for method in methods if method is not Method.REFERENCE))
-    return f"Medians; times are {timed}; n: finished trials. " + (
-        f"In brackets 95 % intervals: {told}." if told else "No intervals."
+    energy = f" Energy: of {analysis.energy_source} in that time." if analysis.energy_source else ""
+    return (
+        f"Medians; times are {timed}; n: finished trials. "
+        + (f"In brackets 95 % intervals: {told}." if told else "No intervals.")
+        + energy
     )
 
 
