@@ -19,6 +19,7 @@ sys.path.insert(0, str(TESTS))
 
 from netlab import Lab, why_no_ssh, why_not  # noqa: E402
 from netlab.ray_cluster import HEAD, RayCluster  # noqa: E402
+from telling import until  # noqa: E402
 
 WHY_NOT = why_not() or why_no_ssh()
 pytestmark = [
@@ -147,10 +148,11 @@ def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster: RayClust
     assert {"22", "6379", "10001"} <= open_ports
 
 
-def test_ray_down_stops_ray_on_every_host(cluster: RayCluster) -> None:
+def test_ray_is_gone_from_every_host_after_ray_down(cluster: RayCluster) -> None:
     cluster.down()
-    for host in range(cluster.num_workers + 1):
-        assert "raylet" not in cluster.run(host, "ps -eo comm")
+    assert "raylet" not in cluster.run(HEAD, "ps -eo comm")
+    for host in range(1, cluster.num_workers + 1):  # which end when they have missed the head for a minute
+        until(lambda host=host: "raylet" not in cluster.run(host, "ps -eo comm"), lambda: "the nodes' end", 180)
 
 
 def test_the_clusters_file_is_the_users_but_for_addresses_and_installation(cluster: RayCluster) -> None:
