@@ -55,15 +55,13 @@ def tiny_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_importing_the_workloads_is_light_and_brings_no_heavy_module() -> None:
+def test_importing_the_workloads_brings_no_heavy_module() -> None:
     code = (
-        "import sys, time; import raypar; t = time.perf_counter(); import raypar.workloads; "
-        "print(time.perf_counter() - t, "
-        "*({'torch', 'torchvision', 'sklearn', 'numpy', 'ray', 'mlflow'} & set(sys.modules)))"
+        "import sys, raypar.workloads; "
+        "print(*({'torch', 'torchvision', 'sklearn', 'numpy', 'ray', 'mlflow'} & set(sys.modules)))"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
-    took_s, *heavy = min(run.stdout for run in runs).split()
-    assert float(took_s) < 0.05 and heavy == []
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize("workload", ALL, ids=lambda w: w.name)
