@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raypar.track.client import sqlite_path
+from raypar.track.inputs import Input
 from raypar.track.names import clip
 from raypar.track.runs import Point
 from raypar.track.writer import RunRef, RunWriter
@@ -39,6 +40,7 @@ class RowWriter(RunWriter):
         self._tags: dict[tuple[str, str], str] = {}
         self._params: dict[tuple[str, str], str] = {}
         self._points: dict[str, dict[tuple[Any, ...], None]] = {}
+        self._inputs: dict[tuple[str, str, str], Input] = {}
 
     def find(self, study: str, **tags: str) -> RunRef | None:
         self.flush()
@@ -81,6 +83,10 @@ class RowWriter(RunWriter):
             assert math.isfinite(p.value)
             self._points.setdefault(run.run_id, {})[p.key, p.value, p.time_ms, p.step] = None
 
+    def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:
+        for i in inputs:  # a data set that is there in two contexts is kept in its first, as MLflow does
+            self._inputs.setdefault((run.run_id, i.name, i.digest), i)
+
     def end(self, run: RunRef, status: str, end_ms: int) -> None:
         self._runs[run.run_id].update(status=status, end_time=end_ms)
 
@@ -108,7 +114,23 @@ class RowWriter(RunWriter):
                     " VALUES (?, ?, ?, ?, ?, 0)",
                     rows,
                 )
+            for (run, name, digest), used in self._inputs.items():
+                self._write_input(database, run, name, digest, used)
         self._clear()
+
+    def _write_input(self, database: sqlite3.Connection, run: str, name: str, digest: str, used: Input) -> None:
+        key = (self._runs[run]["experiment_id"], name, digest)
+        database.execute(
+            "INSERT OR IGNORE INTO datasets (dataset_uuid, experiment_id, name, digest, dataset_source_type,"
+            " dataset_source, dataset_schema, dataset_profile) VALUES (?, ?, ?, ?, 'code', ?, ?, ?)",
+            [uuid.uuid4().hex, *key, used.source, used.schema or None, used.profile],
+        )
+        (dataset,) = database.execute(
+            "SELECT dataset_uuid FROM datasets WHERE experiment_id = ? AND name = ? AND digest = ?", key
+        ).fetchone()
+        own = uuid.uuid4().hex
+        database.execute("INSERT INTO inputs VALUES (?, 'DATASET', ?, 'RUN', ?, 0)", [own, dataset, run])
+        database.execute("INSERT INTO input_tags VALUES (?, 'mlflow.data.context', ?)", [own, used.context])
 
     def _read(self, run_id: str) -> tuple[dict[str, Any], dict[str, str]]:
         """A run's row, and its tags."""

@@ -17,7 +17,7 @@ from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.writer import RunWriter
 
-TABLES = ("experiments", "experiment_tags", "runs", "tags", "params", "metrics", "latest_metrics")
+TABLES = ("experiments", "experiment_tags", "runs", "tags", "params", "metrics", "latest_metrics", "datasets", "inputs")
 WRITTEN_AT = ("creation_time", "last_update_time")
 
 
@@ -45,6 +45,11 @@ def results(study: str) -> list[TrialResult]:
                 reports=tuple({"epoch": e, "accuracy": e / 10, "val_loss": 1 / e} for e in (1, 2, 3)),
                 step_times_s=((0.25,) * 4, (0.2,) * 4),
                 environment={"node": "n", "note": "long " * 4000},
+                data={
+                    "name": "digits",
+                    "source": "embedded",
+                    "splits": {"train": {"digest": "1f", "num_samples": 9}, "val": {"num_samples": 3}},
+                },
                 failure=Failure(FailureKind.ERROR, "boom", 0, "trace") if batch_size == 128 else None,
             )
         )
@@ -78,7 +83,10 @@ def rows(project: Path) -> dict[str, Counter[str]]:
     """Every row of every table, with what is random or the time of writing left out."""
     with closing(sqlite3.connect(project / "mlflow.db")) as database:
         name_of = {run: f"<{name}>" for run, name in database.execute("SELECT run_uuid, name FROM runs")}
-        uids = database.execute("SELECT value FROM tags WHERE key = 'raypar.uid'").fetchall()
+        uids = database.execute(
+            "SELECT value FROM tags WHERE key = 'raypar.uid' UNION SELECT dataset_uuid FROM datasets"
+            " UNION SELECT input_uuid FROM inputs"
+        ).fetchall()
         names = {**name_of, **{uid: "<uid>" for (uid,) in uids if not uid.startswith("e-")}, str(project): "<project>"}
 
         def plain(value: Any) -> Any:
