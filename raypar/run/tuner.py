@@ -155,9 +155,9 @@ class TuneRunner:
         finally:
             if ears:
                 ears.close()
-            if not self._policy.owns_cluster:  # otherwise everything ends with Ray, at once
+            if not self._policy.owns_cluster:  # otherwise its gangs end with it, at once
                 ray.get(broker.close.remote())
-                ray.kill(broker)
+            ray.kill(broker)
             mark("tuner: closed")
 
     def _tune(
