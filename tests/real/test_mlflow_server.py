@@ -46,7 +46,13 @@ def make_result(n: int, **changes) -> TrialResult:
 
 def recorder(project, uri, uid="e1", **kwargs) -> Recorder:
     execution = Execution(
-        uid, "mnist", 1_700_000_000.0, {"a": "1"}, {"raypar.question": '{"q": 1}'}, "why?", None, "src"
+        uid,
+        "mnist",
+        1_700_000_000.0,
+        {"a": "1"},
+        {"raypar.question": '{"q": 1}'},
+        description="why?",
+        study_source="src",
     )
     rec = Recorder(execution, tracking_uri=uri, project_dir=project, **kwargs)
     rec.start()
