@@ -43,10 +43,15 @@ __all__ = ["Origin", "html_report", "write_html"]
 
 TEMPLATE = "report.html.jinja"
 TABLE_SCRIPT = "report.js"
+MAX_PAGE_BYTES = 1_950_000  # so many trials are in its table that it stays below 2 MB …
+MAX_WORDS_BYTES = 80_000  # … whatever is said beside the figures
 COMMAND = re.compile(r"`([^`]+)`")
 UNIT = re.compile(r"(?<=\d) (?=(%|s|ms|µs|min|h|workers?)(\W|$))")
 # Draws every figure beside its SVG, which goes only once that has worked. The interpreter of expressions does without
 # eval, which the content security policy forbids.
+_GEOMETRY = re.compile(r' (?:d|transform|points|[xy][12]?|c[xy]|r|width|height)="[^"]*"')
+_DECIMALS = re.compile(r"\d+\.\d{3,}")
+_FONT = re.compile(r' font-family="[^"]*"')
 DRAW = """
 for (const figure of document.querySelectorAll("figure[data-figure]")) {
   const chart = figure.querySelector(".chart");
@@ -85,11 +90,28 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     figures = figures_of(analysis, trials)
     table_script, chart_script = _inline((Path(__file__).parent / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
     title = analysis.study_name or "study"
-    points, every_trial = points_table(analysis), trials_table(analysis, trials)
+    points = points_table(analysis)
+    drawings = [
+        {
+            "key": f.key,
+            "title": f.title,
+            "alternative": f.alternative,
+            # Drawn here: its texts are escaped by who draws it.
+            "svg": Markup(brief(static_svg(f))),
+            "spec": for_page(f),
+        }
+        for f in figures
+        if isinstance(f, Figure)
+    ]
+    taken = sum(len(str(part).encode("utf-8", "replace")) for part in (table_script, chart_script, origin.study_source))
+    taken += sum(len(str(drawing).encode("utf-8", "replace")) for drawing in drawings)
+    taken += len(points.markup.encode("utf-8", "replace")) if points else 0
+    every_trial = trials_table(analysis, trials, max_bytes=MAX_PAGE_BYTES - MAX_WORDS_BYTES - taken)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["kept"] = _kept
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     text = environment.get_template(TEMPLATE).render(
         title=title,
         version=versions().get("raypar", ""),
@@ -100,18 +122,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         verdicts=analysis.verdicts,
         points=points,
         parts=_parts(analysis),
-        figures=[
-            {
-                "key": f.key,
-                "title": f.title,
-                "alternative": f.alternative,
-                # Drawn here: its texts are escaped by who draws it.
-                "svg": Markup(static_svg(f)),
-                "spec": for_page(f),
-            }
-            for f in figures
-            if isinstance(f, Figure)
-        ],
+        figures=drawings,
         left_out=[f for f in figures if isinstance(f, LeftOut)],
         trials=every_trial,
         warnings=analysis.warnings,
@@ -143,6 +154,12 @@ def _parts(analysis: StudyAnalysis) -> list[_Part]:
         _Part("Batch sizes: throughput and progress", goodput_lines(analysis)),
     )
     return [part for part in parts if part.lines]
+
+
+def brief(svg: str) -> str:
+    """The drawing to a hundredth of a pixel, in the page's font; its texts as they are."""
+    in_short = _GEOMETRY.sub(lambda found: _DECIMALS.sub(lambda n: f"{float(n[0]):.2f}", found[0]), svg)
+    return _FONT.sub("", in_short)
 
 
 def _kept(sentence: str) -> Markup:

@@ -101,7 +101,7 @@ def points_table(analysis: StudyAnalysis) -> Table | None:
     return Table(markup, style, notes, num_rows > 15)
 
 
-def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> Table:
+def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_bytes: int | None = None) -> Table:
     """A row for each trial, in the order given. What is the same for all is told below it, not in each row."""
     keys = list(dict.fromkeys([*analysis.space_keys, *(k for r in trials for k in r.spec.point)]))
     columns = [Column("#", [str(i) for i in range(1, len(trials) + 1)], True)]
@@ -128,7 +128,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> Tabl
     ]
     droppable = {"state", "attempts", "node", "trained, s", "samples/s", "speedup", "failure"}
     same = {c.head: c.cells[0] for c in columns if c.head in droppable and len(set(c.cells)) == 1}
-    markup, style, num_rows = _markup("all-trials", [c for c in columns if c.head not in same])
+    markup, style, num_rows = _markup("all-trials", [c for c in columns if c.head not in same], max_bytes)
     told = [f"{head} {text}" for head, text in same.items() if text not in ("", units.MISSING)]
     notes = [f"The same for all: {', '.join(told)}."] if told else []
     if more := len(trials) - num_rows:
@@ -171,13 +171,14 @@ def _failures(trials: Sequence[TrialResult]) -> list[str]:
     return [text if len(text) <= longest else text[: longest - 1] + "…" for text in messages]
 
 
-def _markup(name: str, columns: Sequence[Column]) -> tuple[Markup, Markup, int]:
-    """The table, rules for its columns, and how many of its rows it has: as many as fit into `MAX_TABLE_BYTES`."""
+def _markup(name: str, columns: Sequence[Column], max_bytes: int | None = None) -> tuple[Markup, Markup, int]:
+    """The table, rules for its columns, and how many of its rows it has: as many as fit into `MAX_TABLE_BYTES`, and
+    into `max_bytes`."""
     rules = [_rule(name, [i for i, c in enumerate(columns, 1) if c.is_number], "text-align:right")]
     rules.append(_rule(name, [i for i, c in enumerate(columns, 1) if c.is_wide], "white-space:normal;min-width:12rem"))
     heads = "".join(f'<th scope="col">{escape(c.head)}</th>' for c in columns)
     rows: list[str] = []
-    left = MAX_TABLE_BYTES
+    left = min(MAX_TABLE_BYTES, MAX_TABLE_BYTES if max_bytes is None else max_bytes)
     for i in range(len(columns[0].cells)):
         row = "<tr>" + "".join(map(_cell, _row(columns, i)))
         left -= len(row.encode("utf-8", "replace")) + 1

@@ -25,7 +25,7 @@ from raypar.errors import RayparError
 from raypar.report import html_tables
 from raypar.report.figures import figures_of
 from raypar.report.figures_vega import Figure, for_page, static_svg
-from raypar.report.html import Origin, html_report, write_html
+from raypar.report.html import Origin, brief, html_report, write_html
 from raypar.report.recommend import answer_lines
 from raypar.study.trial import TrialResult, TrialState
 
@@ -275,6 +275,19 @@ def test_a_table_that_would_be_too_long_says_how_many_trials_it_lacks() -> None:
     num_rows = table.markup.count("\n<tr>")
     assert 0 < num_rows < len(trials)
     assert f"{len(trials) - num_rows} later trials left out: `raypar show` and `raypar export` have all." in table.notes
+
+
+def test_a_table_keeps_to_what_is_left_of_its_page() -> None:
+    trials = results()
+    analysis = analyse(question(), trials)
+    every, few, none = (html_tables.trials_table(analysis, trials, max_bytes=n) for n in (None, 1000, -1))
+    assert every.markup.count("\n<tr>") == len(trials) > few.markup.count("\n<tr>") > 0
+    assert none.markup.count("<tr>") == 1, "its head"
+
+
+def test_drawings_are_brief_in_their_geometry_and_not_in_their_words() -> None:
+    drawn = '<path d="M1.23456,2L3.0051,4.5" stroke-width="1.2345"/><text font-family="x" x="0.12345">lr=0.00102</text>'
+    assert brief(drawn) == '<path d="M1.23,2L3.01,4.5" stroke-width="1.2345"/><text x="0.12">lr=0.00102</text>'
 
 
 def test_what_all_trials_have_in_common_is_told_once() -> None:
