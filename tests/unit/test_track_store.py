@@ -356,7 +356,7 @@ def test_a_database_that_can_not_be_opened_is_not_waited_for(project, monkeypatc
     rec = recorder(project, uri)
     rec.record(make_result(32))
     assert rec.close("finished") == 3
-    with pytest.raises(StoreError, match="down.db can.t be read"):
+    with pytest.raises(StoreError, match=r"down\.db can't be read"):
         Store(uri, project).results("mnist")
 
 
