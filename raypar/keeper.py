@@ -12,6 +12,7 @@ from pathlib import Path
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import pair_speedups
+from raypar.masking import masked
 from raypar.run.events import Event, Listener, TrialEnded, TrialStarted
 from raypar.run.interruption import uninterrupted
 from raypar.run.runner import ARTIFACT_FOLDER
@@ -47,6 +48,7 @@ class Keeper:
             if isinstance(event, TrialStarted) and self._monitor:
                 self._monitor.begin(event.spec.identity)
             if isinstance(event, TrialEnded):
+                event = replace(event, result=_without_secrets(event.result))
                 self._keep(event)
             self._view(event)
 
@@ -88,6 +90,15 @@ class Keeper:
             if isinstance(base, int):
                 metrics[identity] = {"speedup": speedup, "efficiency": speedup * base / spec.placement.num_workers}
         self._recorder.record_trial_metrics(metrics)
+
+
+def _without_secrets(result: TrialResult) -> TrialResult:
+    """The result; what its code raised may quote a password or a key."""
+    if (failure := result.failure) is None:
+        return result
+    return replace(
+        result, failure=replace(failure, message=masked(failure.message), traceback=masked(failure.traceback))
+    )
 
 
 def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:

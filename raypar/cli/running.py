@@ -233,7 +233,8 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.execution import execute
     from raypar.report.live import LiveView
     from raypar.run.events import Notice
-    from raypar.track.client import has_server, shown_uri
+    from raypar.masking import masked
+    from raypar.track.client import has_server
 
     with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
@@ -256,7 +257,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             tell(console, outcome, resume_command(loaded.study.name, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
-                    found = charts_url(options.tracking_uri, shown_uri(options.tracking_uri), loaded.study.name)
+                    found = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
                     say(console, "charts of {}: {}".format(*found or ("", "")))
     if (number := interrupted_by() or outcome.interrupted_by) is not None:
         raise typer.Exit(128 + number)
@@ -296,9 +297,10 @@ def tell(console: Console, outcome: Outcome, resume: str) -> None:
 
 def resume_command(name: str, options: Options) -> str:
     """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
+    from raypar.masking import masked
     from raypar.track.store import default_tracking_uri
 
     words = ["raypar", "resume", name]
     if options.tracking_uri != default_tracking_uri(options.project_dir):
         words += ["--tracking-uri", options.tracking_uri]
-    return shlex.join(words)
+    return masked(shlex.join(words))

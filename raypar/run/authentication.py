@@ -8,12 +8,14 @@ RAY_AUTH_MODE=token only.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from raypar.errors import ClusterError
 
@@ -118,13 +120,12 @@ def _set(values: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    from ray._raylet import AuthenticationTokenLoader, Config
-
+    raylet: Any = importlib.import_module("ray._raylet")
     # Ray has read its variables when it was imported. First the mode: a thread of a Ray that ends may ask for the token
     # meanwhile, and without one Ray would end this process.
-    Config.initialize("")
+    raylet.Config.initialize("")
     if os.environ.get(MODE, "").lower() != "token" or token_source() is not None:
-        AuthenticationTokenLoader.instance().reset_cache()
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _refuses(address: str) -> bool:
@@ -132,12 +133,12 @@ def _refuses(address: str) -> bool:
     say that nobody is there."""
     if address.startswith("ray://"):
         return _client_is_refused(address.removeprefix("ray://"))
-    import ray
-    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError
 
+    raylet: Any = importlib.import_module("ray._raylet")
     try:
-        GcsClient(address=address)
-    except ray.exceptions.AuthenticationError:
+        raylet.GcsClient(address=address)
+    except AuthenticationError:
         return True
     except Exception:
         return False  # something else is wrong, which `ray.init` will tell
