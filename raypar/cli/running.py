@@ -108,6 +108,9 @@ def plan(
 
 def resume(
     name: StudyName,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The study file, where it lies outside of this folder.")
+    ] = None,
     address: Address = None,
     data_dir: DataDir = None,
     tracking_uri: TrackingUri = None,
@@ -115,29 +118,28 @@ def resume(
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
     with told(debug), heeded():
+        from raypar.cli.resuming import last_flags
+
         store = store_of(tracking_uri)
-        last = store.resume_info(name)
-        if not last:
+        stored = store.resume_info(name)
+        if not stored:
             raise unknown_study(name, store)
-        settings = [str(setting) for setting in last["set"]]
-        if data_dir is None and last["data_dir"] is not None:
-            data_dir = Path(last["data_dir"])
-        loaded = load(Path(last["file"]), settings, last["repeats"], last["seed"], data_dir)
-        address = address or last["address"]
+        last = last_flags(name, stored, Path.cwd(), file=file, address=address)
+        loaded = load(last.file, last.settings, last.repeats, last.seed, data_dir or last.data_dir)
         options = options_of(
-            address,
+            last.address,
             tracking_uri,
-            last["isolation"],
+            last.isolation,
             False,
-            last["no_ray"],
-            last["trial_timeout"],
-            settings,
-            bool(last.get("num_profiled_steps")),
+            last.no_ray,
+            last.trial_timeout_s,
+            last.settings,
+            last.is_profiled,
         )
-        log_model, system_metrics = (bool(last.get(key)) for key in ("log_model", "system_metrics"))
+        log_model, system_metrics = (bool(stored.get(key)) for key in ("log_model", "system_metrics"))
         if log_model:
             loaded = keeping_models(loaded)
-        not_before = float(last.get("not_before") or 0.0)
+        not_before = float(stored.get("not_before") or 0.0)
         run(loaded, replace(options, log_model=log_model, system_metrics=system_metrics, not_before=not_before))
 
 
@@ -231,9 +233,9 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
 def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.analysis.question import question_of
     from raypar.execution import execute
+    from raypar.masking import masked
     from raypar.report.live import LiveView
     from raypar.run.events import Notice
-    from raypar.masking import masked
     from raypar.track.client import has_server
 
     with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:

@@ -144,7 +144,7 @@ def ui(
     ] = "127.0.0.1",
     debug: Debug = False,
 ) -> None:
-    """Open MLflow's UI on the store, for this machine only unless --host says otherwise, until Ctrl-C, and link to a study's charts.
+    """Open MLflow's UI on the store, for this machine only, until Ctrl-C, and link to a study's charts.
 
     Of a store that is a server already, it tells the links.
     """
@@ -158,7 +158,7 @@ def ui(
         def announce(home: str) -> None:
             typer.echo(home)
             if (found := charts_url(uri, home.partition("/?")[0], name)) is not None:
-                typer.echo("charts of {}: {}".format(*found))
+                say(stdout(), "charts of {}: {}".format(*found))
 
         if has_server(uri):
             announce(home_url(masked(uri)))
