@@ -64,13 +64,13 @@ def last_flags(
         )
     if file is None:
         file = Path(stored["file"])
-        if "\0" in stored["file"] or not file.resolve().is_relative_to(folder.resolve()):
+        if not is_taken(stored["file"], folder):
             command = shlex.join(["raypar", "resume", name, "--file", stored["file"]])
             raise RayparError(
                 f"the store says that study `{name}` is {stored['file']}, which is not in this folder",
                 hint=f"a study file is code; if this one is yours: `{command}`",
             )
-    if address is None and (address := stored["address"]) is not None and not _is_here(address):
+    if address is None and (address := stored["address"]) is not None and not is_here(address):
         command = shlex.join(["raypar", "resume", name, "--address", str(address)])
         raise RayparError(
             f"the store says that study `{name}` ran on the cluster at {address}",
@@ -90,7 +90,12 @@ def last_flags(
     )
 
 
-def _is_here(address: str) -> bool:
+def is_taken(file: str, folder: Path) -> bool:
+    """Whether a study goes on with this file without being told to."""
+    return "\0" not in file and Path(file).resolve().is_relative_to(folder.resolve())
+
+
+def is_here(address: str) -> bool:
     """Whether the address is this machine's own: Ray finds ``auto`` in files of this machine."""
     if address == "auto":
         return True

@@ -256,7 +256,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         # Where the terminal was closed, there is nobody to tell.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(then_raise=False), gone:
-            tell(console, outcome, resume_command(loaded.study.name, options))
+            tell(console, outcome, resume_command(loaded, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
                     found = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
@@ -297,12 +297,17 @@ def tell(console: Console, outcome: Outcome, resume: str) -> None:
         say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
 
 
-def resume_command(name: str, options: Options) -> str:
+def resume_command(loaded: LoadedStudy, options: Options) -> str:
     """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
+    from raypar.cli.resuming import is_here, is_taken
     from raypar.masking import masked
     from raypar.track.store import default_tracking_uri
 
-    words = ["raypar", "resume", name]
+    words = ["raypar", "resume", loaded.study.name]
+    if not is_taken(str(loaded.path), options.project_dir):
+        words += ["--file", str(loaded.path)]
+    if options.address is not None and not is_here(options.address):
+        words += ["--address", options.address]
     if options.tracking_uri != default_tracking_uri(options.project_dir):
         words += ["--tracking-uri", options.tracking_uri]
     return masked(shlex.join(words))
