@@ -112,7 +112,8 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        # A page can't have control characters; what is Markup has none, and is checked by its hash.
+        # A page can't have control characters. What is Markup has none: scripts are checked by their hash, names in
+        # it have been made harmless.
         finalize=lambda value: harmless(value) if type(value) is str else value,
     )
     environment.filters["kept"] = _kept
@@ -171,7 +172,7 @@ def _kept(sentence: str) -> Markup:
     """The sentence, in which no line is broken between a number and its unit, and commands look like such."""
     from markupsafe import Markup, escape
 
-    safe = escape(UNIT.sub("\N{NO-BREAK SPACE}", sentence))
+    safe = escape(harmless(UNIT.sub("\N{NO-BREAK SPACE}", sentence)))
     return Markup(COMMAND.sub(r"<code>\1</code>", str(safe)))
 
 

@@ -222,7 +222,7 @@ class Shelf:
         shelf = self
 
         class Recorder:
-            def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
+            def record(self, result: TrialResult, **_: Any) -> None:
                 shelf.recorded.append(result)
 
             def record_trial_metrics(self, metrics: Any) -> None:
