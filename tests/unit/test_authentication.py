@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from raypar.run.authentication import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitt
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        pytest.skip("a Ray in this process would lose its token, and end the process")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
