@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from raypar.masking import masked
-
 PACKAGES = ("raypar", "ray", "torch", "torchvision", "mlflow", "numpy")
 
 
@@ -22,7 +20,7 @@ def provenance(study_file: Path, command: Sequence[str]) -> dict[str, str]:
         **git_state(study_file.parent),
         **{f"version.{name}": version for name, version in versions().items()},
         **machine(),
-        "command": masked(shlex.join(command)),
+        "command": shlex.join(command),
     }
 
 

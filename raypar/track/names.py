@@ -20,7 +20,6 @@ MAX_TAG_PARTS = 16
 
 _MAX_FILE_NAME_LENGTH = 80
 _PACKED = "zlib;"
-_MAX_UNPACKED_BYTES = 32 * 2**20
 
 
 def short_hash(text: str) -> str:
@@ -95,10 +94,7 @@ def join_tag(tags: Mapping[str, str], key: str) -> str | None:
         return text
     for i in range(1, MAX_TAG_PARTS):
         text += tags.get(f"{key}.{i}", "")
-    unpacker = zlib.decompressobj()
     try:
-        # A few kilobytes can be packed to become gigabytes.
-        found = unpacker.decompress(base64.b64decode(text[len(_PACKED) :]), _MAX_UNPACKED_BYTES)
-        return found.decode("utf-8", "surrogatepass") if unpacker.eof else None
+        return zlib.decompress(base64.b64decode(text[len(_PACKED) :])).decode("utf-8", "surrogatepass")
     except (ValueError, zlib.error):
         return None

@@ -83,10 +83,9 @@ class Store:
     def model_folder(self, study_name: str, identity: str) -> Path | None:
         """A folder with the model that the trial has kept; None where it has none."""
         for record in self._pending():
-            folder = spool.kept_folder(self._project_dir, record.get("artifact_dir"))
-            if record["kind"] == "trial" and record["study"] == study_name and folder is not None:
+            if record["kind"] == "trial" and record["study"] == study_name and record.get("artifact_dir"):
                 result = TrialResult.from_json(json.dumps(record["result"]))
-                kept = folder / MODEL_FOLDER
+                kept = Path(record["artifact_dir"]) / MODEL_FOLDER
                 if result.spec.identity == identity and kept.is_dir():
                     return kept
         if identity.isalnum():
@@ -187,7 +186,7 @@ class Store:
     def _result_from_file(self, run: StoredRun) -> TrialResult | None:
         try:
             return TrialResult.from_json(self._reader.read_file(run, RESULT_FILE) or "")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def _pending(self) -> Iterator[dict[str, Any]]:
@@ -210,7 +209,7 @@ class Store:
             if record["kind"] == "trial" and record["study"] == study_name:
                 try:
                     found.append(TrialResult.from_json(json.dumps(record["result"])))
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                except (ValueError, KeyError, TypeError, AttributeError):
                     log.warning("a pending result of %s can't be read, skipped", study_name)
         return found
 
@@ -230,6 +229,6 @@ class _Execution:
 def _json_object(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

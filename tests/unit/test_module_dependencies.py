@@ -15,7 +15,6 @@ PACKAGE = Path(__file__).parents[2] / "raypar"
 ORDER = (
     "errors",
     "units",
-    "masking",
     "trace",
     "provenance",
     "study",
