@@ -66,7 +66,7 @@ def test_hostile_names_stay_text_in_a_summary(name: str) -> None:
 def test_any_text_is_one_line_of_markdown_that_opens_nothing(text: str) -> None:
     safe = markdown_text(text)
     assert len(safe.splitlines()) <= 1
-    bare = re.sub(r"\\.", "", safe)
+    bare = re.sub(r"\\.", "x", safe)
     assert not re.search(r"[<>|`*~\\]", bare) and "](" not in bare and not bare.startswith(("#", "+", "-", "="))
 
 
