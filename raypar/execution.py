@@ -17,6 +17,7 @@ from raypar.analysis.speedup import StudyAnalysis, analyse
 from raypar.final_model import is_logged, log_final_model, other_trials
 from raypar.final_test import final_test, last_final_test
 from raypar.keeper import Keeper
+from raypar.masking import masked
 from raypar.options import Options
 from raypar.planning import Plan, check_data, make_plan
 from raypar.record import execution_record, scaling_metrics
@@ -35,6 +36,10 @@ from raypar.track.system import SystemMonitor
 CHANGED_FILE = (
     "the study file has changed since its stored results were made; those of unchanged points are kept "
     "(--fresh runs everything again)"
+)
+OPEN_CLUSTER = (
+    "the Ray at {} runs the code of whoever reaches it, and shows them yours: it asks for no token "
+    "(start it with RAY_AUTH_MODE=token)"
 )
 REPORT_FILE = "report.html"
 NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
@@ -108,6 +113,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(cluster_at(options.address))
         plan = make_plan(study, cluster, done, where=loaded.path, with_ray=options.with_ray)
+        if plan.cluster.takes_everybody:
+            notice(Notice(OPEN_CLUSTER.format(masked(str(options.address)))))
         if plan.done and (old := store.study_source(study.name)) is not None and old != loaded.source:
             notice(Notice(CHANGED_FILE))
         if options.num_profiled_steps and (unknown := _num_without_profile(plan)):

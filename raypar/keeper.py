@@ -12,7 +12,8 @@ from pathlib import Path
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import pair_speedups
-from raypar.run.events import Event, Listener, TrialEnded, TrialStarted
+from raypar.masking import masked
+from raypar.run.events import Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.run.interruption import uninterrupted
 from raypar.run.runner import ARTIFACT_FOLDER
 from raypar.study.study import Study
@@ -21,6 +22,7 @@ from raypar.track.recorder import Recorder
 from raypar.track.system import SystemMonitor
 from raypar.train.job import PROFILE_FOLDER
 
+NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
 BREAKDOWN_FILE = "breakdown.json"
 
 
@@ -47,6 +49,7 @@ class Keeper:
             if isinstance(event, TrialStarted) and self._monitor:
                 self._monitor.begin(event.spec.identity)
             if isinstance(event, TrialEnded):
+                event = replace(event, result=_without_secrets(event.result))
                 self._keep(event)
             self._view(event)
 
@@ -70,8 +73,12 @@ class Keeper:
         folder = self._log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
         if ended.artifacts:
             folder.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(fileobj=io.BytesIO(ended.artifacts)) as tar:
-                tar.extractall(folder, filter="data")
+            try:
+                # Not compressed, as `raypar.train.keep.pack` makes it: a few bytes can't become a full disk.
+                with tarfile.open(fileobj=io.BytesIO(ended.artifacts), mode="r:") as tar:
+                    tar.extractall(folder, filter=_plain_file)
+            except (tarfile.TarError, OSError, ValueError) as error:
+                self._view(Notice(NOT_KEPT.format(ended.result.spec.label, f"{type(error).__name__}: {error}")))
         return folder if folder.is_dir() else None
 
     def _record_speedups(self) -> None:
@@ -88,6 +95,22 @@ class Keeper:
             if isinstance(base, int):
                 metrics[identity] = {"speedup": speedup, "efficiency": speedup * base / spec.placement.num_workers}
         self._recorder.record_trial_metrics(metrics)
+
+
+def _plain_file(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """What a trial keeps are files in folders: no links, no devices, none with holes, none outside."""
+    if not (member.isfile() or member.isdir()) or member.issparse():
+        return None
+    return tarfile.data_filter(member, folder)
+
+
+def _without_secrets(result: TrialResult) -> TrialResult:
+    """The result; what its code raised may quote a password or a key."""
+    if (failure := result.failure) is None:
+        return result
+    return replace(
+        result, failure=replace(failure, message=masked(failure.message), traceback=masked(failure.traceback))
+    )
 
 
 def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from raypar.masking import masked
+
 PACKAGES = ("raypar", "ray", "torch", "torchvision", "mlflow", "numpy")
 
 
@@ -20,7 +22,7 @@ def provenance(study_file: Path, command: Sequence[str]) -> dict[str, str]:
         **git_state(study_file.parent),
         **{f"version.{name}": version for name, version in versions().items()},
         **machine(),
-        "command": shlex.join(command),
+        "command": masked(shlex.join(command)),
     }
 
 

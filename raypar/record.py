@@ -12,6 +12,7 @@ from datetime import datetime
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
+from raypar.masking import masked
 from raypar.options import Options
 from raypar.provenance import provenance
 from raypar.study.about import about, domain_text
@@ -31,7 +32,7 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
         "repeats": study.num_repeats,
         "seed": study.seed,
         "data_dir": os.environ.get("RAYPAR_DATA_DIR"),
-        "address": options.address,
+        "address": options.address and masked(options.address),
         "isolation": options.isolation,
         "no_ray": not options.with_ray,
         "trial_timeout": options.trial_timeout_s,
@@ -48,17 +49,17 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
             "workload": study.workload.name,
             "num_repeats": str(study.num_repeats),
             "seed": str(study.seed),
-            **{key: str(value) for key, value in study.config.items()},
-            **{f"space.{key}": domain_text(domain) for key, domain in study.space.items()},
-            **{f"baseline.{key}": str(value) for key, value in study.baseline.items()},
+            **{key: masked(str(value)) for key, value in study.config.items()},
+            **{f"space.{key}": masked(domain_text(domain)) for key, domain in study.space.items()},
+            **{f"baseline.{key}": masked(str(value)) for key, value in study.baseline.items()},
         },
         tags={
             **provenance(loaded.path, options.command),
             "raypar.question": json.dumps(asdict(question_of(study)), separators=(",", ":")),
             "raypar.resume": json.dumps(resume, separators=(",", ":")),
         },
-        description=study.description,
-        about=about(study, options.command),
+        description=masked(study.description),
+        about=masked(about(study, options.command)),
         score=study.metric,
         compares=bool(study.baseline),
         study_file=loaded.path,

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from raypar.masking import secret_variables
 from raypar.options import Options
 from raypar.planning import Plan
 from raypar.run.cluster import private_ray
@@ -33,7 +34,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path)
         # Other nodes don't have this project's folder.
         log_dir=log_dir if plan.cluster.is_own else CLUSTER_LOGS / log_dir.name,
         isolation=options.isolation,
-        environment={key: os.environ[key] for key in PASSED_ON if key in os.environ},
+        environment={key: os.environ[key] for key in _passed_on(plan) if key in os.environ},
         sys_path=(str(loaded.path.parent),),
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
@@ -68,6 +69,14 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path)
         from raypar.run.tuner import TuneRunner
 
         yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address)
+
+
+def _passed_on(plan: Plan) -> Iterator[str]:
+    """The variables that a trial's processes get from here. A Ray of our own has not inherited secrets; a trial's code
+    may need them, to fetch its data. To machines that others share none is sent."""
+    yield from PASSED_ON
+    if plan.cluster.is_own:
+        yield from secret_variables(os.environ)
 
 
 def _import_tuner() -> None:

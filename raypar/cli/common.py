@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError, cut
+from raypar.masking import masked
 from raypar.report.plain import harmless
 from raypar.run.interruption import Interrupted
 from raypar.stored_study import unknown_study as unknown_study
@@ -143,6 +144,11 @@ def _remove(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
+def complain(text: str) -> None:
+    """An error for the terminal: without passwords, and without what steers it."""
+    typer.echo(f"error: {harmless(masked(text))}", err=True)
+
+
 @contextlib.contextmanager
 def told(debug: bool) -> Iterator[None]:
     """What the user can mend is told in one message, exit code 2; tracebacks only where they were asked for."""
@@ -151,7 +157,7 @@ def told(debug: bool) -> Iterator[None]:
     except RayparError as error:
         if debug:
             raise
-        typer.echo(f"error: {harmless(str(error))}", err=True)
+        complain(str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except KeyboardInterrupt as error:
         typer.echo("interrupted", err=True)
@@ -162,9 +168,7 @@ def told(debug: bool) -> Iterator[None]:
         if debug:
             raise
         if isinstance(error, OSError) and error.errno in _NO_PATH:
-            where = harmless(cut(str(error.filename), 100))
-            typer.echo(f"error: {where}: {error.strerror}\n  → give another path", err=True)
+            complain(f"{cut(str(error.filename), 100)}: {error.strerror}\n  → give another path")
             raise typer.Exit(EXIT_BAD_INPUT) from None
-        message = f"{type(error).__name__}: {harmless(cut(str(error)))}"
-        typer.echo(f"error: {message}\n  → --debug shows where; .raypar/logs has more", err=True)
+        complain(f"{type(error).__name__}: {cut(str(error))}\n  → --debug shows where; .raypar/logs has more")
         raise typer.Exit(EXIT_FAILED) from None

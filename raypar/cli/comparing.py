@@ -38,9 +38,9 @@ def compare(
         allowed = None if fail_if_slower is None else share_of(fail_if_slower)
         from raypar.analysis.compare import Gate, Side
         from raypar.analysis.compare import compare as compared
+        from raypar.masking import masked
         from raypar.report.compare import print_comparison, print_gate
         from raypar.stored_study import read_study
-        from raypar.track.client import shown_uri
 
         uris = [baseline_uri or uri_of(tracking_uri), uri_of(tracking_uri)]
         if a == b and uris[0] == uris[1]:
@@ -49,7 +49,7 @@ def compare(
         studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
         sides = [Side(study.question, study.results, study.origin) for study in studies]
         comparison = compared(sides[0], sides[1])
-        places = (shown_uri(uris[0]), shown_uri(uris[1])) if uris[0] != uris[1] else ("", "")
+        places = (masked(uris[0]), masked(uris[1])) if uris[0] != uris[1] else ("", "")
         print_comparison(stdout(), comparison, places)
         if allowed is None:
             return

@@ -36,7 +36,7 @@ def generate(
             folder = store.model_folder(name, result.spec.identity)
             if folder is not None:
                 write = generator_of(result.spec.workload)
-                typer.echo(f"{result.spec.label} writes:", err=True)
+                typer.echo(harmless(f"{result.spec.label} writes:"), err=True)
                 typer.echo(harmless(write(folder, prompt, max_new_tokens)))
                 return
         raise RayparError(

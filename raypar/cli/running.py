@@ -108,6 +108,9 @@ def plan(
 
 def resume(
     name: StudyName,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The study file, where it lies outside of this folder.")
+    ] = None,
     address: Address = None,
     data_dir: DataDir = None,
     tracking_uri: TrackingUri = None,
@@ -115,29 +118,28 @@ def resume(
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
     with told(debug), heeded():
+        from raypar.cli.resuming import last_flags
+
         store = store_of(tracking_uri)
-        last = store.resume_info(name)
-        if not last:
+        stored = store.resume_info(name)
+        if not stored:
             raise unknown_study(name, store)
-        settings = [str(setting) for setting in last["set"]]
-        if data_dir is None and last["data_dir"] is not None:
-            data_dir = Path(last["data_dir"])
-        loaded = load(Path(last["file"]), settings, last["repeats"], last["seed"], data_dir)
-        address = address or last["address"]
+        last = last_flags(name, stored, Path.cwd(), file=file, address=address)
+        loaded = load(last.file, last.settings, last.repeats, last.seed, data_dir or last.data_dir)
         options = options_of(
-            address,
+            last.address,
             tracking_uri,
-            last["isolation"],
+            last.isolation,
             False,
-            last["no_ray"],
-            last["trial_timeout"],
-            settings,
-            bool(last.get("num_profiled_steps")),
+            last.no_ray,
+            last.trial_timeout_s,
+            last.settings,
+            last.is_profiled,
         )
-        log_model, system_metrics = (bool(last.get(key)) for key in ("log_model", "system_metrics"))
+        log_model, system_metrics = (bool(stored.get(key)) for key in ("log_model", "system_metrics"))
         if log_model:
             loaded = keeping_models(loaded)
-        not_before = float(last.get("not_before") or 0.0)
+        not_before = float(stored.get("not_before") or 0.0)
         run(loaded, replace(options, log_model=log_model, system_metrics=system_metrics, not_before=not_before))
 
 
@@ -231,9 +233,10 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
 def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.analysis.question import question_of
     from raypar.execution import execute
+    from raypar.masking import masked
     from raypar.report.live import LiveView
     from raypar.run.events import Notice
-    from raypar.track.client import has_server, shown_uri
+    from raypar.track.client import has_server
 
     with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
@@ -253,10 +256,10 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         # Where the terminal was closed, there is nobody to tell.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(then_raise=False), gone:
-            tell(console, outcome, resume_command(loaded.study.name, options))
+            tell(console, outcome, resume_command(loaded, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
-                    found = charts_url(options.tracking_uri, shown_uri(options.tracking_uri), loaded.study.name)
+                    found = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
                     say(console, "charts of {}: {}".format(*found or ("", "")))
     if (number := interrupted_by() or outcome.interrupted_by) is not None:
         raise typer.Exit(128 + number)
@@ -294,11 +297,17 @@ def tell(console: Console, outcome: Outcome, resume: str) -> None:
         say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
 
 
-def resume_command(name: str, options: Options) -> str:
+def resume_command(loaded: LoadedStudy, options: Options) -> str:
     """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
+    from raypar.cli.resuming import is_here, is_taken
+    from raypar.masking import masked
     from raypar.track.store import default_tracking_uri
 
-    words = ["raypar", "resume", name]
+    words = ["raypar", "resume", loaded.study.name]
+    if not is_taken(str(loaded.path), options.project_dir):
+        words += ["--file", str(loaded.path)]
+    if options.address is not None and not is_here(options.address):
+        words += ["--address", options.address]
     if options.tracking_uri != default_tracking_uri(options.project_dir):
         words += ["--tracking-uri", options.tracking_uri]
-    return shlex.join(words)
+    return masked(shlex.join(words))

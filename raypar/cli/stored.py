@@ -25,6 +25,7 @@ from raypar.cli.common import (
 )
 from raypar.cli.options import Address, DataDir, Debug, Price, StudyName, TrackingUri
 from raypar.errors import RayparError
+from raypar.masking import masked
 
 
 class FigureFormat(StrEnum):
@@ -138,14 +139,17 @@ def ui(
     ] = None,
     tracking_uri: TrackingUri = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free port from here on.")] = 5000,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Listen there; another than the default lets others in.")
+    ] = "127.0.0.1",
     debug: Debug = False,
 ) -> None:
-    """Open MLflow's UI on the store, on this machine only, until Ctrl-C, and link to a study's charts.
+    """Open MLflow's UI on the store, for this machine only, until Ctrl-C, and link to a study's charts.
 
     Of a store that is a server already, it tells the links.
     """
     with told(debug):
-        from raypar.track.client import has_server, shown_uri
+        from raypar.track.client import has_server
         from raypar.track.server import home_url, serve
 
         uri = uri_of(tracking_uri)
@@ -154,12 +158,19 @@ def ui(
         def announce(home: str) -> None:
             typer.echo(home)
             if (found := charts_url(uri, home.partition("/?")[0], name)) is not None:
-                typer.echo("charts of {}: {}".format(*found))
+                say(stdout(), "charts of {}: {}".format(*found))
 
         if has_server(uri):
-            announce(home_url(shown_uri(uri)))
+            announce(home_url(masked(uri)))
         else:
-            serve(uri, Path.cwd(), port=port, announce=announce)
+            serve(
+                uri,
+                Path.cwd(),
+                port=port,
+                host=host,
+                announce=announce,
+                warn=lambda text: typer.echo(text, err=True),
+            )
 
 
 def doctor(

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from raypar import units
 from raypar.doctor.finding import Finding, well_or
 from raypar.errors import ClusterError, DataError, StoreError
+from raypar.masking import masked
 from raypar.provenance import versions
 from raypar.run.cluster import joined_cluster, private_ray, this_machine
 from raypar.run.nodes import versions_of_nodes
-from raypar.track.client import shown_uri
 from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.spool import read_ack, spools, target
 from raypar.track.store import Store
@@ -69,7 +69,7 @@ def store(project_dir: Path, tracking_uri: str) -> Finding:
         Store(tracking_uri, project_dir).check_writable()
     except StoreError as error:
         return Finding("store", error.message, False, error.hint or "")
-    return Finding("store", shown_uri(tracking_uri))
+    return Finding("store", masked(tracking_uri))
 
 
 def unsent(project_dir: Path) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from raypar.report.figures_vega import Figure, LeftOut, for_page, static_svg
 from raypar.report.goodput import goodput_lines
 from raypar.report.html_provenance import Origin, provenance_lines
 from raypar.report.html_tables import points_table, trials_table
-from raypar.report.plain import as_utf8
+from raypar.report.plain import as_utf8, harmless
 from raypar.report.recommend import answer_lines, asked_for, settling_line
 from raypar.report.scaling import Line, scaling_lines
 from raypar.study.trial import TrialResult, point_label
@@ -108,7 +108,13 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     taken += len(points.markup.encode("utf-8", "replace")) if points else 0
     every_trial = trials_table(analysis, trials, max_bytes=MAX_PAGE_BYTES - MAX_WORDS_BYTES - taken)
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        # A page can't have control characters. What is Markup has none: scripts are checked by their hash, names in
+        # it have been made harmless.
+        finalize=lambda value: harmless(value) if type(value) is str else value,
     )
     environment.filters["kept"] = _kept
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
@@ -166,7 +172,7 @@ def _kept(sentence: str) -> Markup:
     """The sentence, in which no line is broken between a number and its unit, and commands look like such."""
     from markupsafe import Markup, escape
 
-    safe = escape(UNIT.sub("\N{NO-BREAK SPACE}", sentence))
+    safe = escape(harmless(UNIT.sub("\N{NO-BREAK SPACE}", sentence)))
     return Markup(COMMAND.sub(r"<code>\1</code>", str(safe)))
 
 

@@ -19,6 +19,7 @@ from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.speedup import StudyAnalysis, pair_speedups
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.figures_vega import is_number
+from raypar.report.plain import harmless
 from raypar.study.trial import TrialResult, TrialState, point_label
 
 MAX_TABLE_BYTES = 650_000
@@ -176,7 +177,7 @@ def _markup(name: str, columns: Sequence[Column], max_bytes: int | None = None) 
     into `max_bytes`."""
     rules = [_rule(name, [i for i, c in enumerate(columns, 1) if c.is_number], "text-align:right")]
     rules.append(_rule(name, [i for i, c in enumerate(columns, 1) if c.is_wide], "white-space:normal;min-width:12rem"))
-    heads = "".join(f'<th scope="col">{escape(c.head)}</th>' for c in columns)
+    heads = "".join(f'<th scope="col">{escape(harmless(c.head))}</th>' for c in columns)
     rows: list[str] = []
     left = min(MAX_TABLE_BYTES, MAX_TABLE_BYTES if max_bytes is None else max_bytes)
     for i in range(len(columns[0].cells)):
@@ -197,7 +198,8 @@ def _row(columns: Sequence[Column], i: int) -> Iterable[tuple[str, float | None]
 
 def _cell(content: tuple[str, float | None]) -> str:
     text, sort = content
-    return f"<td>{escape(text)}" if not is_number(sort) else f'<td data-sort="{sort:.6g}">{escape(text)}'
+    shown = escape(harmless(text))
+    return f"<td>{shown}" if not is_number(sort) else f'<td data-sort="{sort:.6g}">{shown}'
 
 
 def _rule(name: str, columns: Sequence[int], style: str) -> str:

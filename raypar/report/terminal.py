@@ -12,7 +12,10 @@ from raypar.report.plain import harmless
 
 
 class TerminalConsole(Console):
-    """A console whose own colours and cursor moves work, and no others'."""
+    """A console whose own colours and cursor moves work, and no others'; it reads no markup out of names."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **options})
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for segment in super().render(*args, **kwargs):

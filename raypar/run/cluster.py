@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 
 from raypar.errors import ClusterError, shortened
+from raypar.masking import secret_variables
+from raypar.run.authentication import admitted, own_token
 from raypar.run.capacity import refusal
 from raypar.run.interruption import Interrupted, end_descendants, reheed
 from raypar.study.trial import Placement
@@ -54,6 +56,7 @@ class Cluster:
         cores: what workers can be pinned to; None where only the machines that they run on know.
         has_mps: there is an Apple GPU.
         labels: Ray's, of each node; empty where no node has any.
+        takes_everybody: it runs the code of whoever reaches it, without a token.
     """
 
     nodes: tuple[Mapping[str, float], ...]
@@ -62,6 +65,7 @@ class Cluster:
     cores: tuple[Core, ...] | None = None
     has_mps: bool = False
     labels: tuple[Mapping[str, str], ...] = ()
+    takes_everybody: bool = False
 
     @property
     def default_device(self) -> str:
@@ -98,7 +102,10 @@ def this_machine() -> Cluster:
 
 @contextlib.contextmanager
 def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
-    """A Ray of our own: loopback only, quiet, gone at the end.
+    """A Ray of our own: loopback only, with a token of its own, quiet, gone at the end.
+
+    Its processes don't inherit what looks like a secret: one of them may show a piece of its environment in a process
+    listing, at the moment when it takes its name.
 
     Args:
         machine: from `this_machine`.
@@ -123,33 +130,35 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     ray_constants.ENABLE_RAY_CLUSTER = False
     older = frozenset(child.pid for child in psutil.Process().children())
     mark("ray: init")
-    try:
-        with _in_groups_of_their_own():
-            ray.init(
-                address="local",  # a bare init would join whatever cluster it finds
-                num_cpus=len(cores),
-                num_gpus=int(machine.nodes[0].get("GPU", 0)),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                object_store_memory=OBJECT_STORE_BYTES,
-            )
-    except BaseException as error:
-        _end_ray(older)
-        if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM
-            raise Interrupted(signal.SIGTERM) from None
-        if not isinstance(error, Exception):
-            raise
-        raise ClusterError(f"Ray does not start here: {error}", hint="`raypar doctor` looks for the cause") from error
-    reheed()
-    mark("ray: is up")
-    try:
-        with _agents_that_end_with_us():
-            yield
-    finally:
-        _end_ray(older)
-        if before:
-            pin(before)
+    with own_token() as token_folder:
+        try:
+            with _in_groups_of_their_own(), _without_secrets():
+                ray.init(
+                    address="local",  # a bare init would join whatever cluster it finds
+                    num_cpus=len(cores),
+                    num_gpus=int(machine.nodes[0].get("GPU", 0)),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=OBJECT_STORE_BYTES,
+                )
+        except BaseException as error:
+            _end_ray(older)
+            if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM
+                raise Interrupted(signal.SIGTERM) from None
+            if not isinstance(error, Exception):
+                raise
+            hint = "`raypar doctor` looks for the cause"
+            raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
+        reheed()
+        mark("ray: is up")
+        try:
+            with _leavings_end_with_us(token_folder):
+                yield
+        finally:
+            _end_ray(older)
+            if before:
+                pin(before)
 
 
 @contextlib.contextmanager
@@ -186,16 +195,28 @@ def _end_ray(older: frozenset[int]) -> None:
 
 
 @contextlib.contextmanager
-def _agents_that_end_with_us() -> Iterator[None]:
+def _without_secrets() -> Iterator[None]:
+    """What is started meanwhile doesn't inherit them."""
+    hidden = secret_variables(os.environ)
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@contextlib.contextmanager
+def _leavings_end_with_us(folder: Path) -> Iterator[None]:
     """Where this process is killed, Ray's processes end with it, but for the raylet's agents: these try for a minute to
-    tell a GCS that is gone. A shell waits for our end, to end them."""
+    tell a GCS that is gone. A shell waits for our end, to end them, and to remove the folder."""
     agents = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if any(name in " ".join(process.cmdline()) for name in AGENTS):
                 agents.append(str(process.pid))
     shell = subprocess.Popen(
-        ["/bin/sh", "-c", f"read line || kill -9 {' '.join(agents)}"],
+        ["/bin/sh", "-c", 'read line || { kill -9 "$@"; rm -rf -- "$0"; }', str(folder), *agents],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -219,8 +240,9 @@ def check_address(address: str) -> None:
     raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)
 
 
-def _check_reachable(address: str) -> None:
-    """Raises an OSError where nobody listens: `ray.init` would wait for minutes, and say little then."""
+def _check_reachable(address: str) -> str:
+    """The address, without ``auto``. Raises an OSError where nobody listens: `ray.init` would wait for minutes, and say
+    little then."""
     if address == "auto":
         from ray._private.services import canonicalize_bootstrap_address
 
@@ -228,6 +250,7 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():  # otherwise Ray knows best what is wrong with it
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    return address
 
 
 def may_grow() -> bool:
@@ -242,25 +265,29 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     """A Ray that is there already (``auto``, ``host:port``); it is left running.
 
     Raises:
-        ClusterError: it can't be reached.
+        ClusterError: it can't be reached, or doesn't take us.
     """
     check_address(address)
     import ray
 
-    try:
-        _check_reachable(address)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except SystemExit:  # Ray's own answer to SIGTERM
-        raise Interrupted(signal.SIGTERM) from None
-    except Exception as error:
-        raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
-    reheed()
-    try:
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        nodes = tuple(dict(node["Resources"]) for node in alive)
-        labels = tuple(dict(node["Labels"]) for node in alive)
-        # Asked on the cluster: a ray:// client has no view of the autoscaler.
-        grows: bool = ray.get(ray.remote(num_cpus=0)(may_grow).remote())
-        yield Cluster(nodes, is_own=False, may_grow=grows, labels=labels)
-    finally:
-        ray.shutdown()
+    with contextlib.ExitStack() as stack:
+        try:
+            found = _check_reachable(address)
+            takes_everybody = stack.enter_context(admitted(found))
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except SystemExit:  # Ray's own answer to SIGTERM
+            raise Interrupted(signal.SIGTERM) from None
+        except ClusterError:
+            raise
+        except Exception as error:
+            raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
+        reheed()
+        try:
+            alive = [node for node in ray.nodes() if node["Alive"]]
+            nodes = tuple(dict(node["Resources"]) for node in alive)
+            labels = tuple(dict(node["Labels"]) for node in alive)
+            # Asked on the cluster: a ray:// client has no view of the autoscaler.
+            grows: bool = ray.get(ray.remote(num_cpus=0)(may_grow).remote())
+            yield Cluster(nodes, is_own=False, may_grow=grows, labels=labels, takes_everybody=takes_everybody)
+        finally:
+            ray.shutdown()

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
+from raypar.masking import masked
 from raypar.track.client import (
     SERVERS,
     Rejected,
@@ -17,7 +18,6 @@ from raypar.track.client import (
     artifact_root,
     connect,
     import_mlflow,
-    shown_uri,
     sqlite_path,
     store_errors,
     unreachable,
@@ -63,7 +63,7 @@ def _bad_scheme(tracking_uri: str, scheme: str) -> StoreError:
             hint="use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server",
         )
     return StoreError(
-        f"{shown_uri(tracking_uri)!r} is no tracking store that MLflow knows",
+        f"{masked(tracking_uri)!r} is no tracking store that MLflow knows",
         hint="use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server",
     )
 
@@ -146,12 +146,12 @@ def _check_schema(database: Path, tracking_uri: str, found: list[str], tables: s
     if found[0] in known:
         raise StoreError(
             f"The database {database} was made by an older MLflow than the one installed",
-            hint=f"back it up, then: mlflow db upgrade {shown_uri(tracking_uri)}",
+            hint=f"back it up, then: mlflow db upgrade {masked(tracking_uri)}",
         )
     raise StoreError(
         f"The database {database} was made by a newer MLflow than the one installed (its schema: {found[0]})",
         hint="update MLflow (pip install -U mlflow); if the database is still too old or new for it then: "
-        f"mlflow db upgrade {shown_uri(tracking_uri)}",
+        f"mlflow db upgrade {masked(tracking_uri)}",
     )
 
 

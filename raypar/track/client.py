@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from raypar.errors import StoreError
+from raypar.masking import masked
 
 # MLflow's own default retries for four minutes while a study waits. What a user has set stays.
 _ENVIRONMENT = {
@@ -122,30 +123,14 @@ def local_folder(artifact_uri: str) -> Path | None:
     return Path(artifact_uri) if not parts.scheme and artifact_uri.startswith("/") else None
 
 
-def shown_uri(tracking_uri: str) -> str:
-    """The URI without a password."""
-    try:
-        parts = urlsplit(tracking_uri)
-        if parts.password is None:
-            return tracking_uri
-        host = parts.netloc.rpartition("@")[2]
-        return parts._replace(netloc=f"{parts.username}:***@{host}").geturl()
-    except ValueError:
-        return tracking_uri.partition("://")[0] + "://…"
-
-
 def unreachable(tracking_uri: str, reason: object) -> StoreError:
     """What a user is told when the store doesn't answer."""
-    where = shown_uri(tracking_uri)
+    where = masked(tracking_uri)
     if urlsplit(tracking_uri).scheme in SERVERS:
         hint = "start the server (`mlflow server`), or leave --tracking-uri out to use the file mlflow.db here"
     else:
         hint = "check the address, or leave --tracking-uri out to use the file mlflow.db here"
-    return StoreError(f"The tracking store {where} can't be used: {_hide(str(reason), tracking_uri)}", hint=hint)
-
-
-def _hide(text: str, tracking_uri: str) -> str:
-    return text.replace(tracking_uri, shown_uri(tracking_uri))
+    return StoreError(f"The tracking store {where} can't be used: {masked(str(reason))}", hint=hint)
 
 
 def _first_line(error: Exception) -> str:

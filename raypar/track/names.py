@@ -20,6 +20,7 @@ MAX_TAG_PARTS = 16
 
 _MAX_FILE_NAME_LENGTH = 80
 _PACKED = "zlib;"
+_MAX_UNPACKED_BYTES = 32 * 2**20
 
 
 def short_hash(text: str) -> str:
@@ -94,7 +95,10 @@ def join_tag(tags: Mapping[str, str], key: str) -> str | None:
         return text
     for i in range(1, MAX_TAG_PARTS):
         text += tags.get(f"{key}.{i}", "")
+    unpacker = zlib.decompressobj()
     try:
-        return zlib.decompress(base64.b64decode(text[len(_PACKED) :])).decode("utf-8", "surrogatepass")
+        # A few kilobytes can be packed to become gigabytes.
+        found = unpacker.decompress(base64.b64decode(text[len(_PACKED) :]), _MAX_UNPACKED_BYTES)
+        return found.decode("utf-8", "surrogatepass") if unpacker.eof else None
     except (ValueError, zlib.error):
         return None

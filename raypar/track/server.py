@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -13,16 +14,21 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
+from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+import psutil
+
 from raypar.errors import StoreError
+from raypar.masking import masked
 from raypar.track.check import check_writable
-from raypar.track.client import artifact_root, shown_uri
+from raypar.track.client import artifact_root
 
 HOST = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"
 FIRST_PORT = 5000
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
@@ -32,7 +38,15 @@ _ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
+    # What would open the door that --allowed-hosts shuts.
+    "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
 }
+LOOPBACK = ("127.0.0.1", "localhost")
+EXPOSED = (
+    "warning: --host {host}: whoever reaches port {port} of this machine can read, change and delete every run and "
+    "file of the store, without a password; leave --host out to keep it to this machine, and come from elsewhere by "
+    "`ssh -L {port}:localhost:{port} {name}`"
+)
 
 
 def home_url(server_url: str) -> str:
@@ -96,20 +110,22 @@ class Server:
         self.stop()
 
 
-def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT) -> Server:
-    """Starts a server over a store, on this machine only, on the port or the next free one; returns when it answers.
+def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST) -> Server:
+    """Starts a server over a store, for this machine only unless another host is given, on the port or the next free
+    one; returns when it answers.
 
     Raises:
         StoreError: if the store has a server already or can't be used, or the server doesn't start.
     """
     if urlsplit(tracking_uri).scheme in ("http", "https"):
-        raise StoreError(f"{shown_uri(tracking_uri)} is a server already", hint="open it in a browser")
+        raise StoreError(f"{masked(tracking_uri)} is a server already", hint="open it in a browser")
     # The server itself would try for minutes, and then fail without a word on the way out.
     check_writable(tracking_uri, project_dir)
     root = artifact_root(tracking_uri, project_dir)
-    port = free_port(port)
+    port = free_port(port, host)
     command = [sys.executable, "-m", "mlflow", "server"]
-    command += ["--artifacts-destination", str(root), "--workers", "1", "--host", HOST, "--port", str(port)]
+    command += ["--artifacts-destination", str(root), "--workers", "1", "--host", host, "--port", str(port)]
+    command += ["--allowed-hosts", ",".join(allowed_hosts(host))]
     # Where it says why it failed; without a name, so that nothing is left of it.
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -121,7 +137,7 @@ def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        server = Server(f"http://{HOST}:{port}", process)
+        server = Server(f"http://{HOST if host in (*LOOPBACK, EVERYWHERE) else host}:{port}", process)
         try:
             if not _answers(server):
                 raise _failed(server, log)
@@ -132,9 +148,16 @@ def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT
 
 
 def serve(
-    tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, announce: Callable[[str], None] = print
+    tracking_uri: str,
+    project_dir: Path,
+    *,
+    port: int = FIRST_PORT,
+    host: str = HOST,
+    announce: Callable[[str], None] = print,
+    warn: Callable[[str], None] = print,
 ) -> None:
-    """Starts a server, announces its page, and stays until Ctrl-C, SIGTERM or the server's own end.
+    """Starts a server, announces its page, and stays until Ctrl-C, SIGTERM or the server's own end. Warns of a host
+    that lets others in.
 
     Raises:
         StoreError: as `start_server` does.
@@ -145,7 +168,9 @@ def serve(
 
     previous: Any = signal.signal(signal.SIGTERM, end)
     try:
-        with start_server(tracking_uri, project_dir, port=port) as server:
+        with start_server(tracking_uri, project_dir, port=port, host=host) as server:
+            if not is_loopback(host):
+                warn(EXPOSED.format(host=host, port=urlsplit(server.url).port, name=socket.gethostname()))
             announce(server.home_url)
             server.wait()
     except KeyboardInterrupt:
@@ -154,18 +179,53 @@ def serve(
         signal.signal(signal.SIGTERM, previous)
 
 
-def free_port(first: int = FIRST_PORT) -> int:
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens there can be reached from this machine alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed_hosts(host: str) -> tuple[str, ...]:
+    """What a browser may call a server that listens on `host`, as MLflow matches it: patterns, the port included.
+
+    MLflow's own list goes by patterns such as ``10.*``, which a name like ``10.evil.example`` matches too: whoever owns
+    it can have it mean this machine, and a page of theirs could then read the store.
+    """
+    names = [*LOOPBACK]
+    if host == EVERYWHERE:
+        of_interfaces = (address.address for own in psutil.net_if_addrs().values() for address in own)
+        names += [socket.gethostname(), socket.getfqdn(), *(name for name in of_interfaces if _is_ipv4(name))]
+    elif not is_loopback(host):
+        names.append(host)
+    own = [name for name in dict.fromkeys(names) if not set(name) & set("*?[],")]
+    asked_for = os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS", "")
+    return (*own, *(f"{name}:*" for name in own), *(name for name in asked_for.split(",") if name))
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        return ip_address(text).version == 4
+    except ValueError:
+        return False
+
+
+def free_port(first: int = FIRST_PORT, host: str = HOST) -> int:
     """The first port from `first` on that nobody listens on.
 
     Raises:
-        StoreError: if none of the next hundred is free.
+        StoreError: if none of the next hundred is free, or the host is none of this machine's.
     """
     for port in range(first, min(first + 100, 65536)):
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: not put off by TIME_WAIT
             try:
-                probe.bind((HOST, port))
-            except OSError:
+                probe.bind((host, port))
+            except OSError as error:
+                if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                    hint = "127.0.0.1 is for this machine only, 0.0.0.0 for every network that it is in"
+                    raise StoreError(f"--host {host}: is no address of this machine", hint=hint) from None
                 continue
             return port
     raise StoreError(f"No port from {first} on is free", hint="choose another one with --port")

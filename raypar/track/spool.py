@@ -130,7 +130,7 @@ def _parse(path: Path, start: int, end: int, raw: bytes) -> Line:
         if isinstance(record, dict) and isinstance(record.get("kind"), str):
             return Line(start, end, record)
         problem = "is not a record"
-    except ValueError:
+    except (ValueError, RecursionError):
         problem = "is damaged"
     return Line(start, end, None, f"{path}, line {_line_number(path, start)}: {problem}, skipped")
 
@@ -149,7 +149,7 @@ def read_ack(spool: Path, tracking_uri: str) -> int:
     try:
         ack = json.loads(_ack_path(spool).read_text())
         return int(ack["offset"]) if ack["tracking_uri"] == tracking_uri else 0
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0  # at worst something is sent twice, and recognised
 
 
@@ -157,7 +157,7 @@ def target(spool: Path) -> str | None:
     """The store that a spool is meant for; None if that is lost."""
     try:
         return str(json.loads(_ack_path(spool).read_text())["tracking_uri"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -168,6 +168,16 @@ def write_ack(spool: Path, tracking_uri: str, offset: int) -> None:
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump({"tracking_uri": tracking_uri, "offset": offset}, file)
     draft.replace(_ack_path(spool))
+
+
+def kept_folder(project_dir: Path, named: object) -> Path | None:
+    """The folder of what a trial has kept, as a record names it. None where it is gone, or not one of this project's:
+    a spool that somebody else has written can't have other folders sent to a store."""
+    if not isinstance(named, str) or not named or "\0" in named:
+        return None
+    folder = Path(named)
+    is_own = folder.resolve().is_relative_to((project_dir / ".raypar").resolve())
+    return folder if is_own and folder.is_dir() else None
 
 
 def keep_rejected(spool: Path, record: dict[str, Any], reason: str) -> Path:

@@ -83,9 +83,10 @@ class Store:
     def model_folder(self, study_name: str, identity: str) -> Path | None:
         """A folder with the model that the trial has kept; None where it has none."""
         for record in self._pending():
-            if record["kind"] == "trial" and record["study"] == study_name and record.get("artifact_dir"):
+            folder = spool.kept_folder(self._project_dir, record.get("artifact_dir"))
+            if record["kind"] == "trial" and record["study"] == study_name and folder is not None:
                 result = TrialResult.from_json(json.dumps(record["result"]))
-                kept = Path(record["artifact_dir"]) / MODEL_FOLDER
+                kept = folder / MODEL_FOLDER
                 if result.spec.identity == identity and kept.is_dir():
                     return kept
         if identity.isalnum():
@@ -186,7 +187,7 @@ class Store:
     def _result_from_file(self, run: StoredRun) -> TrialResult | None:
         try:
             return TrialResult.from_json(self._reader.read_file(run, RESULT_FILE) or "")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def _pending(self) -> Iterator[dict[str, Any]]:
@@ -209,7 +210,7 @@ class Store:
             if record["kind"] == "trial" and record["study"] == study_name:
                 try:
                     found.append(TrialResult.from_json(json.dumps(record["result"])))
-                except (ValueError, KeyError, TypeError, AttributeError):
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     log.warning("a pending result of %s can't be read, skipped", study_name)
         return found
 
@@ -229,6 +230,6 @@ class _Execution:
 def _json_object(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raypar.errors import StoreError
+from raypar.masking import masked
 from raypar.track import spool
-from raypar.track.client import shown_uri
 from raypar.track.replay import Replay, num_pending, replay
 from raypar.track.store import default_tracking_uri
 from raypar.track.upload import Uploader
@@ -78,7 +78,7 @@ def _sync(project_dir: Path, tracking_uri: str | None) -> SyncReport:
             if done.outage:
                 outages[uri] = done.outage
         num_left += num_pending(path, uri)
-    problems += [f"{shown_uri(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
+    problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
     return SyncReport(num_uploaded, num_left, num_rejected, tuple(problems))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from raypar.study.trial import TrialResult
@@ -20,6 +19,7 @@ from raypar.track.names import (
     split_tag,
 )
 from raypar.track.runs import SOURCE_FILE, Point, child_run
+from raypar.track.spool import kept_folder
 from raypar.track.view import VIEW_TAG, Shown, experiment_path, saved_view
 from raypar.track.writer import RunRef, RunWriter
 
@@ -104,9 +104,9 @@ class Uploader:
         self._store.log_inputs(run, child.inputs)
         for name, content in child.files.items():
             self._store.write_file(run, name, content)
-        kept = Path(record.get("artifact_dir", ""))
-        if kept.name and kept.is_dir():  # else its disk was cleaned before the store could be reached
-            for folder in sorted(path for path in kept.iterdir() if path.is_dir()):
+        kept = kept_folder(self._store.project_dir, record.get("artifact_dir"))
+        if kept is not None:  # else its disk was cleaned before the store could be reached
+            for folder in sorted(path for path in kept.iterdir() if path.is_dir() and not path.is_symlink()):
                 self._store.write_folder(run, folder.name, folder)
         self._store.end(run, child.status, child.end_ms)
         self._trials[record["execution"], result.spec.identity] = run
@@ -135,8 +135,9 @@ class Uploader:
                 self._store.log_inputs(run, inputs_of(data, record["contexts"]))
 
     def _model(self, record: Record, _is_new: bool) -> None:
-        run, folder = self._trial_run(record, _quotable(record["identity"])), Path(record["folder"])
-        if run is not None and folder.is_dir():  # else its disk was cleaned before the store could be reached
+        run = self._trial_run(record, _quotable(record["identity"]))
+        folder = kept_folder(self._store.project_dir, record["folder"])
+        if run is not None and folder is not None:  # else its disk was cleaned before the store could be reached
             self._store.log_model(record["study"], run, folder, _quotable(record["uid"]))
 
     def _artifact(self, record: Record, _is_new: bool) -> None:

@@ -38,7 +38,7 @@ class RunWriter:
 
     def __init__(self, tracking_uri: str, project_dir: Path) -> None:
         self._tracking_uri = tracking_uri
-        self._project_dir = project_dir
+        self.project_dir = project_dir
         self.forget()
 
     def forget(self) -> None:
@@ -132,13 +132,18 @@ class RunWriter:
                 path.write_text(text, encoding="utf-8", errors="replace")
 
     def write_folder(self, run: RunRef, name: str, source: Path) -> None:
-        """A copy of a folder's files among the run's artifacts."""
+        """A copy of a folder's files among the run's artifacts, without those that are only linked there."""
         folder = local_folder(run.artifact_uri)
         with store_errors():
-            if folder is None:
-                self._connected().log_artifacts(run.run_id, str(source), name)
-            else:
-                shutil.copytree(source, folder / name, dirs_exist_ok=True)
+            for path in sorted(source.rglob("*")):
+                if not path.is_file() or not path.resolve().is_relative_to(source.resolve()):
+                    continue
+                place = Path(safe_name(name)) / path.relative_to(source).parent
+                if folder is None:
+                    self._connected().log_artifact(run.run_id, str(path), place.as_posix())
+                else:
+                    (folder / place).mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, folder / place / path.name)
 
     def end(self, run: RunRef, status: str, end_ms: int) -> None:
         """FINISHED, FAILED or KILLED."""
@@ -162,7 +167,7 @@ class RunWriter:
             found = None
         tags = {"raypar.study": clip(study, MAX_TAG_LENGTH), "mlflow.experimentKind": "custom_model_development"}
         if found is None:
-            root = artifact_root(self._tracking_uri, self._project_dir)
+            root = artifact_root(self._tracking_uri, self.project_dir)
             folder = (root / safe_name(study)).as_uri() if root else None
             try:
                 return str(client.create_experiment(name, artifact_location=folder, tags=tags))

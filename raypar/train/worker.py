@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from raypar.masking import masked
 from raypar.provenance import cpu_model
 from raypar.trace import mark
 from raypar.train.affinity import pin
@@ -51,9 +52,9 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
         outcome = run_rank(job, PipeChannel(connection), listen_fd)
         connection.send(("done", outcome))
     except BaseException as error:
-        text = traceback.format_exc()
+        text = masked(traceback.format_exc())  # it may quote a password or a key
         print(text, file=sys.stderr)
-        connection.send(("error", type(error).__name__, str(error), text))
+        connection.send(("error", type(error).__name__, masked(str(error)), text))
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -128,7 +128,7 @@ def generate_text(folder: Path, prompt: str, max_new_tokens: int) -> str:
 
     tokenizer = load_tokenizer(folder)
     with _no_talk():
-        gpt2: Any = GPT2LMHeadModel.from_pretrained(folder)
+        gpt2: Any = GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True)
     gpt2.eval()
     tokens = tokenizer(prompt, return_tensors="pt")
     num_given = tokens["input_ids"].shape[1]

@@ -19,7 +19,11 @@ from telling import until
 RAYPAR = Path(sys.executable).with_name("raypar")
 MARK = "RAYPAR_TEST_MARK"
 TIMEOUT_S = 200
-UNSET = ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "RAY_ADDRESS")
+# The last three are those of the tests' own Ray.
+UNSET = (
+    *("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "RAY_ADDRESS"),
+    *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"),
+)
 
 
 @dataclass(frozen=True)

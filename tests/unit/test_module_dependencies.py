@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "raypar"
 ORDER = (
     "errors",
     "units",
+    "masking",
     "trace",
     "provenance",
     "study",

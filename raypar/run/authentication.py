@@ -1,0 +1,166 @@
+"""Who may use a Ray: the token of a private one, and whether a cluster takes the user's.
+
+Ray's own rules (https://docs.ray.io/en/latest/ray-security/token-auth.html): the token is in RAY_AUTH_TOKEN, in the
+file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token, and is looked for in this order; it is sent with
+RAY_AUTH_MODE=token only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raypar.errors import ClusterError
+
+MODE, TOKEN, TOKEN_PATH = VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+REPLY_TIMEOUT_S = 10.0
+GIVE_TOKEN = (
+    "`ray get-auth-token` on the cluster's head shows it; give it in RAY_AUTH_TOKEN, in a file that "
+    "RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token"
+)
+
+
+@contextlib.contextmanager
+def own_token() -> Iterator[Path]:
+    """A random token for a Ray that this process starts. Its processes inherit the path of the token, not the token.
+
+    What the user has set for a cluster is put aside meanwhile. Gives the folder of the token, which only the user can
+    look into; it is removed at the end.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="raypar-"))  # 0700
+    path = folder / "token"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        with _environment({MODE: "token", TOKEN: None, TOKEN_PATH: str(path)}):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def admitted(address: str) -> Iterator[bool]:
+    """Lets Ray calls inside connect to the cluster at the address, with the user's token where it asks for one.
+
+    Args:
+        address: ``host:port`` or ``ray://host:port``, where somebody listens.
+
+    Gives whether the cluster takes everybody, without a token.
+
+    Raises:
+        ClusterError: it refuses us.
+    """
+    mode = os.environ.get(MODE, "").lower()
+    source = token_source()
+    if mode == "token" and source is None:
+        # Ray would end this process.
+        what = f"{MODE}=token asks for a token, and there is none"
+        if os.environ.get(TOKEN_PATH):
+            what = f"{TOKEN_PATH}={os.environ[TOKEN_PATH]}: there is no token in it"
+        raise ClusterError(f"--address {address}: {what}", hint=GIVE_TOKEN)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_environment({}))
+        refused = _refuses(address)
+        if refused and source is not None and not mode:
+            stack.enter_context(_environment({MODE: "token"}))
+            refused, mode = _refuses(address), "token"
+        if refused and mode == "token":
+            raise ClusterError(
+                f"--address {address}: the cluster doesn't take the token from {source}", hint=GIVE_TOKEN
+            )
+        if refused:
+            if source is not None:
+                hint = f"leave {MODE}={os.environ[MODE]} out: it keeps back the token from {source}"
+                raise ClusterError(f"--address {address}: the cluster asks for a token", hint=hint)
+            raise ClusterError(
+                f"--address {address}: the cluster asks for a token, and you have given none", hint=GIVE_TOKEN
+            )
+        yield mode != "token"
+
+
+def token_source() -> str | None:
+    """Where Ray finds the user's token; None where it would find none."""
+    if os.environ.get(TOKEN, "").strip():
+        return TOKEN
+    path = os.environ.get(TOKEN_PATH)
+    if path:
+        return f"{TOKEN_PATH}={path}" if _has_text(Path(path).expanduser()) else None
+    default = Path("~/.ray/auth_token").expanduser()
+    return str(default) if _has_text(default) else None
+
+
+def _has_text(path: Path) -> bool:
+    try:
+        return bool(path.read_text().strip())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+    """Ray's variables as they are, but for the changes (None: unset); as they were at the end."""
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    _set(changes)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    raylet: Any = importlib.import_module("ray._raylet")
+    # Ray has read its variables when it was imported. First the mode: a thread of a Ray that ends may ask for the token
+    # meanwhile, and without one Ray would end this process.
+    raylet.Config.initialize("")
+    if os.environ.get(MODE, "").lower() != "token" or token_source() is not None:
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _refuses(address: str) -> bool:
+    """Whether the cluster sends us away for want of the right token. `ray.init` would try for half a minute, and then
+    say that nobody is there."""
+    if address.startswith("ray://"):
+        return _client_is_refused(address.removeprefix("ray://"))
+    from ray.exceptions import AuthenticationError
+
+    raylet: Any = importlib.import_module("ray._raylet")
+    try:
+        raylet.GcsClient(address=address)
+    except AuthenticationError:
+        return True
+    except Exception:
+        return False  # something else is wrong, which `ray.init` will tell
+    return False
+
+
+def _client_is_refused(address: str) -> bool:
+    try:
+        import grpc
+        from ray._private.grpc_utils import init_grpc_channel
+        from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
+    except ImportError:
+        return False  # Ray will say that raypar[client] is missing
+    channel = init_grpc_channel(address)
+    try:
+        request = ray_client_pb2.ClusterInfoRequest(type=ray_client_pb2.ClusterInfoType.PING)
+        # As a client is asked to name itself.
+        ray_client_pb2_grpc.RayletDriverStub(channel).ClusterInfo(
+            request, timeout=REPLY_TIMEOUT_S, metadata=[("client_id", secrets.token_hex(16))]
+        )
+    except grpc.RpcError as error:
+        return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    finally:
+        channel.close()
+    return False

@@ -1,0 +1,128 @@
+"""Which token Ray is given, and what a cluster that refuses it is said to want. No Ray is started here."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from raypar.errors import ClusterError
+from raypar.run import authentication
+from raypar.run.authentication import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitted, own_token, token_source
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        pytest.skip("a Ray in this process would lose its token, and end the process")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def in_file(path: Path, text: str = "t" * 20) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_only_the_user_can_read_the_token_and_only_its_path_is_inherited() -> None:
+    with own_token() as folder:
+        (file,) = folder.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        token = file.read_text()
+        assert len(token) == 64
+        assert os.environ[MODE] == "token" and os.environ[TOKEN_PATH] == str(file)
+        assert token not in os.environ.values()
+    assert not folder.exists()
+
+
+def test_every_ray_has_a_token_of_its_own() -> None:
+    def drawn() -> str:
+        with own_token() as folder:
+            return (folder / "token").read_text()
+
+    assert drawn() != drawn()
+
+
+def test_what_the_user_has_set_for_a_cluster_is_put_aside_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "the cluster's")
+    monkeypatch.setenv(MODE, "disabled")
+    with own_token():
+        assert TOKEN not in os.environ and os.environ[MODE] == "token"
+    assert (os.environ[TOKEN], os.environ[MODE]) == ("the cluster's", "disabled")
+    assert TOKEN_PATH not in os.environ
+
+
+def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert token_source() is None
+    default = in_file(tmp_path / ".ray" / "auth_token")
+    assert token_source() == str(default)
+    named = in_file(tmp_path / "mine")
+    monkeypatch.setenv(TOKEN_PATH, str(named))
+    assert token_source() == f"{TOKEN_PATH}={named}"
+    monkeypatch.setenv(TOKEN, "t" * 20)
+    assert token_source() == TOKEN
+    monkeypatch.delenv(TOKEN)
+    named.write_text("\n")  # Ray doesn't look further
+    assert token_source() is None
+
+
+class Gate:
+    """Stands in for a cluster's answer, as no cluster is started here: takes who sends a token, if it is the right
+    one. `asked` has the mode of each time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, wants: bool, takes: bool = True) -> None:
+        self.asked: list[str | None] = []
+
+        def refuses(address: str) -> bool:
+            mode = os.environ.get(MODE)
+            self.asked.append(mode)
+            return wants and not (mode == "token" and takes)
+
+        monkeypatch.setattr(authentication, "_refuses", refuses)
+
+
+def test_a_cluster_that_takes_everybody_is_not_shown_the_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    in_file(tmp_path / ".ray" / "auth_token")
+    gate = Gate(monkeypatch, wants=False)
+    with admitted("head:6379") as takes_everybody:
+        assert takes_everybody and MODE not in os.environ
+    assert gate.asked == [None]
+
+
+def test_the_token_is_shown_where_the_cluster_asks_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    in_file(tmp_path / ".ray" / "auth_token")
+    gate = Gate(monkeypatch, wants=True)
+    with admitted("head:6379") as takes_everybody:
+        assert not takes_everybody and os.environ[MODE] == "token"
+    assert MODE not in os.environ and gate.asked == [None, "token"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, ("asks for a token", "given none", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
+        ({TOKEN: "wrong" * 5}, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
+        ({TOKEN: "wrong" * 5, MODE: "token"}, ("doesn't take the token from RAY_AUTH_TOKEN",)),
+        ({TOKEN: "wrong" * 5, MODE: "disabled"}, ("asks for a token", "leave RAY_AUTH_MODE=disabled out")),
+        ({MODE: "token"}, ("RAY_AUTH_MODE=token asks for a token, and there is none", "ray get-auth-token")),
+        ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: there is no token in it",)),
+    ],
+)
+def test_a_refusal_says_what_is_missing_and_how_to_give_it(
+    environment: dict[str, str], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    Gate(monkeypatch, wants=True, takes=False)
+    with pytest.raises(ClusterError) as refused, admitted("head:6379"):
+        pass
+    for part in ("--address head:6379", *told):
+        assert part in str(refused.value)
+    assert "wrongwrong" not in str(refused.value)
+    assert {name: os.environ[name] for name in VARIABLES if name in os.environ} == environment

@@ -1,0 +1,55 @@
+"""The command that goes on with an interrupted study names what `raypar resume` would otherwise refuse to take."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from raypar import Study
+from raypar.cli.resuming import is_here, is_taken
+from raypar.cli.running import resume_command
+from raypar.options import Options
+from raypar.study.loader import LoadedStudy
+from raypar.track.store import default_tracking_uri
+from raypar.workloads import digits
+
+
+def command(path: Path, folder: Path, *, uri: str = "", address: str | None = None) -> list[str]:
+    loaded = LoadedStudy(Study(workload=digits, name="a study"), path, "", "", (), ())
+    return shlex.split(resume_command(loaded, Options(folder, uri or default_tracking_uri(folder), address)))
+
+
+def test_a_file_of_this_folder_needs_no_naming_and_one_of_elsewhere_does(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    assert command(folder / "studies" / "s.py", folder) == ["raypar", "resume", "a study"]
+    assert command(tmp_path / "s.py", folder)[-2:] == ["--file", str(tmp_path / "s.py")]
+
+
+def test_a_cluster_of_this_machine_needs_no_naming_and_one_of_elsewhere_does(tmp_path: Path) -> None:
+    assert command(tmp_path / "s.py", tmp_path, address="auto") == ["raypar", "resume", "a study"]
+    assert command(tmp_path / "s.py", tmp_path, address="ray://head:10001")[-2:] == ["--address", "ray://head:10001"]
+
+
+def test_another_store_is_named_without_its_password(tmp_path: Path) -> None:
+    named = command(tmp_path / "s.py", tmp_path, uri="http://me:open-sesame@head:5000")
+    assert named[-2:] == ["--tracking-uri", "http://me:***@head:5000"]
+
+
+@pytest.mark.parametrize("address", ["auto", "localhost:6379", "ray://127.0.0.1:10001", "[::1]:6379"])
+def test_addresses_of_this_machine(address: str) -> None:
+    assert is_here(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "autos", ""])
+def test_addresses_of_elsewhere(address: str) -> None:
+    assert not is_here(address)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "s.py").symlink_to(tmp_path / "s.py")
+    assert not is_taken(str(folder / "s.py"), folder)
+    assert not is_taken("s\0.py", folder)

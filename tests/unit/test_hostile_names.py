@@ -1,0 +1,101 @@
+"""What a store has as names is shown as text: no terminal is steered, no markup is read, no file is misplaced."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from results import make_result
+from typer.testing import CliRunner
+
+from raypar.analysis.question import Question
+from raypar.cli import app
+from raypar.report.plain import harmless
+from raypar.study.trial import TrialState
+from raypar.track.recorder import Execution, Recorder
+
+# Clears the screen, renames the window, types over what stands there, turns the direction, and is bad markup.
+STEERS = "\x1b[2J\x1b]0;mine\x07 a\rb \x08\x9b31m \u202egnp.exe [/nope] [link=http://x]y[/link]"
+NAMES = (
+    "../../x",
+    "/etc/x",
+    STEERS,
+    "=cmd|' /C calc'!A0",
+    "<img src=x onerror=alert(1)>",
+    "a\0b",
+    "-rf",
+    "%n%s{0}{x.y}",
+)
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def stored(folder: Path, name: str) -> str:
+    """The address of a store with a study in which everything that may be a name is this one."""
+    uri = f"sqlite:///{folder}/mlflow.db"
+    key = name.replace("\0", "") + " key"
+    question = Question(name, {"num_workers": 1}, ("num_workers", key))
+    tags = {
+        "raypar.question": json.dumps(asdict(question)),
+        "host": name,
+        "git.commit": name,
+    }
+    recorder = Recorder(
+        Execution("one", name, 1.7e9, params={key: name}, tags=tags, description=name, study_source=name),
+        tracking_uri=uri,
+        project_dir=folder,
+    )
+    recorder.start()
+    for workers in (1, 2):
+        for repeat in range(2):
+            result = make_result({"num_workers": workers, key: name}, repeat, environment={"node": [name]})
+            recorder.record(replace(result, spec=replace(result.spec, study=name)))
+    failed = make_result({"num_workers": 4, key: name}, state=TrialState.FAILED, failure=f"ValueError: {name}")
+    recorder.record(replace(failed, spec=replace(failed.spec, study=name)))
+    assert recorder.close("failed") == 0
+    return uri
+
+
+@pytest.mark.parametrize("name", NAMES, ids=[f"name{i}" for i in range(len(NAMES))])
+def test_what_a_store_names_is_shown_and_written_as_text(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, outside = tmp_path / "outer" / "project", tmp_path / "out"
+    folder.mkdir(parents=True)
+    outside.mkdir()
+    monkeypatch.chdir(folder)
+    uri = stored(folder, name)
+    # Drawing takes seconds: of the names that a page or a drawing could stumble over.
+    is_drawn = "\x1b" in name or "<" in name
+    drawn = ["--html", str(outside / "r.html"), "--figures", str(outside / "figures")] if is_drawn else []
+    shown = []
+    for arguments in (
+        ["list"],
+        ["show", "--", name],
+        ["report", *drawn, "--", name],
+        ["export", "--", name, str(outside / "t.csv")],
+        ["export", "--", name, str(outside / "t.md")],
+        ["recommend", "--", name],
+        ["report", "--", name + STEERS],
+        ["resume", "--", name],
+    ):
+        verb, *rest = arguments
+        done = CliRunner().invoke(app, [verb, "--tracking-uri", uri, *rest], env={"COLUMNS": "300"})
+        assert done.exception is None or isinstance(done.exception, SystemExit), (arguments, done.exception)
+        assert not STEERING.search(done.output), (arguments, done.output)
+        assert "[link=" not in name or "[/nope]" in done.output or verb not in ("list", "show"), done.output
+        shown.append(done.output)
+    assert harmless(name.replace("\0", "\N{REPLACEMENT CHARACTER}"))[:5].split()[0] in shown[0]
+    here = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.is_relative_to(outside)}
+    assert {"t.csv", "t.md", *(["r.html"] if is_drawn else [])} <= here
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "outer"]
+    assert [path.name for path in (tmp_path / "outer").iterdir()] == ["project"]
+    assert {path.name for path in folder.iterdir()} == {"mlflow.db", "mlartifacts", ".raypar"}
+    page = (outside / "r.html").read_text() if is_drawn else ""
+    assert "<img src=x" not in page and "\x1b" not in page
+    with (outside / "t.csv").open(newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert len(cells) > 10 and not [cell for cell in cells if cell[:1] in ("=", "@")]

@@ -1,0 +1,302 @@
+"""What is loaded from a store or a spool is data: it runs nothing, reads nothing else, and fills no disk."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from results import make_result
+
+from raypar import Study, Workload, grid
+from raypar.cli.resuming import last_flags
+from raypar.errors import RayparError
+from raypar.keeper import Keeper
+from raypar.run.events import Event, Notice, TrialEnded
+from raypar.run.runner import ARTIFACT_FOLDER
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
+from raypar.track import spool
+from raypar.track.names import join_tag, split_tag
+from raypar.track.recorder import Execution, Recorder
+from raypar.track.store import Store
+from raypar.track.sync import sync
+
+RESUME: dict[str, Any] = {
+    "file": "good.py",
+    "set": ["epochs=1"],
+    "repeats": 3,
+    "seed": 0,
+    "data_dir": None,
+    "address": None,
+    "isolation": "warm",
+    "no_ray": False,
+    "trial_timeout": None,
+}
+
+
+class Bomb:
+    """Unpickled, it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.mark,)
+
+
+# ---- the study file
+
+
+def test_a_file_of_this_folder_is_taken_as_the_store_names_it(tmp_path: Path) -> None:
+    inside = tmp_path / "studies" / "good.py"
+    flags = last_flags("good", {**RESUME, "file": str(inside)}, tmp_path)
+    assert (flags.file, flags.settings, flags.repeats, flags.address) == (inside, ["epochs=1"], 3, None)
+
+
+@pytest.mark.parametrize("named", ["/etc/evil.py", "{folder}/../evil.py", "{folder}/link.py", "../x.py", "a\0b.py"])
+def test_a_file_of_elsewhere_has_to_be_named_by_the_user(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (tmp_path / "evil.py").touch()
+    (folder / "link.py").symlink_to(tmp_path / "evil.py")
+    monkeypatch.chdir(folder)
+    stored = {**RESUME, "file": named.format(folder=folder)}
+    with pytest.raises(RayparError, match="a study file is code") as refused:
+        last_flags("good", stored, folder)
+    assert "not in this folder" in str(refused.value) and "raypar resume good --file " in str(refused.value)
+    assert last_flags("good", stored, folder, file=tmp_path / "mine.py").file == tmp_path / "mine.py"
+
+
+@pytest.mark.parametrize("address", ["ray://evil.example:10001", "10.0.0.1:6379", "127.0.0.1.evil.example:1", "evil"])
+def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(address: str, tmp_path: Path) -> None:
+    stored = {**RESUME, "file": str(tmp_path / "good.py"), "address": address}
+    with pytest.raises(RayparError, match="gets your code and your token") as refused:
+        last_flags("good", stored, tmp_path)
+    assert f"--address {address}" in str(refused.value)
+    assert last_flags("good", stored, tmp_path, address="head:6379").address == "head:6379"
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "localhost:6379", "ray://127.0.0.1:10001", "[::1]:1"])
+def test_a_cluster_of_this_machine_is_joined_again(address: str, tmp_path: Path) -> None:
+    stored = {**RESUME, "file": str(tmp_path / "good.py"), "address": address}
+    assert last_flags("good", stored, tmp_path).address == address
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_ray", None), ("seed", {})]
+)
+def test_flags_that_are_none_are_told(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
+        last_flags("good", {**RESUME, "file": str(tmp_path / "good.py"), key: value}, tmp_path)
+    with pytest.raises(RayparError, match="address"):
+        last_flags("good", {k: v for k, v in RESUME.items() if k != "address"}, tmp_path)
+
+
+# ---- spools
+
+
+def recorded(folder: Path, uri: str, artifact_dir: Path | None = None) -> TrialResult:
+    """A trial in a spool; its store can't be reached."""
+    recorder = Recorder(Execution("one", "mnist", 1.7e9), tracking_uri=uri, project_dir=folder)
+    recorder.start(upload=False)
+    result = make_result({"num_workers": 1})
+    recorder._retry_at_s = float("inf")
+    recorder.record(result, artifact_dir)
+    recorder._let_go()
+    return result
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def uri_of(project: Path) -> str:
+    return f"sqlite:///{project}/mlflow.db"
+
+
+def test_a_spool_sends_no_folder_but_the_projects_own(project: Path, tmp_path: Path) -> None:
+    private = tmp_path / "ssh" / "model"
+    private.mkdir(parents=True)
+    (private / "id").write_text("a private key")
+    result = recorded(project, uri_of(project), private.parent)
+    assert Store(uri_of(project), project).model_folder("mnist", result.spec.identity) is None
+    sent = sync(project)
+    assert (sent.num_left, sent.num_rejected) == (0, 0)
+    assert len(Store(uri_of(project), project).results("mnist")) == 1
+    assert not list((project / "mlartifacts").rglob("id"))
+
+
+def test_what_a_kept_folder_only_links_to_is_not_sent(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("a private key")
+    kept = project / ".raypar" / "logs" / "x" / "artifacts"
+    (kept / "model" / "deep").mkdir(parents=True)
+    (kept / "model" / "deep" / "weights.pt").write_text("weights")
+    (kept / "model" / "same.pt").symlink_to(Path("deep") / "weights.pt")
+    (kept / "model" / "id").symlink_to(tmp_path / "id")
+    (kept / "model" / "all").symlink_to(tmp_path)
+    (kept / "linked").symlink_to(tmp_path)
+    result = recorded(project, uri_of(project), kept)
+    assert sync(project).num_left == 0
+    folder = Store(uri_of(project), project).model_folder("mnist", result.spec.identity)
+    assert folder is not None and folder.is_relative_to(project / "mlartifacts")
+    assert sorted(path.name for path in folder.rglob("*")) == ["deep", "same.pt", "weights.pt"]
+    assert not list(project.glob("mlartifacts/**/linked"))
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"kind":' * 50_000, "9" * 10_000, '"\\ud800"', "\0", '{"kind": []}'])
+def test_a_line_that_is_no_record_is_skipped_and_the_others_are_sent(line: str, project: Path) -> None:
+    result = recorded(project, uri_of(project))
+    (path,) = spool.spools(project)
+    path.write_text(line + "\n" + path.read_text())
+    assert [r.spec for r in Store(uri_of(project), project).results("mnist")] == [result.spec]
+    sent = sync(project)
+    assert sent.num_left == 0 and any("line 1" in problem for problem in sent.problems)
+    assert len(Store(uri_of(project), project).results("mnist")) == 1
+
+
+def test_a_text_that_unpacks_into_gigabytes_is_not_unpacked() -> None:
+    bomb = "zlib;" + base64.b64encode(zlib.compress(b"a" * 10**8, 9)).decode()
+    assert join_tag({"t": bomb[:7900], **{f"t.{i}": bomb[7900 * i :][:7900] for i in range(1, 16)}}, "t") is None
+    text = "x\0" * 100_000
+    parts = split_tag("t", text)
+    assert parts is not None and join_tag(parts, "t") == text
+
+
+def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
+    from raypar.train.keep import WEIGHTS_FILE
+    from raypar.train.testing import final_scores
+    from raypar.workloads import iris
+    from raypar.workloads.gpt2 import generate_text
+
+    mark = tmp_path / "mark"
+    for name in (WEIGHTS_FILE, "pytorch_model.bin", "model.safetensors"):
+        (tmp_path / name).write_bytes(pickle.dumps(Bomb(mark)))
+    with pytest.raises(Exception):  # noqa: B017, PT011 - torch's own
+        final_scores(iris, {**iris.options, "epochs": 1, "precision": "fp32"}, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 4}')
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(Exception):  # noqa: B017, PT011 - transformers' own
+        generate_text(tmp_path, "x", 1)
+    assert not mark.exists()
+    pickle.loads((tmp_path / WEIGHTS_FILE).read_bytes())
+    assert mark.exists()  # so it would have been seen
+
+
+# ---- what ranks send
+
+
+def member(name: str, content: bytes = b"", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, content
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+class Shelf:
+    """A keeper over a recorder that only remembers; `told` has what was passed on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[Event] = []
+        self.recorded: list[TrialResult] = []
+        shelf = self
+
+        class Recorder:
+            def record(self, result: TrialResult, **_: Any) -> None:
+                shelf.recorded.append(result)
+
+            def record_trial_metrics(self, metrics: Any) -> None:
+                pass
+
+        workload = Workload(name="w", model=lambda c: None, data=lambda c: None)
+        study = Study(workload=workload, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
+        recorder: Any = Recorder()
+        self.keep = Keeper(study, {}, recorder, self.told.append, folder)
+
+    @property
+    def notices(self) -> list[str]:
+        return [event.text for event in self.told if isinstance(event, Notice)]
+
+
+ODD = {
+    "outside": member("../../../caught", b"x"),
+    "absolute": member("/tmp/caught", b"x"),
+    "link": member("model/caught", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "hard link": member("model/caught", type=tarfile.LNKTYPE, linkname="../../../x"),
+    "device": member("model/caught", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+    "fifo": member("model/caught", type=tarfile.FIFOTYPE),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(
+    odd: tuple[tarfile.TarInfo, bytes], tmp_path: Path
+) -> None:
+    shelf = Shelf(tmp_path / "a" / "b" / "c")
+    result = make_result({"num_workers": 1})
+    shelf.keep(TrialEnded(result, packed(member("model/weights.pt", b"weights"), odd)))
+    folder = tmp_path / "a" / "b" / "c" / result.spec.identity / ARTIFACT_FOLDER
+    assert (folder / "model" / "weights.pt").read_bytes() == b"weights"
+    # An absolute name is taken as one below the folder.
+    assert all(path.is_relative_to(folder) and path.is_file() for path in tmp_path.rglob("caught"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
+    assert [r.spec for r in shelf.recorded] == [result.spec]
+
+
+@pytest.mark.parametrize("sent", [b"no tar", zlib.compress(packed(member("x", b"0" * 10**6))), b"\0" * 10])
+def test_what_can_not_be_unpacked_is_told_and_costs_no_result(sent: bytes, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    result = make_result({"num_workers": 1})
+    shelf.keep(TrialEnded(result, sent))
+    assert len(shelf.notices) == 1 and "num_workers=1 #1" in shelf.notices[0]
+    assert [r.spec for r in shelf.recorded] == [result.spec]
+
+
+def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path: Path) -> None:
+    info, _ = member("model/huge", type=tarfile.GNUTYPE_SPARSE)
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    # One piece of no bytes at the end of 1 TB: GNU's old format, offset and size from byte 386 on, real size at 483.
+    block[386:398] = b"%011o\0" % (10**12 % 8**11)
+    block[398:410] = b"%011o\0" % 0
+    block[483:495] = b"\x80" + (10**12).to_bytes(11, "big")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    shelf = Shelf(tmp_path)
+    result = make_result({"num_workers": 1})
+    shelf.keep(TrialEnded(result, bytes(block) + b"\0" * 1024))
+    assert not list(tmp_path.rglob("huge")) and len(shelf.recorded) == 1
+
+
+def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_planted0123")
+    shelf = Shelf(tmp_path)
+    spec = make_result({"num_workers": 1}).spec
+    said = "401 for hf_planted0123 at http://me:pw@db/x"
+    failed = TrialResult(spec, TrialState.FAILED, failure=Failure(FailureKind.ERROR, said, 0, f"Traceback\n{said}"))
+    shelf.keep(TrialEnded(failed))
+    (kept,), (told,) = shelf.recorded, [event.result for event in shelf.told if isinstance(event, TrialEnded)]
+    for result in (kept, told, *shelf.keep.failures):
+        assert result.failure is not None
+        assert result.failure.message == "401 for *** at http://me:***@db/x"
+        assert result.failure.traceback == "Traceback\n401 for *** at http://me:***@db/x"
+    assert "hf_planted0123" not in json.dumps(kept.to_json())
