@@ -272,8 +272,7 @@ def test_events_may_come_from_many_threads() -> None:
 
 def test_drawing_and_printing_do_not_wait_for_each_other() -> None:
     with LiveView(terminal(), 10) as view:
-
-        # Both end after so many: a thread that draws on and on may keep rich's lock from the other, which is no deadlock.
+        # Both end: a thread that draws on and on may keep the lock from the other, which is no deadlock.
         def draw() -> None:
             for _ in range(300):
                 view._live.refresh()
