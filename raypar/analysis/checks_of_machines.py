@@ -11,8 +11,9 @@ from raypar.study.trial import TrialResult
 
 
 def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
-    """Trials on one kind of device that met different models of it, or that each ran on one node, but not on the same.
+    """Trials on one kind of device that met different models of it, or that each ran on one node, but on unlike ones.
 
+    Nodes are alike that have CPUs of one model and as many cores; what isn't known of a node is not taken to be alike.
     Trials that spread over nodes are not compared by node: that is what was asked.
     """
     by_device: dict[Any, list[TrialResult]] = {}
@@ -23,9 +24,8 @@ def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
             models = [names for r in results if (names := _names(r, key))]
             if kinds := _several({name for names in models for name in names}):
                 yield Finding(Check.MIXED_HARDWARE, f"Trials ran on different {what}: {named(kinds)}.")
-        alone = {next(iter(nodes)) for r in results if len(nodes := _names(r, "node")) == 1}
-        if kinds := _several(alone):
-            yield Finding(Check.MIXED_HARDWARE, f"Trials ran on different nodes: {named(kinds)}.")
+        if told := _unlike_nodes(results):
+            yield Finding(Check.MIXED_HARDWARE, f"Trials ran on {told}.")
 
 
 def shared_cores(evidence: Evidence) -> Iterator[Finding]:
@@ -58,6 +58,29 @@ def _names(result: TrialResult, key: str) -> set[str]:
 def _several(names: set[str]) -> list[str]:
     """The names in order where there is more than one, else nothing."""
     return sorted(names) if len(names) > 1 else []
+
+
+def _unlike_nodes(results: Sequence[TrialResult]) -> str:
+    """How the nodes differ that trials had to themselves; empty where they are alike, or differ in the CPU's model
+    alone, which is told by itself."""
+    models: dict[str, set[str]] = {}
+    cores: dict[str, set[int]] = {}
+    for result in results:
+        nodes = _names(result, "node")
+        if len(nodes) == 1:
+            (node,) = nodes
+            models.setdefault(node, set()).update(_names(result, "cpu_model"))
+            counts = result.environment.get("num_node_cores")
+            known = counts if isinstance(counts, (list, tuple)) else ()
+            cores.setdefault(node, set()).update(count for count in known if isinstance(count, int))
+    if len(models) < 2:
+        return ""
+    if not all(models.values()) or not all(cores.values()):
+        return f"different nodes: {named(sorted(models))}"
+    if len(set().union(*cores.values())) == 1:
+        return ""
+    sizes = [f"{node} ({units.counted(max(cores[node]), 'core')})" for node in sorted(cores)]
+    return f"nodes of different sizes: {named(sizes)}"
 
 
 def _is_unpinned(cores: Any) -> bool:

@@ -151,6 +151,10 @@ def on(**lists: object) -> dict[str, object]:
     return {"cores": [[0]], "foreign_cpu_share": [0.0], **lists}
 
 
+def alike(*nodes: str, model: str = "EPYC 1", cores: int = 8) -> dict[str, object]:
+    return {"node": nodes, "cpu_model": [model] * len(nodes), "num_node_cores": [cores] * len(nodes)}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "told"),
     [
@@ -158,6 +162,10 @@ def on(**lists: object) -> dict[str, object]:
         ({"device_name": ["A100"]}, {"device_name": ["A100", "H100"]}, "different devices: A100, H100."),
         ({"node": ["a"]}, {"node": ["b", "b"]}, "different nodes: a, b."),
         ({"node": ["a"]}, {"node": ["a", "b"]}, None),  # more workers than a node holds
+        (alike("a"), alike("b", "b"), None),
+        (alike("a"), alike("b", cores=64), "nodes of different sizes: a (8 cores), b (64 cores)."),
+        (alike("a"), alike("b", model="EPYC 2"), "different CPU models: EPYC 1, EPYC 2."),
+        (alike("a"), {"node": ["b"], "cpu_model": ["EPYC 1"]}, "different nodes: a, b."),  # of what size?
         ({"cpu_model": ["EPYC 1"]}, {"cpu_model": None}, None),
         ({"cpu_model": ["EPYC 1"]}, {}, None),
     ],
