@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 from figure_parts import made
 from html_studies import results
@@ -18,3 +21,27 @@ settings.load_profile("busy machine")
 @pytest.fixture(scope="session")
 def full() -> tuple[StudyAnalysis, dict[str, Figure]]:
     return made(results())
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Making the tables takes seconds: once."""
+    from raypar.track.client import connect
+
+    path = tmp_path_factory.mktemp("db") / "mlflow.db"
+    connect(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return tmp_path
+
+
+@pytest.fixture
+def uri(project: Path) -> str:
+    from raypar.track.store import default_tracking_uri
+
+    return default_tracking_uri(project)

@@ -1,0 +1,105 @@
+"""Results by hand, and a recorder to put them into a real embedded store."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.track.recorder import Execution, Recorder
+
+CONFIG = {"num_workers": 2, "batch_size": 64, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
+DATA = {
+    "name": "MNIST",
+    "source": "raypar.workloads.mnist_mlp:_data",
+    "splits": {
+        "train": {
+            "num_samples": 60000,
+            "digest": "0123456789abcdef",
+            "inputs": {"dtype": "uint8", "shape": [28, 28]},
+            "targets": {"dtype": "int64", "shape": []},
+        },
+        "val": {"num_samples": 10000},
+        "test": {"num_samples": 5000, "digest": "fedcba9876543210"},
+    },
+}
+
+
+def make_result(batch_size: int = 64, *, study: str = "mnist", repeat: int = 0, **changes) -> TrialResult:
+    spec = TrialSpec(study, "mlp", {"batch_size": batch_size}, {**CONFIG, "batch_size": batch_size}, repeat, repeat)
+    result = TrialResult(
+        spec=spec,
+        state=TrialState.FINISHED,
+        started_at=1_700_000_000.0 + batch_size,
+        wall_s=10.0,
+        startup_s=1.0,
+        warmup_s=0.5,
+        train_time_s=6.0,
+        eval_time_s=2.0,
+        throughput_samples_per_s=100.0,
+        reports=({"epoch": 1, "accuracy": 0.5}, {"epoch": 2, "accuracy": 0.9}),
+        step_times_s=((0.1, 0.2), (0.2, 0.1)),
+        environment={"node": "n1", "cores": [[0], [1]]},
+    )
+    return replace(result, **changes)
+
+
+def stripped(result: TrialResult) -> TrialResult:
+    return replace(result, step_times_s=())
+
+
+def unpacked(view: str) -> str:
+    packed = json.loads(view)["state"].removeprefix("deflate;")
+    return zlib.decompress(base64.b64decode(packed)).decode()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def recorder(project: Path, uri: str, uid: str = "e1", study: str = "mnist", **kwargs) -> Recorder:
+    execution = Execution(uid, study, started_at=1_700_000_000.0, **kwargs.pop("execution", {}))
+    made = Recorder(execution, tracking_uri=uri, project_dir=project, **kwargs)
+    made.start()
+    return made
+
+
+def client(uri: str):
+    from raypar.track.client import connect
+
+    return connect(uri)
+
+
+def runs(uri: str, study: str = "mnist", kind: str = "trial"):
+    experiment = client(uri).get_experiment_by_name(study)
+    if experiment is None:
+        return []
+    return list(client(uri).search_runs([experiment.experiment_id], f"tags.`raypar.kind` = '{kind}'"))
+
+
+def block(project: Path) -> str:
+    """A store that can't be reached until `unblock`."""
+    (project / "down").write_text("")
+    return f"sqlite:///{project}/down/mlflow.db"
+
+
+def unblock(project: Path, empty_database: Path) -> None:
+    (project / "down").unlink()
+    (project / "down").mkdir()
+    shutil.copy(empty_database, project / "down" / "mlflow.db")
+
+
+def data_sets(uri: str) -> set[tuple[str, str, str]]:
+    """Context, name and digest of each input of the only trial."""
+    (child,) = runs(uri)
+    found = [(i.tags[0].value, i.dataset.name, i.dataset.digest) for i in child.inputs.dataset_inputs]
+    assert len(set(found)) == len(found)
+    return set(found)
