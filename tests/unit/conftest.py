@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,14 @@ def uri(project: Path) -> str:
     from raypar.track.store import default_tracking_uri
 
     return default_tracking_uri(project)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small layers only wait for a second one, and on a busy machine very long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recording import recorded
 from results import make_result
-from test_cli_exporting import ORIGIN, recorded
+from test_cli_exporting import ORIGIN
 from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
@@ -43,8 +44,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         "apart": trials(counts=(4,)),
         "other": other,
     }.items():
-        recorded(folders[0], here, replace(question, study_name=name), results)
-    recorded(folders[1], there, question, trials(0.5), {**ORIGIN, "version.torch": "2.16.0"})
+        recorded(folders[0], replace(question, study_name=name), results, ORIGIN)
+    recorded(folders[1], question, trials(0.5), {**ORIGIN, "version.torch": "2.16.0"})
     return here, there
 
 

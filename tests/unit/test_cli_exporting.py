@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from recording import recorded
 from results import make_result
 from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
 from raypar.cli import app
-from raypar.study.trial import TrialResult
-from raypar.track.recorder import Execution, Recorder
 
 ORIGIN = {
     "version.torch": "2.15.0",
@@ -26,27 +23,6 @@ ORIGIN = {
     "command": "secret",
 }
 STEPS = ((0.5, 0.25), (0.5, 0.75))
-
-
-def recorded(
-    folder: Path,
-    uri: str,
-    question: Question,
-    results: Sequence[TrialResult],
-    tags: Mapping[str, str] = ORIGIN,
-    description: str = "",
-    uid: str = "",
-    started_at: float = 1.7e9,
-) -> None:
-    """One execution of a study, in the store."""
-    name = question.study_name
-    stored = {**tags, "raypar.question": json.dumps(asdict(question))}
-    execution = Execution(uid or name, name, started_at, tags=stored, description=description)
-    recorder = Recorder(execution, tracking_uri=uri, project_dir=folder)
-    recorder.start()
-    for result in results:
-        recorder.record(replace(result, spec=replace(result.spec, study=name)))
-    assert recorder.close("finished") == 0
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +36,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         for n in (1, 2)
         for r in range(3)
     ]
-    recorded(folder, uri, question, results[:3], {**ORIGIN, "version.torch": "2.14.0"}, uid="first")
-    recorded(folder, uri, question, results[3:], description="Does it scale?", uid="second", started_at=1.7e9 + 100)
+    recorded(folder, question, results[:3], {**ORIGIN, "version.torch": "2.14.0"}, uid="first")
+    recorded(folder, question, results[3:], ORIGIN, description="Does it scale?", uid="second", started_at=1.7e9 + 100)
     return uri
 
 

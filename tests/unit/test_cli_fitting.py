@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from recording import recorded
 from results import make_result
 from typer.testing import CliRunner
 
 from raypar.analysis import scaling
 from raypar.analysis.question import Question
 from raypar.cli import app
-from raypar.study.trial import TrialResult, TrialState
-from raypar.track.recorder import Execution, Recorder
+from raypar.study.trial import TrialState
 
 TIMES = (
     (1, (100.0, 101.0, 99.0)),
@@ -154,20 +152,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         for r, t in enumerate(repeats[:1])
     ]
     alone = [make_result({"batch_size": b}, 0) for b in (32, 64)]
-    recorded(folder, uri, Question("swept", {"num_workers": 1}, ("batch_size", "num_workers")), swept)
-    recorded(folder, uri, Question("weak", {"num_workers": 1}, ("num_workers",)), weak)
-    recorded(folder, uri, Question("alone", {}, ("batch_size",)), alone)
+    recorded(folder, Question("swept", {"num_workers": 1}, ("batch_size", "num_workers")), swept)
+    recorded(folder, Question("weak", {"num_workers": 1}, ("num_workers",)), weak)
+    recorded(folder, Question("alone", {}, ("batch_size",)), alone)
     return uri
-
-
-def recorded(folder: Path, uri: str, question: Question, results: list[TrialResult]) -> None:
-    name = question.study_name
-    tags = {"raypar.question": json.dumps(asdict(question))}
-    recorder = Recorder(Execution(name, name, 1.7e9, tags=tags), tracking_uri=uri, project_dir=folder)
-    recorder.start()
-    for result in results:
-        recorder.record(replace(result, spec=replace(result.spec, study=name)))
-    assert recorder.close("finished") == 0
 
 
 def test_a_study_shows_each_group_of_points_that_differ_only_in_their_workers(store: str) -> None:

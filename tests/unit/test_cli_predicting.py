@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recording import recorded
 from results import make_result
 from typer.testing import CliRunner
 
@@ -16,7 +16,6 @@ from raypar.analysis.question import Question
 from raypar.cli import app
 from raypar.study.config import resolve
 from raypar.study.trial import TrialResult
-from raypar.track.recorder import Execution, Recorder
 
 STEP_S = {(1, 64): 0.0104, (1, 256): 0.0296, (2, 64): 0.009, (2, 256): 0.0186, (4, 256): 0.0142}
 ARGS = ("--workers", "16", "--nodes-of", "4", "--network", "100Gbit", "--set", "batch_size=256")
@@ -35,6 +34,10 @@ def trial(
     return replace(made, spec=replace(made.spec, workload=workload))
 
 
+def workers(name: str) -> Question:
+    return Question(name, {"num_workers": 1}, ("num_workers",))
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store of some studies."""
@@ -44,21 +47,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for (n, b), step_s in STEP_S.items()
         for repeat, factor in enumerate((0.99, 1.0, 1.02))
     ]
-    recorded(folder, "scaled", scaled)
-    recorded(folder, "lost", [trial(1, 64, 0, 0.01, workload="of a file that is gone")])
-    recorded(folder, "wide", [trial(n, 64, 0, 0.01) for n in (2, 4)])
-    recorded(folder, "piped", [trial(1, 64, 0, 0.01, strategy="pipeline")])
+    recorded(folder, workers("scaled"), scaled)
+    recorded(folder, workers("lost"), [trial(1, 64, 0, 0.01, workload="of a file that is gone")])
+    recorded(folder, workers("wide"), [trial(n, 64, 0, 0.01) for n in (2, 4)])
+    recorded(folder, workers("piped"), [trial(1, 64, 0, 0.01, strategy="pipeline")])
     return folder
-
-
-def recorded(folder: Path, name: str, results: list[TrialResult]) -> None:
-    tags = {"raypar.question": json.dumps(asdict(Question(name, {"num_workers": 1}, ("num_workers",))))}
-    uri = f"sqlite:///{folder}/mlflow.db"
-    recorder = Recorder(Execution(name, name, 1.7e9, tags=tags), tracking_uri=uri, project_dir=folder)
-    recorder.start()
-    for result in results:
-        recorder.record(replace(result, spec=replace(result.spec, study=name)))
-    assert recorder.close("finished") == 0
 
 
 @pytest.fixture(autouse=True)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
+from recording import recorded
 from results import make_result
 from typer.testing import CliRunner
 
 from raypar.analysis.question import Question, point_key, question_of
 from raypar.cli import app
 from raypar.study.loader import load_study
-from raypar.study.trial import TrialResult
-from raypar.track.recorder import Execution, Recorder
 
 STUDY_FILE = """
 from raypar import Study, grid
@@ -55,21 +51,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         time_s = fast[spec.repeat] if fast else 90.0 + spec.repeat / 10
         noisy.append(replace(make_result({}, spec.repeat, time_s), spec=spec))
     resume = {"file": str(folder / "noisy.py"), "set": ["epochs=1"], "repeats": 3, "seed": 0, "no_ray": True}
-    recorded(folder, question_of(loaded.study), noisy, resume)
+    recorded(folder, question_of(loaded.study), noisy, resume=resume)
     return folder
-
-
-def recorded(
-    folder: Path, question: Question, results: Sequence[TrialResult], resume: dict[str, Any] | None = None
-) -> None:
-    name = question.study_name
-    tags = {"raypar.question": json.dumps(asdict(question)), "raypar.resume": json.dumps(resume or {})}
-    uri = f"sqlite:///{folder}/mlflow.db"
-    recorder = Recorder(Execution(name, name, 1.7e9, tags=tags), tracking_uri=uri, project_dir=folder)
-    recorder.start()
-    for result in results:
-        recorder.record(replace(result, spec=replace(result.spec, study=name)))
-    assert recorder.close("finished") == 0
 
 
 @pytest.fixture(autouse=True)

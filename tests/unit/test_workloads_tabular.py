@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +157,6 @@ def accuracy(workload: Workload, seed: int, **chosen: Any) -> float:
             optimizer.step()
     with torch.inference_mode():
         return float((model(data.val.inputs).argmax(1) == data.val.targets).float().mean())
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Layers this small are slowed down by more, many times over on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_iris_is_learned_at_the_default_settings_over_five_seeds(one_thread: None) -> None:

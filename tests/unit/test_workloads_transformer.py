@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -194,16 +193,7 @@ def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block() -> No
     assert work[ATTENTION].forward == 2 * 2 * 8 * 8 * 32
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """Layers this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 def test_sorting_is_learnt_in_a_short_training() -> None:
     chosen, data = config(num_sequences=4096), loaded(num_sequences=4096)
     assert data.train is not None and data.val is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -111,20 +110,11 @@ def accuracy_after_an_epoch(chosen: dict[str, Any]) -> float:
         return float((model(data.val.inputs).argmax(1) == data.val.targets).float().mean())
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """Layers this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 def test_points_never_seen_are_told_apart_after_one_short_epoch() -> None:
     assert accuracy_after_an_epoch(config(num_features=256, width=512, num_points=8192)) > 0.8
 
 
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 def test_a_deep_network_learns_too() -> None:
     assert accuracy_after_an_epoch(config(num_features=256, width=256, depth=12, num_points=8192)) > 0.4
