@@ -6,10 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from bad_inputs import GOOD, MNIST, Case, cases
+from bad_cases import GOOD, Case
+from bad_files import STUDY_FILES
+from bad_flags import ENVIRONMENTS, FLAGS, MNIST
+from bad_studies import STUDIES
 from nothing_starts import Done, contents, raypar
 
-CASES = tuple(cases())
+CASES = (*STUDY_FILES, *STUDIES, *FLAGS, *ENVIRONMENTS)
 
 
 @pytest.fixture(scope="module", autouse=True)

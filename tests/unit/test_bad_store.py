@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bad_inputs import GOOD
+from bad_cases import GOOD
 from nothing_starts import NOWHERE, contents, raypar
 from test_bad_input import assert_one_message
 
