@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
@@ -97,15 +99,23 @@ def check_readable(tracking_uri: str) -> None:
     database = sqlite_path(tracking_uri)
     if scheme not in EMBEDDED or database is None:
         return
-    try:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=2)) as connection:
-            found, tables = _versions_and_tables(connection)
-    except sqlite3.Error as e:
-        raise StoreError(
-            f"The database {database} can't be read: {e}",
-            hint="end whatever locks it, put a copy in its place, or choose another one with --tracking-uri",
-        ) from e
+    with _reached(
+        database, "read", "end whatever locks it, put a copy in its place, or choose another one"
+    ) as connection:
+        found, tables = _versions_and_tables(connection)
     _check_schema(database, tracking_uri, found, tables)
+
+
+@contextmanager
+def _reached(database: Path, what: Literal["read", "written"], way_out: str) -> Iterator[sqlite3.Connection]:
+    """A connection that says what can't be done with the database, where something can't."""
+    mode = "ro" if what == "read" else "rwc"
+    try:
+        uri = f"{database.absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=2, isolation_level=None)) as connection:
+            yield connection
+    except sqlite3.Error as e:
+        raise StoreError(f"The database {database} can't be {what}: {e}", hint=f"{way_out} with --tracking-uri") from e
 
 
 def _versions_and_tables(connection: sqlite3.Connection) -> tuple[list[str], set[str]]:
@@ -115,16 +125,10 @@ def _versions_and_tables(connection: sqlite3.Connection) -> tuple[list[str], set
 
 
 def _check_database(database: Path, tracking_uri: str) -> None:
-    try:
-        with closing(sqlite3.connect(database, timeout=2, isolation_level=None)) as connection:
-            found, tables = _versions_and_tables(connection)
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-    except sqlite3.Error as e:
-        raise StoreError(
-            f"The database {database} can't be written: {e}",
-            hint="end whatever locks it, or choose another one with --tracking-uri",
-        ) from e
+    with _reached(database, "written", "end whatever locks it, or choose another one") as connection:
+        found, tables = _versions_and_tables(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
     _check_schema(database, tracking_uri, found, tables)
 
 
