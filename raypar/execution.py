@@ -25,6 +25,7 @@ from raypar.run.cluster import Cluster, joined_cluster, this_machine
 from raypar.run.events import Listener, Notice
 from raypar.run.interruption import Interrupted, uninterrupted
 from raypar.runners import runner_for
+from raypar.study.code import differing, listed
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
@@ -33,10 +34,7 @@ from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.store import Store
 from raypar.track.system import SystemMonitor
 
-CHANGED_FILE = (
-    "the study file has changed since its stored results were made; those of unchanged points are kept "
-    "(--fresh runs everything again)"
-)
+CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
 OPEN_CLUSTER = (
     "the Ray at {} runs the code of whoever reaches it, and shows them yours: it asks for no token "
     "(start it with RAY_AUTH_MODE=token)"
@@ -115,8 +113,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         plan = make_plan(study, cluster, done, where=loaded.path, with_ray=options.with_ray)
         if plan.cluster.takes_everybody:
             notice(Notice(OPEN_CLUSTER.format(masked(str(options.address)))))
-        if plan.done and (old := store.study_source(study.name)) is not None and old != loaded.source:
-            notice(Notice(CHANGED_FILE))
+        if changed := changed_code(plan, loaded):
+            notice(Notice(changed))
         if options.num_profiled_steps and (unknown := _num_without_profile(plan)):
             notice(Notice(NO_PROFILE.format(units.counted(unknown, "point"))))
         results = {result.spec.identity: result for result in plan.done}
@@ -130,7 +128,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         recorder = Recorder(execution, tracking_uri=options.tracking_uri, project_dir=options.project_dir)
         recorder.start(upload=False)
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
-        keeper = Keeper(study, results, recorder, stack.enter_context(listener_of(plan)), log_dir, monitor)
+        view = stack.enter_context(listener_of(plan))
+        keeper = Keeper(study, results, recorder, view, log_dir, monitor, loaded.code)
         interrupted_by: int | None = None
         try:
             if plan.num_missing:
@@ -165,6 +164,16 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         except KeyboardInterrupt as error:
             outcome.interrupted_by = _signal_of(error)
     return outcome
+
+
+def changed_code(plan: Plan, loaded: LoadedStudy) -> str:
+    """What to say of trials that are done but ran other code than the study has now; empty where none did."""
+    changes = [parts for result in plan.done if (parts := differing(result.code, loaded.code))]
+    if not changes:
+        return ""
+    every = {part for own in changes for part in own}
+    have = "has" if len(every) == 1 else "have"
+    return CHANGED_CODE.format(units.counted(len(changes), "trial"), f"{listed(every)} {have}")
 
 
 def _run(loaded: LoadedStudy, options: Options, plan: Plan, keeper: Keeper, log_dir: Path) -> None:

@@ -37,8 +37,9 @@ class Keeper:
         view: Listener,
         log_dir: Path,
         monitor: SystemMonitor | None = None,
+        code: Mapping[str, str] | None = None,
     ) -> None:
-        self._monitor = monitor
+        self._monitor, self._code = monitor, code or {}
         self._question = question_of(study)
         self._results, self._recorder, self._view, self._log_dir = results, recorder, view, log_dir
         self._paired: set[str] = set(pair_speedups(self._question, tuple(results.values())))
@@ -49,7 +50,7 @@ class Keeper:
             if isinstance(event, TrialStarted) and self._monitor:
                 self._monitor.begin(event.spec.identity)
             if isinstance(event, TrialEnded):
-                event = replace(event, result=_without_secrets(event.result))
+                event = replace(event, result=replace(_without_secrets(event.result), code=self._code))
                 self._keep(event)
             self._view(event)
 

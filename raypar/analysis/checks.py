@@ -19,6 +19,7 @@ from raypar.analysis.checks_while_timed import clock_changes, other_load, thrott
 from raypar.analysis.points import differences, same_work
 from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, point_key
 from raypar.analysis.stats import median_estimate
+from raypar.study.code import differing, listed
 from raypar.study.trial import TrialState, point_label
 
 __all__ = ["CHECKS", "Check", "Evidence", "Finding", "find_all"]
@@ -56,6 +57,22 @@ def _baseline_missing(evidence: Evidence) -> Iterator[Finding]:
 def _other_settings(evidence: Evidence) -> Iterator[Finding]:
     if evidence.aside:
         yield Finding(Check.OTHER_SETTINGS, evidence.aside)
+
+
+def _other_code(evidence: Evidence) -> Iterator[Finding]:
+    """Trials whose functions were others than those of the latest trial."""
+    known = [r for r in evidence.finished if r.code]
+    if not known:
+        return
+    latest = max(known, key=lambda r: r.started_at)
+    changes = [parts for r in known if (parts := differing(r.code, latest.code))]
+    if changes:
+        every = {part for own in changes for part in own}
+        yield Finding(
+            Check.OTHER_CODE,
+            f"{len(changes)} of {units.counted(len(known), 'trial')} ran other code than the latest one: "
+            f"{listed(every)} changed in between.",
+        )
 
 
 def _failed_trials(evidence: Evidence) -> Iterator[Finding]:
@@ -179,6 +196,7 @@ def _not_separated(evidence: Evidence) -> Iterator[Finding]:
 
 CHECKS: tuple[OneCheck, ...] = (
     _other_settings,
+    _other_code,
     _baseline_missing,
     _failed_trials,
     _includes_start_up,

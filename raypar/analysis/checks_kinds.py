@@ -22,6 +22,10 @@ class Check(Enum):
     OTHER_SETTINGS = (
         "They are kept. Run the study with their settings to ask about them again, or give it another name."
     )
+    OTHER_CODE = (
+        "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by the "
+        "code as much as by the point."
+    )
     FAILED_TRIALS = "Run the study again: finished trials are kept, failed ones get another try."
     INCLUDES_START_UP = (
         "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "

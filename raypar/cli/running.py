@@ -209,7 +209,7 @@ def check_can_profile(study: Study, asked: str) -> None:
 
 
 def show_plan(loaded: LoadedStudy, options: Options) -> None:
-    from raypar.execution import cluster_at, stored_results
+    from raypar.execution import changed_code, cluster_at, stored_results
     from raypar.planning import check_data, make_plan
     from raypar.report.plan import print_plan
 
@@ -217,6 +217,8 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
     done = stored_results(loaded.study.name, options)
     with cluster_at(options.address) as cluster:
         made = make_plan(loaded.study, cluster, done, where=loaded.path)
+    if changed := changed_code(made, loaded):
+        say(stdout(), changed)
     print_plan(
         stdout(),
         loaded.study,

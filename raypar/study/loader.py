@@ -11,13 +11,14 @@ import stat
 import sys
 import traceback
 import types
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from raypar.errors import RayparError, StudyError, cut, suggest
+from raypar.study.code import code_of
 from raypar.study.settings import with_flags
 from raypar.study.study import Study
 
@@ -37,6 +38,7 @@ class LoadedStudy:
         imported_modules: third-party modules that the import statements of the file and of its local modules name,
             those inside of functions included: worth importing ahead of a trial. One may be absent.
         local_modules: modules that the file imported from its own folder.
+        code: what the workload leads to in the file and beside it, with digests: see `raypar.study.code.code_of`.
     """
 
     study: Study
@@ -45,6 +47,7 @@ class LoadedStudy:
     module_name: str
     imported_modules: tuple[str, ...]
     local_modules: tuple[str, ...]
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_study(
@@ -73,7 +76,8 @@ def load_study(
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))
     sources = [source, *(_source_of(name) for name in local)]
-    return LoadedStudy(study, path.resolve(), source, module_name, _third_party(sources, local), local)
+    imported = _third_party(sources, local)
+    return LoadedStudy(study, path.resolve(), source, module_name, imported, local, code_of(path, source))
 
 
 def _read(path: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from results import make_result
 
@@ -47,6 +49,18 @@ def test_five_repeats_are_enough() -> None:
 
 def test_the_point_with_the_fewest_repeats_counts() -> None:
     assert "2 repeats a point at the least" in findings(sound()[:-4])[Check.FEW_REPEATS].detail
+
+
+def test_trials_that_ran_other_code_than_the_latest_are_told_with_what_changed() -> None:
+    def ran(model: str, started_at: float, workers: int) -> list[TrialResult]:
+        code = {"s.py: model": model, "s.py: WIDTH": "1"}
+        made = [r for r in sound(started_at=started_at) if r.spec.point["num_workers"] == workers]
+        return [replace(result, code=code) for result in made]
+
+    mixed = findings([*ran("1", 1.0, 1), *ran("2", 2.0, 2)])[Check.OTHER_CODE]
+    assert mixed.detail == "6 of 12 trials ran other code than the latest one: model in s.py changed in between."
+    assert "--fresh" in mixed.advice
+    assert findings([*ran("2", 1.0, 1), *ran("2", 2.0, 2)]) == {}
 
 
 def test_a_speedup_that_may_be_one_is_told() -> None:

@@ -14,7 +14,7 @@ import pytest
 from raypar import Study, Workload, grid
 from raypar import execution as module
 from raypar.errors import DataError, StoreError, StudyError
-from raypar.execution import CHANGED_FILE, STOPPING, execute
+from raypar.execution import CHANGED_CODE, STOPPING, execute
 from raypar.options import Options
 from raypar.planning import check_data
 from raypar.run.cluster import Cluster
@@ -61,7 +61,7 @@ class Stage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.happened: list[Any] = []
         self.stored: list[TrialResult] = []
-        self.source: str | None = None
+        self.code: dict[str, str] = {}
         self.shown: list[Event] = []
         self.notices: list[str] = []
         self.trial: Callable[[TrialSpec], TrialResult] = finished
@@ -81,9 +81,6 @@ class Stage:
 
             def results(self, name: str) -> tuple[TrialResult, ...]:
                 return tuple(stage.stored)
-
-            def study_source(self, name: str) -> str | None:
-                return stage.source
 
             def artifact(self, study_name: str, name: str) -> str | None:
                 return None
@@ -137,7 +134,7 @@ class Stage:
     def execute(self, study: Study, **options: Any) -> module.Outcome:
         path = self.tmp_path / "s.py"
         path.write_text("source")
-        loaded = LoadedStudy(study, path, "source", "raypar_study_s", (), ())
+        loaded = LoadedStudy(study, path, "source", "raypar_study_s", (), (), self.code)
 
         def show(event: Event) -> None:
             self.happened.append("shown")
@@ -222,17 +219,27 @@ def test_where_nothing_is_missing_nothing_is_started(stage: Stage) -> None:
     assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists()
 
 
-def test_a_changed_file_is_told_where_results_of_the_old_one_are_kept(stage: Stage) -> None:
+def test_changed_code_is_told_where_trials_of_the_old_one_are_kept(stage: Stage) -> None:
     study = a_study()
-    stage.source = "older source"
+    stage.code = {"s.py: model": "1", "s.py: WIDTH": "1"}
+    old = {"s.py: model": "0", "s.py: WIDTH": "1"}
     stage.execute(study)
-    assert stage.notices == []  # nothing of it is kept
-    stage.stored = [finished(study.trials()[0])]
+    assert stage.notices == []  # nothing is kept
+    stage.stored = [finished(spec, code=old) for spec in study.trials()[:2]]
     stage.execute(study)
-    assert stage.notices == [CHANGED_FILE]
-    stage.notices, stage.source = [], "source"
+    assert stage.notices == [CHANGED_CODE.format("2 trials", "model in s.py has")]
+    stage.notices = []
+    stage.execute(study, rerun_all=True)
+    stage.stored = [finished(study.trials()[0], code=stage.code), finished(study.trials()[1])]
     stage.execute(study)
     assert stage.notices == []
+
+
+def test_every_result_is_kept_with_the_code_that_it_ran(stage: Stage) -> None:
+    stage.code = {"s.py: model": "1"}
+    stage.execute(a_study())
+    shown = [event.result.code for event in stage.shown if isinstance(event, TrialEnded)]
+    assert shown == [stage.code] * 8
 
 
 def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage: Stage) -> None:
