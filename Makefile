@@ -22,7 +22,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest || $(AGAIN)
+	$(BIN)/python -m pytest --durations=25 || $(AGAIN)
 	$(BIN)/python .ci/check_quickstart.py
 
 test-cluster: $(VENV)/.installed-dev
