@@ -26,6 +26,7 @@ _ENVIRONMENT = {
 }
 SERVERS = ("http", "https", "databricks")
 _LOGGERS = ("mlflow", "alembic")
+_REFUSED = "failed with error code 401"  # MLflow's words; the answer has no code of MLflow's own
 
 
 class Unreachable(Exception):
@@ -126,11 +127,26 @@ def local_folder(artifact_uri: str) -> Path | None:
 def unreachable(tracking_uri: str, reason: object) -> StoreError:
     """What a user is told when the store doesn't answer."""
     where = masked(tracking_uri)
+    if _REFUSED in str(reason):
+        given = (
+            "takes neither the user nor the password given" if _has_credentials() else "asks for a user and a password"
+        )
+        hint = (
+            "give them in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or in ~/.mlflow/credentials (on a "
+            "cluster's head that file has them)"
+        )
+        return StoreError(f"The tracking store {where} {given}", hint=hint)
     if urlsplit(tracking_uri).scheme in SERVERS:
         hint = "start the server (`mlflow server`), or leave --tracking-uri out to use the file mlflow.db here"
     else:
         hint = "check the address, or leave --tracking-uri out to use the file mlflow.db here"
     return StoreError(f"The tracking store {where} can't be used: {masked(str(reason))}", hint=hint)
+
+
+def _has_credentials() -> bool:
+    from mlflow.utils.credentials import read_mlflow_creds
+
+    return all(read_mlflow_creds())
 
 
 def _first_line(error: Exception) -> str:

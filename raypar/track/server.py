@@ -34,7 +34,7 @@ START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 
 # The default is 15 processes, 2.3 GB and calls three times as slow: what raypar doesn't use is left out.
-_ENVIRONMENT = {
+SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -131,7 +131,7 @@ def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT
         process = subprocess.Popen(
             command,
             # Not as an argument, which everyone on the machine can read: it may hold a password.
-            env={**os.environ, **_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": tracking_uri},
+            env={**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": tracking_uri},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -139,8 +139,8 @@ def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT
         )
         server = Server(f"http://{HOST if host in (*LOOPBACK, EVERYWHERE) else host}:{port}", process)
         try:
-            if not _answers(server):
-                raise _failed(server, log)
+            if not answers(server):
+                raise failure(server, log)
         except BaseException:
             server.stop()
             raise
@@ -231,7 +231,8 @@ def free_port(first: int = FIRST_PORT, host: str = HOST) -> int:
     raise StoreError(f"No port from {first} on is free", hint="choose another one with --port")
 
 
-def _answers(server: Server) -> bool:
+def answers(server: Server) -> bool:
+    """Whether it answers in time; waits for it, or for its end."""
     until_s = time.monotonic() + START_TIMEOUT_S
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine
     while time.monotonic() < until_s and server.is_running():
@@ -245,7 +246,8 @@ def _answers(server: Server) -> bool:
     return False
 
 
-def _failed(server: Server, log: Any) -> StoreError:
+def failure(server: Server, log: Any) -> StoreError:
+    """What to tell of a server that doesn't answer. `log` is a file of bytes, with what it has said."""
     ended = not server.is_running()
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,10 @@ from netlab.lab import Lab
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER_FILE = REPOSITORY / "cluster-local.yaml"
 HEAD = 0
+# Less to wait for: a node without a head ends after a minute, and the launcher looks every five seconds for what is to
+# be done.
+GIVE_UP_EARLY = "RAY_gcs_rpc_server_reconnect_timeout_s=10"
+LOOK_OFTEN = "AUTOSCALER_UPDATE_INTERVAL_S=1 AUTOSCALER_NODE_SSH_INTERVAL_S=1"
 NODES_TIMEOUT_S = 180
 ALIVE = """
 import sys, time, ray
@@ -34,8 +39,8 @@ while (alive := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
 class RayCluster:
     """Host 0 is the head, hosts 1 … num_workers are its nodes; the last host is outside of it, and has the key.
 
-    What differs from the users' file: addresses, the key, two CPUs and a label a node, and that this environment is
-    used where each machine would install its own, with the code that was copied to it.
+    What differs from the users' file: addresses, the key, two CPUs and a label a node, shorter waits, and that this
+    environment is used where each machine would install its own, with the code that was copied to it.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -45,16 +50,26 @@ class RayCluster:
         self.head_address = lab.address(HEAD)
         self.file = lab.home(self.client) / "cluster-local.yaml"
         self.file.write_text(yaml.safe_dump(self._config()))
-        token = lab.home(self.client) / ".ray" / "auth_token"
-        token.parent.mkdir(mode=0o700)
-        token.touch(0o600)
-        token.write_text(secrets.token_hex(32))
+
+    def make_token(self) -> Path:
+        """As the users' file says; where it is."""
+        (line,) = re.findall(r"\(umask 077 && ray get-auth-token --generate [^)]*\)", CLUSTER_FILE.read_text())
+        self.run(self.client, line)
+        return self.lab.home(self.client) / ".ray" / "auth_token"
 
     def up(self) -> str:
         """`ray up`, until every node is there; what it prints."""
-        printed = self.run(self.client, f"cd {REPOSITORY} && ray up -y --no-config-cache {self.file}")
+        printed = self.run(self.client, f"cd {REPOSITORY} && {LOOK_OFTEN} ray up -y --no-config-cache {self.file}")
         self.wait_for_nodes(self.num_workers + 1)
         return printed
+
+    def execute(self, command: str) -> str:
+        """A line of shell on the head by `ray exec`, from outside; what it prints.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        return self.run(self.client, f"ray exec {self.file} {shlex.quote(command)}")
 
     def down(self) -> str:
         return self.run(self.client, f"ray down -y {self.file}")
@@ -62,7 +77,7 @@ class RayCluster:
     def wait_for_nodes(self, num_nodes: int, timeout_s: float = NODES_TIMEOUT_S) -> None:
         script = self.lab.folder / "alive.py"
         script.write_text(ALIVE)
-        self.run(HEAD, f"python {script} {num_nodes} {timeout_s}")
+        self.run(HEAD, f"python {script} {num_nodes} {timeout_s}", RAY_AUTH_MODE="token")
 
     def run(self, host: int, command: str, *, check: bool = True, **environment: str) -> str:
         """A line of shell on a host, in its user's environment; what it prints.
@@ -96,7 +111,6 @@ class RayCluster:
             "TERM": "dumb",
             "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),
-            "RAY_AUTH_MODE": "token",
             "RAY_USAGE_STATS_ENABLED": "0",
             **environment,
         }
@@ -114,14 +128,17 @@ class RayCluster:
             for command in config["setup_commands"]
             if "-m venv" not in command
         ] + ["echo 'export PYTHONPATH=~/raypar RAY_USAGE_STATS_ENABLED=0' >> ~/.bashrc"]
+        config["head_setup_commands"] = [c for c in config["head_setup_commands"] if "pip install" not in c]
         config["worker_start_ray_commands"] = [
-            command.replace(
+            command.replace("RAY_AUTH_MODE", f"{GIVE_UP_EARLY} RAY_AUTH_MODE").replace(
                 "ray start", "ray start --num-cpus=2 --labels host=$(hostname) --object-store-memory=100000000"
             )
             for command in config["worker_start_ray_commands"]
         ]
         config["head_start_ray_commands"] = [
-            command.replace("ray start", "ray start --object-store-memory=100000000")
+            command.replace("RAY_AUTH_MODE", f"{LOOK_OFTEN} RAY_AUTH_MODE").replace(
+                "ray start", "ray start --object-store-memory=100000000"
+            )
             for command in config["head_start_ray_commands"]
         ]
         return config

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ from netlab.ray_cluster import HEAD, RayCluster  # noqa: E402
 from telling import until  # noqa: E402
 
 WHY_NOT = why_not() or why_no_ssh()
+if WHY_NOT is None and find_spec("flask_wtf") is None:
+    WHY_NOT = "a head's MLflow asks for a password: pip install 'raypar[cluster]'"
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),
@@ -57,6 +61,7 @@ print("runs " + json.dumps([[run.data.params, run.data.tags, run.info.status] fo
 def cluster() -> Iterator[RayCluster]:
     with Lab(4, with_ssh=True) as lab:
         cluster = RayCluster(lab)
+        assert cluster.make_token().stat().st_mode & 0o077 == 0
         cluster.up()
         (lab.folder / "runs.py").write_text(RUNS)
         yield cluster
@@ -69,29 +74,52 @@ def trials_of(cluster: RayCluster, study: str) -> list[tuple[dict[str, str], dic
     return [tuple(run) for run in json.loads(line.removeprefix("runs "))]
 
 
+def rows_of(cluster: RayCluster, study: str) -> list[dict[str, str]]:
+    """What `raypar export` writes of a study's trials."""
+    cluster.run(HEAD, f"raypar export {study} {study}.csv --tracking-uri {MLFLOW}")
+    with (cluster.lab.home(HEAD) / f"{study}.csv").open() as table:
+        return list(csv.DictReader(table))
+
+
 def write_study(cluster: RayCluster, host: int, name: str) -> None:
     (cluster.lab.home(host) / f"{name}.py").write_text(STUDY)
 
 
-def test_every_host_is_a_node_and_asks_for_the_token(cluster: RayCluster) -> None:
+def test_every_host_is_a_node_and_turns_away_who_has_no_token(cluster: RayCluster) -> None:
     cluster.wait_for_nodes(3)
-    refused = cluster.run(
-        HEAD,
-        "timeout 60 raypar study raypar/studies/quickstart.py --address auto",
-        check=False,
-        RAY_AUTH_MODE="disabled",
-    )
-    assert "token" in refused
-    assert "Traceback" not in refused
+    study = "raypar study raypar/studies/quickstart.py --address auto"
+    for environment, told in (
+        ({"HOME": "/nonexistent"}, "the cluster asks for a token, and you have given none"),
+        ({"RAY_AUTH_TOKEN": "wrong-" * 4}, "the cluster doesn't take the token from RAY_AUTH_TOKEN"),
+    ):
+        refused = cluster.run(HEAD, f"{study}; echo status $?", **environment)
+        assert told in refused and "ray get-auth-token" in refused and "status 2" in refused
+        assert "Traceback" not in refused
+
+
+def test_mlflow_turns_away_who_has_no_password(cluster: RayCluster) -> None:
+    refused = cluster.run(HEAD, f"raypar list --tracking-uri {MLFLOW}; echo status $?", HOME="/nonexistent")
+    assert "asks for a user and a password" in refused and "~/.mlflow/credentials" in refused
+    assert "status 0" not in refused and "Traceback" not in refused
+    assert cluster.run(HEAD, "stat -c %a ~/.mlflow/credentials ~/.ray/auth_token").split() == ["600", "600"]
+    for host in range(1, cluster.num_workers + 1):
+        assert not (cluster.lab.home(host) / ".mlflow").exists()
 
 
 def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster: RayCluster) -> None:
     write_study(cluster, HEAD, "from_head")
-    printed = cluster.run(HEAD, f"raypar study from_head.py --address auto --tracking-uri {MLFLOW}")
+    printed = cluster.execute("raypar study from_head.py --address auto")
     assert "speedup" in printed
+    assert "different nodes" not in printed  # which are alike
     trials = trials_of(cluster, "from_head")
     assert len(trials) == 4 and {status for _, _, status in trials} == {"FINISHED"}
     assert {params["num_workers"] for params, _, _ in trials} == {"1", "2"}
+    for row in rows_of(cluster, "from_head"):
+        num_workers = int(row["config.num_workers"])
+        assert set(row["environment.node"].split()) <= {"node1", "node2"}
+        for told in ("node", "cores", "cpu_model", "device_name"):
+            assert row[f"environment.{told}"], told
+        assert row["environment.device_name"].split() == ["cpu"] * num_workers
 
 
 def test_a_second_study_finds_its_trials_done_and_runs_what_is_missing(cluster: RayCluster) -> None:
@@ -104,9 +132,7 @@ def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster: RayClu
     (cluster.lab.home(HEAD) / "where.py").write_text(STUDY.replace("grid(1, 2)", "grid(2)"))
     everywhere = f"--address auto --tracking-uri {MLFLOW}"
     cluster.run(HEAD, f"raypar study where.py --repeats 1 --set nodes=1,2,spread {everywhere}")
-    cluster.run(HEAD, f"raypar export where where.csv --tracking-uri {MLFLOW}")
-    with (cluster.lab.home(HEAD) / "where.csv").open() as table:
-        found = {trial["config.nodes"]: len(set(trial["environment.node"].split())) for trial in csv.DictReader(table)}
+    found = {row["config.nodes"]: len(set(row["environment.node"].split())) for row in rows_of(cluster, "where")}
     assert found == {"1": 1, "2": 2, "spread": 2}
 
 
@@ -114,15 +140,15 @@ def test_a_label_says_which_node_and_one_that_no_node_has_is_refused(cluster: Ra
     write_study(cluster, HEAD, "labelled")
     everywhere = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
     cluster.run(HEAD, f"raypar study labelled.py --set node_label=host=node2 {everywhere}")
-    cluster.run(HEAD, f"raypar export labelled labelled.csv --tracking-uri {MLFLOW}")
-    with (cluster.lab.home(HEAD) / "labelled.csv").open() as table:
-        assert {node for trial in csv.DictReader(table) for node in trial["environment.node"].split()} == {"node2"}
+    assert {node for row in rows_of(cluster, "labelled") for node in row["environment.node"].split()} == {"node2"}
     refused = cluster.run(HEAD, f"raypar study labelled.py --set node_label=host=node9 {everywhere}", check=False)
     assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
 
 
 def test_a_study_from_outside_lands_in_the_same_mlflow(cluster: RayCluster) -> None:
     write_study(cluster, cluster.client, "from_outside")
+    credentials = cluster.execute("cat ~/.mlflow/credentials")
+    (password,) = re.findall(r"mlflow_tracking_password = (\S+)", credentials)
     key = cluster.lab.folder / "key"
     tunnel = cluster.start(
         cluster.client,
@@ -134,10 +160,12 @@ def test_a_study_from_outside_lands_in_the_same_mlflow(cluster: RayCluster) -> N
             cluster.client,
             "until (: </dev/tcp/127.0.0.1/5000) 2>/dev/null; do sleep 0.1; done;"
             f" raypar study from_outside.py --address ray://{cluster.head_address}:10001 --tracking-uri {MLFLOW}",
+            MLFLOW_TRACKING_USERNAME="admin",
+            MLFLOW_TRACKING_PASSWORD=password,
         )
     finally:
         cluster.stop(tunnel)
-    assert "speedup" in printed
+    assert "speedup" in printed and password not in printed
     assert len(trials_of(cluster, "from_outside")) == 4
 
 
