@@ -20,7 +20,7 @@ from raypar.run.capacity import fits, refusal
 from raypar.run.cluster import may_grow
 from raypar.run.events import Event, GangReady, GangStarting, Notice, TrialReported, TrialRetried, TrialStarted
 from raypar.run.gang import Assignment, Greeting
-from raypar.run.gangs import Gang, GangPolicy, GangPool, alive_nodes
+from raypar.run.gangs import Gang, GangPolicy, GangPool, alive_nodes, totals_and_labels
 from raypar.run.runner import RunSettings, is_retried
 from raypar.run.supervise import RankEnd
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
@@ -64,7 +64,7 @@ class Broker:
         """Make ready; start a gang for the first trial while Tune is still starting."""
         self._pool = GangPool(self._config.settings, self._config.policy, self._gang_ended)
         self._housekeeper = asyncio.ensure_future(self._keep_house())
-        if expected is not None and fits(expected, [node["Resources"] for node in alive_nodes()]):
+        if expected is not None and fits(expected, *totals_and_labels(alive_nodes())):
             self._start_gang(expected)
 
     # ---- for the driver and Tune's trials
@@ -72,7 +72,7 @@ class Broker:
     async def define(self, uid: str, spec: TrialSpec) -> None:
         """Say what the Tune trial `uid` is to do, and queue it."""
         run = self._runs[uid] = Attempt(uid, spec)
-        why_not = refusal(spec.placement, [node["Resources"] for node in alive_nodes()])
+        why_not = refusal(spec.placement, *totals_and_labels(alive_nodes()))
         if why_not is None:
             self._queue.append(run)
         elif may_grow():

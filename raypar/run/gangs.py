@@ -227,3 +227,8 @@ class GangPool:
 
 def alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def totals_and_labels(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], list[dict[str, str]]]:
+    """What each node has in all, and its labels, as `raypar.run.capacity` takes them."""
+    return [dict(node["Resources"]) for node in nodes], [dict(node["Labels"]) for node in nodes]
