@@ -177,12 +177,15 @@ def changed_code(plan: Plan, loaded: LoadedStudy) -> str:
 
 
 def _run(loaded: LoadedStudy, options: Options, plan: Plan, keeper: Keeper, log_dir: Path) -> None:
-    with runner_for(loaded, options, plan, log_dir) as runner:
-        try:
-            runner.run(loaded.study, plan.missing or tuple(result.spec for result in plan.done), keeper)
-        except KeyboardInterrupt:
-            keeper(Notice(STOPPING))  # before all that was started is ended, which takes seconds
-            raise
+    try:
+        with runner_for(loaded, options, plan, log_dir) as runner:
+            try:
+                runner.run(loaded.study, plan.missing or tuple(result.spec for result in plan.done), keeper)
+            except KeyboardInterrupt:
+                keeper(Notice(STOPPING))  # before all that was started is ended, which takes seconds
+                raise
+    finally:
+        keeper.close()
 
 
 def _signal_of(error: KeyboardInterrupt) -> int:

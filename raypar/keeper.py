@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.recorder import Recorder
 from raypar.track.system import SystemMonitor
-from raypar.train.job import PROFILE_FOLDER
+from raypar.train.job import CHECKPOINT_FOLDER, PROFILE_FOLDER
 
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
 BREAKDOWN_FILE = "breakdown.json"
@@ -52,7 +53,17 @@ class Keeper:
             if isinstance(event, TrialEnded):
                 event = replace(event, result=replace(_without_secrets(event.result), code=self._code))
                 self._keep(event)
+                self._drop_checkpoints(event.result.spec.identity)
             self._view(event)
+
+    def close(self) -> None:
+        """The run is over: what an interrupted trial has left to go on from is of no use to a later one."""
+        self._drop_checkpoints("*")
+
+    def _drop_checkpoints(self, identity: str) -> None:
+        """Ranks that reach their end remove their own; those of failed ones are left, on this machine."""
+        for folder in self._log_dir.glob(f"{identity}/{CHECKPOINT_FOLDER}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _keep(self, event: TrialEnded) -> None:
         system = self._monitor.end(event.result.spec.identity) if self._monitor else ()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from raypar.study.config import resolve
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import NO_MATTER, TrialResult, TrialState
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
@@ -90,7 +90,8 @@ def question_of(study: Study) -> Question:
 
 def _fixed(study: Study) -> dict[str, Value]:
     """What every trial of the study has alike because the study says so, or leaves the default."""
-    fixed: dict[str, Value] = {k: v for k, v in resolve(study.workload, study.config).items() if k not in study.space}
+    every = resolve(study.workload, study.config)
+    fixed: dict[str, Value] = {k: v for k, v in every.items() if k not in study.space and k not in NO_MATTER}
     chosen = {**study.workload.defaults, **study.config, **study.space}
     if chosen.get("num_threads") is None and "num_threads" in fixed:
         fixed["num_threads"] = None

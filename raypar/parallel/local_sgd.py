@@ -8,6 +8,8 @@ the ranks' weights differ: the losses are not those of one worker. What an optim
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -39,6 +41,12 @@ class LocalSgd(Alone):
     def forget(self) -> None:
         self._averager = PeriodicModelAverager(self._period)
         self._averager.step = 1  # torch's averages after steps 0, k, 2k, …; here it is after k, 2k, …
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self._averager.step}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._averager.step = state["step"]
 
     def whole(self) -> nn.Module:
         """The average of the ranks' weights; they go on with their own. Of buffers, the first rank's."""

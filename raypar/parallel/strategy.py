@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -91,6 +91,14 @@ class Strategy(Protocol):
         """Drop what former steps left behind, other than weights: the training starts anew."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """What `forget` drops, for a checkpoint."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        ...
+
     def whole(self) -> nn.Module:
         """The complete model with the weights as they are, on every rank; not to be trained. All ranks call it."""
         ...
@@ -128,6 +136,12 @@ class Alone:
         return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
     def forget(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
         pass
 
     def whole(self) -> nn.Module:

@@ -88,6 +88,13 @@ OPTIONS: Mapping[str, Option] = {
         None, int, "evaluate and report every so many steps; None: after each epoch", at_least(1), optional=True
     ),
     "eval_batch_size": Option(1000, int, "samples at once in an evaluation", at_least(1)),
+    "checkpoint_every_epochs": Option(
+        None,
+        int,
+        "a trial that is started again goes on where it was, this many epochs back at most; None: from the beginning",
+        at_least(1),
+        optional=True,
+    ),
     "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
 }
 
@@ -272,6 +279,22 @@ def _check_training(field: str, config: Config, workload: Workload, swept: Colle
 
 
 def _impossible(config: Config) -> Iterator[tuple[str, Value, str, str]]:
+    if config["checkpoint_every_epochs"] is not None:
+        wrong, every = "can't be had with {}", config["checkpoint_every_epochs"]
+        if config["num_workers"] > 1 and config["strategy"] == "deepspeed":
+            hint = 'leave it out, or use strategy="fsdp", which shares out as much'
+            yield "checkpoint_every_epochs", every, wrong.format("deepspeed: its engine keeps weights of its own"), hint
+        if config["num_workers"] > 1 and config["compression"] == "powersgd":
+            hint = "leave one of them out"
+            yield "checkpoint_every_epochs", every, wrong.format("PowerSGD: it carries errors on in its hook"), hint
+        if config["eval_every_steps"] is not None and config["loader"] == "dataloader":
+            hint = 'leave one of them out, or use loader="resident"'
+            yield (
+                "checkpoint_every_epochs",
+                every,
+                wrong.format("eval_every_steps and a dataloader: it draws anew in the middle of an epoch"),
+                hint,
+            )
     if config["device"] == "mps":
         if config["num_workers"] > 1:
             yield "num_workers", config["num_workers"], "can't share the one MPS device", "use num_workers=1 with it"

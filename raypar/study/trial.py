@@ -14,6 +14,9 @@ from raypar.study.nodes import UNSAID
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
+# Options that change nothing about what a trial comes to.
+NO_MATTER = frozenset(("checkpoint_every_epochs",))
+
 
 class TrialState(StrEnum):
     FINISHED = "finished"
@@ -80,7 +83,8 @@ class TrialSpec:
     @cached_property
     def identity(self) -> str:
         """Hash of what determines the result (not of the order it is run in): 16 hex digits."""
-        config = sorted(item for item in self.config.items() if item not in UNSAID.items())
+        told = {k: v for k, v in self.config.items() if k not in NO_MATTER or k in self.point}
+        config = sorted(item for item in told.items() if item not in UNSAID.items())
         what = [self.study, self.workload, config, self.repeat, self.seed]
         return hashlib.sha256(json.dumps(what, separators=(",", ":")).encode()).hexdigest()[:16]
 

@@ -12,6 +12,8 @@ from raypar.train import machines
 # In a trial's artifacts.
 MODEL_FOLDER = "model"
 PROFILE_FOLDER = "profile"
+# Beside the artifacts.
+CHECKPOINT_FOLDER = "checkpoints"
 NUM_PROFILED_STEPS = 20  # unless a person says otherwise
 
 

@@ -6,6 +6,7 @@ import io
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,13 @@ class Keeper:
         if score is None or self._best is None or sign * score > sign * self._best:
             self._best = score
             self._weights = {key: value.detach().to("cpu", copy=True) for key, value in model.state_dict().items()}
+
+    def state(self) -> dict[str, Any]:
+        """The best so far, for a checkpoint."""
+        return {"best": self._best, "weights": self._weights}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._best, self._weights = state["best"], dict(state["weights"])
 
     def save(self, model: nn.Module) -> None:
         """Write the best weights, as the workload's `save` does or as one file of tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from raypar.parallel.strategy import Strategy, Task, build_strategy, restore, sn
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import batches
+from raypar.train.checkpoint import Checkpoints, generator_states, set_generator_states, set_weights, weights_of
 from raypar.train.evaluate import Evaluation
 from raypar.train.fingerprint import fingerprint
 from raypar.train.job import Channel, RankOutcome
@@ -28,6 +29,8 @@ from raypar.train.profile import NOTHING, ProfiledPass, Wanted, profile
 from raypar.train.step import Stepper, compiled
 from raypar.train.timer import StepTimer
 from raypar.train.watch import Watch
+
+NO_ENERGY = "the training went on from a checkpoint, and what it took before was not kept"
 
 
 @dataclass
@@ -39,6 +42,7 @@ class _Timed:
     num_samples: int = 0
     num_steps: int = 0
     step_times_s: list[float] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
 
 
 def train(
@@ -51,6 +55,7 @@ def train(
     start_s: float,
     model_dir: Path | None = None,
     profiling: Wanted = NOTHING,
+    checkpoint_dir: Path | None = None,
 ) -> RankOutcome:
     """Train one trial's rank and tell what it took.
 
@@ -58,6 +63,9 @@ def train(
         start_s: ``time.monotonic()`` when the rank was asked for.
         model_dir: where rank 0 leaves the trained model, if the config keeps it.
         profiling: what is to be looked into when the training is over, or instead of it.
+        checkpoint_dir: of this trial alone; where the config asks for checkpoints, they are there while it trains, and
+            the training goes on from one that is there already: with the same batches, draws and times as if it had
+            not been interrupted, after another warm-up.
 
     The model's weights, the data order and so the losses depend on config and seed, not on the number of ranks
     (up to the rounding of a different order of summation).
@@ -110,10 +118,16 @@ def train(
     stopped = False
     whole = model
     num_epochs = 0 if profiling.instead_of_training else config["epochs"]
-    orders = (batches.epoch_order(num_samples, seed, epoch) for epoch in range(1, num_epochs + 1))
-    for steps in _segments(
-        (stream(order) for order in orders), num_epochs * steps_per_epoch, config["eval_every_steps"]
-    ):
+    checkpoint_every = config.get("checkpoint_every_epochs")
+    checkpoints = Checkpoints(checkpoint_dir if checkpoint_every and num_epochs else None, place)
+    if saved := checkpoints.load():
+        timed = _put_back(saved, strategy, stepper, keeper, place)
+        # The runner counts an attempt's reports from the first.
+        stopped = any(not channel.report(report) for report in timed.reports)
+    num_resumed_steps = timed.num_steps
+    missing = range(timed.num_steps, timed.num_steps if stopped else num_epochs * steps_per_epoch)
+    orders = _orders(partial(batches.epoch_order, num_samples, seed), missing, steps_per_epoch, config["batch_size"])
+    for steps in _segments((stream(order) for order in orders), len(missing), config["eval_every_steps"]):
         place.barrier()
         watch.start()
         place.barrier()  # reading counters takes one rank longer than another
@@ -147,9 +161,14 @@ def train(
             "eval_steps_per_s": evaluation.num_steps / slowest_eval_s,
         }
         keeper.look_at(whole, report)
+        timed.reports.append(report)
         if not channel.report(report):
             stopped = timed.num_steps < total_steps
             break
+        if checkpoint_every and timed.num_steps < total_steps:
+            period = checkpoint_every * steps_per_epoch
+            if timed.num_steps // period > (timed.num_steps - len(sizes)) // period:
+                checkpoints.save(timed.num_steps, _state_of(strategy, stepper, keeper, timed, place))
     keeper.save(whole)
     profiled: Mapping[str, Any] = {}
     if profiling.num_steps and not stopped:
@@ -159,6 +178,16 @@ def train(
         profiled = profile(
             looked_into, profiling, place, numerics, config["num_threads"], strategy.whole(), evaluation.sample()
         )
+    checkpoints.remove()
+    environment = watch.summary() if timed.num_steps else {}
+    counted = watch.counted() if timed.num_steps else None
+    if checkpoint_every:
+        environment["checkpoint_s"] = checkpoints.time_s
+    if checkpoints.why_not:
+        environment["not_resumed"] = checkpoints.why_not
+    if num_resumed_steps and counted is not None:
+        environment["resumed_at_epoch"] = num_resumed_steps / steps_per_epoch
+        counted = replace(counted, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
     return RankOutcome(
         stopped=stopped,
         startup_s=warm_start_s - start_s,
@@ -168,11 +197,39 @@ def train(
         eval_time_s=timed.eval_time_s if timed.num_steps else None,
         num_samples=timed.num_samples if timed.num_steps else None,
         step_times_s=tuple(timed.step_times_s),
-        environment=watch.summary() if timed.num_steps else {},
-        counted=watch.counted() if timed.num_steps else None,
+        environment=environment,
+        counted=counted,
         profile=profiled,
         data=fingerprint(workload, data, num_samples) if place.rank == 0 else {},
     )
+
+
+def _state_of(strategy: Strategy, stepper: Stepper, keeper: Keeper, timed: _Timed, place: Place) -> dict[str, Any]:
+    """All that the rest of the training depends on, and what there is to tell of it so far."""
+    return {
+        "weights": weights_of(strategy.module),
+        "stepper": stepper.state(),
+        "keeper": keeper.state(),
+        "generators": generator_states(place.device),
+        "timed": asdict(timed),
+    }
+
+
+def _put_back(state: Mapping[str, Any], strategy: Strategy, stepper: Stepper, keeper: Keeper, place: Place) -> _Timed:
+    """The inverse of `_state_of`."""
+    set_weights(strategy.module, state["weights"])
+    stepper.load(state["stepper"])
+    keeper.load(state["keeper"])
+    set_generator_states(state["generators"], place.device)
+    return _Timed(**state["timed"])
+
+
+def _orders(order_of: Callable[[int], Tensor], steps: range, steps_per_epoch: int, batch_size: int) -> Iterator[Tensor]:
+    """The order of the samples of these steps of the training, epoch by epoch (the first is 1)."""
+    first, num_skipped = divmod(steps.start, steps_per_epoch)
+    for epoch in range(first, steps.stop // steps_per_epoch):
+        order = order_of(epoch + 1)
+        yield order[num_skipped * batch_size :] if epoch == first else order
 
 
 def _num_samples(available: int, config: Config) -> int:

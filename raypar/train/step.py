@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from raypar.parallel.passes import Batch, Pass, Span, no_span
 from raypar.parallel.strategy import Strategy
 from raypar.study.workload import Config
+from raypar.train.checkpoint import optimizer_state, set_optimizer_state
 from raypar.train.numerics import Numerics
 from raypar.train.optim import build_optimizer
 from raypar.train.schedule import build_schedule
@@ -36,7 +38,7 @@ class Stepper:
         span: Span = no_span,
     ) -> None:
         self._strategy, self._span = strategy, span
-        optimizer = build_optimizer(strategy.parameter_groups(), config)
+        optimizer = self._bare_optimizer = build_optimizer(strategy.parameter_groups(), config)
         self._schedule = build_schedule(optimizer, config, num_steps)
         self._optimizer = strategy.adopt(optimizer)
         self._max_norm = config["clip_grad_norm"]
@@ -65,6 +67,26 @@ class Stepper:
         """``grad_norm``, the mean norm before clipping since the last call; empty where gradients are not clipped."""
         norms, self._grad_norms = self._grad_norms, []
         return {"grad_norm": float(torch.stack(norms).double().mean())} if norms else {}
+
+    def state(self) -> dict[str, Any]:
+        """What the steps so far have left behind beside the weights, for a checkpoint."""
+        return {
+            "optimizer": optimizer_state(self._bare_optimizer),
+            "schedule": self._schedule.state_dict() if self._schedule else {},
+            "scaler": self._scaler.state_dict() if self._scaler else {},
+            "strategy": self._strategy.state(),
+            "lr": self.lr,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another stepper's `state` was taken."""
+        set_optimizer_state(self._bare_optimizer, state["optimizer"])
+        if self._schedule:
+            self._schedule.load_state_dict(state["schedule"])
+        if self._scaler:
+            self._scaler.load_state_dict(state["scaler"])
+        self._strategy.load(state["strategy"])
+        self.lr = state["lr"]
 
     def clear(self) -> None:
         """Drop the gradients, so that the next stepper starts as from new."""

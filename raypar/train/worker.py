@@ -24,7 +24,7 @@ from raypar.masking import masked
 from raypar.provenance import cpu_model
 from raypar.trace import mark
 from raypar.train.affinity import pin
-from raypar.train.job import MODEL_FOLDER, PROFILE_FOLDER, RankJob, RankOutcome, StopTrial
+from raypar.train.job import CHECKPOINT_FOLDER, MODEL_FOLDER, PROFILE_FOLDER, RankJob, RankOutcome, StopTrial
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 
@@ -92,7 +92,16 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
             kept = Path(job.artifact_dir)
             wanted = Wanted(job.num_profiled_steps, job.only_profiles, kept / PROFILE_FOLDER)
             outcome = train(
-                workload, job.config, job.seed, place, cores, channel, started_at_s, kept / MODEL_FOLDER, wanted
+                workload,
+                job.config,
+                job.seed,
+                place,
+                cores,
+                channel,
+                started_at_s,
+                model_dir=kept / MODEL_FOLDER,
+                profiling=wanted,
+                checkpoint_dir=kept.parent / CHECKPOINT_FOLDER,
             )
             if job.ships_artifacts and job.rank == 0:
                 outcome = replace(outcome, artifacts=pack(kept))

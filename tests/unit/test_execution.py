@@ -117,7 +117,8 @@ class Stage:
                     listener(TrialEnded(stage.trial(spec)))
 
         @contextlib.contextmanager
-        def runner(*_: Any) -> Iterator[Runner]:
+        def runner(*given: Any) -> Iterator[Runner]:
+            stage.log_dir = given[-1]
             stage.happened.append("runner up")
             try:
                 yield Runner()
@@ -258,6 +259,20 @@ def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(stage
     assert outcome.was_interrupted and outcome.analysis.num_trials == 1
     assert len(stage.of("recorded")) == 1 and stage.of("closed") == ["killed"]
     assert "runner down" in stage.happened
+
+
+def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage: Stage) -> None:
+    def leaves(spec: TrialSpec) -> TrialResult:
+        assert not list(stage.log_dir.glob("*/checkpoints"))  # of the failed trial before
+        (stage.log_dir / spec.identity / "checkpoints").mkdir(parents=True)
+        if spec.order == 2:
+            raise Interrupted
+        return failed(spec)
+
+    stage.trial = leaves
+    outcome = stage.execute(a_study())
+    assert outcome.was_interrupted and outcome.num_done == 2
+    assert len(list(stage.log_dir.iterdir())) == 3 and not list(stage.log_dir.glob("*/checkpoints"))
 
 
 def test_a_runner_that_breaks_closes_the_execution_and_is_told(stage: Stage) -> None:

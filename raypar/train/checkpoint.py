@@ -1,0 +1,182 @@
+"""What a training needs to go on where it was, kept while it runs, so that a retry need not begin anew.
+
+Each rank writes what is its own (its part of split weights included) into a file of its own: a retry has the same
+placement, so that nothing has to be cut anew. A file is written under another name, synced and renamed; a rank lets go
+of its last one when all ranks have written the next. So there always is a checkpoint that all ranks have, and they
+agree on it when they start. Where a node that had one is gone, none is common to all, and all begin anew.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from raypar.parallel.place import Place
+
+_SPLIT = "split"  # marks this rank's part of a tensor that is split among ranks
+
+
+class Checkpoints:
+    """A trial's checkpoints, as one of its ranks has them; does nothing without a folder. All ranks call it alike.
+
+    Attributes:
+        time_s: spent in saving, waiting for the other ranks included.
+        why_not: why a checkpoint that some rank has was not used; empty where there was none, or it was.
+    """
+
+    def __init__(self, folder: Path | None, place: Place) -> None:
+        self._folder, self._place = folder, place
+        self.time_s = 0.0
+        self.why_not = ""
+
+    def load(self) -> dict[str, Any] | None:
+        """The last state that every rank has saved, on the CPU; None where there is none."""
+        if self._folder is None:
+            return None
+        own = self._steps()
+        common, most = (int(n) for n in self._place.max([-max(own, default=0), max(own, default=0)]))
+        state = self._read(-common) if common else None
+        num_without = round(self._place.max([float(state is None)])[0])
+        if not num_without:
+            return state
+        if most:
+            self.why_not = "not every rank found a checkpoint that all have: the training began anew"
+        return None
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write the state after so many steps, and remove the one before when all ranks have written theirs."""
+        if self._folder is None:
+            return
+        begun_s = time.perf_counter()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(step)
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        _sync_folder(self._folder)
+        self._place.barrier()
+        for older in self._steps():
+            if older != step:
+                self._path(older).unlink(missing_ok=True)
+        self.time_s += time.perf_counter() - begun_s
+
+    def remove(self) -> None:
+        """The trial is over on every rank."""
+        if self._folder is None:
+            return
+        self._place.barrier()
+        for path in self._folder.glob(f"rank{self._place.rank}-*"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, step: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"rank{self._place.rank}-step{step}.pt"
+
+    def _steps(self) -> list[int]:
+        """After how many steps this rank has saved states."""
+        assert self._folder is not None
+        names = [path.stem for path in self._folder.glob(f"rank{self._place.rank}-step*.pt")]
+        return [int(name.rpartition("step")[2]) for name in names]
+
+    def _read(self, step: int) -> dict[str, Any] | None:
+        try:
+            state: dict[str, Any] = torch.load(self._path(step), map_location="cpu", weights_only=True)
+        except Exception as error:  # torch tells a damaged file in many ways
+            print(f"the checkpoint after step {step} can't be read, {type(error).__name__}: {error}", flush=True)
+            return None
+        return state
+
+
+def weights_of(module: nn.Module) -> dict[str, Any]:
+    """What this rank has of the weights, and of whatever else is in the module's state."""
+    return {key: own_part(value).detach() for key, value in module.state_dict().items()}
+
+
+def set_weights(module: nn.Module, saved: Mapping[str, Any]) -> None:
+    with torch.no_grad():
+        for key, value in module.state_dict().items():
+            own_part(value).copy_(saved[key])
+
+
+def own_part(value: Tensor) -> Tensor:
+    """The tensor, or this rank's part where it is split among the ranks."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state dict, with this rank's parts of what is split."""
+    state = optimizer.state_dict()
+    own = {
+        index: {key: {_SPLIT: value.to_local()} if isinstance(value, DTensor) else value for key, value in of.items()}
+        for index, of in state["state"].items()
+    }
+    return {**state, "state": own}
+
+
+def set_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """The inverse of `optimizer_state`, for an optimizer of the same parameters in the same order."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def whole(parameter: Tensor, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        assert isinstance(parameter, DTensor)
+        part = value[_SPLIT].to(parameter.to_local().device)
+        return DTensor.from_local(
+            part, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+        )
+
+    state = {
+        index: {key: whole(parameters[index], value) for key, value in of.items()}
+        for index, of in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": state})
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Of Python's, numpy's and torch's random number generators."""
+    kind, keys, *rest = np.random.get_state()
+    found = {
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        found["mps"] = torch.mps.get_rng_state()
+    return found
+
+
+def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None:
+    version, keys, gauss = saved["python"]
+    random.setstate((version, tuple(keys), gauss))
+    kind, words, *rest = saved["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(saved["torch"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(saved["cuda"], device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(saved["mps"])
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that the new name is on disk too."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

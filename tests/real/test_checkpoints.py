@@ -1,0 +1,143 @@
+"""Several ranks that go on from their checkpoints, by every strategy that can; and a retry of a trial that does so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import NUM_CLASSES, NUM_FEATURES, data
+from ranks import Reports, on_ranks
+
+from raypar import Workload
+from raypar.parallel.place import Place
+from raypar.study.config import resolve
+from raypar.train.job import RankOutcome
+from raypar.train.loop import train
+
+pytestmark = pytest.mark.slow
+
+
+def model(config: Mapping[str, Any]) -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Linear(NUM_FEATURES, 33),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(33, 32),
+        nn.ReLU(),
+        nn.Linear(32, NUM_CLASSES),
+    )
+
+
+def even_model(config: Mapping[str, Any]) -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(NUM_FEATURES, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
+
+
+DEFAULTS = {"epochs": 3, "batch_size": 64, "lr": 0.02, "optimizer": "adam", "lr_schedule": "cosine"}
+ODD = Workload(name="odd", model=model, data=data, defaults=DEFAULTS)  # 33 rows don't split evenly
+EVEN = Workload(name="even", model=even_model, data=data, defaults=DEFAULTS)
+
+
+class PowerCut(Exception):
+    pass
+
+
+class CutShort(Reports):
+    """At the second report the power is cut, on every rank."""
+
+    def report(self, metrics: Mapping[str, float]) -> bool:
+        super().report(metrics)
+        if len(self) == 3:
+            raise PowerCut
+        return True
+
+
+def trained(workload: Workload, config: Mapping[str, Any], place: Place, channel: Reports, folder: Path) -> RankOutcome:
+    complete = resolve(workload, {"checkpoint_every_epochs": 1, **config, "num_workers": place.world_size})
+    return train(workload, complete, 5, place, (), channel, 0.0, checkpoint_dir=folder)
+
+
+def learned(reports: Reports) -> list[list[str]]:
+    return [[float(report[key]).hex() for key in ("epoch", "train_loss", "val_loss", "lr")] for report in reports]
+
+
+@pytest.mark.parametrize(
+    ("workload", "config", "num_ranks"),
+    [
+        (ODD, {"strategy": "ddp"}, 2),
+        (ODD, {"strategy": "ddp", "optimizer": "momentum", "compression": "bf16", "accumulation_steps": 2}, 2),
+        (ODD, {"strategy": "fsdp"}, 2),
+        (ODD, {"strategy": "fsdp", "fsdp_reshard": False, "optimizer": "momentum", "precision": "fp64"}, 2),
+        (EVEN, {"strategy": "tensor"}, 2),
+        (EVEN, {"strategy": "pipeline", "num_microbatches": 4}, 2),
+        (ODD, {"strategy": "local_sgd", "sync_every": 3}, 2),
+        (ODD, {"strategy": "gather_broadcast"}, 2),
+        (EVEN, {"strategy": "hybrid", "tensor_size": 2}, 4),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(
+    tmp_path: Path, workload: Workload, config: dict[str, Any], num_ranks: int
+) -> None:
+    def both(place: Place) -> tuple[Reports, Reports, float]:
+        whole, before, after = Reports(), CutShort(), Reports()
+        trained(workload, config, place, whole, tmp_path / "whole")
+        with pytest.raises(PowerCut):
+            trained(workload, config, place, before, tmp_path / "cut")
+        outcome = trained(workload, config, place, after, tmp_path / "cut")
+        return whole, after, outcome.environment["resumed_at_epoch"]
+
+    for whole, after, resumed_at in on_ranks(both, num_ranks):
+        assert resumed_at == 2 and len(whole) == 3
+        assert learned(after) == learned(whole)
+    assert list((tmp_path / "cut").iterdir()) == []
+
+
+def test_ranks_of_which_one_has_lost_its_checkpoint_all_begin_anew(tmp_path: Path) -> None:
+    def both(place: Place) -> tuple[Reports, Reports, str]:
+        whole, before, after = Reports(), CutShort(), Reports()
+        trained(ODD, {}, place, whole, tmp_path / "whole")
+        with pytest.raises(PowerCut):
+            trained(ODD, {}, place, before, tmp_path / "cut")
+        place.barrier()
+        if place.rank == 1:
+            for path in (tmp_path / "cut").glob("rank1-*"):
+                path.unlink()
+        place.barrier()
+        outcome = trained(ODD, {}, place, after, tmp_path / "cut")
+        assert "resumed_at_epoch" not in outcome.environment
+        return whole, after, outcome.environment["not_resumed"]
+
+    for whole, after, why_not in on_ranks(both, 2):
+        assert learned(after) == learned(whole) and "began anew" in why_not
+
+
+def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_have(tmp_path: Path) -> None:
+    def both(place: Place) -> tuple[Reports, Reports, float]:
+        whole, after = Reports(), Reports()
+        trained(ODD, {}, place, whole, tmp_path / "whole")
+
+        class Dies(Reports):
+            def report(self, metrics: Mapping[str, float]) -> bool:
+                super().report(metrics)
+                if len(self) == 2:  # the others write the second checkpoint, and wait for this rank in vain
+                    raise PowerCut
+                return True
+
+        with pytest.raises(PowerCut):
+            trained(ODD, {}, place, Dies(), tmp_path / "cut")
+        if place.rank == 0:
+            (first,) = (tmp_path / "cut").glob("rank0-*")
+            first.with_name("rank0-step8.pt").write_bytes(first.read_bytes())
+        place.barrier()
+        outcome = trained(ODD, {}, place, after, tmp_path / "cut")
+        return whole, after, outcome.environment["resumed_at_epoch"]
+
+    for whole, after, resumed_at in on_ranks(both, 2):
+        assert resumed_at == 1
+        assert learned(after) == learned(whole)

@@ -1,0 +1,185 @@
+"""A training that goes on from a checkpoint comes to what it would have come to without the interruption."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raypar import Data, Split, Study, StudyError, Workload, grid
+from raypar.analysis.question import question_of
+from raypar.parallel.place import Place
+from raypar.study.config import resolve
+from raypar.train.checkpoint import Checkpoints
+from raypar.train.job import RankOutcome
+from raypar.train.loop import NO_ENERGY, train
+
+ALONE = Place(0, 1, torch.device("cpu"))
+EPOCHS, STEPS_PER_EPOCH = 5, 4
+
+
+def model(config: Mapping[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+
+def noisy(inputs: torch.Tensor) -> torch.Tensor:
+    """Augmentation by every generator that there is."""
+    noise = torch.from_numpy(np.random.normal(0, 0.1, inputs.shape)).to(inputs.dtype)
+    return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
+
+
+def data(config: Mapping[str, Any]) -> Data:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(90, 6, generator=generator)
+    targets = inputs[:, :3].argmax(1)
+    # 60 samples, so that the last batch of an epoch is a short one.
+    return Data(train=Split(inputs[:60], targets[:60]), val=Split(inputs[60:], targets[60:]), transform=noisy)
+
+
+WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": 16, "epochs": EPOCHS, "keep_model": True})
+
+
+class PowerCut(Exception):
+    pass
+
+
+class Channel:
+    """Keeps what is reported; at one report the power is cut."""
+
+    def __init__(self, cut_at: int = 0, stop_at: int = 0) -> None:
+        self.reports: list[dict[str, float]] = []
+        self._cut_at, self._stop_at = cut_at, stop_at
+
+    def report(self, metrics: Mapping[str, float]) -> bool:
+        self.reports.append(dict(metrics))
+        if len(self.reports) == self._cut_at:
+            raise PowerCut
+        return len(self.reports) != self._stop_at
+
+    @property
+    def learned(self) -> list[tuple[float, ...]]:
+        return [tuple(r[key] for key in ("epoch", "step", "train_loss", "val_loss", "lr")) for r in self.reports]
+
+
+def trained(channel: Channel, folder: Path, seed: int = 7, **config: Any) -> RankOutcome:
+    """A training whose model is kept in the folder; its checkpoints lie there too."""
+    random.seed(seed)
+    np.random.seed(seed)
+    complete = resolve(WORKLOAD, {"checkpoint_every_epochs": 1, **config})
+    return train(WORKLOAD, complete, 3, ALONE, (), channel, 0.0, folder / "model", checkpoint_dir=folder / "kept")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(folder / "model" / "weights.pt", weights_only=True)
+    return found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"optimizer": "momentum", "lr_schedule": "cosine", "lr_warmup_steps": 3},
+        {"optimizer": "adam", "lr": 0.01, "precision": "fp64", "lr_schedule": "linear", "clip_grad_norm": 1.0},
+        {"optimizer": "adamw", "lr": 0.01, "loader": "dataloader", "num_warmup_steps": 0},
+        {"optimizer": "lamb", "lr": 0.01, "precision": "bf16", "accumulation_steps": 2},
+        {"optimizer": "adam", "lr": 0.01, "eval_every_steps": 3, "checkpoint_every_epochs": 1},
+    ],
+    ids=lambda config: "-".join(map(str, config.values())),
+)
+def test_what_is_resumed_equals_what_was_not_interrupted_to_the_last_bit(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    whole, before, after = Channel(), Channel(cut_at=4), Channel()
+    trained(whole, tmp_path / "whole", **config)
+    with pytest.raises(PowerCut):
+        trained(before, tmp_path / "cut", **config)
+    outcome = trained(after, tmp_path / "cut", seed=8, **config)  # what Python and numpy draw is restored
+    assert outcome.environment["resumed_at_epoch"] > 0
+    assert after.learned == whole.learned
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_every_step_is_timed_once_and_what_a_lost_attempt_did_after_its_checkpoint_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    before, after = Channel(cut_at=4), Channel()
+    with pytest.raises(PowerCut):
+        trained(before, tmp_path, checkpoint_every_epochs=2)
+    outcome = trained(after, tmp_path, checkpoint_every_epochs=2)
+    assert outcome.environment["resumed_at_epoch"] == 2
+    assert after.reports[:2] == before.reports[:2]  # their times too
+    assert after.reports[2]["train_time_s"] != before.reports[2]["train_time_s"]
+    assert len(outcome.step_times_s) == EPOCHS * STEPS_PER_EPOCH and outcome.num_samples == EPOCHS * 60
+    assert outcome.train_time_s == pytest.approx(sum(r["train_time_s"] for r in after.reports))
+    assert outcome.counted is not None and outcome.counted.no_energy == (NO_ENERGY,)
+
+
+def test_a_finished_training_leaves_no_checkpoint_and_one_without_them_writes_none(tmp_path: Path) -> None:
+    outcome = trained(Channel(), tmp_path)
+    assert list((tmp_path / "kept").iterdir()) == [] and outcome.environment["checkpoint_s"] > 0
+    assert "resumed_at_epoch" not in outcome.environment
+    trained(Channel(), tmp_path / "none", checkpoint_every_epochs=None)
+    assert not (tmp_path / "none" / "kept").exists()
+
+
+def test_a_trial_that_is_to_stop_while_its_reports_are_told_again_trains_no_further(tmp_path: Path) -> None:
+    with pytest.raises(PowerCut):
+        trained(Channel(cut_at=4), tmp_path)
+    after = Channel(stop_at=2)
+    outcome = trained(after, tmp_path)
+    assert outcome.stopped and len(after.reports) == 2 and list((tmp_path / "kept").iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_told_and_the_training_begins_anew(tmp_path: Path) -> None:
+    whole, after = Channel(), Channel()
+    trained(whole, tmp_path / "whole")
+    with pytest.raises(PowerCut):
+        trained(Channel(cut_at=3), tmp_path)
+    (file,) = (tmp_path / "kept").iterdir()
+    file.write_bytes(file.read_bytes()[:-500])
+    outcome = trained(after, tmp_path)
+    assert after.learned == whole.learned
+    assert "began anew" in outcome.environment["not_resumed"] and "resumed_at_epoch" not in outcome.environment
+
+
+def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, ALONE).save(4, {"at": 4})
+    (tmp_path / "rank0-step8.unfinished").write_bytes(b"half")
+    assert Checkpoints(tmp_path, ALONE).load() == {"at": 4}
+    Checkpoints(tmp_path, ALONE).save(12, {"at": 12})
+    assert Checkpoints(tmp_path, ALONE).load() == {"at": 12}
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["rank0-step12.pt"]
+    Checkpoints(tmp_path, ALONE).remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what a study may ask
+
+
+def test_whether_there_are_checkpoints_is_no_part_of_what_a_trial_is() -> None:
+    plain = Study(workload=WORKLOAD, name="s", space={"lr": grid(0.1, 0.2)})
+    keeping = Study(workload=WORKLOAD, name="s", space=plain.space, config={"checkpoint_every_epochs": 2})
+    assert [t.identity for t in plain.trials()] == [t.identity for t in keeping.trials()]
+    assert question_of(plain) == question_of(keeping)  # and sets no stored trial aside
+    swept = Study(workload=WORKLOAD, name="s", space={"checkpoint_every_epochs": grid(1, 2)}, num_repeats=1)
+    assert len({t.identity for t in swept.trials()}) == 2  # what it costs may be asked
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"strategy": "deepspeed", "num_workers": 2}, "its engine keeps weights of its own"),
+        ({"compression": "powersgd", "num_workers": 2}, "it carries errors on"),
+        ({"loader": "dataloader", "eval_every_steps": 2}, "in the middle of an epoch"),
+        ({"checkpoint_every_epochs": 0}, "must be at least 1"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_refused_before_anything_starts(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(StudyError, match=told):
+        Study(workload=WORKLOAD, name="s", config={"checkpoint_every_epochs": 1, **config})
