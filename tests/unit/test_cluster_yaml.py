@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,11 @@ def test_the_head_alone_has_mlflow_and_tells_studies_where(name: str) -> None:
 def test_every_node_installs_raypar_from_the_repository(name: str) -> None:
     cluster = loaded(name)
     assert cluster["file_mounts"]["~/raypar"] == "."
-    assert any("pip install" in c and "~/raypar" in c for c in cluster["setup_commands"])
-    assert any("pip install" in c and "~/raypar[cluster]" in c for c in cluster["head_setup_commands"])
+    for commands, package in (("setup_commands", "~/raypar[client]"), ("head_setup_commands", "~/raypar[cluster]")):
+        (installed,) = [c for c in cluster[commands] if "pip install" in c]
+        words = shlex.split(installed)
+        assert package in words
+        assert f"'{package}" not in installed  # a shell would leave a ~ in quotes as it is
     assert "docker" not in cluster
 
 
