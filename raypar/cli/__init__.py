@@ -18,6 +18,7 @@ from raypar.cli import (
     recommending,
     running,
     stored,
+    submitting,
     working,
 )
 from raypar.cli.usage import Verbs
@@ -48,6 +49,8 @@ app.command(epilog="Example:  raypar study studies/batch_size.py --data-dir data
 )
 app.command(epilog="Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")(running.plan)
 app.command(epilog="Example:  raypar resume batch_size")(running.resume)
+app.command(epilog="Example:  raypar attach batch_size --address http://127.0.0.1:8265")(submitting.attach)
+app.command(epilog="Example:  raypar stop batch_size --address http://127.0.0.1:8265")(submitting.stop)
 app.command("list")(stored.list_studies)
 app.command()(stored.show)
 app.command()(stored.report)

@@ -17,7 +17,11 @@ Repeats = Annotated[int | None, typer.Option(help="Run every point this often.")
 Seed = Annotated[int | None, typer.Option(help="Derive everything random from this.")]
 Address = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="A Ray cluster that is there: auto, host:port. (default: a local Ray)"),
+    typer.Option(
+        metavar="ADDRESS",
+        help="A Ray cluster that is there: auto, host:port, ray://host:port; for study also http://host:port, the "
+        "dashboard of one to submit to. (default: a local Ray)",
+    ),
 ]
 DataDir = Annotated[
     Path | None,

@@ -42,6 +42,7 @@ from raypar.cli.options import (
     Timeout,
     TrackingUri,
 )
+from raypar.cli.submitting import dashboard_in, submit
 from raypar.errors import RayparError
 from raypar.run.interruption import heeded, interrupted_by, uninterrupted, when_leaving_at_once
 
@@ -77,13 +78,18 @@ def study(
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with told(debug), heeded():
-        loaded = load(file, settings, repeats, seed, data_dir)
+        dashboard = dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
+        loaded = load(file, settings, repeats, seed, None if dashboard else data_dir)
+        address = None if dashboard else address
         options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings, profile)
         options = replace(options, log_model=log_model, system_metrics=system_metrics)
         if log_model:
             loaded = keeping_models(loaded)
         if profile:
             check_can_profile(loaded.study, "--profile")
+        if dashboard:
+            own = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
+            raise typer.Exit(submit(loaded, dashboard, own, options))
         if dry_run:
             show_plan(loaded, options)
         else:
@@ -303,8 +309,11 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
     """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
     from raypar.cli.resuming import is_here, is_taken
     from raypar.masking import masked
+    from raypar.run.jobs import SUBMITTED_AS
     from raypar.track.store import default_tracking_uri
 
+    if submitted_as := os.environ.get(SUBMITTED_AS):
+        return submitted_as
     words = ["raypar", "resume", loaded.study.name]
     if not is_taken(str(loaded.path), options.project_dir):
         words += ["--file", str(loaded.path)]

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,19 @@ def own_token() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def admitted(address: str) -> Iterator[bool]:
+def admitted(address: str, refuses: Callable[[str], bool] | None = None) -> Iterator[bool]:
     """Lets Ray calls inside connect to the cluster at the address, with the user's token where it asks for one.
 
     Args:
         address: ``host:port`` or ``ray://host:port``, where somebody listens.
+        refuses: whether the cluster sends us away for want of the right token; None: asked as Ray itself does.
 
     Gives whether the cluster takes everybody, without a token.
 
     Raises:
         ClusterError: it refuses us.
     """
+    refuses = refuses or _refuses
     mode = os.environ.get(MODE, "").lower()
     source = token_source()
     if mode == "token" and source is None:
@@ -67,10 +69,10 @@ def admitted(address: str) -> Iterator[bool]:
         raise ClusterError(f"--address {address}: {what}", hint=GIVE_TOKEN)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_environment({}))
-        refused = _refuses(address)
+        refused = refuses(address)
         if refused and source is not None and not mode:
             stack.enter_context(_environment({MODE: "token"}))
-            refused, mode = _refuses(address), "token"
+            refused, mode = refuses(address), "token"
         if refused and mode == "token":
             raise ClusterError(
                 f"--address {address}: the cluster doesn't take the token from {source}", hint=GIVE_TOKEN

@@ -235,6 +235,9 @@ def check_address(address: str) -> None:
         return
     if address == "local":
         raise ClusterError("--address local: is no cluster that is there", hint="leave it out: a local Ray is started")
+    if address.startswith(("http://", "https://")):
+        hint = "`raypar study FILE --address URL` submits a study to it; finished trials are kept"
+        raise ClusterError(f"--address {shortened(address)}: is a dashboard, and no Ray", hint=hint)
     wrong = "has no port" if not colon else "is no host:port"
     hint = "write auto, host:6379 or ray://host:10001, or leave it out: a local Ray is started"
     raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)

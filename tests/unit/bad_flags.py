@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bad_cases import HEAD, Case, flags
+from nothing_starts import NOWHERE
 
 FLAGS = (
     flags("no such command", "stuudy good.py", "stuudy", "study"),
@@ -23,7 +24,21 @@ FLAGS = (
     flags("a cluster without Ray", "study good.py --no-ray --address x:1", "--address x:1", "--no-ray", "leave one"),
     flags("a local address", "plan good.py --address local", "--address local", "leave it out"),
     flags("an address without a port", "plan good.py --address head", "--address 'head'", "no port", "host:6379"),
-    flags("a page as an address", "plan good.py --address http://x:1", "--address 'http://x:1'", "host:port"),
+    flags("a page as an address", "plan good.py --address http://x:1", "--address 'http://x:1'", "is a dashboard"),
+    flags("no dashboard there", f"study good.py --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
+    flags("a page's page", "study good.py --address http://x:1/jobs", "--address 'http://x:1/jobs'", "host:port"),
+    flags("a page without Ray", "study good.py --no-ray --address http://x:1", "http://x:1 and --no-ray", "leave one"),
+    flags("a page's plan", "study good.py --dry-run --address http://x:1", "http://x:1 and --dry-run", "leave one"),
+    flags("the client's data", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
+    flags(
+        "a password in a job",
+        "study good.py --address http://x:1 --tracking-uri http://me:pa55word@y:1",
+        "--tracking-uri http://me:***@y:1",
+        "set MLFLOW_TRACKING_URI",
+    ),
+    flags("nothing to attach to", f"attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
+    flags("nothing to stop", f"stop good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
+    flags("attached to a Ray", "attach good --address auto", "--address 'auto'", "is no dashboard"),
     flags("a port that there is not", "plan good.py --address x:99999", "--address 'x:99999'", "host:port"),
     flags("nobody at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
     flags("a search without Ray", "study good.py --no-ray --set lr=uniform(0.1,1)", "a search", "--no-ray"),

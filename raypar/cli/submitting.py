@@ -1,0 +1,219 @@
+"""The commands of a client outside of a cluster: a study is submitted to it, attached to and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raypar.cli.common import EXIT_FAILED, told
+from raypar.cli.options import Debug
+from raypar.errors import RayparError, suggest
+from raypar.masking import MASK, masked
+from raypar.report.plain import encodable, harmless
+from raypar.run.interruption import Interrupted, heeded, uninterrupted
+
+if TYPE_CHECKING:
+    from raypar.options import Options
+    from raypar.run.jobs import Job, Jobs
+    from raypar.study.loader import LoadedStudy
+
+EXIT_STOPPED = 143  # what a study that SIGTERM has ended exits with
+# What Ray writes at the start of a job's log.
+_OF_RAY = re.compile(r"Running entrypoint for job |[\d :,-]+\tINFO job_manager\.py")
+DASHBOARD = "http://127.0.0.1:8265"
+Dashboard = Annotated[
+    str, typer.Option("--address", metavar="URL", help="The dashboard of the cluster that the study runs on.")
+]
+SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name, as `raypar study` told it.")]
+
+
+def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
+    """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
+    with told(debug), heeded(), connected_to(address) as jobs:
+        job = job_of(study, jobs, address)
+        with detached_by_signals(study, address):
+            over = jobs.follow(job.id, write)
+        raise typer.Exit(ended(over))
+
+
+def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
+    """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
+    with told(debug), heeded(), connected_to(address) as jobs:
+        job = job_of(study, jobs, address)
+        if job.is_over:
+            say(f"study {study} does not run: it {ENDED[job.status]} before")
+            return
+        num_logged = jobs.num_logged(job.id)
+        jobs.stop(job.id)
+        say(f"study {study} is asked to stop")
+        with detached_by_signals(study, address):
+            over = jobs.follow(job.id, write, skip=num_logged)
+        say(f"study {study} {ENDED[over.status]}")
+
+
+def dashboard_in(
+    address: str | None, data_dir: Path | None, tracking_uri: str | None, *, no_ray: bool, dry_run: bool
+) -> str | None:
+    """The address, if it is a dashboard's: then a study is submitted. None: it runs from here.
+
+    Raises:
+        RayparError: it is one, and the flags don't go with it.
+    """
+    from raypar.run.jobs import check_dashboard, is_dashboard
+
+    if address is None or not is_dashboard(address):
+        return None
+    check_dashboard(address)
+    for flag, is_given in {"--no-ray": no_ray, "--dry-run": dry_run}.items():
+        if is_given:
+            raise RayparError(f"--address {address} and {flag} exclude each other", hint="leave one out")
+    if data_dir is not None and not (data_dir.is_absolute() or str(data_dir).startswith("~/")):
+        hint = "write an absolute path, or '~/…' in quotes"
+        raise RayparError(f"--data-dir {data_dir}: has to be a folder of the cluster's head", hint=hint)
+    if tracking_uri is not None and MASK in masked(tracking_uri):
+        raise RayparError(
+            f"--tracking-uri {masked(tracking_uri)}: a job's command can be seen by all who use the cluster",
+            hint="set MLFLOW_TRACKING_URI where the head's Ray is started, and leave --tracking-uri out",
+        )
+    return address
+
+
+def submit(loaded: LoadedStudy, address: str, own: Mapping[str, object], options: Options) -> int:
+    """Start a checked study on the cluster and follow it; the exit code that it ends with.
+
+    Args:
+        address: from `dashboard_in`.
+        own: the flags that `options` doesn't hold as they were given.
+
+    Raises:
+        RayparError: nothing was started.
+    """
+    from raypar.run.jobs import STUDIES, SUBMITTED_AS, command_on_head
+    from raypar.run.parcel import pack
+
+    study = loaded.study.name
+    flags = {
+        "--set": options.settings,
+        "--isolation": options.isolation,
+        "--fresh": options.rerun_all,
+        "--trial-timeout": options.trial_timeout_s,
+        "--profile": bool(options.num_profiled_steps),
+        "--log-model": options.log_model,
+        "--system-metrics": options.system_metrics,
+        **own,
+    }
+    command = command_on_head(study, loaded.path.name, words_of(flags))
+    with connected_to(address) as jobs:
+        job = jobs.studies().get(study)
+        if job is not None and not job.is_over:
+            raise RayparError(
+                f"study `{study}` runs on this cluster already",
+                hint=f"`{again('attach', study, address)}` shows it, `{again('stop', study, address)}` ends it",
+            )
+        environment = {
+            "COLUMNS": str(shutil.get_terminal_size().columns),
+            SUBMITTED_AS: masked(shlex.join(options.command)),
+        }
+        with detached_by_signals(study, address):
+            with uninterrupted(), tempfile.TemporaryDirectory(prefix="raypar-") as folder:
+                modules = [Path(str(sys.modules[name].__file__)) for name in loaded.local_modules]
+                travels = pack(loaded.path, modules, Path(folder))
+                job_id = jobs.submit(study, Path(folder), command, environment)
+                files = "its file" if len(travels) == 1 else f"{len(travels)} files"
+                say(
+                    f"study {study} is submitted with {files}; it goes on without this terminal, "
+                    f"in ~/{STUDIES}/{study} on the head of the cluster"
+                )
+            return ended(jobs.follow(job_id, write))
+
+
+def words_of(flags: Mapping[str, object]) -> list[str]:
+    """A command line's words for flags by name: several values, one, or a switch."""
+    words: list[str] = []
+    for flag, value in flags.items():
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, Path):
+            words += [flag, str(value)]  # apart, so that a ~ is seen
+        elif isinstance(value, (list, tuple)):
+            words += [f"{flag}={each}" for each in value]
+        elif value is not None and value is not False:
+            words.append(f"{flag}={value}")
+    return words
+
+
+def job_of(study: str, jobs: Jobs, address: str) -> Job:
+    """The latest job of the study. Raises RayparError where there is none."""
+    known = jobs.studies()
+    if study not in known:
+        hint = suggest(study, list(known)) if known else f"`raypar study FILE --address {address}` submits one"
+        raise RayparError(f"no study `{study}` was submitted to {address}", hint=hint)
+    return known[study]
+
+
+@contextlib.contextmanager
+def connected_to(address: str) -> Iterator[Jobs]:
+    from raypar.run.jobs import connected
+
+    with connected(address, say) as jobs:
+        yield jobs
+
+
+@contextlib.contextmanager
+def detached_by_signals(study: str, address: str) -> Iterator[None]:
+    """Ctrl-C ends the looking on, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        with contextlib.suppress(OSError):  # a closed terminal
+            say(
+                f"detached: the study goes on; `{again('attach', study, address)}` shows it again, "
+                f"`{again('stop', study, address)}` ends it"
+            )
+        raise typer.Exit((error if isinstance(error, Interrupted) else Interrupted()).exit_code) from None
+
+
+ENDED = {"STOPPED": "was stopped", "SUCCEEDED": "has ended", "FAILED": "has failed"}
+
+
+def ended(job: Job) -> int:
+    """The exit code of a study that is over."""
+    from raypar.run.jobs import NO_COMMAND, NO_RAYPAR_HINT
+
+    if job.status == "STOPPED":
+        say(f"study {job.study} was stopped")
+        return EXIT_STOPPED
+    if job.exit_code == NO_COMMAND:
+        raise RayparError("the head of the cluster finds no `raypar`", hint=NO_RAYPAR_HINT)
+    if job.status == "FAILED" and job.exit_code is None:
+        raise RayparError(f"study `{job.study}` did not start: {job.message}", hint="`raypar doctor` on the head helps")
+    return job.exit_code or (0 if job.status == "SUCCEEDED" else EXIT_FAILED)
+
+
+def again(verb: str, study: str, address: str) -> str:
+    words = ["raypar", verb, study]
+    return shlex.join(words if address == DASHBOARD else [*words, "--address", address])
+
+
+def say(text: str) -> None:
+    """For the user of this terminal; standard output is the study's."""
+    typer.echo(text, err=True)
+
+
+def write(text: str) -> None:
+    """What a study has written elsewhere, without what steers a terminal."""
+    lines = [line for line in text.splitlines(keepends=True) if not _OF_RAY.match(line)]
+    try:
+        sys.stdout.write(encodable(masked(harmless("".join(lines))), sys.stdout.encoding or "utf-8"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise SystemExit(0) from None  # `| head` has seen enough

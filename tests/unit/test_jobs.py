@@ -1,0 +1,165 @@
+"""Studies as jobs of a cluster, as far as it can be told without one."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from nothing_starts import NOWHERE
+
+from raypar.cli.submitting import words_of, write
+from raypar.errors import ClusterError
+from raypar.run import jobs
+from raypar.run.authentication import VARIABLES
+from raypar.run.jobs import check_dashboard, command_on_head, connected
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("127.0.0.1:8265", "is no dashboard"),
+        ("http://", "is no http://host:port"),
+        ("http://head:99999", "is no http://host:port"),
+        ("http://head:8265/jobs", "is no http://host:port"),
+        ("http://me:secret-word@head:8265", "is no place for a password"),
+    ],
+)
+def test_what_is_no_address_of_a_dashboard_is_refused(address: str, told: str) -> None:
+    with pytest.raises(ClusterError, match=told) as error:
+        check_dashboard(address)
+    assert "secret-word" not in str(error.value) and error.value.hint
+
+
+def test_addresses_of_dashboards_are_taken() -> None:
+    for address in ("http://127.0.0.1:8265", "http://[::1]:8265/", "https://ray.example.org"):
+        check_dashboard(address)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No token, and no address that Ray would take instead."""
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        pytest.skip("a Ray in this process would lose its token, and end the process")
+    for name in (*VARIABLES, *jobs.OVERRIDES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers like something that is no dashboard, or like one that wants a token."""
+
+    code = 404
+
+    def do_GET(self) -> None:
+        self.send_response(self.code)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("bare")
+def test_where_no_dashboard_is_the_message_tells_how_to_reach_one(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://somewhere-else:1")
+    for address in (NOWHERE, server):
+        with pytest.raises(ClusterError, match="no Ray dashboard") as error, connected(address, print):
+            pass
+        assert address in str(error.value) and "ssh -N -L 8265" in str(error.value)
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_dashboard_that_wants_a_token_is_told_apart(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "code", 401)
+    with pytest.raises(ClusterError, match="asks for a token, and you have given none"), connected(server, print):
+        pass
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong-" * 5)
+    with pytest.raises(ClusterError, match="doesn't take the token") as error, connected(server, print):
+        pass
+    assert "wrong-wrong" not in str(error.value)
+
+
+def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path: Path) -> None:
+    home, travelled, bin_folder = (tmp_path / name for name in ("a home", "pa rcel", "bin"))
+    for folder in (home, travelled, bin_folder):
+        folder.mkdir()
+    program = bin_folder / "raypar"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
+    program.chmod(0o755)
+    flags = words_of(
+        {
+            "--set": ("lr=0.1", "x='; rm -rf / #"),
+            "--fresh": True,
+            "--profile": False,
+            "--repeats": 3,
+            "--seed": None,
+            "--data-dir": Path("~/my data"),
+        }
+    )
+    command = command_on_head("my study", "a study.py", flags)
+    path = f"{bin_folder}:/usr/bin:/bin"
+    environment = {"HOME": str(home), "PATH": path}
+    done = subprocess.run(command, shell=True, cwd=travelled, env=environment, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        str(home / "raypar-studies" / "my study"),
+        "study",
+        str(travelled / "a study.py"),
+        *("--address", "auto", "--set=lr=0.1", "--set=x='; rm -rf / #", "--fresh", "--repeats=3"),
+        *("--data-dir", str(home / "my data")),
+    ]
+
+
+def test_a_log_that_is_read_again_is_told_once() -> None:
+    async def chunks(*texts: str) -> AsyncIterator[str]:
+        for text in texts:
+            yield text
+
+    told: list[str] = []
+    log = jobs._Log(told.append, 2)
+    asyncio.run(log.take(chunks("ab", "cd\n")))
+    asyncio.run(log.take(chunks("abc", "d\ne")))
+    asyncio.run(log.take(chunks("abcd\nefg")))
+    assert "".join(told) == "cd\nefg"
+
+
+def test_what_a_job_writes_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    write("2026-01-31 03:50:55,828\tINFO job_manager.py:581 -- Runtime env is setting up.\n")
+    write("Running entrypoint for job raypar-1: exec raypar study\none\x1b[2Jtwo\n")
+    assert capsys.readouterr().out == "one?[2Jtwo\n"
+
+
+def test_a_study_that_a_signal_has_ended_exits_as_a_shell_tells_it() -> None:
+    def code(driver_exit_code: int | None) -> int | None:
+        details = SimpleNamespace(
+            submission_id="1",
+            metadata={},
+            status="FAILED",
+            message=None,
+            driver_exit_code=driver_exit_code,
+            start_time=1,
+        )
+        return jobs._job(details).exit_code
+
+    assert (code(-9), code(2), code(0), code(None)) == (137, 2, 0, None)
+
+
+def test_shell_words_keep_their_quotes() -> None:
+    assert shlex.split(command_on_head("s", "f.py", ["--set=a=b c"]))[-1] == "--set=a=b c"
