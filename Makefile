@@ -31,7 +31,7 @@ test-cluster: $(VENV)/.installed-dev
 # The stamps keep a second run from installing again; a change of pyproject.toml makes them stale.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing raypar into $(VENV) (torch and Ray are large: this takes minutes, once) …"
-	@$(PIP) -e .
+	@$(PIP) -e '.[train]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

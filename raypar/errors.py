@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 EXIT_BAD_INPUT = 2
+TRAIN_PACKAGES = ("torch", "torchvision", "sklearn")  # of the extra `train`
 
 
 class RayparError(Exception):
@@ -32,6 +33,18 @@ class StoreError(RayparError):
 
 class ClusterError(RayparError):
     """Ray can't be started or reached, or has not what a trial needs."""
+
+
+class NotForTraining(RayparError):
+    """A package that training needs is not in this environment, as on a client that submits and reads."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, hint="pip install 'raypar[train]'")
+
+
+def is_for_training(error: BaseException) -> bool:
+    """Whether what could not be imported is a package that `raypar[train]` brings."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN_PACKAGES
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TypeAlias
 from raypar import units
 from raypar.analysis.chosen import with_final_test
 from raypar.analysis.speedup import StudyAnalysis, analyse
+from raypar.errors import NotForTraining
 from raypar.final_model import is_logged, log_final_model, other_trials
 from raypar.final_test import final_test, last_final_test
 from raypar.keeper import Keeper
@@ -90,6 +92,12 @@ def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]
         return ()
     known = Store(options.tracking_uri, options.project_dir).results(study_name)
     return tuple(result for result in known if result.started_at >= options.not_before)
+
+
+def check_can_train(options: Options) -> None:
+    """Raises NotForTraining where trials would run on this machine, and it has nothing to train with."""
+    if options.address is None and importlib.util.find_spec("torch") is None:
+        raise NotForTraining("torch is not in this environment, and the trials run here")
 
 
 def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, notice: Listener) -> Outcome:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.question import question_of
-from raypar.errors import Mistake, RayparError, StudyError, cut
+from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
 from raypar.run.capacity import CoreLeases, absent_cores, cores_text
 from raypar.run.cluster import Cluster
 from raypar.study.config import resolve
@@ -206,5 +206,7 @@ def _prepare(workload: Workload, config: Config) -> None:
     except RayparError:
         raise
     except Exception as error:  # the user's own code
+        if is_for_training(error):
+            raise
         message = f"workload {workload.name}: prepare raises {cut(traceback.format_exception_only(error)[-1].strip())}"
         raise RayparError(message, hint="mend that function, or leave it out") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from raypar.errors import EXIT_BAD_INPUT, RayparError, StoreError, cut
+from raypar.errors import EXIT_BAD_INPUT, NotForTraining, RayparError, StoreError, cut, is_for_training
 from raypar.masking import masked
 from raypar.report.plain import harmless
 from raypar.run.interruption import Interrupted
@@ -169,6 +169,9 @@ def told(debug: bool) -> Iterator[None]:
             raise
         if isinstance(error, OSError) and error.errno in _NO_PATH:
             complain(f"{cut(str(error.filename), 100)}: {error.strerror}\n  → give another path")
+            raise typer.Exit(EXIT_BAD_INPUT) from None
+        if is_for_training(error):
+            complain(str(NotForTraining(f"{getattr(error, 'name', '')} is not in this environment")))
             raise typer.Exit(EXIT_BAD_INPUT) from None
         complain(f"{type(error).__name__}: {cut(str(error))}\n  → --debug shows where; .raypar/logs has more")
         raise typer.Exit(EXIT_FAILED) from None

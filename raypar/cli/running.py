@@ -42,8 +42,8 @@ from raypar.cli.options import (
     Timeout,
     TrackingUri,
 )
-from raypar.cli.submitting import dashboard_in, submit
-from raypar.errors import RayparError
+from raypar.cli.submitting import dashboard_in, submit, unchecked
+from raypar.errors import NotForTraining, RayparError
 from raypar.run.interruption import heeded, interrupted_by, uninterrupted, when_leaving_at_once
 
 if TYPE_CHECKING:
@@ -79,17 +79,23 @@ def study(
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with told(debug), heeded():
         dashboard = dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
-        loaded = load(file, settings, repeats, seed, None if dashboard else data_dir)
+        try:
+            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir)
+            if log_model:
+                loaded = keeping_models(loaded)
+            if profile:
+                check_can_profile(loaded.study, "--profile")
+            name, path, modules = loaded.study.name, loaded.path, loaded.module_files
+        except NotForTraining as error:
+            if dashboard is None:
+                raise
+            name, path, modules = unchecked(file, error)
         address = None if dashboard else address
         options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings, profile)
         options = replace(options, log_model=log_model, system_metrics=system_metrics)
-        if log_model:
-            loaded = keeping_models(loaded)
-        if profile:
-            check_can_profile(loaded.study, "--profile")
         if dashboard:
             own = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
-            raise typer.Exit(submit(loaded, dashboard, own, options))
+            raise typer.Exit(submit(name, path, modules, dashboard, own, options))
         if dry_run:
             show_plan(loaded, options)
         else:
@@ -240,12 +246,13 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
 
 def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.analysis.question import question_of
-    from raypar.execution import execute
+    from raypar.execution import check_can_train, execute
     from raypar.masking import masked
     from raypar.report.live import LiveView
     from raypar.run.events import Notice
     from raypar.track.client import has_server
 
+    check_can_train(options)
     with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
         def view(made: Plan) -> LiveView:

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,6 @@ from raypar.run.interruption import Interrupted, heeded, uninterrupted
 if TYPE_CHECKING:
     from raypar.options import Options
     from raypar.run.jobs import Job, Jobs
-    from raypar.study.loader import LoadedStudy
 
 EXIT_STOPPED = 143  # what a study that SIGTERM has ended exits with
 # What Ray writes at the start of a job's log.
@@ -87,10 +86,27 @@ def dashboard_in(
     return address
 
 
-def submit(loaded: LoadedStudy, address: str, own: Mapping[str, object], options: Options) -> int:
-    """Start a checked study on the cluster and follow it; the exit code that it ends with.
+def unchecked(file: Path, why: RayparError) -> tuple[str, Path, tuple[Path, ...]]:
+    """What `submit` takes of a study whose file can't be run here, for want of what only training needs."""
+    from raypar.study.loader import name_of
+
+    say(f"{why.message}: the study is not checked here, but on the head of the cluster")
+    return name_of(file), file.resolve(), ()
+
+
+def submit(
+    study: str,
+    path: Path,
+    modules: Sequence[Path],
+    address: str,
+    own: Mapping[str, object],
+    options: Options,
+) -> int:
+    """Start a study on the cluster and follow it; the exit code that it ends with.
 
     Args:
+        path: its file, absolute.
+        modules: files beside it that it imports.
         address: from `dashboard_in`.
         own: the flags that `options` doesn't hold as they were given.
 
@@ -100,7 +116,6 @@ def submit(loaded: LoadedStudy, address: str, own: Mapping[str, object], options
     from raypar.run.jobs import STUDIES, SUBMITTED_AS, command_on_head
     from raypar.run.parcel import pack
 
-    study = loaded.study.name
     flags = {
         "--set": options.settings,
         "--isolation": options.isolation,
@@ -111,7 +126,7 @@ def submit(loaded: LoadedStudy, address: str, own: Mapping[str, object], options
         "--system-metrics": options.system_metrics,
         **own,
     }
-    command = command_on_head(study, loaded.path.name, words_of(flags))
+    command = command_on_head(study, path.name, words_of(flags))
     with connected_to(address) as jobs:
         job = jobs.studies().get(study)
         if job is not None and not job.is_over:
@@ -125,8 +140,7 @@ def submit(loaded: LoadedStudy, address: str, own: Mapping[str, object], options
         }
         with detached_by_signals(study, address):
             with uninterrupted(), tempfile.TemporaryDirectory(prefix="raypar-") as folder:
-                modules = [Path(str(sys.modules[name].__file__)) for name in loaded.local_modules]
-                travels = pack(loaded.path, modules, Path(folder))
+                travels = pack(path, modules, Path(folder))
                 job_id = jobs.submit(study, Path(folder), command, environment)
                 files = "its file" if len(travels) == 1 else f"{len(travels)} files"
                 say(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -89,4 +90,6 @@ def torch_imports() -> TorchFound:
         return TorchFound(Finding("torch and torchvision", f"import ({torch} {built}, {torchvision})"), num_gpus)
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     mend = "install both from the same index, in one command"
+    if importlib.util.find_spec("torch") is None:
+        last, mend = "not here: reports and `--address http://…` work, trials don't", "pip install 'raypar[train]'"
     return TorchFound(Finding("torch and torchvision", last, False, mend), None)

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from raypar.errors import RayparError, StudyError, cut, suggest
+from raypar.errors import NotForTraining, RayparError, StudyError, cut, is_for_training, suggest
 from raypar.study.code import code_of
 from raypar.study.settings import with_flags
 from raypar.study.study import Study
@@ -49,6 +49,11 @@ class LoadedStudy:
     local_modules: tuple[str, ...]
     code: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def module_files(self) -> tuple[Path, ...]:
+        """Of the local modules."""
+        return tuple(Path(str(sys.modules[name].__file__)) for name in self.local_modules)
+
 
 def load_study(
     path: Path, settings: Sequence[str] = (), repeats: int | None = None, seed: int | None = None
@@ -67,7 +72,7 @@ def load_study(
     study = _find(path, module)
     defaults: dict[str, Any] = {}
     if not study.name:
-        defaults["name"] = re.sub(r"[^\w .-]", "_", path.stem).lstrip(" .-") or "study"
+        defaults["name"] = _default_name(path)
     if not study.description and module.__doc__:
         defaults["description"] = " ".join(module.__doc__.strip().split("\n\n")[0].split())
     try:
@@ -78,6 +83,24 @@ def load_study(
     sources = [source, *(_source_of(name) for name in local)]
     imported = _third_party(sources, local)
     return LoadedStudy(study, path.resolve(), source, module_name, imported, local, code_of(path, source))
+
+
+def name_of(path: Path) -> str:
+    """The name of the study in a file that can't be run here: as far as its text tells, with what it would be called by
+    default.
+
+    Raises:
+        RayparError: the file can't be read.
+    """
+    tree = ast.parse(_read(path))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    given = [word for call in calls if call.func.id == "Study" for word in call.keywords if word.arg == "name"]  # type: ignore[attr-defined]
+    values = [word.value.value for word in given if isinstance(word.value, ast.Constant)]
+    return str(values[0]) if len(values) == 1 and values[0] else _default_name(path)
+
+
+def _default_name(path: Path) -> str:
+    return re.sub(r"[^\w .-]", "_", path.stem).lstrip(" .-") or "study"
 
 
 def _read(path: Path) -> str:
@@ -179,6 +202,8 @@ def _told(path: Path, error: BaseException) -> RayparError:
     helpers = [f for f in frames if f.filename != file and Path(f.filename).parent == Path(folder)]
     if helpers:
         where += f" (in {Path(helpers[-1].filename).name}, line {helpers[-1].lineno})"
+    if isinstance(error, ModuleNotFoundError) and is_for_training(error):
+        return NotForTraining(f"{where}: {error.name} is not in this environment")
     if isinstance(error, RayparError):
         return type(error)(f"{where}: {error.message}", hint=error.hint)
     last = cut(traceback.format_exception_only(error)[-1].strip())

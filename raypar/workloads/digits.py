@@ -71,7 +71,7 @@ def embedded_csv(name: str) -> Path:
         path = Path(folder, "datasets", "data", name)
         if path.is_file():
             return path
-    raise DataError(f"scikit-learn's {name} is not in this environment", hint="pip install scikit-learn")
+    raise DataError(f"scikit-learn's {name} is not in this environment", hint="pip install 'raypar[train]'")
 
 
 def prepare(_: Config) -> None:

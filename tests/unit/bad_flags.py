@@ -29,7 +29,7 @@ FLAGS = (
     flags("a page's page", "study good.py --address http://x:1/jobs", "--address 'http://x:1/jobs'", "host:port"),
     flags("a page without Ray", "study good.py --no-ray --address http://x:1", "http://x:1 and --no-ray", "leave one"),
     flags("a page's plan", "study good.py --dry-run --address http://x:1", "http://x:1 and --dry-run", "leave one"),
-    flags("the client's data", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
+    flags("data of here", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
     flags(
         "a password in a job",
         "study good.py --address http://x:1 --tracking-uri http://me:pa55word@y:1",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import requests  # noqa: F401 - when it is imported, it binds a socket once, to learn about IPv6
 import typer
 
 from raypar.cli import app

@@ -1,0 +1,139 @@
+"""A client that has nothing to train with reads, and submits; what trains says what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from html_studies import question, results
+from nothing_starts import NOWHERE
+from recording import recorded
+
+from raypar.study.loader import name_of
+
+# In the process that this runs in there is none of what `raypar[train]` brings.
+COMMANDS = """
+import json, sys
+
+for name in ("torch", "torchvision", "sklearn"):
+    sys.modules[name] = None
+from pathlib import Path
+
+from nothing_starts import raypar
+
+for command in json.loads(sys.argv[1]):
+    done = raypar(command, Path.cwd())
+    print(json.dumps([command, done.code, done.out, done.err]))
+"""
+OWN = """
+import torch
+
+from raypar import Study, Workload
+
+own = Workload(name="own", model=lambda config: torch.nn.Linear(1, 1), data=lambda config: None)
+study = Study(workload=own, name="mine", space={})
+"""
+SHIPPED = """
+from raypar import Study, grid
+from raypar.workloads import mnist_mlp
+
+study = Study(workload=mnist_mlp, space={"num_workers": grid(1, 2)})
+"""
+READING = (
+    ("list",),
+    ("show", "scaling"),
+    ("report", "scaling"),
+    ("fit", "scaling"),
+    ("predict", "scaling", "--workers", "8", "--set", "lr=0.1", "--parameters", "1M"),
+    ("export", "scaling", "trials.csv"),
+    ("workloads", "digits"),
+)
+WAY_OUT = "→ pip install 'raypar[train]'"
+
+
+def run(folder: Path, *commands: tuple[str, ...]) -> list[tuple[list[str], int, str, str]]:
+    environment = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_what_is_in_a_store_is_read(project: Path) -> None:
+    recorded(project, question(), results(1))
+    for command, code, _, err in run(project, *READING):
+        assert code == 0, f"{command}: {err}"
+    assert (project / "trials.csv").exists()
+
+
+def test_all_that_reads_shows_and_submits_can_be_imported(tmp_path: Path) -> None:
+    """Also what the commands above don't come to: pages, figures, recommendations."""
+    code = """
+import sys
+for name in ("torch", "torchvision", "sklearn"):
+    sys.modules[name] = None
+import importlib, pkgutil
+for folder in ("study", "track", "analysis", "report", "cli", "workloads"):
+    package = importlib.import_module(f"raypar.{folder}")
+    for module in pkgutil.iter_modules(package.__path__, f"raypar.{folder}."):
+        importlib.import_module(module.name)
+"""
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "shipped.py").write_text(SHIPPED)
+    commands = (("study", "own.py"), ("plan", "own.py"), ("study", "shipped.py"), ("study", "shipped.py", "--no-ray"))
+    for command, code, out, err in run(tmp_path, *commands, ("work", "digits")):
+        assert (code, out) == (2, ""), (command, err)
+        assert err.startswith("error: ") and err.count("error") == 1 and WAY_OUT in err, (command, err)
+    assert {path.name for path in tmp_path.iterdir()} == {"own.py", "shipped.py"}
+
+
+def test_a_study_that_can_not_be_loaded_for_it_is_submitted_unchecked_and_others_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "wrong.py").write_text(SHIPPED.replace("grid(1, 2)", "grid(0)"))
+    to = ("--address", NOWHERE)
+    own, wrong = run(tmp_path, ("study", "own.py", *to), ("study", "wrong.py", *to))
+    assert own[1] == 2 and "own.py, line 2: torch is not in this environment" in own[3]
+    assert "is not checked here, but on the head" in own[3] and "no Ray dashboard" in own[3]
+    assert wrong[1] == 2 and "1 mistake in the study" in wrong[3] and "dashboard" not in wrong[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (OWN, "mine"),
+        (OWN.replace('"mine"', "make_name()"), "a_file"),
+        (SHIPPED, "a_file"),
+        (SHIPPED + OWN, "mine"),
+        (OWN + OWN.replace("mine", "yours"), "a_file"),
+    ],
+)
+def test_a_study_that_can_not_be_loaded_is_called_what_its_text_says(text: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a_file.py"
+    path.write_text(text)
+    assert name_of(path) == name
