@@ -67,7 +67,10 @@ def test_the_head_alone_has_mlflow_and_tells_studies_where(name: str) -> None:
 def test_every_node_installs_raypar_from_the_repository(name: str) -> None:
     cluster = loaded(name)
     assert cluster["file_mounts"]["~/raypar"] == "."
-    for commands, package in (("setup_commands", "~/raypar[train,client]"), ("head_setup_commands", "~/raypar[cluster]")):
+    for commands, package in (
+        ("setup_commands", "~/raypar[train,client]"),
+        ("head_setup_commands", "~/raypar[cluster]"),
+    ):
         (installed,) = [c for c in cluster[commands] if "pip install" in c]
         words = shlex.split(installed)
         assert package in words
