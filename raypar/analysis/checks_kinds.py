@@ -34,6 +34,10 @@ class Check(Enum):
     MIXED_HARDWARE = (
         "Run the study on machines of one kind: else times say as much about the hardware as about the point."
     )
+    RESUMED = (
+        "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run the "
+        "study with --fresh where that matters."
+    )
     SHARED_CORES = (
         "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers about, and "
         "onto each other's cores."

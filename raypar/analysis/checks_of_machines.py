@@ -28,6 +28,18 @@ def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(Check.MIXED_HARDWARE, f"Trials ran on {told}.")
 
 
+def resumed(evidence: Evidence) -> Iterator[Finding]:
+    """Trials whose times are of more than one attempt."""
+    finished = evidence.finished
+    labels = [r.spec.label for r in finished if r.environment.get("resumed_at_epoch")]
+    if labels:
+        yield Finding(
+            Check.RESUMED,
+            f"{len(labels)} of {units.counted(len(finished), 'trial')} went on from a checkpoint after a failure: "
+            f"{named(labels)}.",
+        )
+
+
 def shared_cores(evidence: Evidence) -> Iterator[Finding]:
     finished = evidence.finished
     unpinned = sum(_is_unpinned(r.environment.get("cores")) for r in finished)

@@ -6,6 +6,7 @@ for it in a collective.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -29,12 +30,26 @@ def model(config: Mapping[str, Any]) -> Any:
 
     print(json.dumps(state_of_this_process()), flush=True)
     _act(config)
-    return nn.Sequential(
+    layers = nn.Sequential(
         _learning(nn.Linear(NUM_FEATURES, 32)),
         nn.ReLU(),
         nn.Dropout(config["dropout"]),
         _learning(nn.Linear(32, NUM_CLASSES)),
     )
+    if config["act"] == "fall" and os.environ["RANK"] == "1":
+        _fall_in_training(layers, config)
+    return layers
+
+
+def _fall_in_training(layers: Any, config: Mapping[str, Any]) -> None:
+    """In the first attempt, the process is killed in the third epoch of 4 steps, after 2 steps to warm up."""
+    steps = itertools.count(1)
+
+    def fall(module: Any, _: Any) -> None:
+        if module.training and next(steps) == 2 + 2 * NUM_TRAIN // 64 + 2 and _first_time(config):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    layers.register_forward_pre_hook(fall)
 
 
 def data(_: Mapping[str, Any]) -> Data:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import NUM_CLASSES, NUM_FEATURES, data
+from loops import NUM_CLASSES, NUM_FEATURES, acting, data
 from ranks import Reports, on_ranks
+from telling import losses, run, settings_at
 
-from raypar import Workload
+from raypar import Study, Workload
 from raypar.parallel.place import Place
+from raypar.run.local import LocalRunner
 from raypar.study.config import resolve
+from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankOutcome
 from raypar.train.loop import train
 
@@ -141,3 +144,18 @@ def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_
     for whole, after, resumed_at in on_ranks(both, 2):
         assert resumed_at == 1
         assert learned(after) == learned(whole)
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
+def test_a_trial_whose_rank_is_killed_is_retried_from_its_checkpoint_without_ray(tmp_path: Path) -> None:
+    config = {"epochs": 4, "dropout": 0.3, "optimizer": "adam", "lr": 0.01, "num_workers": 2}
+    study = Study(workload=acting, name="falls", max_retries=1, config={**config, "checkpoint_every_epochs": 1})
+    points: list[dict[str, Any]] = [{}, {"act": "fall", "scratch": str(tmp_path / "fell")}]
+    specs = [study.trial(point, 0, order=i) for i, point in enumerate(points)]
+    with LocalRunner(settings_at(tmp_path)) as runner:
+        one, other = run(runner, study, specs).results
+    assert (one.attempts, other.attempts, other.failure) == (1, 2, None)
+    assert other.environment["resumed_at_epoch"] == [2, 2] and "resumed_at_epoch" not in one.environment
+    assert losses(other) == losses(one) and len(other.reports) == 4
+    assert [len(steps) for steps in other.step_times_s] == [16, 16]
+    assert not list(tmp_path.rglob("*.pt"))

@@ -63,6 +63,14 @@ def test_trials_that_ran_other_code_than_the_latest_are_told_with_what_changed()
     assert findings([*ran("2", 1.0, 1), *ran("2", 2.0, 2)]) == {}
 
 
+def test_trials_that_went_on_from_a_checkpoint_are_named() -> None:
+    results = sound()
+    results[3] = replace(results[3], environment={**results[3].environment, "resumed_at_epoch": [2.0]})
+    assert findings(results)[Check.RESUMED].detail == (
+        "1 of 12 trials went on from a checkpoint after a failure: num_workers=1 #4."
+    )
+
+
 def test_a_speedup_that_may_be_one_is_told() -> None:
     level = [make_result({"num_workers": w}, r, 4.0 + 0.3 * ((r + w) % 3)) for w in (1, 2) for r in range(6)]
     assert "1 of 1 speedup can't be told from 1: num_workers=2." in findings(level)[Check.NOT_SEPARATED].detail
