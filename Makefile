@@ -1,5 +1,6 @@
 # make study    the quick start: sets up what it needs, then runs studies/quickstart.py
 # make test     everything that is checked: style, types, tests, and the quick start end to end
+# make test-faults    gangs and brokers killed under a study: takes minutes
 # make test-cluster    `ray up`, studies and `ray down` on four hosts in namespaces: needs root, sshd and rsync
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ AGAIN := (test $$? = 1 && echo 'Once more, what failed:' && \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rA --show-capture=no)
 
 .DELETE_ON_ERROR:
-.PHONY: study test test-cluster clean
+.PHONY: study test test-faults test-cluster clean
 
 study: $(VENV)/.installed
 	$(BIN)/raypar study studies/quickstart.py
@@ -24,6 +25,9 @@ test: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --durations=25 || $(AGAIN)
 	$(BIN)/python .ci/check_quickstart.py
+
+test-faults: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m faults tests/real
 
 test-cluster: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m cluster tests/real/test_cluster.py

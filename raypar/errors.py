@@ -47,6 +47,14 @@ def is_for_training(error: BaseException) -> bool:
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN_PACKAGES
 
 
+class BrokeOff(RayparError):
+    """A study that had begun can't go on: what it ran on, or wrote to, is gone. What has ended is kept."""
+
+    @classmethod
+    def by(cls, error: RayparError) -> BrokeOff:
+        return cls(error.message, hint=error.hint)
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One thing wrong with a study: which field, which value, what about it, and the way out."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from raypar import units
 from raypar.analysis.chosen import with_final_test
 from raypar.analysis.speedup import StudyAnalysis, analyse
-from raypar.errors import NotForTraining
+from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError
 from raypar.final_model import is_logged, log_final_model, other_trials
 from raypar.final_test import final_test, last_final_test
 from raypar.keeper import Keeper
@@ -44,7 +44,7 @@ OPEN_CLUSTER = (
 REPORT_FILE = "report.html"
 NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
 STOPPING = "interrupted: what runs is ended, what has ended is kept (once more ends everything at once)"
-PARTIAL = "Partial: interrupted when {} of {} were done."
+PARTIAL = "Partial: {} when {} of {} were done."
 NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 
 
@@ -60,6 +60,7 @@ class Outcome:
         num_trials: all trials of the study.
         num_done: of them, those that have a result by now, failures included.
         interrupted_by: the number of the signal that ended it; None: it ended by itself.
+        broke_off: why it could not go on; None: it could.
     """
 
     analysis: StudyAnalysis
@@ -68,6 +69,7 @@ class Outcome:
     num_done: int
     num_unsent: int = 0
     interrupted_by: int | None = None
+    broke_off: BrokeOff | None = None
     failures: list[TrialResult] = field(default_factory=list)
 
     @property
@@ -81,9 +83,10 @@ class Outcome:
     @property
     def partial(self) -> str:
         """What a report has to say of what it lacks; empty where it lacks nothing."""
-        if not self.was_interrupted or self.num_done >= self.num_trials:
+        if not (self.was_interrupted or self.broke_off) or self.num_done >= self.num_trials:
             return ""
-        return PARTIAL.format(self.num_done, units.counted(self.num_trials, "trial"))
+        how = "interrupted" if self.was_interrupted else "broke off"
+        return PARTIAL.format(how, self.num_done, units.counted(self.num_trials, "trial"))
 
 
 def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]:
@@ -139,6 +142,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         view = stack.enter_context(listener_of(plan))
         keeper = Keeper(study, results, recorder, view, log_dir, monitor, loaded.code)
         interrupted_by: int | None = None
+        broke_off: BrokeOff | None = None
         try:
             if plan.num_missing:
                 log_dir.mkdir(parents=True)
@@ -151,6 +155,9 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         except KeyboardInterrupt as error:
             interrupted_by = _signal_of(error)
             analysis = analyse(study, tuple(results.values()))
+        except BrokeOff as error:
+            broke_off = error
+            analysis = analyse(study, tuple(results.values()))
         except BaseException:
             recorder.close("failed")
             raise
@@ -160,6 +167,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             plan.num_trials,
             len(results),
             interrupted_by=interrupted_by,
+            broke_off=broke_off,
             failures=keeper.failures,
         )
         try:
@@ -167,10 +175,15 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
                 recorder.record_metrics(scaling_metrics(analysis))
                 if results and not options.only_profiles:
                     _add_report(recorder, execution, outcome, tuple(results.values()), keeper)
-                status: Status = "killed" if outcome.was_interrupted else "failed" if keeper.failures else "finished"
+                has_failed = bool(keeper.failures or outcome.broke_off)
+                status: Status = "killed" if outcome.was_interrupted else "failed" if has_failed else "finished"
                 outcome.num_unsent = recorder.close(status)
         except KeyboardInterrupt as error:
             outcome.interrupted_by = _signal_of(error)
+        except StoreError as error:  # every result is kept, or was told not to be
+            outcome.broke_off = outcome.broke_off or BrokeOff.by(error)
+            with contextlib.suppress(StoreError):
+                recorder.close("failed")
     return outcome
 
 
@@ -185,13 +198,19 @@ def changed_code(plan: Plan, loaded: LoadedStudy) -> str:
 
 
 def _run(loaded: LoadedStudy, options: Options, plan: Plan, keeper: Keeper, log_dir: Path) -> None:
+    has_begun = False
     try:
         with runner_for(loaded, options, plan, log_dir) as runner:
+            has_begun = True
             try:
                 runner.run(loaded.study, plan.missing or tuple(result.spec for result in plan.done), keeper)
             except KeyboardInterrupt:
                 keeper(Notice(STOPPING))  # before all that was started is ended, which takes seconds
                 raise
+    except RayparError as error:
+        if has_begun and not isinstance(error, NotForTraining):
+            raise BrokeOff.by(error) from error
+        raise
     finally:
         keeper.close()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from raypar.errors import EXIT_BAD_INPUT, NotForTraining, RayparError, StoreError, cut, is_for_training
+from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
 from raypar.masking import masked
 from raypar.report.plain import harmless
 from raypar.run.interruption import Interrupted
@@ -158,7 +158,7 @@ def told(debug: bool) -> Iterator[None]:
         if debug:
             raise
         complain(str(error))
-        raise typer.Exit(EXIT_BAD_INPUT) from None
+        raise typer.Exit(EXIT_FAILED if isinstance(error, BrokeOff) else EXIT_BAD_INPUT) from None
     except KeyboardInterrupt as error:
         typer.echo("interrupted", err=True)
         raise typer.Exit((error if isinstance(error, Interrupted) else Interrupted()).exit_code) from None

@@ -105,6 +105,8 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
             print_failures(console, outcome.failures, outcome.log_dir)
     if outcome.interrupted_by is not None:
         raise typer.Exit(128 + outcome.interrupted_by)
+    if outcome.broke_off:
+        raise outcome.broke_off
     if outcome.failures:
         raise typer.Exit(EXIT_FAILED)
 

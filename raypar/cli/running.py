@@ -278,6 +278,8 @@ def run(loaded: LoadedStudy, options: Options) -> None:
                     say(console, "charts of {}: {}".format(*found or ("", "")))
     if (number := interrupted_by() or outcome.interrupted_by) is not None:
         raise typer.Exit(128 + number)
+    if outcome.broke_off:
+        raise outcome.broke_off
     if outcome.num_failed:
         raise typer.Exit(EXIT_FAILED)
 
@@ -308,6 +310,8 @@ def tell(console: Console, outcome: Outcome, resume: str) -> None:
         say(console, "interrupted when every trial was done")
     elif outcome.was_interrupted:
         say(console, f"interrupted; `{resume}` runs the rest")
+    elif outcome.broke_off:
+        say(console, f"broke off; `{resume}` runs the rest")
     if outcome.num_done:
         say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
 

@@ -27,6 +27,7 @@ class Attempt:
         kill: its ranks are to be killed.
         ends: of the ranks that have ended.
         timers: what would end it later.
+        placeable_s: when there was last a place for it, as far as is known.
         followed_s: when Tune's trainable last asked for it; infinite while it is asking.
     """
 
@@ -46,6 +47,7 @@ class Attempt:
     ends: dict[int, RankEnd] = field(default_factory=dict)
     first_failure: Failure | None = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    placeable_s: float = field(default_factory=time.monotonic)
     followed_s: float = field(default_factory=time.monotonic)
     result: TrialResult | None = None
     artifacts: bytes = b""

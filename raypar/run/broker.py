@@ -22,7 +22,7 @@ from raypar.run.events import Event, GangReady, GangStarting, Notice, TrialRepor
 from raypar.run.gang import Assignment, Greeting
 from raypar.run.gangs import Gang, GangPolicy, GangPool, alive_nodes, totals_and_labels
 from raypar.run.runner import RunSettings, is_retried
-from raypar.run.supervise import RankEnd
+from raypar.run.supervise import RankEnd, cause
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
 from raypar.trace import mark
 
@@ -57,6 +57,7 @@ class Broker:
         self._news: list[Event] = []
         self._num_told = 0
         self._waits_for_nodes: set[Placement] = set()
+        self._orphans: set[str] = set()
         # Importing TorchTrainer takes seconds: alongside what else starts, not after it.
         threading.Thread(target=_import_trainer, daemon=True).start()
 
@@ -119,6 +120,12 @@ class Broker:
             grace_s = self._config.settings.stop_grace_s
             run.timers.append(asyncio.get_running_loop().call_later(grace_s, self._kill_soon, run))
         await self._wake()
+
+    async def run_on(self, uid: str) -> None:
+        """The trial's Tune trainable is gone: it runs to its end without. Returns when it is over."""
+        self._orphans.add(uid)
+        await self._wake()
+        await self._until(lambda: self._runs[uid].result is not None)
 
     async def take(self, uid: str) -> tuple[TrialResult, bytes, int]:
         """A trial's result, once it is over, its artifacts if those are shipped, and how many news there were before;
@@ -199,7 +206,7 @@ class Broker:
             self._news.append(TrialReported(run.spec, metrics))
             await self._wake()
         if self._config.in_lockstep:
-            await self._until(lambda: run.decided >= index or run.stop_wanted or run.kill)
+            await self._until(lambda: run.decided >= index or run.stop_wanted or run.kill or uid in self._orphans)
         return run.verdicts.setdefault(index, not run.stop_wanted)
 
     async def wait_for_kill(self, uid: str, attempt: int) -> bool:
@@ -216,14 +223,15 @@ class Broker:
         if run is None or run.gang is None:
             return
         run.ends[rank] = end
-        if end.failure is not None and run.first_failure is None:
-            run.first_failure = end.failure
+        run.first_failure = cause(run.first_failure, end)
+        if end.failure is not None:
             run.kill = True  # the peers may hang in a collective
         if len(run.ends) == run.gang.placement.num_workers:
             self._pool.release(run.gang, run.cores)
             # A rank that was killed because it didn't stop in time is no failure; its error would be one.
-            killed = run.stop_wanted and run.first_failure is not None and run.first_failure.kind is FailureKind.CRASH
-            self._retry_or_conclude(run, None if killed else run.first_failure)
+            why = run.first_failure
+            killed = run.stop_wanted and why is not None and why.kind in (FailureKind.CRASH, FailureKind.PEER_LOST)
+            self._retry_or_conclude(run, None if killed else why)
         await self._wake()
 
     # ---- inside
@@ -281,7 +289,9 @@ class Broker:
         run: Attempt | None = gang.current
         if run is not None and run.result is None:
             self._pool.release(gang, run.cores)
-            self._retry_or_conclude(run, Failure(FailureKind.GANG_LOST, f"its gang was lost: {error[:2000]}"))
+            self._retry_or_conclude(
+                run, Failure(FailureKind.GANG_LOST, f"its gang was lost: {_cut(error)}", None, error)
+            )
         elif not gang.num_turns and not gang.is_closing:
             # It never served anybody: to try again for ever would help nobody.
             first = next((run for run in self._queue if run.spec.placement == gang.placement), None)
@@ -298,12 +308,23 @@ class Broker:
             self._waking = asyncio.ensure_future(self._wake())
 
     async def _keep_house(self) -> None:
-        """Stop trials whose Tune trainable was lost: it can't say goodbye."""
+        """Stop trials whose Tune trainable was lost, which can't say goodbye, and whose driver didn't notice; end those
+        that nodes which were lost have left no place for."""
         while True:
             await asyncio.sleep(LEASE_S / 4)
+            now_s = time.monotonic()
             for run in list(self._runs.values()):
-                if run.result is None and time.monotonic() - run.followed_s > LEASE_S:
+                if run.result is None and now_s - run.followed_s > LEASE_S and run.uid not in self._orphans:
                     await self.stop(run.uid)
+            nodes = [node["Resources"] for node in alive_nodes()]
+            for run in list(self._queue):
+                why_not = refusal(run.spec.placement, nodes)
+                if why_not is None or may_grow():
+                    run.placeable_s = now_s
+                elif now_s - run.placeable_s > LEASE_S:
+                    self._queue.remove(run)
+                    run.conclude(Failure(FailureKind.GANG_LOST, f"nodes were lost: {why_not}"))
+                    await self._wake()
 
     async def _wake(self) -> None:
         self._pump()
@@ -314,6 +335,11 @@ class Broker:
         async with self._changed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(condition), timeout_s)
+
+
+def _cut(error: str) -> str:
+    """Ray's errors go on for many lines, most of them about where to look."""
+    return error.partition("\n")[0][:500]
 
 
 def _import_trainer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
@@ -21,7 +22,8 @@ from raypar.errors import ClusterError, shortened
 from raypar.masking import secret_variables
 from raypar.run.authentication import admitted, own_token
 from raypar.run.capacity import refusal
-from raypar.run.interruption import Interrupted, end_descendants, reheed
+from raypar.run.head import HeadWatch, head_processes
+from raypar.run.interruption import Broken, Interrupted, end_descendants, reheed
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, pin, topology
@@ -41,6 +43,7 @@ TRAIN_ENVIRONMENT = {
 }
 CONNECT_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 20.0
+LOST_TIMEOUT_S = 2.0  # a minute after it has lost its head, Ray ends this process
 AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 
@@ -152,11 +155,14 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
             raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
         reheed()
         mark("ray: is up")
+        watch = HeadWatch(head_processes())
         try:
-            with _leavings_end_with_us(token_folder):
+            with _leavings_end_with_us(token_folder), watch.watching():
                 yield
+        except Broken as broken:
+            raise broken.error from None
         finally:
-            _end_ray(older)
+            _end_ray(older, is_lost=bool(watch.lost))
             if before:
                 pin(before)
 
@@ -176,13 +182,18 @@ def _in_groups_of_their_own() -> Iterator[None]:
         services.ConsolePopen = plain
 
 
-def _end_ray(older: frozenset[int]) -> None:
+def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:
     """Shut Ray down, by force where it doesn't answer any more (its processes were killed with their machine's others).
 
     Args:
         older: children of this process that are not Ray's.
+        is_lost: it won't answer.
     """
     import ray
+
+    if is_lost:
+        end_descendants(but=older)
+        atexit.unregister(ray.shutdown)
 
     def shut_down() -> None:
         with contextlib.suppress(Exception):
@@ -190,7 +201,7 @@ def _end_ray(older: frozenset[int]) -> None:
 
     ending = threading.Thread(target=shut_down, daemon=True)
     ending.start()
-    ending.join(SHUTDOWN_TIMEOUT_S)
+    ending.join(LOST_TIMEOUT_S if is_lost else SHUTDOWN_TIMEOUT_S)
     end_descendants(but=older)
 
 

@@ -4,7 +4,8 @@ SIGINT, SIGTERM and SIGHUP are taken alike; the exit code, 128 + the signal's nu
 raises `Interrupted` in the main thread, or, inside `uninterrupted`, at its end. From then on nothing is raised, so that
 what has to be put away can be. The second is taken by a thread of its own, since the main thread may be waiting in
 foreign code: it ends all processes that were started from here, and then this one. What was ignored when the program
-started (nohup, a shell's background) stays ignored.
+started (nohup, a shell's background) stays ignored. What another thread finds out that ends the study (`break_off`) is
+raised in the main thread in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+BREAK_OFF = getattr(signal, "SIGUSR2", None)  # wakes the main thread; SIGUSR1 is Tune's
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 EXIT_CODES = tuple(128 + number for number in SIGNALS)
 # One request may arrive more than once: `timeout` signals its child and then the child's group, a closed terminal sends
@@ -36,6 +38,14 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.signal_number
 
 
+class Broken(BaseException):
+    """What the work stands on is gone, as `error` says. No Exception: who catches those would ask it to tidy up."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class _Interruptions:
     """What has been asked of this process since `heeded`; one for the process, as signals are."""
 
@@ -43,6 +53,7 @@ class _Interruptions:
         self.is_heeded = False
         self.depth = 0  # of `uninterrupted`
         self.noted: int | None = None
+        self.fault: Broken | None = None
         self.was_raised = False
         self.at_once: list[Callable[[], object]] = []
 
@@ -53,10 +64,21 @@ class _Interruptions:
         if self.depth == 0:
             self.raise_if_noted()
 
+    def wake(self, *_: object) -> None:
+        """The handler of `BREAK_OFF`."""
+        if self.depth == 0:
+            self.raise_if_noted()
+
+    def pending(self) -> BaseException | None:
+        """What is to be raised and was not yet."""
+        if self.was_raised:
+            return None
+        return Interrupted(self.noted) if self.noted is not None else self.fault
+
     def raise_if_noted(self) -> None:
-        if self.noted is not None and not self.was_raised:
+        if (error := self.pending()) is not None:
             self.was_raised = True
-            raise Interrupted(self.noted)
+            raise error
 
     def leave_at_once(self) -> None:
         for call in self.at_once:
@@ -92,6 +114,7 @@ def heeded(*, ends_descendants: bool = True) -> Iterator[None]:
     watch.start()
     for number in before:
         signal.signal(number, _now.note)
+    old_wake = signal.signal(BREAK_OFF, _now.wake) if BREAK_OFF else None
     try:
         yield
     finally:
@@ -100,11 +123,26 @@ def heeded(*, ends_descendants: bool = True) -> Iterator[None]:
             end_descendants()
         for number, old in before.items():
             signal.signal(number, old)
+        if BREAK_OFF:
+            signal.signal(BREAK_OFF, old_wake)
         signal.set_wakeup_fd(old_fd)
         theirs.close()
         watch.join()
         ours.close()
         _now.is_heeded = False
+
+
+def break_off(error: Exception) -> bool:
+    """From another thread: raise `Broken` by the error in the main thread, as a signal would raise `Interrupted`.
+
+    False where signals are not heeded, or one came before: nothing is raised then.
+    """
+    mine = _now
+    if not mine.is_heeded or mine.noted is not None or mine.was_raised or BREAK_OFF is None:
+        return False
+    mine.fault = mine.fault or Broken(error)
+    signal.pthread_kill(threading.main_thread().ident or 0, BREAK_OFF)
+    return True
 
 
 def reheed() -> None:
@@ -130,9 +168,10 @@ def uninterrupted(*, then_raise: bool = True) -> Iterator[None]:
         yield
     except Exception as error:
         mine.depth -= 1
-        if mine.depth == 0 and then_raise and mine.noted is not None and not mine.was_raised:
+        pending = mine.pending()
+        if mine.depth == 0 and then_raise and pending is not None:
             mine.was_raised = True
-            raise Interrupted(mine.noted) from error  # what fails now may fail for the signal, which others got too
+            raise pending from error  # what fails now may fail for the signal, which others got too
         raise
     except BaseException:
         mine.depth -= 1

@@ -17,7 +17,7 @@ from raypar.run.events import Listener, TrialEnded, TrialReported, TrialRetried,
 from raypar.run.interruption import interruptible, uninterrupted
 from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
 from raypar.run.runner import RunSettings, is_retried
-from raypar.run.supervise import RankEnd, supervise
+from raypar.run.supervise import RankEnd, cause, supervise
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import host_cores
@@ -84,7 +84,7 @@ class LocalRunner:
             end = supervise(process, job, lambda _, metrics: on_report(rank, metrics))
             if end.failure is not None:
                 with lock:
-                    failures.append(end.failure)
+                    failures[:1] = [cause(failures[0] if failures else None, end) or end.failure]
                 kill_all()  # others may hang in a collective
             return end
 

@@ -19,6 +19,8 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from raypar.run.forkserver import kill_group, remove_socket
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
@@ -36,9 +38,10 @@ ALLOCATOR = {
 
 
 class RankProcess(Protocol):
-    """A started rank. `connection` talks to `raypar.train.worker.main`."""
+    """A started rank. `connection` talks to `raypar.train.worker.main`; `was_killed` says whether `kill` ended it."""
 
     connection: Connection
+    was_killed: bool
 
     def kill(self) -> None:
         """End the rank and every process that it started; harmless where it has ended."""
@@ -72,8 +75,10 @@ class SpawnedRank:
             )
         theirs.close()
         self.connection = Connection(ours.detach())
+        self.was_killed = False
 
     def kill(self) -> None:
+        self.was_killed = self.was_killed or is_running(self._process.pid)
         kill_group(self._process.pid)
 
     def join(self, timeout_s: float) -> int | None:
@@ -91,8 +96,10 @@ class ForkedRank:
     def __init__(self, server: ForkClient, pid: int, connection: Connection) -> None:
         self._server, self.pid = server, pid
         self.connection = connection
+        self.was_killed = False
 
     def kill(self) -> None:
+        self.was_killed = self.was_killed or is_running(self.pid)
         kill_group(self.pid)
 
     def join(self, timeout_s: float) -> int | None:
@@ -100,6 +107,14 @@ class ForkedRank:
         if code is not None:
             kill_group(self.pid)
         return code
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and has not ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class ForkClient:

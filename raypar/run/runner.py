@@ -13,7 +13,8 @@ from raypar.study.trial import Failure, FailureKind, TrialSpec
 
 ARTIFACT_FOLDER = "artifacts"
 ISOLATIONS = ("warm", "fresh")
-RETRIED = (FailureKind.CRASH, FailureKind.HUNG, FailureKind.GANG_LOST)  # a user's error would only come again
+# A user's error would only come again, and so would what takes more memory than there is.
+RETRIED = (FailureKind.CRASH, FailureKind.PEER_LOST, FailureKind.HUNG, FailureKind.GANG_LOST)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ So its actor cache always hits, and whatever searches, schedules or stops in Tun
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -17,13 +18,16 @@ from typing import Any
 import cloudpickle
 import ray
 from ray import tune
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.tune import TuneError
 from ray.tune.search import BasicVariantGenerator
 
+from raypar.errors import ClusterError, RayparError
 from raypar.run.broker import Broker, BrokerConfig
 from raypar.run.cluster import TRAIN_ENVIRONMENT
-from raypar.run.events import Listener, TrialEnded
+from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.gangs import GangPolicy
-from raypar.run.interruption import Interrupted, uninterrupted
+from raypar.run.interruption import Broken, Interrupted, interrupted_by, uninterrupted
 from raypar.run.runner import RunSettings
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
@@ -40,6 +44,17 @@ QUIET = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
+
+
+MAX_BROKERS = 4
+ANSWER_TIMEOUT_S = 10.0
+LOST = "the broker of the trials was lost; what ran is run again"
+LOST_AGAIN = "the broker of the trials was lost {} times"
+LOST_HINT = "is the head node short of memory? what has ended is kept"
+
+
+class BrokerLost(RuntimeError):
+    """The actor that owns the gangs has died."""
 
 
 class TrialFailed(RuntimeError):
@@ -98,6 +113,9 @@ class _Driver(tune.Callback):  # type: ignore[misc]
         self._end(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.trial_id in self._running:
+            # Where it is only the trainable that was lost, its trial still runs, and has a result in the end.
+            ray.get(self._broker.run_on.remote(trial.trial_id))
         self._end(trial.trial_id)
 
     def _end(self, trial_id: str) -> None:
@@ -132,6 +150,27 @@ class TuneRunner:
         self._policy = GangPolicy(owns_cluster, max_parked_gangs, fork_address)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+        """As `raypar.run.runner.Runner` says. A broker that is lost is replaced, and what ran is run again."""
+        ended: list[TrialSpec] = []
+
+        def listen(event: Event) -> None:
+            if isinstance(event, TrialEnded):
+                ended.append(event.result.spec)
+            listener(event)
+
+        for number in range(1, MAX_BROKERS + 1):
+            done = {spec.identity for spec in ended}
+            left = [*specs, *ended] if study.is_search else [spec for spec in specs if spec.identity not in done]
+            try:
+                self._run(study, left, listen)
+                return
+            except BrokerLost as lost:
+                if number == MAX_BROKERS:
+                    raise ClusterError(LOST_AGAIN.format(number), hint=LOST_HINT) from lost
+                listen(Notice(LOST))
+
+    def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+        """Raises BrokerLost."""
         os.environ.update(QUIET)
         name = f"raypar-{os.getpid()}-{time.time_ns()}"
         config = BrokerConfig(
@@ -147,18 +186,31 @@ class TuneRunner:
             options["runtime_env"] = {"env_vars": TRAIN_ENVIRONMENT}
         broker = ray.remote(num_cpus=0)(Broker).options(name=name, **options).remote(config)
         ears: _Ears | None = None
+        is_ray_lost = False
         try:
             ray.get(broker.start.remote(None if study.is_search or not specs else specs[0].placement))
             mark("tuner: broker is up")
             ears = _Ears(broker, listener)
             self._tune(study, specs, name, config.in_lockstep, broker, ears)
+        except (RayActorError, TuneError, RuntimeError) as error:
+            if isinstance(error, RayparError) or not _is_lost(broker):
+                raise
+            raise BrokerLost from error
+        except Broken:
+            is_ray_lost = True
+            raise
         finally:
             if ears:
                 ears.close()
+            if not is_ray_lost:
+                self._end(broker)
+
+    def _end(self, broker: Any) -> None:
+        with contextlib.suppress(RayActorError):
             if not self._policy.owns_cluster:  # otherwise its gangs end with it, at once
                 ray.get(broker.close.remote())
-            ray.kill(broker)
-            mark("tuner: closed")
+        ray.kill(broker)
+        mark("tuner: closed")
 
     def _tune(
         self, study: Study, specs: Sequence[TrialSpec], name: str, in_lockstep: bool, broker: Any, ears: _Ears
@@ -216,6 +268,8 @@ class TuneRunner:
         mark("tuner: fit is over")
         expected = len(specs) if not study.is_search else len(results)
         if driver.num_ended < expected:
+            if interrupted_by() is None and _is_lost(broker):
+                raise BrokerLost
             raise Interrupted
 
 
@@ -255,6 +309,16 @@ class _Ears:
             with self._heard:
                 self._num_heard += len(events)
                 self._heard.notify_all()
+
+
+def _is_lost(broker: Any) -> bool:
+    try:
+        ray.get(broker.__ray_ready__.remote(), timeout=ANSWER_TIMEOUT_S)
+    except RayActorError:
+        return True
+    except GetTimeoutError:
+        return False
+    return False
 
 
 def _tune_domain(domain: Domain) -> Any:

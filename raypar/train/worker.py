@@ -24,6 +24,7 @@ from raypar.masking import masked
 from raypar.provenance import cpu_model
 from raypar.trace import mark
 from raypar.train.affinity import pin
+from raypar.train.failing import failure_kind
 from raypar.train.job import CHECKPOINT_FOLDER, MODEL_FOLDER, PROFILE_FOLDER, RankJob, RankOutcome, StopTrial
 
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -41,7 +42,7 @@ class PipeChannel:
 
 
 def main(connection: Connection, listen_fd: int | None = None) -> None:
-    """Receive a `RankJob`, run it, send ``("done", RankOutcome)`` or ``("error", type, message, traceback)``.
+    """Receive a `RankJob`, run it, send ``("done", RankOutcome)`` or ``("error", kind, type, message, traceback)``.
 
     Args:
         listen_fd: rank 0 of several: the listening socket behind ``job.master_address``.
@@ -54,7 +55,7 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
     except BaseException as error:
         text = masked(traceback.format_exc())  # it may quote a password or a key
         print(text, file=sys.stderr)
-        connection.send(("error", type(error).__name__, masked(str(error)), text))
+        connection.send(("error", failure_kind(error), type(error).__name__, masked(str(error)), text))
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -275,10 +275,12 @@ def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage:
     assert len(list(stage.log_dir.iterdir())) == 3 and not list(stage.log_dir.glob("*/checkpoints"))
 
 
-def test_a_runner_that_breaks_closes_the_execution_and_is_told(stage: Stage) -> None:
-    stage.error = StoreError("the disk is full")
-    with pytest.raises(StoreError, match="the disk is full"):
-        stage.execute(a_study())
+def test_a_runner_that_breaks_closes_the_execution_and_is_told_with_what_has_ended(stage: Stage) -> None:
+    stage.error = StoreError("the disk is full", hint="free some space")
+    outcome = stage.execute(a_study())
+    assert str(outcome.broke_off) == "the disk is full\n  → free some space"
+    assert outcome.partial == "Partial: broke off when 1 of 8 trials were done." and not outcome.was_interrupted
+    assert len(stage.of("recorded")) == 1 and outcome.analysis.num_trials == 1
     assert stage.of("closed") == ["failed"] and "runner down" in stage.happened
 
 
