@@ -316,7 +316,7 @@ class Broker:
             for run in list(self._runs.values()):
                 if run.result is None and now_s - run.followed_s > LEASE_S and run.uid not in self._orphans:
                     await self.stop(run.uid)
-            nodes = [node["Resources"] for node in alive_nodes()]
+            nodes = [node["Resources"] for node in alive_nodes()] if self._queue else []
             for run in list(self._queue):
                 why_not = refusal(run.spec.placement, nodes)
                 if why_not is None or may_grow():
@@ -324,7 +324,7 @@ class Broker:
                 elif now_s - run.placeable_s > LEASE_S:
                     self._queue.remove(run)
                     run.conclude(Failure(FailureKind.GANG_LOST, f"nodes were lost: {why_not}"))
-                    await self._wake()
+            await self._wake()
 
     async def _wake(self) -> None:
         self._pump()
