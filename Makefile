@@ -1,6 +1,6 @@
 # make study    the quick start: sets up what it needs, then runs studies/quickstart.py
 # make test     everything that is checked: style, types, tests, and the quick start end to end
-# make test-faults    gangs and brokers killed under a study: takes minutes
+# make test-faults    gangs, brokers and Ray's head killed under a study, its database locked: minutes
 # make test-cluster    `ray up`, studies and `ray down` on four hosts in namespaces: needs root, sshd and rsync
 
 PYTHON ?= python3

@@ -54,6 +54,8 @@ def finished(folder: Path) -> list[str]:
     return sorted(str(result.spec.config["lr"]) for result in results if result.is_complete)
 
 
+@pytest.mark.faults
+@pytest.mark.timeout(900)
 def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines_only(tmp_path: Path) -> None:
     cli, study = Cli(tmp_path), Faulty(tmp_path, 4)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
