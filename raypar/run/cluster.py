@@ -267,6 +267,13 @@ def _check_reachable(address: str) -> str:
     return address
 
 
+def without_frames(error: Exception) -> str:
+    """What Ray says, in one line; its servers put whole tracebacks into their answers."""
+    said, _, frames = str(error).partition("Traceback (most recent call last):")
+    last = [line for line in frames.splitlines() if line and not line.startswith(" ")][-1:]
+    return " ".join(" ".join([said, *last]).split())
+
+
 def may_grow() -> bool:
     """Whether the cluster that this process is connected to has an autoscaler that may add nodes."""
     from ray._private.state import state
@@ -294,7 +301,9 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
         except ClusterError:
             raise
         except Exception as error:
-            raise ClusterError(f"no Ray cluster at --address {address}: {error}", hint=CONNECT_HINT) from error
+            raise ClusterError(
+                f"no Ray cluster at --address {address}: {without_frames(error)}", hint=CONNECT_HINT
+            ) from error
         reheed()
         try:
             alive = [node for node in ray.nodes() if node["Alive"]]
