@@ -14,10 +14,10 @@ import psutil
 import pytest
 from conftest import NUM_CORES
 from loops import acting, lr_func
-from telling import HERE, PRELOAD, Meanwhile, Told, is_running, run, settings_at, until
+from telling import HERE, PRELOAD, Meanwhile, Told, is_running, losses, run, settings_at, until
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
-from raypar.run.events import GangReady, GangStarting, TrialRetried, TrialStarted
+from raypar.run.events import GangReady, GangStarting, TrialReported, TrialRetried, TrialStarted
 from raypar.run.processes import ForkServer
 from raypar.run.tuner import TuneRunner
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
@@ -111,6 +111,23 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(
         (first, _), *_ = gangs
         assert gangs == [(first, 1), (first, 3), (first, 4)]
         assert "SIGKILL" in retried.reason
+
+
+def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(on_ray: RunIn, tmp_path: Path) -> None:
+    config = {"epochs": 4, "dropout": 0.3, "optimizer": "adam", "lr": 0.01, "num_workers": 2}
+    study = Study(workload=acting, name="falls", max_retries=1, config={**config, "checkpoint_every_epochs": 1})
+    points = ({}, {"act": "fall", "scratch": str(tmp_path / "fell")})
+    whole, falls = (study.trial(point, 0, order=i) for i, point in enumerate(points))
+    told = on_ray(study, (whole, falls))
+    one, other = told.result(whole), told.result(falls)
+    assert (one.attempts, other.attempts, other.state) == (1, 2, TrialState.FINISHED)
+    assert other.environment["resumed_at_epoch"] == [2, 2] and "resumed_at_epoch" not in one.environment
+    assert losses(other) == losses(one) and len(other.reports) == 4
+    # Each step that led to the result is timed once, those of the first attempt included.
+    assert [len(steps) for steps in other.step_times_s] == [len(steps) for steps in one.step_times_s] == [16, 16]
+    first = [e.report for e in told.about(falls) if isinstance(e, TrialReported)][:2]
+    assert list(other.reports[:2]) == first
+    assert not list(tmp_path.rglob("*.pt"))
 
 
 def test_a_fork_server_that_dies_is_replaced_and_its_trial_done_again(fork_address: str, tmp_path: Path) -> None:
