@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private.state import available_resources_per_node
 
 from raypar.run.capacity import CoreLeases, needed
 from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
 from raypar.run.processes import answers
 from raypar.run.runner import RunSettings
-from raypar.run.schedule import Node, On, Phase, Rules, Standing
+from raypar.run.schedule import ROUNDING, Node, On, Phase, Rules, Standing
 from raypar.study.nodes import label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
@@ -27,6 +29,7 @@ from raypar.trace import mark
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of a parked one
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
 MACHINE_LABEL = "raypar-machine"
+TOLD_LATE_S = 3.0  # what a gang that has ended gives back, Ray tells by then
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
 
@@ -140,16 +143,32 @@ class GangPool:
         return new
 
     def _where(self, placement: Placement, on: On) -> Where:
-        """For Ray: on these nodes; where there is one alone, it needn't be said."""
-        if len(self.nodes) > 1:
+        """For Ray: on these nodes. Where there is one alone, it needn't be said; where others than us have taken them,
+        Ray knows better than we do."""
+        if len(self.nodes) > 1 and (self._policy.owns_cluster or self._are_free(placement, on)):
             of_each = [node_id for node_id, count in on.items() for _ in range(count)]
             return Where("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in of_each))
         label = dict([label_of(placement.node_label)]) if placement.node_label else {}
-        return Where("PACK", (label,) * placement.num_workers if label else ())
+        strategy = _strategy(placement.nodes, placement.num_workers) if len(self.nodes) > 1 else "PACK"
+        return Where(strategy, (label,) * placement.num_workers if label else ())
+
+    def _are_free(self, placement: Placement, on: On) -> bool:
+        """Whether the nodes have in Ray what the gang reserves; waits a little, since Ray tells it late."""
+        until_s = time.monotonic() + TOLD_LATE_S
+        while True:
+            free = available_resources_per_node()
+            if all(
+                free.get(node_id, {}).get(kind, 0) >= amount * count - ROUNDING
+                for node_id, count in on.items()
+                for kind, amount in self.reserved(placement).items()
+            ):
+                return True
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.1)
 
     def start(self, placement: Placement, on: On) -> Gang:
         """Start a gang on these nodes, in a thread of its own; its workers will say hello."""
-        where = self._where(placement, on)
         gang = Gang(f"{next(self._numbers)}", placement, on)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
@@ -162,7 +181,7 @@ class GangPool:
                     gang.id,
                     placement,
                     self.reserved(placement),
-                    where,
+                    self._where(placement, on),
                     str(Path(self._settings.log_dir) / "gangs"),
                     fresh=not self._is_warm,
                 )
@@ -187,6 +206,8 @@ class GangPool:
             greeting = replace(greeting, host=node.machine, hostname=name)
         self._cores.add_host(greeting.host, greeting.cores)
         gang.workers[rank] = greeting
+        if len(gang.workers) == gang.placement.num_workers:
+            gang.on = Counter(worker.node_id for worker in gang.workers.values())
         return address
 
     def ready(self, gang: Gang, rank: int) -> None:
