@@ -46,10 +46,10 @@ QUIET = {
 }
 
 
-MAX_BROKERS = 4
+MAX_LOST = 4  # brokers, one after the other, without a trial that has ended between them
 ANSWER_TIMEOUT_S = 10.0
 LOST = "the broker of the trials was lost; what ran is run again"
-LOST_AGAIN = "the broker of the trials was lost {} times"
+LOST_AGAIN = "the broker of the trials was lost {} times, one after the other"
 LOST_HINT = "is the head node short of memory? what has ended is kept"
 
 
@@ -163,15 +163,18 @@ class TuneRunner:
                 ended.append(event.result.spec)
             listener(event)
 
-        for number in range(1, MAX_BROKERS + 1):
+        num_lost = 0
+        while True:
+            num_before = len(ended)
             done = {spec.identity for spec in ended}
             left = [*specs, *ended] if study.is_search else [spec for spec in specs if spec.identity not in done]
             try:
                 self._run(study, left, listen)
                 return
             except BrokerLost as lost:
-                if number == MAX_BROKERS:
-                    raise ClusterError(LOST_AGAIN.format(number), hint=LOST_HINT) from lost
+                num_lost = 1 if len(ended) > num_before else num_lost + 1
+                if num_lost == MAX_LOST:
+                    raise ClusterError(LOST_AGAIN.format(num_lost), hint=LOST_HINT) from lost
                 listen(Notice(LOST))
 
     def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
