@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from recording import recorded
 from results import make_result
-from test_cli_exporting import recorded
 
 import raypar
 from raypar.analysis.question import Question
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = [make_result({"num_workers": n}, r, 4.0 / n, started_at=10.0 * r + n) for n in (1, 2) for r in range(2)]
     results.append(make_result({"num_workers": 4}, state=TrialState.FAILED, started_at=100.0))
     question = Question("mnist", {"num_workers": 1}, ("num_workers",))
-    recorded(folder, f"sqlite:///{folder}/mlflow.db", question, results)
+    recorded(folder, question, results)
     return folder
 
 
