@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from faultlab import Faulty, kill, kill_rank, next_held
 
 LIMIT_S = 300.0
+END_LIMIT_S = 120.0
 ROW = "{:<34} {:<34} {:>9} {:>9} {:>5} {:>8}"
 
 
@@ -149,7 +150,11 @@ def ending(folder: Path, fault: Fault) -> None:
         second, rank = next_held(study, process)
         begun_s = time.monotonic()
         fault.act(Held(study, process.pid, second, rank))
-        code = process.wait(LIMIT_S)
+        try:
+            ended = f"exit {process.wait(END_LIMIT_S)}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            ended = f"DOES NOT END in {END_LIMIT_S:.0f} s"
         noticed_s = time.monotonic() - begun_s
     study.hold_no_more()
     study.go(second)
@@ -159,7 +164,7 @@ def ending(folder: Path, fault: Fault) -> None:
         assert process.wait(LIMIT_S) == 0, said(folder)
     found = finished(folder)
     again = study.starts().count(first) > 1
-    what = f"exit {code}; resumed, " + ("a finished trial was run again" if again else "what was missing ran")
+    what = f"{ended}; resumed, " + ("a finished trial was run again" if again else "what was missing ran")
     row(fault.name, what, noticed_s, recovered_s, 3 - len(found), num_doubled(folder, "faulty"))
 
 
