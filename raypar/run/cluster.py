@@ -23,7 +23,7 @@ from raypar.masking import secret_variables
 from raypar.run.authentication import admitted, own_token
 from raypar.run.capacity import refusal
 from raypar.run.head import HeadWatch, head_processes
-from raypar.run.interruption import Broken, Interrupted, end_descendants, reheed
+from raypar.run.interruption import Interrupted, end_descendants, reheed, what_broke
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, pin, topology
@@ -159,8 +159,10 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
         try:
             with _leavings_end_with_us(token_folder), watch.watching():
                 yield
-        except Broken as broken:
-            raise broken.error from None
+        except KeyboardInterrupt:
+            if (lost := what_broke()) is None:
+                raise
+            raise lost from None
         finally:
             _end_ray(older, is_lost=bool(watch.lost))
             if before:

@@ -1,4 +1,4 @@
-"""Whether the head of a private Ray is alive: without it Ray waits for a minute, and then aborts this process."""
+"""Whether the head of a private Ray is alive: without it Ray waits for a minute, and then ends this process unasked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from raypar.errors import ClusterError
-from raypar.run.interruption import break_off
+from raypar.run.interruption import break_off, give_up
 from raypar.run.processes import is_running
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.25
+GRACE_S = 15.0
 NAMES = {"gcs_server": "its head, gcs_server", "raylet": "its raylet"}
 LOST = "Ray was lost: {} ended (process {})"
 LOST_HINT = "it was killed, or ran out of memory: `dmesg` tells of the latter"
@@ -43,7 +44,9 @@ class HeadWatch:
         while not self._over.wait(LOOK_EVERY_S):
             self.lost = self._ended()
             if self.lost:
-                break_off(ClusterError(self.lost, hint=LOST_HINT))
+                error = ClusterError(self.lost, hint=LOST_HINT)
+                if break_off(error) and not self._over.wait(GRACE_S):
+                    give_up(error)
                 return
 
     def _ended(self) -> str:

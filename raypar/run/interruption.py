@@ -38,8 +38,12 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.signal_number
 
 
-class Broken(BaseException):
-    """What the work stands on is gone, as `error` says. No Exception: who catches those would ask it to tidy up."""
+class Broken(KeyboardInterrupt):
+    """What the work stands on is gone, as `error` says.
+
+    No Exception: who catches those would ask it to tidy up. Ray lets nothing but a KeyboardInterrupt out of its calls,
+    and makes a new one of it, so that `what_broke` is to be asked of any.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -80,13 +84,16 @@ class _Interruptions:
             self.was_raised = True
             raise error
 
-    def leave_at_once(self) -> None:
+    def leave_at_once(self, exit_code: int, last_words: str = "") -> None:
         for call in self.at_once:
             with contextlib.suppress(Exception):
                 call()
+        if last_words:
+            with contextlib.suppress(OSError):
+                os.write(2, last_words.encode())
         with contextlib.suppress(Exception):
             end_descendants()
-        os._exit(128 + (self.noted or signal.SIGINT))
+        os._exit(exit_code)
 
 
 _now = _Interruptions()
@@ -143,6 +150,17 @@ def break_off(error: Exception) -> bool:
     mine.fault = mine.fault or Broken(error)
     signal.pthread_kill(threading.main_thread().ident or 0, BREAK_OFF)
     return True
+
+
+def give_up(error: Exception) -> None:
+    """From another thread, where `break_off` did not help since the main thread waits in foreign code: end this process
+    and all that it started. What was told is kept."""
+    _now.leave_at_once(1, f"error: {error}\n")
+
+
+def what_broke() -> Exception | None:
+    """What `break_off` has raised in the main thread, where it has."""
+    return _now.fault.error if _now.is_heeded and _now.fault and _now.was_raised and _now.noted is None else None
 
 
 def reheed() -> None:
@@ -252,4 +270,4 @@ def _watch(line: socket.socket, mine: _Interruptions, heeded_signals: frozenset[
                 first_s = now_s
             # A hang-up asks once, however often it comes.
             elif number != getattr(signal, "SIGHUP", None) and now_s - first_s > SAME_REQUEST_S:
-                mine.leave_at_once()
+                mine.leave_at_once(128 + (mine.noted or signal.SIGINT))

@@ -27,7 +27,7 @@ from raypar.run.broker import Broker, BrokerConfig
 from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.gangs import GangPolicy
-from raypar.run.interruption import Broken, Interrupted, interrupted_by, uninterrupted
+from raypar.run.interruption import Interrupted, interrupted_by, uninterrupted, what_broke
 from raypar.run.runner import RunSettings
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
@@ -42,6 +42,7 @@ QUIET = {
     "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # resuming goes by the store, not by Tune's snapshots
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would wait for the running trials, ten seconds long
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_STATE_REFRESH_PERIOD": "1e9",  # it asks Ray's head, and waits without end for one that was killed
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 
@@ -196,9 +197,11 @@ class TuneRunner:
             if isinstance(error, RayparError) or not _is_lost(broker):
                 raise
             raise BrokerLost from error
-        except Broken:
+        except KeyboardInterrupt:
+            if (lost := what_broke()) is None:
+                raise
             is_ray_lost = True
-            raise
+            raise lost from None
         finally:
             if ears:
                 ears.close()

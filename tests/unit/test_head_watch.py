@@ -10,7 +10,7 @@ import pytest
 
 from raypar.errors import ClusterError
 from raypar.run.head import HeadWatch
-from raypar.run.interruption import Broken, heeded
+from raypar.run.interruption import Broken, heeded, what_broke
 
 
 def a_process() -> subprocess.Popen[bytes]:
@@ -47,3 +47,36 @@ def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_k
         with later.watching():
             pass
         assert "its raylet ended" in later.lost
+
+
+STUCK = """
+import sys, time
+from raypar.run import head
+from raypar.run.interruption import heeded, uninterrupted, when_leaving_at_once
+
+head.GRACE_S = 0.0
+with heeded(), when_leaving_at_once(lambda: print("the terminal is put back", flush=True)):
+    with head.HeadWatch({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
+        time.sleep(60)  # as a call that looks after no signal
+"""
+
+
+def test_work_that_cannot_be_broken_off_is_ended_with_the_message_and_the_terminal_is_put_back() -> None:
+    with a_process() as head:
+        head.kill()
+        head.wait()
+    stuck = subprocess.run([sys.executable, "-c", STUCK, str(head.pid)], capture_output=True, text=True, timeout=50)
+    assert (stuck.returncode, stuck.stdout) == (1, "the terminal is put back\n")
+    assert stuck.stderr.startswith(f"error: Ray was lost: its head, gcs_server ended (process {head.pid})\n  → ")
+
+
+def test_a_keyboard_interrupt_that_ray_made_anew_is_known_to_be_a_loss() -> None:
+    assert what_broke() is None
+    with a_process() as head, heeded():
+        head.kill()
+        with HeadWatch({"gcs_server": head.pid}).watching(), pytest.raises(KeyboardInterrupt):
+            work()
+        lost = what_broke()
+        assert isinstance(lost, ClusterError) and "gcs_server" in str(lost)
+    with heeded():
+        assert what_broke() is None
