@@ -13,7 +13,7 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.checks_kinds import Check, Evidence, Finding, OneCheck, named
-from raypar.analysis.checks_of_machines import mixed_hardware, resumed, shared_cores, too_many_threads
+from raypar.analysis.checks_of_machines import mixed_hardware, resumed, shared_cores, side_by_side, too_many_threads
 from raypar.analysis.checks_over_time import drift_in_trials, drift_over_study, outliers, slow_first_trial
 from raypar.analysis.checks_while_timed import clock_changes, other_load, throttled
 from raypar.analysis.points import differences, same_work
@@ -203,6 +203,7 @@ CHECKS: tuple[OneCheck, ...] = (
     mixed_hardware,
     resumed,
     shared_cores,
+    side_by_side,
     other_load,
     too_many_threads,
     throttled,

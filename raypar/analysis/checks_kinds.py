@@ -42,6 +42,10 @@ class Check(Enum):
         "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers about, and "
         "onto each other's cores."
     )
+    SIDE_BY_SIDE = (
+        "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine. Say 1: then "
+        "there is one on the whole cluster, and the network is its own."
+    )
     OTHER_LOAD = (
         "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as much "
         "about the neighbours. Then run it again with --fresh."

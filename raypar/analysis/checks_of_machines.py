@@ -49,6 +49,27 @@ def shared_cores(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def side_by_side(evidence: Evidence) -> Iterator[Finding]:
+    """Trials that shared with others of the study what their times depend on: a machine, or, between machines, the
+    network."""
+    finished = evidence.finished
+    sharing = [count for r in finished if (count := _count(r, "num_sharing"))]
+    if sharing:
+        yield Finding(
+            Check.SIDE_BY_SIDE,
+            f"{len(sharing)} of {units.counted(len(finished), 'trial')} shared a machine, its memory and clock with "
+            f"others of the study (up to {max(sharing)} at a time).",
+        )
+    spread = [r for r in finished if len(_names(r, "node")) > 1]
+    beside = [count for r in spread if (count := _count(r, "num_beside"))]
+    if beside:
+        yield Finding(
+            Check.SIDE_BY_SIDE,
+            f"{len(beside)} of {units.counted(len(spread), 'trial')} over several machines shared the network with "
+            f"others of the study (up to {max(beside)} at a time).",
+        )
+
+
 def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
     finished = evidence.finished
     crowded = [(t, c) for r in finished for t, c in _threads_on_cores(r.environment) if t > c > 0]
@@ -59,6 +80,11 @@ def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
             f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(cores, 'core')}: that can be "
             "many times slower than one thread a core.",
         )
+
+
+def _count(result: TrialResult, key: str) -> int:
+    told = result.environment.get(key)
+    return told if isinstance(told, int) else 0
 
 
 def _names(result: TrialResult, key: str) -> set[str]:

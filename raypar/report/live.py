@@ -26,6 +26,7 @@ from raypar.analysis.so_far import SoFar, best_so_far
 from raypar.report.plain import encodable
 from raypar.report.progress import ended_text, progress_text, so_far_text
 from raypar.run.events import (
+    ClusterChanged,
     Event,
     GangReady,
     GangStarting,
@@ -144,6 +145,8 @@ class LiveView:
                 return f"{spec.label}  starting again: {reason}"
             case TrialEnded(result):
                 return self._end(result)
+            case ClusterChanged(num_nodes):
+                return f"the cluster has {units.counted(num_nodes, 'node')} now"
             case Notice(text):
                 return text
         return None

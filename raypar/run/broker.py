@@ -1,9 +1,8 @@
 """The broker: an actor that owns a study's gangs and brings trials and gangs together.
 
 Tune's trials ask it how they are going (`follow`), gangs' workers ask it for work (`hello`, `next_assignment`,
-`report`, `finish`), the driver defines trials, hears what happens (`news`) and takes results (`take`). A trial runs in
-an idle gang of its placement, else in a new one; cores are leased for the time of a trial, so that parked gangs hold
-none.
+`report`, `finish`), the driver defines trials, hears what happens (`news`) and takes results (`take`). Which trial runs
+where, `raypar.run.schedule` decides; cores are leased for the time of a trial, so that parked gangs hold none.
 """
 
 from __future__ import annotations
@@ -15,18 +14,28 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from raypar.run.attempt import Attempt
-from raypar.run.capacity import fits, refusal
-from raypar.run.cluster import may_grow
-from raypar.run.events import Event, GangReady, GangStarting, Notice, TrialReported, TrialRetried, TrialStarted
+from raypar.run.attempt import Attempt, note_company
+from raypar.run.events import (
+    ClusterChanged,
+    Event,
+    GangReady,
+    GangStarting,
+    Notice,
+    TrialReported,
+    TrialRetried,
+    TrialStarted,
+)
 from raypar.run.gang import Assignment, Greeting
-from raypar.run.gangs import Gang, GangPolicy, GangPool, alive_nodes, totals_and_labels
+from raypar.run.gangs import Gang, GangPolicy, GangPool
+from raypar.run.line import Line
 from raypar.run.runner import RunSettings, is_retried
+from raypar.run.schedule import num_machines
 from raypar.run.supervise import RankEnd, cause
-from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.trace import mark
 
 POLL_S = 10.0  # how long a question waits for news before it is asked anew
+LOOK_S = 5.0  # how often to look whether others have added nodes
 LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
 CLOSE_S = 10.0
 
@@ -37,6 +46,7 @@ class BrokerConfig:
 
     Attributes:
         in_lockstep: after each report a trial waits for Tune's decision (a scheduler decides on it).
+        max_trials: so many at a time; None: every trial has its machines to itself.
     """
 
     workload: bytes
@@ -44,6 +54,7 @@ class BrokerConfig:
     policy: GangPolicy
     max_retries: int
     in_lockstep: bool
+    max_trials: int | None = None
 
 
 class Broker:
@@ -53,36 +64,32 @@ class Broker:
         self._config = config
         self._changed = asyncio.Condition()
         self._runs: dict[str, Attempt] = {}
-        self._queue: list[Attempt] = []
         self._news: list[Event] = []
         self._num_told = 0
-        self._waits_for_nodes: set[Placement] = set()
         self._orphans: set[str] = set()
         # Importing TorchTrainer takes seconds: alongside what else starts, not after it.
         threading.Thread(target=_import_trainer, daemon=True).start()
 
-    async def start(self, expected: Placement | None) -> None:
-        """Make ready; start a gang for the first trial while Tune is still starting."""
+    async def start(self, specs: tuple[TrialSpec, ...]) -> int:
+        """Make ready, and start gangs for the first of the specs while Tune is still starting.
+
+        Returns how many trials can run at a time; `ClusterChanged` tells when that changes.
+        """
         self._pool = GangPool(self._config.settings, self._config.policy, self._gang_ended)
         self._housekeeper = asyncio.ensure_future(self._keep_house())
-        if expected is not None and fits(expected, *totals_and_labels(alive_nodes())):
-            self._start_gang(expected)
+        self._line = Line(self._config.max_trials, specs)
+        await self._wake()
+        return self._num_slots
 
     # ---- for the driver and Tune's trials
 
-    async def define(self, uid: str, spec: TrialSpec) -> None:
-        """Say what the Tune trial `uid` is to do, and queue it."""
-        run = self._runs[uid] = Attempt(uid, spec)
-        why_not = refusal(spec.placement, *totals_and_labels(alive_nodes()))
-        if why_not is None:
-            self._queue.append(run)
-        elif may_grow():
-            if spec.placement not in self._waits_for_nodes:
-                self._waits_for_nodes.add(spec.placement)
-                self._news.append(Notice(f"{spec.placement}: waiting for the cluster to add nodes"))
-            self._queue.append(run)
+    async def define(self, uid: str, spec: TrialSpec | None) -> None:
+        """Say that there is a Tune trial `uid`, and what it is to do. None: the next of the specs from the start."""
+        if spec is None:
+            self._line.add_carrier(uid)
         else:
-            run.conclude(Failure(FailureKind.REFUSED, why_not))
+            run = self._runs[uid] = Attempt(uid, spec)
+            self._line.add(run)
         await self._wake()
 
     async def follow(self, uid: str, after: int) -> tuple[list[Mapping[str, float]], str | None]:
@@ -95,7 +102,7 @@ class Broker:
         if run is None:
             return [], None
         run.decided = max(run.decided, after - 1)
-        await self._wake()
+        await self._tell()
         run.followed_s = float("inf")
 
         def has_news() -> bool:
@@ -110,11 +117,13 @@ class Broker:
     async def stop(self, uid: str) -> None:
         """End a trial at its next report; kill it where it doesn't get there in time."""
         run = self._runs.get(uid)
+        if run is None and (run := self._line.given_to(uid)) is not None:
+            self._runs[uid] = run
         if run is None or run.result is not None:
             return
         run.stop_wanted = True
         if run.gang is None:
-            self._queue.remove(run)
+            self._line.remove(run)
             run.conclude(None)
         else:
             grace_s = self._config.settings.stop_grace_s
@@ -122,7 +131,10 @@ class Broker:
         await self._wake()
 
     async def run_on(self, uid: str) -> None:
-        """The trial's Tune trainable is gone: it runs to its end without. Returns when it is over."""
+        """The trial's Tune trainable is gone: what runs does so to its end without. Returns when it is over."""
+        run = self._runs.get(uid)
+        if run is None or run.gang is None:  # it has not begun: whoever waits here may be what it waits for
+            return
         self._orphans.add(uid)
         await self._wake()
         await self._until(lambda: self._runs[uid].result is not None)
@@ -145,6 +157,8 @@ class Broker:
     async def close(self) -> None:
         """Stop what runs and let the gangs go."""
         self._housekeeper.cancel()
+        self._line.close()
+        self._pool.ask_for_nodes(())
         for run in list(self._runs.values()):
             await self.stop(run.uid)
             self._kill_soon(run)
@@ -204,7 +218,7 @@ class Broker:
         if rank == 0 and metrics is not None:
             run.reports.append(metrics)
             self._news.append(TrialReported(run.spec, metrics))
-            await self._wake()
+            await self._tell()
         if self._config.in_lockstep:
             await self._until(lambda: run.decided >= index or run.stop_wanted or run.kill or uid in self._orphans)
         return run.verdicts.setdefault(index, not run.stop_wanted)
@@ -246,38 +260,49 @@ class Broker:
             self._news.append(TrialRetried(run.spec, failure.message))
             again = Attempt(run.uid, run.spec, run.number + 1, followed_s=run.followed_s)
             self._runs[run.uid] = again
-            self._queue.insert(0, again)
+            self._line.add(again, first=True)
         else:
             run.conclude(failure)
+            if run.result is not None:
+                self._line.took.note(run.result)
 
     def _pump(self) -> None:
         """Start what can be started."""
-        for run in list(self._queue):
-            gang = self._pool.idle_for(run.spec.placement)
-            if gang is not None and (why_not := self._pool.refusal(gang, run.spec)) is not None:
-                self._queue.remove(run)
-                run.conclude(Failure(FailureKind.REFUSED, why_not))
-                continue
-            cores = self._pool.lease(gang, run.spec) if gang is not None else None
-            if gang is not None and cores is not None:
-                self._queue.remove(run)
+        if self._line.is_empty:
+            return
+        self._look()
+        steps = self._line.steps(self._pool)
+        for run, failure in steps.refused:
+            self._runs[run.uid] = run
+            self._line.remove(run)
+            run.conclude(failure)
+        for run, gang in steps.starts:
+            self._runs[run.uid] = run
+            if (cores := self._pool.lease(gang, run.spec)) is not None:
+                self._line.remove(run)
                 self._start_run(run, gang, cores)
-        wanted = {run.spec.placement for run in self._queue}
-        for placement in wanted:
-            waiting = sum(run.spec.placement == placement for run in self._queue)
-            if self._pool.idle_for(placement) or self._pool.num_coming(placement) >= waiting:
-                continue  # what it waits for is cores, or a gang on its way
-            if self._pool.make_room(placement, wanted):
-                self._start_gang(placement)
+        for gang_id in steps.closes:
+            self._pool.gangs[gang_id].is_closing = True
+        for placement, on in steps.opens:
+            self._news.append(GangStarting(placement))
+            self._pool.start(placement, on)
+        for placement in self._pool.ask_for_nodes(steps.lack_nodes):
+            self._news.append(Notice(f"{placement}: waiting for the cluster to add nodes"))
 
-    def _start_gang(self, placement: Placement) -> None:
-        self._news.append(GangStarting(placement))
-        self._pool.start(placement)
+    def _look(self) -> None:
+        """See which nodes there are, and tell where they are others than before."""
+        if self._pool.look():
+            self._news.append(ClusterChanged(len(self._pool.nodes), self._num_slots))
+
+    @property
+    def _num_slots(self) -> int:
+        return self._config.max_trials or max(1, num_machines(self._pool.nodes))
 
     def _start_run(self, run: Attempt, gang: Gang, cores: dict[int, tuple[int, ...]]) -> None:
         gang.current = run
         gang.num_turns += 1
         run.begin(gang, cores)
+        note_company([gang.current for gang in self._pool.gangs.values() if gang.current is not None])
         self._news.append(TrialStarted(run.spec, run.number))
         limit_s = self._config.settings.trial_timeout_s
         if limit_s is not None:
@@ -294,9 +319,10 @@ class Broker:
             )
         elif not gang.num_turns and not gang.is_closing:
             # It never served anybody: to try again for ever would help nobody.
-            first = next((run for run in self._queue if run.spec.placement == gang.placement), None)
+            first = self._line.first_of(gang.placement)
             if first is not None:
-                self._queue.remove(first)
+                self._runs[first.uid] = first
+                self._line.remove(first)
                 failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {error[:2000]}")
                 self._retry_or_conclude(first, failure)
         await self._wake()
@@ -308,26 +334,23 @@ class Broker:
             self._waking = asyncio.ensure_future(self._wake())
 
     async def _keep_house(self) -> None:
-        """Stop trials whose Tune trainable was lost, which can't say goodbye, and whose driver didn't notice; end those
-        that nodes which were lost have left no place for."""
+        """Stop trials whose Tune trainable was lost, which can't say goodbye, and whose driver didn't notice. See which
+        nodes have joined or were lost."""
         while True:
-            await asyncio.sleep(LEASE_S / 4)
-            now_s = time.monotonic()
+            await asyncio.sleep(LOOK_S)
+            if not self._config.policy.owns_cluster:
+                await self._wake()
             for run in list(self._runs.values()):
-                if run.result is None and now_s - run.followed_s > LEASE_S and run.uid not in self._orphans:
+                lease_s = time.monotonic() - run.followed_s
+                if run.result is None and lease_s > LEASE_S and run.uid not in self._orphans:
                     await self.stop(run.uid)
-            nodes = [node["Resources"] for node in alive_nodes()] if self._queue else []
-            for run in list(self._queue):
-                why_not = refusal(run.spec.placement, nodes)
-                if why_not is None or may_grow():
-                    run.placeable_s = now_s
-                elif now_s - run.placeable_s > LEASE_S:
-                    self._queue.remove(run)
-                    run.conclude(Failure(FailureKind.GANG_LOST, f"nodes were lost: {why_not}"))
-            await self._wake()
 
     async def _wake(self) -> None:
+        """Something has changed for those that wait for a place, or for news."""
         self._pump()
+        await self._tell()
+
+    async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 

@@ -21,7 +21,7 @@ def fits(
     Args:
         labels: of each node; None: no node has any.
     """
-    return shares(placement, _need(placement), eligible(placement, nodes, labels)) is not None
+    return shares(placement, needed(placement), eligible(placement, nodes, labels)) is not None
 
 
 def eligible(
@@ -71,7 +71,7 @@ def refusal(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> str | None:
     """Why a gang of this placement can never run on these nodes, with the numbers; None if it can."""
-    need, some = _need(placement), [node for node in eligible(placement, nodes, labels) if node]
+    need, some = needed(placement), [node for node in eligible(placement, nodes, labels) if node]
     where = f"nodes with {placement.node_label}" if placement.node_label else "cluster"
     if not some and placement.node_label:
         known = sorted(
@@ -99,7 +99,8 @@ def _has_room(node: Mapping[str, float], need: Mapping[str, float]) -> bool:
     return all(node.get(kind, 0) >= amount for kind, amount in need.items())
 
 
-def _need(placement: Placement) -> dict[str, float]:
+def needed(placement: Placement) -> dict[str, float]:
+    """What each of its workers takes of a node."""
     need: dict[str, float] = {"CPU": placement.cpus_per_worker}
     if placement.device == "cuda":
         need["GPU"] = 1

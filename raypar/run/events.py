@@ -49,11 +49,21 @@ class TrialEnded:
 
 
 @dataclass(frozen=True)
+class ClusterChanged:
+    """Nodes have joined (or left): so many there are now, and so many trials can run at a time."""
+
+    num_nodes: int
+    num_slots: int
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something that a person should know while the study runs (waiting for nodes, say)."""
 
     text: str
 
 
-Event: TypeAlias = GangStarting | GangReady | TrialStarted | TrialReported | TrialRetried | TrialEnded | Notice
+Event: TypeAlias = (
+    GangStarting | GangReady | TrialStarted | TrialReported | TrialRetried | TrialEnded | ClusterChanged | Notice
+)
 Listener: TypeAlias = Callable[[Event], None]

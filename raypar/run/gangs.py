@@ -6,24 +6,30 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray._private.state import available_resources_per_node
 
-from raypar.run.capacity import CoreLeases, eligible, shares
+from raypar.run.capacity import CoreLeases, needed
 from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
 from raypar.run.processes import answers
 from raypar.run.runner import RunSettings
+from raypar.run.schedule import ROUNDING, Node, On, Phase, Rules, Standing
 from raypar.study.nodes import label_of
+from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of a parked one
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
+MACHINE_LABEL = "raypar-machine"
+TOLD_LATE_S = 3.0  # what a gang that has ended gives back, Ray tells by then
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
 
@@ -34,7 +40,7 @@ class GangPolicy:
     Attributes:
         owns_cluster: nobody else uses this Ray: gangs reserve next to no CPU, and the leases keep trials apart.
             Otherwise gangs reserve what they need, and parked ones make room for others.
-        max_parked: more idle gangs than this are closed, least recently used first.
+        max_parked: idle gangs on a machine; where another is to start, the one that is needed last makes way.
         fork_address: the fork server of this machine, where the driver has started one.
     """
 
@@ -49,6 +55,7 @@ class Gang:
 
     id: str
     placement: Placement
+    on: On
     started_s: float = field(default_factory=time.monotonic)
     last_used_s: float = field(default_factory=time.monotonic)
     workers: dict[int, Greeting] = field(default_factory=dict)
@@ -59,8 +66,14 @@ class Gang:
     is_closing: bool = False
 
     @property
-    def is_idle(self) -> bool:
-        return self.current is None and not self.is_closing and len(self.waiting) == self.placement.num_workers
+    def phase(self) -> Phase:
+        if self.current is not None:
+            return Phase.BUSY
+        if self.is_closing:
+            return Phase.CLOSING
+        if len(self.waiting) == self.placement.num_workers:
+            return Phase.IDLE
+        return Phase.RETURNING if self.num_turns else Phase.STARTING
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -68,7 +81,7 @@ class Gang:
 
 
 class GangPool:
-    """Starts gangs, parks them, closes them, and leases cores to their trials. Lives on the broker's event loop."""
+    """Starts gangs and closes them, and leases cores to their trials. Lives on the broker's event loop."""
 
     def __init__(self, settings: RunSettings, policy: GangPolicy, on_end: Callable[[Gang, str], Any]) -> None:
         self.gangs: dict[str, Gang] = {}
@@ -78,75 +91,85 @@ class GangPool:
         self._numbers = itertools.count(1)
         self._cores = CoreLeases()
         self._agents: dict[str, Any] = {}
+        self._asked_for: dict[Placement, Any] = {}  # the placement groups that say so
         self._is_warm = settings.isolation == "warm"
+        self.nodes = alive_nodes()
         if self._is_warm and not policy.fork_address:
-            for node in alive_nodes():  # before the first gang asks for them
-                self._agent(node["NodeID"])
+            for known in self.nodes:  # before the first gang asks for them
+                self._agent(known.id)
 
-    def idle_for(self, placement: Placement) -> Gang | None:
-        return next((g for g in self.gangs.values() if g.is_idle and g.placement == placement), None)
-
-    def num_coming(self, placement: Placement) -> int:
-        """Gangs of the placement that are starting or busy: each will take a trial that waits."""
-        return sum(g.placement == placement and not g.is_idle and not g.is_closing for g in self.gangs.values())
-
-    def make_room(self, placement: Placement, wanted: set[Placement]) -> bool:
-        """Whether a gang can be started now; where not yet, closes parked gangs that nobody in `wanted` waits for."""
-        idle = sorted((g for g in self.gangs.values() if g.is_idle), key=lambda g: g.last_used_s)
-        spare = [g for g in idle if g.placement not in wanted]
-        memory = psutil.virtual_memory()
-        is_short = memory.available < MIN_FREE_MEMORY * memory.total
-        if spare and (len(idle) >= self._policy.max_parked or is_short):
-            spare.pop(0).is_closing = True
-        nodes = alive_nodes()
-        if self._shares(placement, nodes, self._free(nodes)) is None:
-            for gang in spare:
-                gang.is_closing = True
+    def look(self) -> bool:
+        """See which nodes there are; whether they are others than before. (Nobody adds nodes to a Ray of our own.)"""
+        if self._policy.owns_cluster:
             return False
-        return True
+        before, self.nodes = self.nodes, alive_nodes()
+        return {node.id for node in before} != {node.id for node in self.nodes}
 
-    def _free(self, nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-        """What the gangs have left of each node; for one that is on its way, of the nodes that it may come to."""
-        free = {node["NodeID"]: dict(node["Resources"]) for node in nodes}
+    def standings(self, ends_in_s: Callable[[Gang], float | None]) -> list[Standing]:
+        """How every gang stands, for `raypar.run.schedule`."""
+        return [
+            Standing(gang.id, gang.placement, gang.phase, gang.on, gang.last_used_s, ends_in_s(gang))
+            for gang in self.gangs.values()
+        ]
 
-        def take(node_id: str, placement: Placement, num_workers: int) -> None:
-            for kind, amount in self._reserved(placement).items() if node_id in free else ():
-                free[node_id][kind] = free[node_id].get(kind, 0) - amount * num_workers
+    @property
+    def is_short_of_memory(self) -> bool:
+        memory = psutil.virtual_memory()
+        return bool(memory.available < MIN_FREE_MEMORY * memory.total)
 
-        for gang in self.gangs.values():
-            for worker in gang.workers.values():
-                take(worker.node_id, gang.placement, 1)
-        for gang in self.gangs.values():
-            if not gang.workers:
-                coming = self._shares(gang.placement, nodes, list(free.values())) or ()
-                for node_id, num_workers in zip(list(free), coming, strict=False):
-                    take(node_id, gang.placement, num_workers)
-        return list(free.values())
+    def rules(self, max_trials: int | None) -> Rules:
+        """For a run with so many trials at a time; None: every trial has its machines to itself."""
+        return Rules(max_trials is None, max_trials, self.reserved, self._policy.max_parked)
 
-    def _shares(
-        self, placement: Placement, nodes: Sequence[Mapping[str, Any]], free: Sequence[Mapping[str, float]]
-    ) -> tuple[int, ...] | None:
-        """How many workers of a gang each node would take; None: there is no room for it now."""
-        of_label = eligible(placement, free, [node["Labels"] for node in nodes])
-        return shares(placement, self._reserved(placement), of_label)
+    def reserved(self, placement: Placement) -> dict[str, float]:
+        """What a worker of a gang reserves in Ray."""
+        gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
+        return {"CPU": TINY_CPU if self._policy.owns_cluster else float(placement.cpus_per_worker), **gpu}
 
-    def _where(self, placement: Placement) -> Where:
-        """For Ray: a strategy of its own where it has one, else the nodes that have most room."""
+    def ask_for_nodes(self, placements: Collection[Placement]) -> list[Placement]:
+        """Let the autoscaler see what gangs of these need, and of no others: as placement groups that wait.
+
+        Returns those that it has not been asked for before.
+        """
+        for placement in [p for p in self._asked_for if p not in placements]:
+            ray.util.remove_placement_group(self._asked_for.pop(placement))  # its nodes are there: they are for gangs
+        new = [placement for placement in placements if placement not in self._asked_for]
+        for placement in new:
+            bundles = [needed(placement)] * placement.num_workers
+            label = [dict([label_of(placement.node_label)])] * len(bundles) if placement.node_label else None
+            self._asked_for[placement] = ray.util.placement_group(
+                bundles, _strategy(placement.nodes, len(bundles)), bundle_label_selector=label
+            )
+        return new
+
+    def _where(self, placement: Placement, on: On) -> Where:
+        """For Ray: on these nodes. Where there is one alone, it needn't be said; where others than us have taken them,
+        Ray knows better than we do."""
+        if len(self.nodes) > 1 and (self._policy.owns_cluster or self._are_free(placement, on)):
+            of_each = [node_id for node_id, count in on.items() for _ in range(count)]
+            return Where("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in of_each))
         label = dict([label_of(placement.node_label)]) if placement.node_label else {}
-        of_each = (label,) * placement.num_workers if label else ()
-        if not isinstance(placement.nodes, int):
-            return Where(str(placement.nodes).upper(), of_each)
-        if placement.nodes in (1, placement.num_workers):
-            return Where("STRICT_PACK" if placement.nodes == 1 else "STRICT_SPREAD", of_each)
-        nodes = alive_nodes()
-        taken = self._shares(placement, nodes, self._free(nodes)) or ()
-        chosen = [node["NodeID"] for node, count in zip(nodes, taken, strict=False) for _ in range(count)]
-        return Where("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in chosen) or of_each)
+        strategy = _strategy(placement.nodes, placement.num_workers) if len(self.nodes) > 1 else "PACK"
+        return Where(strategy, (label,) * placement.num_workers if label else ())
 
-    def start(self, placement: Placement) -> Gang:
-        """Start a gang in a thread of its own; its workers will say hello."""
-        where = self._where(placement)
-        gang = Gang(f"{next(self._numbers)}", placement)
+    def _are_free(self, placement: Placement, on: On) -> bool:
+        """Whether the nodes have in Ray what the gang reserves; waits a little, since Ray tells it late."""
+        until_s = time.monotonic() + TOLD_LATE_S
+        while True:
+            free = available_resources_per_node()
+            if all(
+                free.get(node_id, {}).get(kind, 0) >= amount * count - ROUNDING
+                for node_id, count in on.items()
+                for kind, amount in self.reserved(placement).items()
+            ):
+                return True
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.1)
+
+    def start(self, placement: Placement, on: On) -> Gang:
+        """Start a gang on these nodes, in a thread of its own; its workers will say hello."""
+        gang = Gang(f"{next(self._numbers)}", placement, on)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
 
@@ -157,8 +180,8 @@ class GangPool:
                     self._broker,
                     gang.id,
                     placement,
-                    self._reserved(placement),
-                    where,
+                    self.reserved(placement),
+                    self._where(placement, on),
                     str(Path(self._settings.log_dir) / "gangs"),
                     fresh=not self._is_warm,
                 )
@@ -177,8 +200,14 @@ class GangPool:
             address = self._policy.fork_address
         else:
             address = await self._agent(greeting.node_id).address.remote()
+        node = next((node for node in self.nodes if node.id == greeting.node_id), None)
+        if node is not None:
+            name = node.labels.get(MACHINE_LABEL) or greeting.hostname
+            greeting = replace(greeting, host=node.machine, hostname=name)
         self._cores.add_host(greeting.host, greeting.cores)
         gang.workers[rank] = greeting
+        if len(gang.workers) == gang.placement.num_workers:
+            gang.on = Counter(worker.node_id for worker in gang.workers.values())
         return address
 
     def ready(self, gang: Gang, rank: int) -> None:
@@ -209,11 +238,6 @@ class GangPool:
             ray.util.remove_placement_group(group)
         await self._on_end(gang, error)
 
-    def _reserved(self, placement: Placement) -> dict[str, float]:
-        """What a worker of a gang reserves in Ray."""
-        gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
-        return {"CPU": TINY_CPU if self._policy.owns_cluster else float(placement.cpus_per_worker), **gpu}
-
     def _agent(self, node_id: str) -> Any:
         """The actor that owns the node's fork server, started where there is none yet."""
         if node_id not in self._agents:
@@ -225,10 +249,26 @@ class GangPool:
         return self._agents[node_id]
 
 
-def alive_nodes() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
+def _strategy(nodes: Value, num_workers: int) -> str:
+    """What Ray calls it. It has no word for some nodes of several workers each."""
+    if isinstance(nodes, int):
+        return "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD" if nodes == num_workers else "SPREAD"
+    return str(nodes).upper()
 
 
-def totals_and_labels(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], list[dict[str, str]]]:
-    """What each node has in all, and its labels, as `raypar.run.capacity` takes them."""
-    return [dict(node["Resources"]) for node in nodes], [dict(node["Labels"]) for node in nodes]
+def alive_nodes() -> tuple[Node, ...]:
+    """Ray's nodes that are up.
+
+    Nodes of one machine have its host name and its address. The label ``raypar-machine`` says otherwise: which of them
+    are on one machine (pods, say), or, where a cluster is only simulated, which ones are to count as machines.
+    """
+    return tuple(
+        Node(
+            node["NodeID"],
+            node["Labels"].get(MACHINE_LABEL) or f"{node['NodeManagerHostname']}/{node['NodeManagerAddress']}",
+            node["Resources"],
+            node["Labels"],
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    )

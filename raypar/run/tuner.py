@@ -25,7 +25,7 @@ from ray.tune.search import BasicVariantGenerator
 from raypar.errors import ClusterError, RayparError
 from raypar.run.broker import Broker, BrokerConfig
 from raypar.run.cluster import TRAIN_ENVIRONMENT
-from raypar.run.events import Event, Listener, Notice, TrialEnded
+from raypar.run.events import ClusterChanged, Event, Listener, Notice, TrialEnded
 from raypar.run.gangs import GangPolicy
 from raypar.run.interruption import Interrupted, interrupted_by, uninterrupted, what_broke
 from raypar.run.runner import RunSettings
@@ -47,10 +47,10 @@ QUIET = {
 }
 
 
-MAX_BROKERS = 4
+MAX_LOST = 4  # brokers, one after the other, without a trial that has ended between them
 ANSWER_TIMEOUT_S = 10.0
 LOST = "the broker of the trials was lost; what ran is run again"
-LOST_AGAIN = "the broker of the trials was lost {} times"
+LOST_AGAIN = "the broker of the trials was lost {} times, one after the other"
 LOST_HINT = "is the head node short of memory? what has ended is kept"
 
 
@@ -95,9 +95,13 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
 
 
 class _Driver(tune.Callback):  # type: ignore[misc]
-    """On the driver: says what each Tune trial is to do, and takes its result at once when it ends."""
+    """On the driver: says what each Tune trial is to do, and takes its result at once when it ends.
 
-    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec], ears: _Ears) -> None:
+    Args:
+        spec_of: makes a trial of what a search drew; None where the broker knows the trials.
+    """
+
+    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None, ears: _Ears) -> None:
         self._broker, self._spec_of, self._ears = broker, spec_of, ears
         self._running: set[str] = set()
         self.num_ended = 0
@@ -108,7 +112,8 @@ class _Driver(tune.Callback):  # type: ignore[misc]
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._running:
             self._running.add(trial.trial_id)
-            ray.get(self._broker.define.remote(trial.trial_id, self._spec_of(trial.config)))
+            spec = self._spec_of(trial.config) if self._spec_of else None
+            ray.get(self._broker.define.remote(trial.trial_id, spec))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._end(trial.trial_id)
@@ -159,15 +164,18 @@ class TuneRunner:
                 ended.append(event.result.spec)
             listener(event)
 
-        for number in range(1, MAX_BROKERS + 1):
+        num_lost = 0
+        while True:
+            num_before = len(ended)
             done = {spec.identity for spec in ended}
             left = [*specs, *ended] if study.is_search else [spec for spec in specs if spec.identity not in done]
             try:
                 self._run(study, left, listen)
                 return
             except BrokerLost as lost:
-                if number == MAX_BROKERS:
-                    raise ClusterError(LOST_AGAIN.format(number), hint=LOST_HINT) from lost
+                num_lost = 1 if len(ended) > num_before else num_lost + 1
+                if num_lost == MAX_LOST:
+                    raise ClusterError(LOST_AGAIN.format(num_lost), hint=LOST_HINT) from lost
                 listen(Notice(LOST))
 
     def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
@@ -180,6 +188,7 @@ class TuneRunner:
             policy=self._policy,
             max_retries=study.max_retries,
             in_lockstep=study.scheduler is not None,
+            max_trials=study.max_concurrent_trials,
         )
         mark("tuner: broker asked for")
         options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
@@ -189,10 +198,11 @@ class TuneRunner:
         ears: _Ears | None = None
         is_ray_lost = False
         try:
-            ray.get(broker.start.remote(None if study.is_search or not specs else specs[0].placement))
+            num_slots = ray.get(broker.start.remote(() if study.is_search else tuple(specs)))
             mark("tuner: broker is up")
-            ears = _Ears(broker, listener)
-            self._tune(study, specs, name, config.in_lockstep, broker, ears)
+            slots = _Slots(num_slots, listener)
+            ears = _Ears(broker, slots)
+            self._tune(study, specs, name, config.in_lockstep, broker, ears, slots)
         except (RayActorError, TuneError, RuntimeError) as error:
             if isinstance(error, RayparError) or not _is_lost(broker):
                 raise
@@ -216,7 +226,14 @@ class TuneRunner:
         mark("tuner: closed")
 
     def _tune(
-        self, study: Study, specs: Sequence[TrialSpec], name: str, in_lockstep: bool, broker: Any, ears: _Ears
+        self,
+        study: Study,
+        specs: Sequence[TrialSpec],
+        name: str,
+        in_lockstep: bool,
+        broker: Any,
+        ears: _Ears,
+        slots: _Slots,
     ) -> None:
         space: dict[str, Any] = {"broker": name, "in_lockstep": in_lockstep}
         if study.is_search:
@@ -228,7 +245,7 @@ class TuneRunner:
             drawn = Counter(tuple(spec.point.items()) for spec in specs)
             device = self._settings.default_device
 
-            def spec_of(tune_config: Mapping[str, Any]) -> TrialSpec:
+            def drawn_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
                 point = {key: tune_config[key] for key in study.space}
                 # What is drawn again is a repeat, and a trial of its own.
                 repeat = drawn[tuple(point.items())]
@@ -238,16 +255,13 @@ class TuneRunner:
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
             count = 1
-
-            def spec_of(tune_config: Mapping[str, Any]) -> TrialSpec:
-                return specs[int(tune_config["order"])]
-
-        driver = _Driver(broker, spec_of, ears)
+        driver = _Driver(broker, drawn_spec if study.is_search else None, ears)
         searcher = study.searcher
-        num_concurrent: int | None = study.max_concurrent_trials
-        if study.is_search and searcher is None:
+        num_concurrent: int | None = slots.count
+        if searcher is None:
             # A search that goes on draws anew, not what it has drawn before.
-            searcher = BasicVariantGenerator(max_concurrent=num_concurrent, random_state=study.seed + len(specs))
+            searcher = BasicVariantGenerator(max_concurrent=slots.count, random_state=study.seed + len(specs))
+            slots.follow(searcher)
             num_concurrent = None
         needs_metric = study.searcher is not None or study.scheduler is not None
         tuner = tune.Tuner(
@@ -274,6 +288,26 @@ class TuneRunner:
             if interrupted_by() is None and _is_lost(broker):
                 raise BrokerLost
             raise Interrupted
+
+
+class _Slots:
+    """How many trials Tune lets run at a time; more where machines join. A listener that passes on what it hears."""
+
+    def __init__(self, count: int, listener: Listener) -> None:
+        self.count, self._listener = count, listener
+        self._generator: BasicVariantGenerator | None = None
+
+    def follow(self, generator: BasicVariantGenerator) -> None:
+        """From now on this one is told."""
+        self._generator = generator
+        generator.max_concurrent = self.count
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ClusterChanged):
+            self.count = event.num_slots
+            if self._generator is not None:
+                self._generator.max_concurrent = self.count
+        self._listener(event)
 
 
 class _Ears:

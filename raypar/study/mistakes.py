@@ -69,6 +69,8 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
         yield Mistake("name", study.name, f"is longer than {MAX_NAME} characters", hint="choose a shorter name")
     for key, low in (("num_repeats", 1), ("max_retries", 0), ("num_trials", 1), ("max_concurrent_trials", 1)):
         value = getattr(study, key)
+        if value is None and key == "max_concurrent_trials":
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             yield Mistake(key, value, f"must be a whole number of at least {low}", hint=f"say {key}={low}")
         elif value > MAX_TRIALS:

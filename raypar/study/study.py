@@ -35,7 +35,9 @@ class Study:
         metric: what says how good a trial is (to searcher and scheduler as well), a key of the reports; empty: the
             workload's own.
         mode: "max" or "min"; empty: the workload's own.
-        max_concurrent_trials: None: timed trials one at a time, each alone; a search may pack what fits.
+        max_concurrent_trials: None: every trial has its machines to itself, so that there is one at a time on a
+            machine, and several on a cluster of several. A number: so many at a time, on machines that they may share,
+            each on cores of its own; 1: one at a time, wherever it runs.
         description: what the study asks, for people.
         price_per_node_hour: what a machine costs an hour, in any currency; None: nothing has a cost. No part of what a
             trial is: it may change without anything being run again.
@@ -57,7 +59,7 @@ class Study:
     scheduler: Any = None
     metric: str = ""
     mode: str = ""
-    max_concurrent_trials: int = 1
+    max_concurrent_trials: int | None = None
     description: str = ""
     price_per_node_hour: float | None = None
 

@@ -71,6 +71,18 @@ def test_trials_that_went_on_from_a_checkpoint_are_named() -> None:
     )
 
 
+def test_trials_that_shared_a_machine_or_the_network_with_others_are_told() -> None:
+    alone = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # others ran elsewhere: nothing that it needs
+    assert findings(sound(environment=alone)) == {}
+    shared = findings(sound(environment={**alone, "num_sharing": 2}))[Check.SIDE_BY_SIDE].detail
+    assert shared.startswith("12 of 12 trials shared a machine") and "up to 2 at a time" in shared
+    spread = [
+        replace(result, environment={**alone, "node": ["a", "b"]}) if result.spec.point["num_workers"] == 2 else result
+        for result in sound(environment=alone)
+    ]
+    assert findings(spread)[Check.SIDE_BY_SIDE].detail.startswith("6 of 6 trials over several machines shared the netw")
+
+
 def test_a_speedup_that_may_be_one_is_told() -> None:
     level = [make_result({"num_workers": w}, r, 4.0 + 0.3 * ((r + w) % 3)) for w in (1, 2) for r in range(6)]
     assert "1 of 1 speedup can't be told from 1: num_workers=2." in findings(level)[Check.NOT_SEPARATED].detail

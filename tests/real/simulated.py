@@ -1,0 +1,96 @@
+"""A study on a Ray of several nodes on this machine, each of which counts as a machine; in a process of its own.
+
+Started with a folder, it leaves ``told.json`` there: of every trial, how it ended, where, and beside how many others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+NUM_CPUS = 4
+
+
+def meet(config: dict[str, Any]) -> None:
+    """Ends when all that it is to meet have been here."""
+    folder, ends_s = Path(config["folder"]), time.monotonic() + 60
+    (folder / config["own"]).touch()
+    while not all((folder / name).exists() for name in config["others"].split()):
+        if time.monotonic() > ends_s:
+            raise TimeoutError(f"{config['own']} met not all of {config['others']}")
+        time.sleep(0.02)
+
+
+def main(folder: Path) -> None:
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    from ray.cluster_utils import Cluster
+
+    from raypar import Study, Workload
+    from raypar.run.cluster import TRAIN_ENVIRONMENT, joined_cluster
+    from raypar.run.events import ClusterChanged, Event, TrialEnded, TrialStarted
+    from raypar.run.runner import RunSettings
+    from raypar.run.tuner import TuneRunner
+
+    os.environ.update(TRAIN_ENVIRONMENT)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    study = Study(workload=Workload.from_train_loop(meet), name="simulated", max_retries=0)
+
+    def trial(own: str, others: str = "", **shape: Any) -> Any:
+        return study.trial({"own": own, "others": others, "folder": str(folder), **shape}, 0)
+
+    specs = (
+        trial("one", "two three"),
+        trial("two", "one three"),
+        trial("three", "one two"),  # needs a third machine, since no two run on one
+        trial("wide", num_workers=2, cpus_per_worker=NUM_CPUS, nodes=2),
+        trial("after", num_workers=1),
+        trial("too wide", num_workers=4, cpus_per_worker=NUM_CPUS),
+    )
+    # Without Ray's handlers of signals, which only the main thread may set: a node joins from another one.
+    cluster = Cluster(initialize_head=True, head_node_args=node_args("m1"), shutdown_at_exit=False)
+    cluster.add_node(**node_args("m2"))
+    events: list[Event] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        started = [e for e in events if isinstance(e, TrialStarted)]
+        if isinstance(event, TrialStarted) and len(started) == 2:
+            cluster.add_node(**node_args("m3"))
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(cluster.shutdown)
+        stack.enter_context(joined_cluster(cluster.address))
+        settings = RunSettings(log_dir=folder / "logs")
+        TuneRunner(settings, owns_cluster=False).run(study, specs, listen)
+    results = {e.result.spec.point["own"]: e.result for e in events if isinstance(e, TrialEnded)}
+    told = {
+        "changes": [[e.num_nodes, e.num_slots] for e in events if isinstance(e, ClusterChanged)],
+        "trials": {
+            own: {
+                "state": result.state.value,
+                "failure": result.failure.message if result.failure else None,
+                "nodes": sorted(set(result.environment.get("node", ()))),
+                "num_beside": result.environment.get("num_beside"),
+                "num_sharing": result.environment.get("num_sharing"),
+                "begun_s": result.started_at,
+                "ended_s": result.started_at + (result.wall_s or 0.0),
+            }
+            for own, result in results.items()
+        },
+    }
+    (folder / "told.json").write_text(json.dumps(told))
+
+
+def node_args(machine: str) -> dict[str, Any]:
+    return {"num_cpus": NUM_CPUS, "labels": {"raypar-machine": machine}, "include_dashboard": False}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

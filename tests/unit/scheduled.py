@@ -1,0 +1,131 @@
+"""A cluster on paper: trials take the time that they are said to take, and `decide` says where they run."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from raypar.run.capacity import needed, shares
+from raypar.run.schedule import Node, On, Phase, Rules, Standing, Waiting, decide
+from raypar.study.trial import Placement
+
+TINY = {"CPU": 0.001}
+
+
+def workers(count: int, cpus: int = 1, nodes: str | int = "pack", label: str | None = None) -> Placement:
+    return Placement(count, cpus, "cpu", nodes, label)
+
+
+def cluster(*cpus: float) -> tuple[Node, ...]:
+    """Nodes with so many CPUs, each a machine."""
+    return tuple(Node(f"n{i}", f"m{i}", {"CPU": count}) for i, count in enumerate(cpus))
+
+
+def rules(max_trials: int | None = None, *, owns_cluster: bool = True, max_parked: int = 4) -> Rules:
+    def reserved(placement: Placement) -> Mapping[str, float]:
+        return TINY if owns_cluster else {"CPU": float(placement.cpus_per_worker)}
+
+    return Rules(max_trials is None, max_trials, reserved, max_parked)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial: `takes_s` in truth; `expected_s` is what is told of it beforehand."""
+
+    placement: Placement
+    takes_s: float
+    expected_s: float | None = None
+
+
+@dataclass
+class Ran:
+    job: Job
+    nth: int
+    on: On
+    begun_s: float
+    ended_s: float
+
+
+@dataclass
+class Simulated:
+    """What came of it; `room` is what is free at the end of all."""
+
+    ran: list[Ran] = field(default_factory=list)
+    num_gang_starts: int = 0
+    waited: list[int] = field(default_factory=list)
+
+    @property
+    def makespan_s(self) -> float:
+        return max((ran.ended_s for ran in self.ran), default=0.0)
+
+
+def simulate(
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    how: Rules,
+    *,
+    start_s: float = 0.0,
+    joins: Mapping[float, Sequence[Node]] | None = None,
+) -> Simulated:
+    """Run the jobs to their end. Gangs take `start_s` to start; nodes join at the times said."""
+    found, now_s, ids, ties = Simulated(), 0.0, itertools.count(1), itertools.count()
+    nodes = list(nodes)
+    queue = list(enumerate(jobs))
+    gangs: dict[str, Standing] = {}
+    ends_at: dict[str, float] = {}
+    events: list[tuple[float, int, str, str]] = []
+    for when_s in joins or {}:
+        heapq.heappush(events, (when_s, next(ties), "join", ""))
+    while True:
+        for gang_id, when_s in ends_at.items():
+            known = gangs[gang_id].ends_in_s is not None
+            gangs[gang_id] = replace(gangs[gang_id], ends_in_s=max(0.0, when_s - now_s) if known else None)
+        waiting = [Waiting(job.placement, job.expected_s) for _, job in queue]
+        plan = decide(waiting, list(gangs.values()), nodes, how)
+        for i, gang_id in plan.starts:
+            nth, job = queue[i]
+            assert gangs[gang_id].phase is Phase.IDLE and gangs[gang_id].placement == job.placement
+            gangs[gang_id] = replace(gangs[gang_id], phase=Phase.BUSY, last_used_s=now_s, ends_in_s=job.expected_s)
+            ends_at[gang_id] = now_s + job.takes_s
+            found.ran.append(Ran(job, nth, gangs[gang_id].on, now_s, now_s + job.takes_s))
+            heapq.heappush(events, (now_s + job.takes_s, next(ties), "end", gang_id))
+        queue = [entry for i, entry in enumerate(queue) if i not in {i for i, _ in plan.starts}]
+        for gang_id in plan.closes:
+            assert gangs.pop(gang_id).phase is Phase.IDLE
+        for placement, on in plan.opens:
+            gang_id = str(next(ids))
+            gangs[gang_id] = Standing(gang_id, placement, Phase.STARTING, on, now_s)
+            found.num_gang_starts += 1
+            heapq.heappush(events, (now_s + start_s, next(ties), "ready", gang_id))
+        if plan.closes:
+            continue  # they are gone now
+        if not events:
+            found.waited = [nth for nth, _ in queue]
+            return found
+        now_s, _, what, gang_id = heapq.heappop(events)
+        if what == "join":
+            nodes.extend((joins or {})[now_s])
+        else:
+            gangs[gang_id] = replace(gangs[gang_id], phase=Phase.IDLE, last_used_s=now_s, ends_in_s=None)
+            ends_at.pop(gang_id, None)
+
+
+def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: Rules) -> float:
+    """No schedule is shorter: all that the jobs hold over all that there is, or the longest job.
+
+    A trial that is alone holds its machines whole.
+    """
+    if how.alone:
+        used = [len(on_empty(job.placement, nodes)) * job.takes_s for job in jobs]
+        return max(sum(used) / len({node.machine for node in nodes}), max(job.takes_s for job in jobs))
+    cpus = sum(job.placement.num_cpus * job.takes_s for job in jobs)
+    return max(cpus / sum(node.has["CPU"] for node in nodes), max(job.takes_s for job in jobs))
+
+
+def on_empty(placement: Placement, nodes: Sequence[Node]) -> On:
+    """Where a gang lies on a cluster that has nothing else to do."""
+    found = shares(placement, needed(placement), [node.has for node in nodes])
+    assert found is not None
+    return {node.id: count for node, count in zip(nodes, found, strict=True) if count}
