@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raypar.durability import sync_folder
 from raypar.track.names import safe_name
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Journal:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         size = os.fstat(self._fd).st_size
         self._is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-        _sync_dir(path.parent)
+        sync_folder(path.parent)
 
     def append(self, text: str) -> int:
         """Where the line begins. A line that was cut off before it is ended first, so it can't swallow this one.
@@ -213,11 +214,3 @@ def _lock(path: Path) -> BaseFileLock:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path, thread_local=False)
-
-
-def _sync_dir(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

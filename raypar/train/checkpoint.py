@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from raypar.durability import sync_folder
 from raypar.parallel.place import Place
 
 _SPLIT = "split"  # marks this rank's part of a tensor that is split among ranks
@@ -66,7 +67,7 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         self._place.barrier()
         for older in self._steps():
             if older != step:
@@ -171,12 +172,3 @@ def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None
         torch.cuda.set_rng_state(saved["cuda"], device)
     elif device.type == "mps":
         torch.mps.set_rng_state(saved["mps"])
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that the new name is on disk too."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -16,6 +16,7 @@ ORDER = (
     "errors",
     "units",
     "masking",
+    "durability",
     "trace",
     "provenance",
     "study",
