@@ -289,8 +289,9 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
     """
     import cloudpickle
 
-    from raypar.run.cluster import private_ray, this_machine
+    from raypar.run.cluster import this_machine
     from raypar.run.events import Event, TrialEnded
+    from raypar.run.private_ray import private_ray
     from raypar.run.processes import ForkServer
     from raypar.run.runner import RunSettings
     from raypar.run.tuner import TuneRunner

@@ -12,7 +12,7 @@ from pathlib import Path
 from raypar.masking import secret_variables
 from raypar.options import Options
 from raypar.planning import Plan
-from raypar.run.cluster import private_ray
+from raypar.run.private_ray import private_ray
 from raypar.run.processes import ForkServer
 from raypar.run.runner import Runner, RunSettings
 from raypar.study.loader import LoadedStudy

@@ -13,7 +13,7 @@ import psutil
 from raypar import units
 from raypar.doctor.finding import Finding, well_or
 from raypar.provenance import cpu_model, gpu_model
-from raypar.run.cluster import OBJECT_STORE_BYTES
+from raypar.run.private_ray import OBJECT_STORE_BYTES
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
 
 GANG_BYTES = 2 * 1024**3  # what a gang of two workers and Ray's own processes take

@@ -15,8 +15,9 @@ from raypar.doctor.finding import Finding, well_or
 from raypar.errors import ClusterError, DataError, StoreError
 from raypar.masking import masked
 from raypar.provenance import versions
-from raypar.run.cluster import joined_cluster, private_ray, this_machine
+from raypar.run.cluster import joined_cluster, this_machine
 from raypar.run.nodes import versions_of_nodes
+from raypar.run.private_ray import private_ray
 from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.spool import read_ack, spools, target
 from raypar.track.store import Store

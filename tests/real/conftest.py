@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from telling import HERE, PRELOAD
 
-from raypar.run.cluster import private_ray, this_machine
+from raypar.run.cluster import this_machine
+from raypar.run.private_ray import private_ray
 from raypar.run.processes import ForkServer
 from raypar.train.affinity import allowed_cores
 

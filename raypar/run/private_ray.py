@@ -1,0 +1,168 @@
+"""A Ray of our own: started for one study on this machine, and ended with all its processes, whatever happens to it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from raypar.errors import ClusterError
+from raypar.masking import secret_variables
+from raypar.run.authentication import own_token
+from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster
+from raypar.run.head import HeadWatch, head_processes
+from raypar.run.interruption import Interrupted, end_descendants, reheed, what_broke
+from raypar.trace import mark
+from raypar.train.affinity import CAN_PIN, allowed_cores, pin
+
+OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
+SHUTDOWN_TIMEOUT_S = 20.0
+LOST_TIMEOUT_S = 2.0  # a minute after it has lost its head, Ray ends this process
+AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
+
+
+@contextlib.contextmanager
+def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
+    """A Ray of our own: loopback only, with a token of its own, quiet, gone at the end.
+
+    Its processes don't inherit what looks like a secret: one of them may show a piece of its environment in a process
+    listing, at the moment when it takes its name.
+
+    Args:
+        machine: from `this_machine`.
+        taken: the cores that trials will be on. Where they leave some free, this process (and so Ray's own, which
+            inherit it) keeps to those.
+
+    Raises:
+        ClusterError: Ray doesn't start.
+    """
+    cores = allowed_cores()
+    before = os.sched_getaffinity(0) if CAN_PIN else set()
+    if CAN_PIN and taken and (free := set(cores).difference(taken)):
+        pin(free)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray._private import ray_constants
+
+    # What Ray does on macOS and Windows, where clusters are off: every port of it on 127.0.0.1. On Linux it would
+    # listen on all interfaces.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    older = frozenset(child.pid for child in psutil.Process().children())
+    mark("ray: init")
+    with own_token() as token_folder:
+        try:
+            with _in_groups_of_their_own(), _without_secrets():
+                ray.init(
+                    address="local",  # a bare init would join whatever cluster it finds
+                    num_cpus=len(cores),
+                    num_gpus=int(machine.nodes[0].get("GPU", 0)),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=OBJECT_STORE_BYTES,
+                )
+        except BaseException as error:
+            _end_ray(older)
+            if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM
+                raise Interrupted(signal.SIGTERM) from None
+            if not isinstance(error, Exception):
+                raise
+            hint = "`raypar doctor` looks for the cause"
+            raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
+        reheed()
+        mark("ray: is up")
+        watch = HeadWatch(head_processes())
+        try:
+            with _leavings_end_with_us(token_folder), watch.watching():
+                yield
+        except KeyboardInterrupt:
+            if (lost := what_broke()) is None:
+                raise
+            raise lost from None
+        finally:
+            _end_ray(older, is_lost=bool(watch.lost))
+            if before:
+                pin(before)
+
+
+@contextlib.contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Ray's processes get process groups of their own: a signal to ours (a closed terminal's, `timeout`'s) is not for
+    them, since without them the study could not be ended in good order."""
+    from ray._private import services
+
+    plain = services.ConsolePopen
+    if sys.platform == "linux":  # elsewhere Ray itself needs them in our group, to end them with us
+        services.ConsolePopen = partial(plain, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain
+
+
+def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:
+    """Shut Ray down, by force where it doesn't answer any more (its processes were killed with their machine's others).
+
+    Args:
+        older: children of this process that are not Ray's.
+        is_lost: it won't answer.
+    """
+    import ray
+
+    if is_lost:
+        end_descendants(but=older)
+        atexit.unregister(ray.shutdown)
+
+    def shut_down() -> None:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+
+    ending = threading.Thread(target=shut_down, daemon=True)
+    ending.start()
+    ending.join(LOST_TIMEOUT_S if is_lost else SHUTDOWN_TIMEOUT_S)
+    end_descendants(but=older)
+
+
+@contextlib.contextmanager
+def _without_secrets() -> Iterator[None]:
+    """What is started meanwhile doesn't inherit them."""
+    hidden = secret_variables(os.environ)
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@contextlib.contextmanager
+def _leavings_end_with_us(folder: Path) -> Iterator[None]:
+    """Where this process is killed, Ray's processes end with it, but for the raylet's agents: these try for a minute to
+    tell a GCS that is gone. A shell waits for our end, to end them, and to remove the folder."""
+    agents = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(name in " ".join(process.cmdline()) for name in AGENTS):
+                agents.append(str(process.pid))
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", 'read line || { kill -9 "$@"; rm -rf -- "$0"; }', str(folder), *agents],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        shell.communicate(b"\n")
