@@ -1,22 +1,16 @@
-"""The commands that run something, or say what they would run."""
+"""The commands that run a study, or say what they would run: what is asked, checked before anything starts."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raypar.cli.common import (
-    EXIT_FAILED,
-    charts_url,
-    quiet,
     say,
     set_data_dir,
     stdout,
@@ -25,6 +19,7 @@ from raypar.cli.common import (
     unknown_study,
     uri_of,
 )
+from raypar.cli.executing import run
 from raypar.cli.options import (
     Address,
     DataDir,
@@ -44,14 +39,10 @@ from raypar.cli.options import (
 )
 from raypar.cli.submitting import dashboard_in, submit, unchecked
 from raypar.errors import NotForTraining, RayparError
-from raypar.run.interruption import heeded, interrupted_by, uninterrupted, when_leaving_at_once
+from raypar.run.interruption import heeded
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from raypar.execution import Outcome
     from raypar.options import Options
-    from raypar.planning import Plan
     from raypar.study.loader import LoadedStudy
     from raypar.study.study import Study
 
@@ -242,94 +233,3 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
         estimated_s=made.estimated_s(),
         isolation=options.isolation,
     )
-
-
-def run(loaded: LoadedStudy, options: Options) -> None:
-    from raypar.analysis.question import question_of
-    from raypar.execution import check_can_train, execute
-    from raypar.masking import masked
-    from raypar.report.live import LiveView
-    from raypar.run.events import Notice
-    from raypar.track.client import has_server
-
-    check_can_train(options)
-    with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
-
-        def view(made: Plan) -> LiveView:
-            done = made.num_trials - made.num_missing
-            if done:
-                say(console, f"{done} of {made.num_trials} trials are in the store already and are not run again")
-            question = question_of(made.study)
-            return LiveView(console, made.num_trials, done=made.done, queued=made.missing, question=question)
-
-        def notice(event: Any) -> None:
-            if isinstance(event, Notice):
-                say(console, event.text)
-
-        with when_leaving_at_once(lambda: end_of_view(console)):
-            outcome: Outcome = execute(loaded, options, view, notice)
-        # Where the terminal was closed, there is nobody to tell.
-        gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
-        with uninterrupted(then_raise=False), gone:
-            tell(console, outcome, resume_command(loaded, options))
-            if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
-                with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
-                    found = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
-                    say(console, "charts of {}: {}".format(*found or ("", "")))
-    if (number := interrupted_by() or outcome.interrupted_by) is not None:
-        raise typer.Exit(128 + number)
-    if outcome.broke_off:
-        raise outcome.broke_off
-    if outcome.num_failed:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def end_of_view(console: Console) -> None:
-    """Give the cursor back that a live view has hidden. From any thread, whatever the console's lock is held for."""
-    if console.is_terminal:
-        os.write(console.file.fileno(), b"\x1b[?25h\n")
-
-
-def tell(console: Console, outcome: Outcome, resume: str) -> None:
-    """What came of an execution."""
-    from raypar.report.console import print_report
-    from raypar.report.plan import print_failures
-
-    name = outcome.analysis.study_name
-    if outcome.partial and outcome.num_done:
-        say(console, outcome.partial)
-    if outcome.num_done:
-        print_report(outcome.analysis, console)
-    if outcome.failures:
-        print_failures(console, outcome.failures, outcome.log_dir)
-    if outcome.num_unsent:
-        say(console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them")
-    if outcome.was_interrupted and not outcome.num_done:
-        say(console, f"interrupted before a trial had ended; `{resume}` runs them")
-    elif outcome.was_interrupted and not outcome.partial:
-        say(console, "interrupted when every trial was done")
-    elif outcome.was_interrupted:
-        say(console, f"interrupted; `{resume}` runs the rest")
-    elif outcome.broke_off:
-        say(console, f"broke off; `{resume}` runs the rest")
-    if outcome.num_done:
-        say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
-
-
-def resume_command(loaded: LoadedStudy, options: Options) -> str:
-    """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
-    from raypar.cli.resuming import is_here, is_taken
-    from raypar.masking import masked
-    from raypar.run.jobs import SUBMITTED_AS
-    from raypar.track.store import default_tracking_uri
-
-    if submitted_as := os.environ.get(SUBMITTED_AS):
-        return submitted_as
-    words = ["raypar", "resume", loaded.study.name]
-    if not is_taken(str(loaded.path), options.project_dir):
-        words += ["--file", str(loaded.path)]
-    if options.address is not None and not is_here(options.address):
-        words += ["--address", options.address]
-    if options.tracking_uri != default_tracking_uri(options.project_dir):
-        words += ["--tracking-uri", options.tracking_uri]
-    return masked(shlex.join(words))

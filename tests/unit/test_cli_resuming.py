@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raypar import Study
+from raypar.cli.executing import resume_command
 from raypar.cli.resuming import is_here, is_taken
-from raypar.cli.running import resume_command
 from raypar.options import Options
 from raypar.study.loader import LoadedStudy
 from raypar.track.store import default_tracking_uri
