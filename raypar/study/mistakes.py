@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from raypar.errors import Mistake, shortened, suggest
 from raypar.study.affinity import affinity_width
+from raypar.study.compatibility import check_together
 from raypar.study.config import resolve
-from raypar.study.options import OPTIONS, check_together, check_value, is_default, known_options, workload_mistakes
+from raypar.study.options import OPTIONS, check_value, is_default, known_options, workload_mistakes
 from raypar.study.space import DOMAINS, Choice, Grid, Value, examples, problem
 from raypar.study.trial import point_label
 from raypar.study.workload import Option, Workload

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from raypar.study.compatibility import check_together
 from raypar.study.config import resolve
-from raypar.study.options import OPTIONS, check_together
+from raypar.study.options import OPTIONS
 from raypar.study.space import Value
 from raypar.study.strategies import (
     _MEANT_FOR,
