@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import symtable
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from raypar.study.source import SourceModule, global_names, is_text, name_chains, parsed
 
 MAX_PARTS = 64  # more are told file by file: every trial's result carries them
 MAX_NAMED = 4
 OUTSIDE = "outside of functions"
+
 
 # What a study declares; its trials' identities hold what of it matters to them.
 _SETTINGS = {
@@ -37,7 +37,7 @@ def code_of(path: Path, source: str) -> dict[str, str]:
         path: the study file, whose text is `source`; what it imports is looked for in its folder.
     """
     try:
-        parts = _Reached(path.resolve().parent).of_study(_Module(path.name, "", _parsed(source)))
+        parts = _Reached(path.resolve().parent).of_study(SourceModule(path.name, "", parsed(source)))
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):  # a module beside it, or nested too deeply
         return {path.name: _digest(source)}
     if len(parts) <= MAX_PARTS:
@@ -68,75 +68,16 @@ def listed(parts: Iterable[str]) -> str:
     return ", ".join(told) + (f" and {more} more" if more > 0 else "")
 
 
-@dataclass
-class _Module:
-    """A file's statements by the names that they bind.
-
-    Attributes:
-        label: the file, relative to the study's folder.
-        name: as it is imported; empty for the study file.
-        bound: name to the statements that bind it.
-        aliases: name to what it stands for: a module, or a name in one.
-        stars: modules all of whose names are imported.
-        rest: statements that bind nothing, and may do anything.
-    """
-
-    label: str
-    name: str
-    tree: ast.Module
-    is_package: bool = False
-    bound: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    aliases: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    stars: list[str] = field(default_factory=list)
-    rest: list[ast.stmt] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for statement in self.tree.body:
-            if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
-                continue  # what it does as a script
-            imported = dict(self.imports_in(statement))
-            self.aliases |= imported
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                continue
-            names = set(_bound_by(statement))
-            for name in names:
-                self.bound.setdefault(name, []).append(statement)
-            if not names and not imported:
-                self.rest.append(statement)
-
-    def imports_in(self, statement: ast.stmt) -> Iterator[tuple[str, tuple[str, str | None]]]:
-        """Every alias that imports inside of the statement make."""
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    top = alias.name.partition(".")[0]
-                    yield (alias.asname, (alias.name, None)) if alias.asname else (top, (top, None))
-            elif isinstance(node, ast.ImportFrom):
-                origin = self._absolute(node)
-                for alias in node.names:
-                    if alias.name == "*":
-                        self.stars.append(origin)
-                    else:
-                        yield alias.asname or alias.name, (origin, alias.name)
-
-    def _absolute(self, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        package = self.name.split(".")
-        kept = package[: len(package) - node.level + self.is_package]
-        return ".".join([*kept, *([node.module] if node.module else [])])
-
-
 class _Reached:
     """Follows names from a study's workload through the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._modules: dict[str, _Module | None] = {}
+        self._modules: dict[str, SourceModule | None] = {}
         self._seen: set[tuple[str, str]] = set()
         self._texts: dict[str, list[str]] = {}
 
-    def of_study(self, file: _Module) -> dict[str, str]:
+    def of_study(self, file: SourceModule) -> dict[str, str]:
         roots = file.bound.get("study") or [s for s in file.tree.body if _declares(s)]
         for statement in roots:
             self._texts.setdefault(f"{file.label}: study", []).append(self._follow(file, statement))
@@ -145,7 +86,7 @@ class _Reached:
         self._rest_of(file)
         return {key: _digest("\n".join(texts)) for key, texts in sorted(self._texts.items())}
 
-    def _name(self, module: _Module, name: str) -> None:
+    def _name(self, module: SourceModule, name: str) -> None:
         if (module.label, name) in self._seen:
             return
         self._seen.add((module.label, name))
@@ -161,14 +102,14 @@ class _Reached:
                 if (other := self._module(star)) is not None:
                     self._name(other, name)
 
-    def _follow(self, module: _Module, statement: ast.stmt) -> str:
+    def _follow(self, module: SourceModule, statement: ast.stmt) -> str:
         """Go on with what a statement names; its text, with what its names are imported from."""
         tree = _Essential().visit(ast.parse(ast.unparse(statement)))
         text = ast.unparse(tree)
         aliases = {**module.aliases, **dict(module.imports_in(statement))}
-        chains = dict.fromkeys(_chains(tree))
+        chains = dict.fromkeys(name_chains(tree))
         inner = {alias for alias, _ in module.imports_in(statement)}
-        wanted = _global_names(text) | inner
+        wanted = global_names(text) | inner
         imported = set()
         for name, *attributes in chains:
             if name not in wanted:
@@ -195,18 +136,18 @@ class _Reached:
         else:
             self._all_of(module)
 
-    def _all_of(self, module: _Module) -> None:
+    def _all_of(self, module: SourceModule) -> None:
         for name in module.bound:
             self._name(module, name)
 
-    def _rest_of(self, module: _Module) -> None:
+    def _rest_of(self, module: SourceModule) -> None:
         if (module.label, "") not in self._seen:
             self._seen.add((module.label, ""))
             for statement in module.rest:
-                if not _is_text(statement):
+                if not is_text(statement):
                     self._texts.setdefault(f"{module.label}: {OUTSIDE}", []).append(self._follow(module, statement))
 
-    def _module(self, name: str) -> _Module | None:
+    def _module(self, name: str) -> SourceModule | None:
         """The module of this name in the folder; None where it is elsewhere."""
         if name not in self._modules:
             self._modules[name] = None
@@ -217,8 +158,8 @@ class _Reached:
             for file in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")) if all(parts) else ():
                 if file.is_file():
                     label = file.relative_to(self._folder).as_posix()
-                    tree = _parsed(file.read_text(encoding="utf-8-sig"))
-                    self._modules[name] = _Module(label, name, tree, file.name == "__init__.py")
+                    tree = parsed(file.read_text(encoding="utf-8-sig"))
+                    self._modules[name] = SourceModule(label, name, tree, file.name == "__init__.py")
                     break
         return self._modules[name]
 
@@ -235,26 +176,11 @@ class _Essential(ast.NodeTransformer):
 
     def _without_docstring(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
         self.generic_visit(node)
-        if _is_text(node.body[0]):
+        if is_text(node.body[0]):
             node.body = node.body[1:] or [ast.Pass()]
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _without_docstring
-
-
-def _parsed(source: str) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they were told when the file was run
-        return ast.parse(source)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Whether it is a string alone: a docstring."""
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
 
 
 def _declares(statement: ast.stmt) -> bool:
@@ -263,53 +189,6 @@ def _declares(statement: ast.stmt) -> bool:
     return not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and any(
         "Study" in (getattr(called, "id", ""), getattr(called, "attr", "")) for called in calls
     )
-
-
-def _bound_by(statement: ast.stmt) -> Iterator[str]:
-    """The module's names that a statement binds."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-        return
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-            base: ast.expr = node
-            while isinstance(base, (ast.Attribute, ast.Subscript)):
-                base = base.value
-            if isinstance(base, ast.Name):
-                yield base.id  # what `SIZES["hidden"] = 64` changes
-
-
-def _chains(tree: ast.AST) -> Iterator[tuple[str, ...]]:
-    """``("nets", "mlp", "build")`` of ``nets.mlp.build``, of every name in the tree."""
-
-    def walk(node: ast.AST, after: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        if isinstance(node, ast.Attribute):
-            yield from walk(node.value, (node.attr, *after))
-            return
-        if isinstance(node, ast.Name):
-            yield (node.id, *after)
-            return
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, ())
-
-    return walk(tree, ())
-
-
-def _global_names(text: str) -> set[str]:
-    """The names of its module that a statement uses, in its functions too."""
-
-    def visit(table: symtable.SymbolTable, is_outermost: bool) -> Iterator[str]:
-        for symbol in table.get_symbols():
-            if is_outermost or symbol.is_global():
-                yield symbol.get_name()
-        for child in table.get_children():
-            yield from visit(child, False)
-
-    return set(visit(symtable.symtable(text, "study", "exec"), True))
 
 
 def _digest(text: str) -> str:
