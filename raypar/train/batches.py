@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -148,3 +149,36 @@ def dataloader(
             yield Batch(cast(transform(x) if transform else x), y, share.weight, share.num_samples)
 
     return stream
+
+
+def orders(order_of: Callable[[int], Tensor], steps: range, steps_per_epoch: int, batch_size: int) -> Iterator[Tensor]:
+    """The order of the samples of these steps of the training, epoch by epoch (the first is 1)."""
+    first, num_skipped = divmod(steps.start, steps_per_epoch)
+    for epoch in range(first, steps.stop // steps_per_epoch):
+        order = order_of(epoch + 1)
+        yield order[num_skipped * batch_size :] if epoch == first else order
+
+
+def segments(
+    epochs: Iterator[Iterator[Batch]], total_steps: int, eval_every_steps: int | None
+) -> Iterator[Iterator[Batch]]:
+    """The training in parts with an evaluation after each: the epochs, or so many steps at a time.
+
+    A part has to be used up before the next one is asked for.
+    """
+    if eval_every_steps is None:
+        yield from epochs
+        return
+    every = (batch for epoch in epochs for batch in epoch)
+    for _ in range(-(-total_steps // eval_every_steps)):
+        yield islice(every, eval_every_steps)
+
+
+def full_batches(
+    order_of: Callable[[int], Tensor], epoch: int, stream: BatchStream, batch_size: int
+) -> Iterator[Batch]:
+    """Those of this epoch and all that follow, but for short last ones."""
+    while True:
+        order = order_of(epoch)
+        epoch += 1
+        yield from stream(order[: len(order) // batch_size * batch_size or len(order)])

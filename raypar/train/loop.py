@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +125,9 @@ def train(
         stopped = any(not channel.report(report) for report in timed.reports)
     num_resumed_steps = timed.num_steps
     missing = range(timed.num_steps, timed.num_steps if stopped else num_epochs * steps_per_epoch)
-    orders = _orders(partial(batches.epoch_order, num_samples, seed), missing, steps_per_epoch, config["batch_size"])
-    for steps in _segments((stream(order) for order in orders), len(missing), config["eval_every_steps"]):
+    order_of = partial(batches.epoch_order, num_samples, seed)
+    orders = batches.orders(order_of, missing, steps_per_epoch, config["batch_size"])
+    for steps in batches.segments((stream(order) for order in orders), len(missing), config["eval_every_steps"]):
         place.barrier()
         watch.start()
         place.barrier()  # reading counters takes one rank longer than another
@@ -172,8 +172,7 @@ def train(
     keeper.save(whole)
     profiled: Mapping[str, Any] = {}
     if profiling.num_steps and not stopped:
-        order_of = partial(batches.epoch_order, num_samples, seed)
-        more = _full_batches(order_of, config["epochs"] + 1, stream, config["batch_size"])
+        more = batches.full_batches(order_of, config["epochs"] + 1, stream, config["batch_size"])
         looked_into = ProfiledPass(new_stepper, more, place, strategy.module)
         profiled = profile(
             looked_into, profiling, place, numerics, config["num_threads"], strategy.whole(), evaluation.sample()
@@ -224,44 +223,11 @@ def _put_back(state: Mapping[str, Any], strategy: Strategy, stepper: Stepper, ke
     return _Timed(**state["timed"])
 
 
-def _orders(order_of: Callable[[int], Tensor], steps: range, steps_per_epoch: int, batch_size: int) -> Iterator[Tensor]:
-    """The order of the samples of these steps of the training, epoch by epoch (the first is 1)."""
-    first, num_skipped = divmod(steps.start, steps_per_epoch)
-    for epoch in range(first, steps.stop // steps_per_epoch):
-        order = order_of(epoch + 1)
-        yield order[num_skipped * batch_size :] if epoch == first else order
-
-
 def _num_samples(available: int, config: Config) -> int:
     wanted = config["num_samples"]
     if wanted is not None and wanted > available:
         raise ValueError(f"num_samples={wanted} is more than the {available} training samples")
     return wanted or available
-
-
-def _segments(
-    epochs: Iterator[Iterator[Batch]], total_steps: int, eval_every_steps: int | None
-) -> Iterator[Iterator[Batch]]:
-    """The training in parts with an evaluation after each: the epochs, or so many steps at a time.
-
-    A part has to be used up before the next one is asked for.
-    """
-    if eval_every_steps is None:
-        yield from epochs
-        return
-    every = (batch for epoch in epochs for batch in epoch)
-    for _ in range(-(-total_steps // eval_every_steps)):
-        yield islice(every, eval_every_steps)
-
-
-def _full_batches(
-    order_of: Callable[[int], Tensor], epoch: int, stream: batches.BatchStream, batch_size: int
-) -> Iterator[Batch]:
-    """Those of this epoch and all that follow, but for short last ones."""
-    while True:
-        order = order_of(epoch)
-        epoch += 1
-        yield from stream(order[: len(order) // batch_size * batch_size or len(order)])
 
 
 def _run_segment(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 
 import pytest
 import torch
@@ -10,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypar.study.workload import Data, Split
-from raypar.train.batches import Batch, Share, dataloader, epoch_order, num_steps, resident, shares
+from raypar.train.batches import (
+    Batch,
+    Share,
+    dataloader,
+    epoch_order,
+    full_batches,
+    num_steps,
+    orders,
+    resident,
+    segments,
+    shares,
+)
 
 SEEDS = st.integers(0, 2**32 - 1)
 CASES = {
@@ -167,3 +179,41 @@ def test_a_dataset_of_ones_own_gets_no_transform_on_top() -> None:
     split_order = partial(shares, batch_size=4, rank=0, num_shares=1, drop_last=False)
     served = dataloader(with_own, lambda x: x, torch.device("cpu"), split_order, IN_PROCESS)(torch.arange(10).flip(0))
     assert [batch.inputs[:, 0].tolist() for batch in served] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+
+
+@given(num_samples=st.integers(1, 40), batch_size=st.integers(1, 15), epochs=st.integers(1, 4), data=st.data())
+@settings(deadline=None)
+def test_what_is_left_of_a_training_is_the_end_of_the_whole_one(
+    num_samples: int, batch_size: int, epochs: int, data: st.DataObject
+) -> None:
+    per_epoch = num_steps(num_samples, batch_size, drop_last=False)
+    total = per_epoch * epochs
+    done = data.draw(st.integers(0, total))
+
+    def batches_of(steps: range) -> list[list[int]]:
+        every = orders(partial(epoch_order, num_samples, 7), steps, per_epoch, batch_size)
+        return [batch.tolist() for order in every for batch in order.split(batch_size) if len(batch)]
+
+    whole = batches_of(range(total))
+    assert len(whole) == total
+    assert batches_of(range(done, total)) == whole[done:]
+
+
+def served(sizes: list[int]) -> list[Batch]:
+    return [Batch(None, i, 1.0, size) for i, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(("every", "parts"), [(None, [3, 3, 3]), (2, [2, 2, 2, 2, 1]), (9, [9]), (20, [9])])
+def test_an_evaluation_follows_each_epoch_or_every_so_many_steps(every: int | None, parts: list[int]) -> None:
+    epochs = (iter(served([4, 4, 1])) for _ in range(3))
+    assert [len(list(part)) for part in segments(epochs, 9, every)] == parts
+
+
+def test_batches_without_end_are_all_full_and_of_epoch_after_epoch() -> None:
+    def stream(order: torch.Tensor) -> list[Batch]:
+        return [Batch(part.tolist(), None, 1.0, len(part)) for part in order.split(4)]
+
+    found = list(islice(full_batches(partial(epoch_order, 10, 3), 5, lambda order: iter(stream(order)), 4), 4))
+    assert [batch.num_samples for batch in found] == [4, 4, 4, 4]
+    fifth, sixth = epoch_order(10, 3, 5).tolist(), epoch_order(10, 3, 6).tolist()
+    assert [batch.inputs for batch in found] == [fifth[:4], fifth[4:8], sixth[:4], sixth[4:8]]
