@@ -7,11 +7,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from html_pages import page_of
 from html_studies import question, results
 from results import make_result
 
@@ -27,7 +27,7 @@ from raypar.report.figures import figures_of
 from raypar.report.figures_vega import Figure, for_page, static_svg
 from raypar.report.html import Origin, brief, html_report, write_html
 from raypar.report.recommend import answer_lines
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialResult
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(1)>"\' onload="alert(1) --> <!-- {{7*7}}'
 SECTIONS = ("summary", "details", "figures", "trials", "threats", "provenance")
@@ -42,64 +42,6 @@ TAGS = {
     "mlflow.user": "somebody",
 }
 SOURCE = "from raypar import Study\n\nstudy = Study(name='a < b')\n"
-
-
-@dataclass
-class Page(HTMLParser):
-    """What a browser would make of a page, as far as it matters here."""
-
-    elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
-    scripts: list[tuple[dict[str, str | None], str]] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    texts_by_id: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        self._inside = ""
-        self._id = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        self.elements.append((tag, attributes))
-        self._inside = tag
-        self._id = attributes.get("id") or self._id
-        if tag == "script":
-            self.scripts.append((attributes, ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script":
-            attributes, before = self.scripts[-1]
-            self.scripts[-1] = (attributes, before + data)
-        elif self._inside != "style":
-            self.text.append(data)
-            self.texts_by_id[self._id] = self.texts_by_id.get(self._id, "") + data
-
-    def all_of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def running(self) -> list[str]:
-        """The scripts that a browser runs."""
-        return [text for attributes, text in self.scripts if attributes.get("type") != "application/json"]
-
-    @property
-    def specs(self) -> list[str]:
-        return [text for attributes, text in self.scripts if attributes.get("type") == "application/json"]
-
-    @property
-    def policy(self) -> str:
-        (found,) = [a for a in self.all_of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
-        return found["content"] or ""
-
-
-def page_of(text: str) -> Page:
-    page = Page()
-    page.feed(text)
-    page.close()
-    return page
 
 
 def report(trials: list[TrialResult], asked: Question | None = None, origin: Origin | None = None) -> str:
@@ -266,43 +208,9 @@ def rows_in(text: str, table: str) -> int:
     return found[: found.index("</table>")].count("\n<tr>")
 
 
-def test_a_table_that_would_be_too_long_says_how_many_trials_it_lacks() -> None:
-    trials = results()
-    analysis = analyse(question(), trials)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html_tables, "MAX_TABLE_BYTES", 1000)
-        table = html_tables.trials_table(analysis, trials)
-    num_rows = table.markup.count("\n<tr>")
-    assert 0 < num_rows < len(trials)
-    assert f"{len(trials) - num_rows} later trials left out: `raypar show` and `raypar export` have all." in table.notes
-
-
-def test_a_table_keeps_to_what_is_left_of_its_page() -> None:
-    trials = results()
-    analysis = analyse(question(), trials)
-    every, few, none = (html_tables.trials_table(analysis, trials, max_bytes=n) for n in (None, 1000, -1))
-    assert every.markup.count("\n<tr>") == len(trials) > few.markup.count("\n<tr>") > 0
-    assert none.markup.count("<tr>") == 1, "its head"
-
-
 def test_drawings_are_brief_in_their_geometry_and_not_in_their_words() -> None:
     drawn = '<path d="M1.23456,2L3.0051,4.5" stroke-width="1.2345"/><text font-family="x" x="0.12345">lr=0.00102</text>'
     assert brief(drawn) == '<path d="M1.23,2L3.01,4.5" stroke-width="1.2345"/><text x="0.12">lr=0.00102</text>'
-
-
-def test_what_all_trials_have_in_common_is_told_once() -> None:
-    trials = results()[:-1]
-    table = html_tables.trials_table(analyse(question(), trials), trials)
-    assert "The same for all: state finished, attempts 1, node node-1." in table.notes
-    assert "finished" not in table.markup and "node" not in table.markup
-
-
-def test_many_long_failures_are_cut_shorter_than_one() -> None:
-    one = make_result({"lr": 0.1}, state=TrialState.FAILED, failure="x" * 1000)
-    many = [make_result({"lr": i / 7}, state=TrialState.FAILED, failure=f"{i} {'x' * 1000}") for i in range(2000)]
-    for trials, longest in (([one, results()[0]], 300), (many, 50)):
-        markup = html_tables.trials_table(analyse(question(), trials), trials).markup
-        assert max(map(len, re.findall("x+", markup))) in range(longest // 2, longest)
 
 
 def test_the_summary_recommends_a_point_or_says_that_it_can_not_tell(plain: str) -> None:
