@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from raypar.run.processes import is_running
+
 STUDY = """
 from dataclasses import replace
 from pathlib import Path
@@ -182,13 +184,6 @@ def until_gone(pid: int, limit_s: float = 30.0) -> None:
         if time.monotonic() > give_up_s:
             raise TimeoutError(f"process {pid} does not end")
         time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def kill_rank(pid: int) -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from raypar import Study
 from raypar.run.events import Event, TrialEnded
 from raypar.run.runner import Runner, RunSettings
@@ -67,14 +65,6 @@ def until(condition: Callable[[], object], what: str | Callable[[], str], limit_
     while not condition():
         assert time.monotonic() < give_up_s, f"waited in vain: {what() if callable(what) else what}"
         time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process is there, and not only waiting to be reaped."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Meanwhile:

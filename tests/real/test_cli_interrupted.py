@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from commands import TIMEOUT_S, Cli, runs_of
-from telling import is_running, until
+from telling import until
 
+from raypar.run.processes import is_running
 from raypar.train.affinity import allowed_cores
 
 pytestmark = [

@@ -14,11 +14,11 @@ import psutil
 import pytest
 from conftest import NUM_CORES
 from loops import acting, lr_func
-from telling import HERE, PRELOAD, Meanwhile, Told, is_running, losses, run, settings_at, until
+from telling import HERE, PRELOAD, Meanwhile, Told, losses, run, settings_at, until
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
 from raypar.run.events import GangReady, GangStarting, TrialReported, TrialRetried, TrialStarted
-from raypar.run.processes import ForkServer
+from raypar.run.processes import ForkServer, is_running
 from raypar.run.tuner import TuneRunner
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import Cli
-from telling import is_running, until
+from telling import until
 
+from raypar.run.processes import is_running
 from raypar.track.server import free_port
 
 
