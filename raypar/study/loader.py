@@ -93,8 +93,9 @@ def name_of(path: Path) -> str:
         RayparError: the file can't be read.
     """
     tree = ast.parse(_read(path))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    given = [word for call in calls if call.func.id == "Study" for word in call.keywords if word.arg == "name"]  # type: ignore[attr-defined]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    studies = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Study"]
+    given = [word for call in studies for word in call.keywords if word.arg == "name"]
     values = [word.value.value for word in given if isinstance(word.value, ast.Constant)]
     return str(values[0]) if len(values) == 1 and values[0] else _default_name(path)
 
