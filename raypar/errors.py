@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -45,6 +46,12 @@ class NotForTraining(RayparError):
 def is_for_training(error: BaseException) -> bool:
     """Whether what could not be imported is a package that `raypar[train]` brings."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN_PACKAGES
+
+
+def check_for_training(why: str) -> None:
+    """Raises NotForTraining where torch is not in this environment; why: what it would be for."""
+    if importlib.util.find_spec("torch") is None:
+        raise NotForTraining(f"torch is not in this environment, and {why}")
 
 
 class BrokeOff(RayparError):

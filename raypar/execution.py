@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TypeAlias
 from raypar import units
 from raypar.analysis.chosen import with_final_test
 from raypar.analysis.speedup import StudyAnalysis, analyse
-from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError
+from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError, check_for_training
 from raypar.final_model import is_logged, log_final_model, other_trials
 from raypar.final_test import final_test, last_final_test
 from raypar.keeper import Keeper
@@ -99,8 +98,8 @@ def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]
 
 def check_can_train(options: Options) -> None:
     """Raises NotForTraining where trials would run on this machine, and it has nothing to train with."""
-    if options.address is None and importlib.util.find_spec("torch") is None:
-        raise NotForTraining("torch is not in this environment, and the trials run here")
+    if options.address is None:
+        check_for_training("the trials run here")
 
 
 def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, notice: Listener) -> Outcome:

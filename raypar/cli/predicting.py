@@ -18,7 +18,7 @@ import typer
 
 from raypar.cli.common import quiet, set_data_dir, shipped_workloads, stdout, told, uri_of
 from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
-from raypar.errors import RayparError
+from raypar.errors import NotForTraining, RayparError, check_for_training
 
 if TYPE_CHECKING:
     from raypar.analysis.network import Network, Topology
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MEASURED = "measured"  # --network measured: probe this machine
 WITHIN_NODE = "10GB/s,10us"  # unless given: PCI Express 3.0 with 16 lanes, of whose 15.8 GB/s about as much arrives
+NO_LOOK = "without it raypar can't look at the model: give its size, as --parameters 25.6M"
 MOST_STEP_TIMES = 5  # trials whose step times are read for their variation
 
 
@@ -103,6 +104,8 @@ def predict(
         if network_within is not None and nodes_of == 1:
             raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
         wished = _settings(settings or [])
+        if network == MEASURED:
+            check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
         set_data_dir(data_dir)
         study = read_study(name, uri_of(tracking_uri), Path.cwd())
         store, results = study.store, choose_results(study.last_asked.results, wished)
@@ -229,6 +232,7 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
     kept = Path.cwd() / ".raypar" / "layers" / f"{_fingerprint(workload, config, sources)}.json"
     if (known := read_layers(kept)) is not None:
         return known, counted
+    check_for_training(NO_LOOK)
     from raypar.train.layers import is_one_layer, layer_costs
 
     layers = layer_costs(workload, config)
@@ -266,6 +270,8 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload, tupl
             os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
         try:
             loaded = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())])
+        except NotForTraining as error:
+            raise NotForTraining(f"{error.message}, and {NO_LOOK}") from None
         except RayparError:
             loaded = None
         if loaded is not None and loaded.study.workload.name == workload_name:

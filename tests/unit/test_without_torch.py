@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,25 @@ def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path: Path)
         assert (code, out) == (2, ""), (command, err)
         assert err.startswith("error: ") and err.count("error") == 1 and WAY_OUT in err, (command, err)
     assert {path.name for path in tmp_path.iterdir()} == {"own.py", "shipped.py"}
+
+
+def test_a_prediction_that_would_need_it_says_what_to_give_instead(project: Path) -> None:
+    (project / "own.py").write_text(OWN)
+    for name, workload, file in (("scaling", "digits", "gone.py"), ("mine", "own", "own.py")):
+        of_workload = [replace(result, spec=replace(result.spec, workload=workload)) for result in results(1)]
+        recorded(project, question(name), of_workload, resume={"file": str(project / file)})
+    asked = ("--workers", "8", "--set", "lr=0.1")
+    instead = {
+        ("scaling",): "--parameters 25.6M",
+        ("mine",): "--parameters 25.6M",
+        ("scaling", "--parameters", "1M", "--network", "measured"): "--network 100Gbit",
+    }
+    done = run(project, *(("predict", *words, *asked) for words in instead))
+    for (command, code, out, err), way_out in zip(done, instead.values(), strict=True):
+        assert (code, out) == (2, ""), (command, err)
+        assert err.startswith("error: ") and "torch is not in this environment" in err, (command, err)
+        assert way_out in err and WAY_OUT in err, (command, err)
+    assert f"{project / 'own.py'}, line 2" in done[1][3]
 
 
 def test_a_study_that_can_not_be_loaded_for_it_is_submitted_unchecked_and_others_are_checked(tmp_path: Path) -> None:
