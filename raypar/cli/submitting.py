@@ -166,7 +166,7 @@ def words_of(flags: Mapping[str, object]) -> list[str]:
 
 
 def job_of(study: str, jobs: Jobs, address: str) -> Job:
-    """The latest job of the study. Raises RayparError where there is none."""
+    """The job of the study, as `Jobs.studies` has it. Raises RayparError where there is none."""
     known = jobs.studies()
     if study not in known:
         hint = suggest(study, list(known)) if known else f"`raypar study FILE --address {address}` submits one"

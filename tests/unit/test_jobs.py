@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from nothing_starts import NOWHERE
@@ -19,7 +20,7 @@ from raypar.cli.submitting import words_of, write
 from raypar.errors import ClusterError
 from raypar.run import jobs
 from raypar.run.authentication import VARIABLES
-from raypar.run.jobs import check_dashboard, command_on_head, connected
+from raypar.run.jobs import Jobs, check_dashboard, command_on_head, connected
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,41 @@ def test_a_study_that_a_signal_has_ended_exits_as_a_shell_tells_it() -> None:
         return jobs._job(details).exit_code
 
     assert (code(-9), code(2), code(0), code(None)) == (137, 2, 0, None)
+
+
+class Dashboard:
+    """Stands in for a cluster's, which takes seconds to start: it keeps what is submitted, all in the same moment."""
+
+    def __init__(self) -> None:
+        self.jobs: list[SimpleNamespace] = []
+
+    def submit_job(self, *, submission_id: str, metadata: dict[str, str], **_: Any) -> str:
+        if any(job.submission_id == submission_id for job in self.jobs):
+            raise RuntimeError(f"a job {submission_id} is there already")
+        known = {"submission_id": submission_id, "metadata": metadata, "status": "RUNNING"}
+        self.jobs.append(SimpleNamespace(**known, message="", driver_exit_code=None, start_time=1000))
+        return submission_id
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        return self.jobs
+
+
+def test_two_clients_that_submit_a_study_at_once_get_two_jobs_and_none_runs_unseen(tmp_path: Path) -> None:
+    dashboard = Dashboard()
+    clients = [Jobs(dashboard, NOWHERE) for _ in range(2)]
+    ids = [client.submit("s", tmp_path, "true", {}) for client in clients]
+    assert len(set(ids)) == 2
+    dashboard.jobs.append(SimpleNamespace(**{**vars(dashboard.jobs[0]), "submission_id": "other", "metadata": {}}))
+    for over in (0, 1):
+        for i, status in ((over, "STOPPED"), (1 - over, "RUNNING")):
+            dashboard.jobs[i].status = status
+        for client in clients:
+            (job,) = client.studies().values()
+            assert (job.id, job.study, job.is_over) == (ids[1 - over], "s", False)
+    for later in (0, 1):
+        for i, job in enumerate(dashboard.jobs[:2]):
+            job.status, job.start_time = "STOPPED", 2000 if i == later else 1000
+        assert clients[0].studies()["s"].id == ids[later]
 
 
 def test_shell_words_keep_their_quotes() -> None:
