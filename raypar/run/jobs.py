@@ -137,16 +137,13 @@ class Jobs:
         return job_id
 
     def studies(self) -> dict[str, Job]:
-        """The job of each study that was submitted here, the last submitted first.
-
-        Of several, the latest that is not over, so that none runs unseen: two clients may submit at the same moment.
-        """
+        """The job of each study that was submitted here: the latest of those that run, or else the latest of all."""
         with self._told():
             details = [each for each in self._client.list_jobs() if STUDY_KEY in (each.metadata or {})]
         found: dict[str, Job] = {}
-        for job in sorted(map(_job, details), key=lambda job: -job.submitted_at):
-            if job.study not in found or (found[job.study].is_over and not job.is_over):
-                found[job.study] = job
+        # Two clients may submit a study at the same moment: neither is to run unseen.
+        for job in sorted(map(_job, details), key=lambda job: (job.is_over, -job.submitted_at)):
+            found.setdefault(job.study, job)
         return found
 
     def job(self, job_id: str) -> Job:
