@@ -1,13 +1,14 @@
 """How near to the shortest possible a study of sixty trials of mixed sizes comes on a cluster of four machines.
 
-The machines are Ray nodes on this one, with 4 CPUs each: trials sleep, they don't compute. There are 20 points in 3
-blocks, on 1, 2, 4 and 8 workers (those over two machines), of 10 to 24 s, in the order of a study. Each has its
-machines to itself; with --sharing, as many run at a time as there are CPUs for (max_concurrent_trials).
+The machines are Ray nodes on this one, with 2 CPUs each: trials sleep, they don't compute. There are 20 points in 3
+blocks, on 1, 2 and 4 workers (those over two machines), of 15 to 45 s, in the order of a study. Each has its machines
+to itself; with --sharing, as many run at a time as there are CPUs for (max_concurrent_trials).
 
 No schedule is shorter than the bound: the trials' seconds times the CPUs that they keep from others, over the CPUs of
 the cluster, or the longest trial. Trial-seconds are those asked for: the start of ranks, of gangs and of the runner
-count as loss. What the loss is made of is told besides. Gangs reserve their CPUs, as on any cluster that is joined, so
-that one of 4 workers leaves no room for others on its machine, and is started anew when it is needed again.
+count as loss. What the loss is made of is told besides. The cluster is nobody else's (`raypar study --exclusive`). With
+--reserving gangs reserve their CPUs, as where others use the cluster too: one of 2 workers leaves no room for others on
+its machine, and is started anew when it is needed again.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from raypar.run.runner import RunSettings
 from raypar.run.schedule import num_machines
 from raypar.study.trial import Placement, TrialSpec
 
-NUM_NODES, NUM_CPUS = 4, 4
-NUM_POINTS = {1: 8, 2: 6, 4: 4, 8: 2}  # by number of workers
-SECONDS = (10.0, 24.0)
+NUM_NODES, NUM_CPUS = 4, 2
+NUM_POINTS = {1: 10, 2: 6, 4: 4}  # by number of workers
+SECONDS = (15.0, 45.0)
 NUM_REPEATS = 3
 MAX_RATIO = 1.2
 
@@ -37,6 +38,7 @@ MAX_RATIO = 1.2
 def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--sharing", action="store_true", help="trials may share machines")
+    parser.add_argument("--reserving", action="store_true", help="gangs reserve their CPUs in Ray")
     args = begin(parser)
     os.environ["RAY_AUTH_MODE"] = "disabled"
     from ray.cluster_utils import Cluster
@@ -69,7 +71,8 @@ def main() -> None:
         with scratch() as folder, joined_cluster(cluster.address):
             assert num_machines(alive_nodes()) == NUM_NODES
             begun_s = time.perf_counter()
-            TuneRunner(RunSettings(log_dir=folder), owns_cluster=False).run(study, specs, listen)
+            settings = RunSettings(log_dir=folder, exclusive=not args.reserving)
+            TuneRunner(settings, owns_cluster=False).run(study, specs, listen)
             ended_s = time.perf_counter()
     finally:
         cluster.shutdown()

@@ -15,6 +15,7 @@ class Options:
         address: of a Ray cluster that is there (``auto``, ``host:port``); None: a private one.
         with_ray: False: ranks are forked on this machine, without Ray.
         rerun_all: run trials too whose results the store has.
+        exclusive: nobody else uses the cluster at ``address``.
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
         command: the command line, for the record.
         settings: ``--set`` as given, for a later ``resume``.
@@ -37,4 +38,5 @@ class Options:
     only_profiles: bool = False
     log_model: bool = False
     system_metrics: bool = False
+    exclusive: bool = False
     not_before: float = 0.0

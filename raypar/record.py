@@ -39,6 +39,7 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
         "num_profiled_steps": options.num_profiled_steps,
         "log_model": options.log_model,
         "system_metrics": options.system_metrics,
+        "exclusive": options.exclusive,
         "not_before": started_at if options.rerun_all else options.not_before,
     }
     return Execution(

@@ -42,6 +42,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path)
         ships_artifacts=not plan.cluster.is_own,
         num_profiled_steps=options.num_profiled_steps,
         only_profiles=options.only_profiles,
+        exclusive=options.exclusive,
     )
     if not options.with_ray:
         from raypar.run.local import LocalRunner

@@ -45,6 +45,9 @@ LogModel = Annotated[
     bool,
     typer.Option("--log-model", help="Log the best trial's model in MLflow; trials keep theirs for it (keep_model)."),
 ]
+Exclusive = Annotated[
+    bool, typer.Option("--exclusive", help="Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.")
+]
 SystemMetrics = Annotated[
     bool, typer.Option("--system-metrics", help="Record how busy this machine is during each trial.")
 ]

@@ -24,6 +24,7 @@ from raypar.cli.options import (
     Address,
     DataDir,
     Debug,
+    Exclusive,
     Fresh,
     Isolation,
     LogModel,
@@ -64,11 +65,14 @@ def study(
     ] = False,
     log_model: LogModel = False,
     system_metrics: SystemMetrics = False,
+    exclusive: Exclusive = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
     debug: Debug = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with told(debug), heeded():
+        if exclusive and not address:
+            raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
         dashboard = dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
         try:
             loaded = load(file, settings, repeats, seed, None if dashboard else data_dir)
@@ -83,7 +87,7 @@ def study(
             name, path, modules = unchecked(file, error)
         address = None if dashboard else address
         options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings, profile)
-        options = replace(options, log_model=log_model, system_metrics=system_metrics)
+        options = replace(options, log_model=log_model, system_metrics=system_metrics, exclusive=exclusive)
         if dashboard:
             own = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
             raise typer.Exit(submit(name, path, modules, dashboard, own, options))
@@ -139,11 +143,16 @@ def resume(
             last.settings,
             last.is_profiled,
         )
-        log_model, system_metrics = (bool(stored.get(key)) for key in ("log_model", "system_metrics"))
-        if log_model:
+        options = replace(
+            options,
+            log_model=bool(stored.get("log_model")),
+            system_metrics=bool(stored.get("system_metrics")),
+            exclusive=bool(stored.get("exclusive")),
+        )
+        if options.log_model:
             loaded = keeping_models(loaded)
         not_before = float(stored.get("not_before") or 0.0)
-        run(loaded, replace(options, log_model=log_model, system_metrics=system_metrics, not_before=not_before))
+        run(loaded, replace(options, not_before=not_before))
 
 
 def load(

@@ -124,6 +124,7 @@ def submit(
         "--profile": bool(options.num_profiled_steps),
         "--log-model": options.log_model,
         "--system-metrics": options.system_metrics,
+        "--exclusive": options.exclusive,
         **own,
     }
     command = command_on_head(study, path.name, words_of(flags))

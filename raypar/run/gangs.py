@@ -38,8 +38,7 @@ class GangPolicy:
     """How gangs get their resources.
 
     Attributes:
-        owns_cluster: nobody else uses this Ray: gangs reserve next to no CPU, and the leases keep trials apart.
-            Otherwise gangs reserve what they need, and parked ones make room for others.
+        owns_cluster: this Ray was started for the run, on one machine.
         max_parked: idle gangs on a machine; where another is to start, the one that is needed last makes way.
         fork_address: the fork server of this machine, where the driver has started one.
     """
@@ -93,6 +92,7 @@ class GangPool:
         self._agents: dict[str, Any] = {}
         self._asked_for: dict[Placement, Any] = {}  # the placement groups that say so
         self._is_warm = settings.isolation == "warm"
+        self._is_exclusive = policy.owns_cluster or settings.exclusive
         self.nodes = alive_nodes()
         if self._is_warm and not policy.fork_address:
             for known in self.nodes:  # before the first gang asks for them
@@ -122,9 +122,10 @@ class GangPool:
         return Rules(max_trials is None, max_trials, self.reserved, self._policy.max_parked)
 
     def reserved(self, placement: Placement) -> dict[str, float]:
-        """What a worker of a gang reserves in Ray."""
+        """What a worker of a gang reserves in Ray: what it needs, so that others' jobs are not in its way, and parked
+        gangs make room for others. Where there are no others, the leases alone keep trials apart."""
         gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
-        return {"CPU": TINY_CPU if self._policy.owns_cluster else float(placement.cpus_per_worker), **gpu}
+        return {"CPU": TINY_CPU if self._is_exclusive else float(placement.cpus_per_worker), **gpu}
 
     def ask_for_nodes(self, placements: Collection[Placement]) -> list[Placement]:
         """Let the autoscaler see what gangs of these need, and of no others: as placement groups that wait.
@@ -145,7 +146,7 @@ class GangPool:
     def _where(self, placement: Placement, on: On) -> Where:
         """For Ray: on these nodes. Where there is one alone, it needn't be said; where others than us have taken them,
         Ray knows better than we do."""
-        if len(self.nodes) > 1 and (self._policy.owns_cluster or self._are_free(placement, on)):
+        if len(self.nodes) > 1 and (self._is_exclusive or self._are_free(placement, on)):
             of_each = [node_id for node_id, count in on.items() for _ in range(count)]
             return Where("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in of_each))
         label = dict([label_of(placement.node_label)]) if placement.node_label else {}

@@ -33,6 +33,7 @@ class RunSettings:
         num_profiled_steps: after the training of every trial of the first repeat, so many are looked into; 0: none.
         only_profiles: trials don't train, they are only looked into.
         default_device: what ``device="auto"`` means for the points that a search draws.
+        exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
         stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
     """
 
@@ -47,6 +48,7 @@ class RunSettings:
     ships_artifacts: bool = False
     num_profiled_steps: int = 0
     only_profiles: bool = False
+    exclusive: bool = False
 
     def log_path(self, spec: TrialSpec, attempt: int, rank: int) -> Path:
         """Where a rank's output goes."""
