@@ -16,7 +16,7 @@ import typer
 from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
 from raypar.masking import masked
 from raypar.report.plain import harmless
-from raypar.run.interruption import Interrupted
+from raypar.run.interruption import Interrupted, when_leaving_at_once
 from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def quiet(log_path: Path) -> Iterator[Console]:
         for fd in saved:
             os.dup2(log.fileno(), fd)
         try:
-            yield TerminalConsole(file=real)
+            with when_leaving_at_once(lambda: os.dup2(saved[2], 2)):  # last words are for the user
+                yield TerminalConsole(file=real)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -155,7 +155,7 @@ def break_off(error: Exception) -> bool:
 def give_up(error: Exception) -> None:
     """From another thread, where `break_off` did not help since the main thread waits in foreign code: end this process
     and all that it started. What was told is kept."""
-    _now.leave_at_once(1, f"error: {error}\n")
+    _now.leave_at_once(1, f"error: {error}\nbroke off; `raypar resume` runs the rest\n")
 
 
 def what_broke() -> Exception | None:

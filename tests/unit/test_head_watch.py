@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -50,22 +51,26 @@ def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_k
 
 
 STUCK = """
-import sys, time
+import os, sys, time
+from pathlib import Path
+from raypar.cli.common import quiet
 from raypar.run import head
 from raypar.run.interruption import heeded, uninterrupted, when_leaving_at_once
 
 head.GRACE_S = 0.0
-with heeded(), when_leaving_at_once(lambda: print("the terminal is put back", flush=True)):
-    with head.HeadWatch({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
+with heeded(), quiet(Path(sys.argv[2])) as console:
+    back = lambda: os.write(console.file.fileno(), b"the terminal is put back\\n")
+    with when_leaving_at_once(back), head.HeadWatch({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
         time.sleep(60)  # as a call that looks after no signal
 """
 
 
-def test_work_that_cannot_be_broken_off_is_ended_with_the_message_and_the_terminal_is_put_back() -> None:
+def test_work_that_cannot_be_broken_off_is_ended_with_the_message_and_the_terminal_is_put_back(tmp_path: Path) -> None:
     with a_process() as head:
         head.kill()
         head.wait()
-    stuck = subprocess.run([sys.executable, "-c", STUCK, str(head.pid)], capture_output=True, text=True, timeout=50)
+    command = [sys.executable, "-c", STUCK, str(head.pid), str(tmp_path / "log")]
+    stuck = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (stuck.returncode, stuck.stdout) == (1, "the terminal is put back\n")
     assert stuck.stderr.startswith(f"error: Ray was lost: its head, gcs_server ended (process {head.pid})\n  → ")
 
