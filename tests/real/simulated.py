@@ -21,6 +21,11 @@ NUM_CPUS = 4
 def meet(config: dict[str, Any]) -> None:
     """Ends when all that it is to meet have been here."""
     folder, ends_s = Path(config["folder"]), time.monotonic() + 60
+    if config["own"] == "lost":
+        if (folder / "has begun").exists():
+            return
+        (folder / "has begun").touch()
+        time.sleep(600)  # until its node is lost
     (folder / config["own"]).touch()
     while not all((folder / name).exists() for name in config["others"].split()):
         if time.monotonic() > ends_s:
@@ -40,7 +45,7 @@ def main(folder: Path) -> None:
 
     os.environ.update(TRAIN_ENVIRONMENT)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    study = Study(workload=Workload.from_train_loop(meet), name="simulated", max_retries=0)
+    study = Study(workload=Workload.from_train_loop(meet), name="simulated", max_retries=1)
 
     def trial(own: str, others: str = "", **shape: Any) -> Any:
         return study.trial({"own": own, "others": others, "folder": str(folder), **shape}, 0)
@@ -52,17 +57,25 @@ def main(folder: Path) -> None:
         trial("wide", num_workers=2, cpus_per_worker=NUM_CPUS, nodes=2),
         trial("after", num_workers=1),
         trial("too wide", num_workers=4, cpus_per_worker=NUM_CPUS),
+        trial("lost", num_workers=3, cpus_per_worker=NUM_CPUS, nodes=3),
     )
     # Without Ray's handlers of signals, which only the main thread may set: a node joins from another one.
     cluster = Cluster(initialize_head=True, head_node_args=node_args("m1"), shutdown_at_exit=False)
     cluster.add_node(**node_args("m2"))
     events: list[Event] = []
+    joined: list[Any] = []
 
     def listen(event: Event) -> None:
         events.append(event)
-        started = [e for e in events if isinstance(e, TrialStarted)]
-        if isinstance(event, TrialStarted) and len(started) == 2:
-            cluster.add_node(**node_args("m3"))
+        if not isinstance(event, TrialStarted):
+            return
+        if sum(isinstance(e, TrialStarted) for e in events) == 2:
+            joined.append(cluster.add_node(**node_args("m3")))
+        elif event.spec.point["own"] == "lost" and event.attempt == 1:
+            while not (folder / "has begun").exists():
+                time.sleep(0.02)
+            cluster.remove_node(joined[0], allow_graceful=False)
+            cluster.add_node(**node_args("m4"))
 
     with contextlib.ExitStack() as stack:
         stack.callback(cluster.shutdown)
@@ -75,6 +88,7 @@ def main(folder: Path) -> None:
         "trials": {
             own: {
                 "state": result.state.value,
+                "attempts": result.attempts,
                 "failure": result.failure.message if result.failure else None,
                 "nodes": sorted(set(result.environment.get("node", ()))),
                 "num_beside": result.environment.get("num_beside"),
