@@ -101,19 +101,25 @@ ENDING = (
     Fault("Ray's head killed", end("Ray's head")),
     Fault("Ray's raylet killed", end("raylet")),
 )
+NO_SERVER = "MLflow's server killed, to the end"
 
 
 def main() -> None:
     parser = parser_for(__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults that have this in their name")
     args = begin(parser)
     print(ROW.format("fault", "what came of its trial", "noticed", "recovered", "lost", "doubled"), flush=True)
-    with scratch() as folder:
-        outlived(folder, OUTLIVED[:2] if args.quick else OUTLIVED)
-    for fault in ENDING[:1] if args.quick else ENDING:
+    in_one_study = [fault for fault in OUTLIVED[: 2 if args.quick else None] if args.only in fault.name]
+    if in_one_study:
         with scratch() as folder:
-            ending(folder, fault)
-    with scratch() as folder:
-        without_server(folder)
+            outlived(folder, in_one_study)
+    for fault in ENDING[: 1 if args.quick else None]:
+        if args.only in fault.name:
+            with scratch() as folder:
+                ending(folder, fault)
+    if args.only in NO_SERVER:
+        with scratch() as folder:
+            without_server(folder)
 
 
 def outlived(folder: Path, faults: Sequence[Fault]) -> None:
@@ -170,8 +176,7 @@ def ending(folder: Path, fault: Fault) -> None:
 
 def without_server(folder: Path) -> None:
     """MLflow's server is killed in mid-study and is away to its end; later it is back, and gets what waits."""
-    name = "MLflow's server killed, to the end"
-    progress(name)
+    progress(NO_SERVER)
     study = Faulty(folder, 3)
     database, port = default_tracking_uri(folder), free_port(25_000)
     with start_server(database, folder, port=port) as server:
@@ -194,7 +199,7 @@ def without_server(folder: Path) -> None:
         )
         assert sent.returncode == 0, sent.stdout + sent.stderr
     what = "finished; `raypar sync` brings it" if told else "finished, and did not say what waits"
-    row(name, what, None, recovered_s, 3 - len(finished(folder)), num_doubled(folder, "faulty"))
+    row(NO_SERVER, what, None, recovered_s, 3 - len(finished(folder)), num_doubled(folder, "faulty"))
 
 
 def _raypar(*arguments: str) -> list[str]:
