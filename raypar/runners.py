@@ -12,6 +12,7 @@ from pathlib import Path
 from raypar.masking import secret_variables
 from raypar.options import Options
 from raypar.planning import Plan
+from raypar.run.head import watch_of_joined
 from raypar.run.private_ray import private_ray
 from raypar.run.processes import ForkServer
 from raypar.run.runner import Runner, RunSettings
@@ -67,6 +68,8 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path)
             importing.start()
             stack.enter_context(private_ray(plan.cluster, plan.trial_cores))
             importing.join()
+        else:
+            stack.enter_context(watch_of_joined().watching())
         from raypar.run.tuner import TuneRunner
 
         yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address)

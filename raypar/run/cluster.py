@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ TRAIN_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 CONNECT_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 10.0
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 
 
@@ -156,12 +159,21 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
                 f"no Ray cluster at --address {address}: {without_frames(error)}", hint=CONNECT_HINT
             ) from error
         reheed()
-        try:
-            alive = [node for node in ray.nodes() if node["Alive"]]
-            nodes = tuple(dict(node["Resources"]) for node in alive)
-            labels = tuple(dict(node["Labels"]) for node in alive)
-            # Asked on the cluster: a ray:// client has no view of the autoscaler.
-            grows: bool = ray.get(ray.remote(num_cpus=0)(may_grow).remote())
-            yield Cluster(nodes, is_own=False, may_grow=grows, labels=labels, takes_everybody=takes_everybody)
-        finally:
-            ray.shutdown()
+        stack.callback(_leave)
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = tuple(dict(node["Resources"]) for node in alive)
+        labels = tuple(dict(node["Labels"]) for node in alive)
+        # Asked on the cluster: a ray:// client has no view of the autoscaler.
+        grows: bool = ray.get(ray.remote(num_cpus=0)(may_grow).remote())
+        yield Cluster(nodes, is_own=False, may_grow=grows, labels=labels, takes_everybody=takes_everybody)
+
+
+def _leave() -> None:
+    """Of a cluster; where it was lost, without waiting for an answer."""
+    import ray
+
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_TIMEOUT_S)
+    if leaving.is_alive():
+        atexit.unregister(ray.shutdown)

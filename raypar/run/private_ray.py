@@ -19,7 +19,7 @@ from raypar.errors import ClusterError
 from raypar.masking import secret_variables
 from raypar.run.authentication import own_token
 from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster
-from raypar.run.head import HeadWatch, head_processes
+from raypar.run.head import head_processes, watch_of_own
 from raypar.run.interruption import Interrupted, end_descendants, reheed, what_broke
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, allowed_cores, pin
@@ -82,7 +82,7 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
             raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
         reheed()
         mark("ray: is up")
-        watch = HeadWatch(head_processes())
+        watch = watch_of_own(head_processes())
         try:
             with _leavings_end_with_us(token_folder), watch.watching():
                 yield
@@ -91,7 +91,7 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
                 raise
             raise lost from None
         finally:
-            _end_ray(older, is_lost=bool(watch.lost))
+            _end_ray(older, is_lost=watch.lost)
             if before:
                 pin(before)
 

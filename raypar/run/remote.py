@@ -10,7 +10,10 @@ from queue import Empty, Queue
 import cloudpickle
 import ray
 
+from raypar.errors import ClusterError
+from raypar.run.cluster import without_frames
 from raypar.run.events import Event, Listener
+from raypar.run.head import CLUSTER_HINT
 from raypar.run.interruption import uninterrupted
 from raypar.run.runner import RunSettings
 from raypar.run.tuner import TuneRunner
@@ -42,13 +45,16 @@ class RemoteRunner:
                     for event in events:
                         listener(event)
             ray.get(running)
+        except ConnectionError as error:
+            raise ClusterError(f"Ray was lost: {without_frames(error)}", hint=CLUSTER_HINT) from error
         except KeyboardInterrupt:
             with contextlib.suppress(Exception):  # what has ended since
                 for event in ray.get(head.events.remote(), timeout=POLL_S)[0]:
                     listener(event)
             raise
         finally:
-            ray.kill(head)
+            with contextlib.suppress(ConnectionError):
+                ray.kill(head)
 
 
 class _Head:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from commands import TIMEOUT_S, Cli
-from telling import HERE
+from commands import RAYPAR, TIMEOUT_S, Cli
+from telling import HERE, until
 
 from raypar.study.trial import FailureKind, TrialResult, TrialState
+from raypar.track.server import free_port
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.affinity import allowed_cores
 
@@ -133,6 +136,57 @@ def test_what_is_killed_under_a_study_in_ray_loses_no_trial_and_resume_runs_what
     assert len(found) == len(IN_RAY) + 2 and {result.state for result in found.values()} == {TrialState.FINISHED}
     begun = study.starts()[before:]
     assert len(begun) == len(set(begun)) and missing < set(begun) and len(begun) == len(missing) + 1
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, int]]:
+    """A cluster of one node: its address, and the process that the others descend from."""
+    port = free_port(24_500)
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(RAYPAR.with_name("ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"),
+                *(f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"),
+                "--object-store-memory=100000000",
+            ],
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            until(lambda: b"Ray runtime started" in (folder / "log").read_bytes(), (folder / "log").read_text, 120)
+            yield f"127.0.0.1:{port}", process.pid
+        finally:
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
+            process.wait()
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_a_cluster_that_loses_its_head_breaks_the_study_off_and_the_next_one_runs_the_rest(tmp_path: Path) -> None:
+    cli, study = Cli(tmp_path), Faulty(tmp_path, 2)
+    with (
+        cluster(tmp_path) as (address, ray),
+        study.running(cli.start("study", "faulty.py", "--address", address, "--exclusive")) as process,
+    ):
+        first, _ = next_held(study, process)
+        study.go(first)
+        next_held(study, process)
+        kill(ray, "Ray's head")
+        assert process.wait(TIMEOUT_S) == 1
+    errors = (cli.folder / "stderr").read_text()
+    assert f"error: Ray was lost: its head at {address} can't be reached any more" in errors
+    assert "Partial: broke off when 1 of 2 trials were done." in (cli.folder / "stdout").read_text()
+    assert came(results(cli)) == {first: (None, 1)}
+    study.hold_no_more()
+    done = cli.run("study", "faulty.py", "--no-ray")
+    assert (done.returncode, len(results(cli))) == (0, 2)
+    assert study.starts().count(first) == 1
 
 
 @pytest.mark.ray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import ClusterError
-from raypar.run.head import HeadWatch
+from raypar.run.head import watch_of_cluster, watch_of_own
 from raypar.run.interruption import Broken, heeded, what_broke
 
 
@@ -28,26 +29,51 @@ def work() -> None:
 
 def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions() -> None:
     with a_process() as head, heeded():
-        watch = HeadWatch({"gcs_server": head.pid})
+        watch = watch_of_own({"gcs_server": head.pid})
         head.kill()
         with watch.watching(), pytest.raises(Broken) as caught:
             work()
     assert isinstance(caught.value.error, ClusterError)
-    assert watch.lost == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
+    assert caught.value.error.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
+    assert watch.lost
 
 
 def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_known() -> None:
     with a_process() as head:
-        watch = HeadWatch({"raylet": head.pid})
+        watch = watch_of_own({"raylet": head.pid})
         with watch.watching():
             pass
-        assert watch.lost == ""
+        assert not watch.lost
         head.kill()
         head.wait()
-        later = HeadWatch({"raylet": head.pid})
+        later = watch_of_own({"raylet": head.pid})
         with later.watching():
             pass
-        assert "its raylet ended" in later.lost
+        assert later.lost
+
+
+def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_it_stays_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head, heeded():
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with watch_of_cluster(address, patience_s=0.2).watching():
+            for _ in range(3):  # it is asked, and again
+                head.accept()[0].close()
+        watch = watch_of_cluster(address, patience_s=0.2)
+        with watch.watching():
+            head.accept()[0].close()
+            head.close()
+            with pytest.raises(Broken, match=f"its head at {address} can't be reached any more"):
+                work()
+        assert watch.lost
+
+
+def test_a_head_that_is_away_for_less_than_the_patience_is_not_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+    watch = watch_of_cluster(address, patience_s=3600.0)
+    with watch.watching():
+        pass
+    assert not watch.lost
 
 
 STUCK = """
@@ -60,7 +86,7 @@ from raypar.run.interruption import heeded, uninterrupted, when_leaving_at_once
 head.GRACE_S = 0.0
 with heeded(), quiet(Path(sys.argv[2])) as console:
     back = lambda: os.write(console.file.fileno(), b"the terminal is put back\\n")
-    with when_leaving_at_once(back), head.HeadWatch({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
+    with when_leaving_at_once(back), head.watch_of_own({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
         time.sleep(60)  # as a call that looks after no signal
 """
 
@@ -79,7 +105,7 @@ def test_a_keyboard_interrupt_that_ray_made_anew_is_known_to_be_a_loss() -> None
     assert what_broke() is None
     with a_process() as head, heeded():
         head.kill()
-        with HeadWatch({"gcs_server": head.pid}).watching(), pytest.raises(KeyboardInterrupt):
+        with watch_of_own({"gcs_server": head.pid}).watching(), pytest.raises(KeyboardInterrupt):
             work()
         lost = what_broke()
         assert isinstance(lost, ClusterError) and "gcs_server" in str(lost)
