@@ -76,7 +76,10 @@ def watch_of_joined() -> HeadWatch:
 
 
 def watch_of_cluster(address: str, patience_s: float = PATIENCE_S) -> HeadWatch:
-    """Of a cluster whose head listens at ``host:port``; lost is one that can't be reached for so long."""
+    """Of a cluster whose head listens at ``host:port``; lost is one that can't be reached for so long.
+
+    By then Tune may wait for it in a call that nothing interrupts: the process then ends without a report.
+    """
     host, _, port = address.rpartition(":")
     last_s = time.monotonic()
 
