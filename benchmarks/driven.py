@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from raypar.study.trial import TrialResult
+from raypar import units
+from raypar.study.trial import TrialResult, TrialState
 from raypar.track.client import connect
 from raypar.track.store import Store, default_tracking_uri
 
 RAYPAR = Path(sys.executable).with_name("raypar")
 POLL_S = 0.02
+ROW = "{:<36} {:<40} {:>9} {:>9} {:>5} {:>8}"
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -58,7 +60,7 @@ def num_doubled(folder: Path, study: str, tracking_uri: str = "") -> int:
     experiment = client.get_experiment_by_name(study)
     if experiment is None:
         return 0
-    finished: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
     token = None
     while True:
         page = client.search_runs(
@@ -67,7 +69,28 @@ def num_doubled(folder: Path, study: str, tracking_uri: str = "") -> int:
             max_results=1000,
             page_token=token,
         )
-        finished.update(run.data.tags["raypar.identity"] for run in page)
+        runs.update(run.data.tags["raypar.identity"] for run in page)
         token = page.token
         if not token:
-            return sum(count - 1 for count in finished.values())
+            return sum(count - 1 for count in runs.values())
+
+
+def finished(folder: Path) -> list[TrialResult]:
+    return [result for result in results(folder, "faulty") if result.state is TrialState.FINISHED]
+
+
+def head_of_table() -> None:
+    print(ROW.format("fault", "what came of it", "noticed", "recovered", "lost", "doubled"), flush=True)
+
+
+def outcome(result: TrialResult | None) -> str:
+    if result is None:
+        return "nothing in the store"
+    if result.failure is not None:
+        return f"failed: {result.failure.kind.value}, not tried again"
+    return "finished" if result.attempts == 1 else f"finished in attempt {result.attempts}"
+
+
+def row(name: str, what: str, noticed_s: float | None, recovered_s: float, lost: int, doubled: int) -> None:
+    noticed = "" if noticed_s is None else units.seconds(noticed_s)
+    print(ROW.format(name, what, noticed, units.seconds(recovered_s), int(lost), doubled), flush=True)

@@ -5,11 +5,13 @@ are the time until raypar says so (in a line about the trial, or by ending), and
 one has been done again by then, where it is, and the next one is in mid-epoch. Where the study ends, `raypar resume`
 goes on, and its time counts. At last the store is asked which finished trials it lacks, and which it has twice.
 
-Needs two cores. Real processes, a private Ray, a real MLflow server; nothing is timed but by the wall's clock.
+What befalls the store is in ``store_faults.py``. Needs two cores. Real processes, a private Ray, for a lost node a
+cluster of three on this machine; nothing is timed but by the wall's clock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,13 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from common import begin, parser_for, progress, scratch
-from driven import num_doubled, results, said, start, wait_for
-
-from raypar import units
-from raypar.study.trial import TrialResult, TrialState
-from raypar.track.server import Server, free_port, start_server
-from raypar.track.store import default_tracking_uri
+from driven import finished, head_of_table, num_doubled, outcome, results, row, said, start, wait_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -33,7 +31,6 @@ from faultlab import Faulty, kill, kill_rank, next_held
 
 LIMIT_S = 300.0
 END_LIMIT_S = 120.0
-ROW = "{:<34} {:<34} {:>9} {:>9} {:>5} {:>8}"
 
 
 @dataclass(frozen=True)
@@ -101,25 +98,35 @@ ENDING = (
     Fault("Ray's head killed", end("Ray's head")),
     Fault("Ray's raylet killed", end("raylet")),
 )
-NO_SERVER = "MLflow's server killed, to the end"
+NODE_LOST = "node lost (of a cluster of three)"
+# In which phase of a study Ctrl-C comes, by what raypar has said, or started.
+PHASES = {
+    "Ctrl-C while Ray starts": "gcs_server",
+    "Ctrl-C while a gang starts": "starting a gang",
+    "Ctrl-C while the report is made": "[3/3]",
+}
 
 
 def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="faults that have this in their name")
     args = begin(parser)
-    print(ROW.format("fault", "what came of its trial", "noticed", "recovered", "lost", "doubled"), flush=True)
+    head_of_table()
     in_one_study = [fault for fault in OUTLIVED[: 2 if args.quick else None] if args.only in fault.name]
     if in_one_study:
         with scratch() as folder:
             outlived(folder, in_one_study)
+    if args.only in NODE_LOST and not args.quick:
+        with scratch() as folder:
+            node_lost(folder)
     for fault in ENDING[: 1 if args.quick else None]:
         if args.only in fault.name:
             with scratch() as folder:
                 ending(folder, fault)
-    if args.only in NO_SERVER:
-        with scratch() as folder:
-            without_server(folder)
+    for name, sign in PHASES.items() if not args.quick else ():
+        if args.only in name:
+            with scratch() as folder:
+                interrupted(folder, name, sign)
 
 
 def outlived(folder: Path, faults: Sequence[Fault]) -> None:
@@ -174,64 +181,70 @@ def ending(folder: Path, fault: Fault) -> None:
     row(fault.name, what, noticed_s, recovered_s, 3 - len(found), num_doubled(folder, "faulty"))
 
 
-def without_server(folder: Path) -> None:
-    """MLflow's server is killed in mid-study and is away to its end; later it is back, and gets what waits."""
-    progress(NO_SERVER)
+def node_lost(folder: Path) -> None:
+    """A node of a cluster is killed with all that runs on it; its trial goes to those that are left."""
+    from ray.cluster_utils import Cluster
+
+    progress(NODE_LOST)
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    study = Faulty(folder, 2)
+    try:
+        nodes = [cluster.add_node(num_cpus=1, labels={"raypar-machine": f"machine{i + 1}"}) for i in range(3)]
+        raylets = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
+        with study.running(start(folder, "study", "faulty.py", "--address", cluster.address)) as process:
+            first, rank = next_held(study, process, LIMIT_S)
+            heard = len(said(folder))
+            begun_s = time.monotonic()
+            (its_node,) = [raylets[each.pid] for each in psutil.Process(rank).parents() if each.pid in raylets]
+            cluster.remove_node(its_node, allow_graceful=False)
+            study.go(first)
+            noticed_s = until_told(folder, heard, first, process) - begun_s
+            second, _ = next_held(study, process, LIMIT_S)
+            recovered_s = time.monotonic() - begun_s
+            study.go(second)
+            process.wait(LIMIT_S)
+    finally:
+        cluster.shutdown()
+        del os.environ["RAY_AUTH_MODE"]
+    found = {str(result.spec.config["lr"]): result for result in results(folder, "faulty")}
+    doubled = num_doubled(folder, "faulty")
+    row(NODE_LOST, outcome(found.get(first)), noticed_s, recovered_s, 2 - len(found), doubled)
+
+
+def interrupted(folder: Path, name: str, sign: str) -> None:
+    """Ctrl-C where no trial is in mid-epoch; the study then goes on."""
+    progress(name)
     study = Faulty(folder, 3)
-    database, port = default_tracking_uri(folder), free_port(25_000)
-    with start_server(database, folder, port=port) as server:
-        url = server.url
-        process = start(folder, "study", "faulty.py", "--tracking-uri", url)
-        first, _ = next_held(study, process)
-        study.go(first)
-        second, _ = next_held(study, process)
+    study.hold_no_more()
+    with study.running(start(folder, "study", "faulty.py")) as process:
+        own = psutil.Process(process.pid)
+        assert wait_for(
+            lambda: process.poll() is not None or sign in said(folder) or has_started(own, sign), LIMIT_S
+        ), said(folder)
         begun_s = time.monotonic()
-        end_server(server)
-        study.go(second)
-        third, _ = next_held(study, process, LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(END_LIMIT_S)
+        noticed_s = time.monotonic() - begun_s
+    kept = len(finished(folder))
+    with study.running(start(folder, "study", "faulty.py")) as process:
+        assert process.wait(LIMIT_S) == 0, said(folder)
         recovered_s = time.monotonic() - begun_s
-        study.go(third)
-        process.wait(LIMIT_S)
-    told = "wait on disk" in said(folder)
-    with start_server(database, folder, port=port):
-        sent = subprocess.run(
-            [*_raypar("sync", "--tracking-uri", url)], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert sent.returncode == 0, sent.stdout + sent.stderr
-    what = "finished; `raypar sync` brings it" if told else "finished, and did not say what waits"
-    row(NO_SERVER, what, None, recovered_s, 3 - len(finished(folder)), num_doubled(folder, "faulty"))
+    num_again = len(study.starts()) - len(set(study.starts()))
+    what = f"exit {code}, {kept} kept; {num_again} begun again"
+    row(name, what, noticed_s, recovered_s, 3 - len(finished(folder)), num_doubled(folder, "faulty"))
 
 
-def _raypar(*arguments: str) -> list[str]:
-    return [str(Path(sys.executable).with_name("raypar")), *arguments]
-
-
-def end_server(server: Server) -> None:
-    """With all its processes, without a word."""
-    os.killpg(server.pid, signal.SIGKILL)
+def has_started(process: psutil.Process, name: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(name in child.name() for child in process.children(recursive=True))
+    return False
 
 
 def until_told(folder: Path, heard: int, lr: str, process: subprocess.Popen[str]) -> float:
     """When raypar first says something of the trial, after so many characters; of monotonic seconds."""
     wait_for(lambda: f"lr={lr}" in said(folder)[heard:] or process.poll() is not None, LIMIT_S)
     return time.monotonic()
-
-
-def finished(folder: Path) -> list[TrialResult]:
-    return [result for result in results(folder, "faulty") if result.state is TrialState.FINISHED]
-
-
-def outcome(result: TrialResult | None) -> str:
-    if result is None:
-        return "nothing in the store"
-    if result.failure is not None:
-        return f"failed: {result.failure.kind.value}, not tried again"
-    return "finished" if result.attempts == 1 else f"finished in attempt {result.attempts}"
-
-
-def row(name: str, what: str, noticed_s: float | None, recovered_s: float, lost: int, doubled: int) -> None:
-    noticed = "" if noticed_s is None else units.seconds(noticed_s)
-    print(ROW.format(name, what, noticed, units.seconds(recovered_s), int(lost), doubled), flush=True)
 
 
 if __name__ == "__main__":
