@@ -18,7 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common import begin, parser_for, progress, scratch
@@ -47,15 +47,31 @@ def main() -> None:
             case(name, folder)
 
 
+@contextlib.contextmanager
+def second_held(folder: Path, *flags: str) -> Iterator[tuple[Faulty, subprocess.Popen[str], str]]:
+    """A study whose first trial is done and whose second waits in mid-epoch: its learning rate stands last."""
+    study = Faulty(folder, NUM_TRIALS)
+    with study.running(start(folder, "study", "faulty.py", "--no-ray", *flags)) as process:
+        study.go(next_held(study, process)[0])
+        yield study, process, next_held(study, process)[0]
+
+
+@contextlib.contextmanager
+def database_locked(folder: Path) -> Iterator[None]:
+    """By another connection than raypar's."""
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db", timeout=60, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
 def without_server(name: str, folder: Path) -> None:
     """MLflow's server is killed in mid-study and is away to its end; later it is back, and gets what waits."""
-    study = Faulty(folder, NUM_TRIALS)
     database, port = default_tracking_uri(folder), free_port(25_000)
-    with start_server(database, folder, port=port) as server:
-        url = server.url
-        process = start(folder, "study", "faulty.py", "--no-ray", "--tracking-uri", url)
-        study.go(next_held(study, process)[0])
-        second, _ = next_held(study, process)
+    with (
+        start_server(database, folder, port=port) as server,
+        second_held(folder, "--tracking-uri", url := server.url) as (study, process, second),
+    ):
         begun_s = time.monotonic()
         end_server(server)
         study.go(second)
@@ -77,35 +93,23 @@ def end_server(server: Server) -> None:
 
 def locked(name: str, folder: Path) -> None:
     """Another process locks the database, to the study's end."""
-    study = Faulty(folder, NUM_TRIALS)
-    process = start(folder, "study", "faulty.py", "--no-ray")
-    study.go(next_held(study, process)[0])
-    second, _ = next_held(study, process)
-    with contextlib.closing(sqlite3.connect(folder / "mlflow.db", timeout=60, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+    with second_held(folder) as (study, process, second), database_locked(folder):
         begun_s = time.monotonic()
         study.go(second)
         third, _ = next_held(study, process, LIMIT_S)
         recovered_s = time.monotonic() - begun_s
         study.go(third)
         assert process.wait(LIMIT_S) == 0, said(folder)
-        other.execute("ROLLBACK")
     mended_s = raypar(folder, "sync")
     in_the_end(name, f"finished; sync in {mended_s:.1f} s", recovered_s, folder)
 
 
 def damaged(name: str, folder: Path) -> None:
     """The store is away, and a line of the journal that has the results is damaged: its trial is run again."""
-    study = Faulty(folder, NUM_TRIALS)
-    process = start(folder, "study", "faulty.py", "--no-ray")
-    study.go(next_held(study, process)[0])
-    second, _ = next_held(study, process)
-    with contextlib.closing(sqlite3.connect(folder / "mlflow.db", timeout=60, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+    with second_held(folder) as (study, process, second), database_locked(folder):
         study.hold_no_more()
         study.go(second)
         assert process.wait(LIMIT_S) == 0, said(folder)
-        other.execute("ROLLBACK")
     (journal,) = spools(folder)
     lines = journal.read_bytes().splitlines(keepends=True)
     last = max(i for i, line in enumerate(lines) if json.loads(line)["kind"] == "trial")
@@ -125,19 +129,16 @@ def full(name: str, folder: Path) -> None:
         print(f"{name}: not done, a small disk can't be mounted here (that needs root)")
         return
     try:
-        study = Faulty(folder, NUM_TRIALS)
-        process = start(folder, "study", "faulty.py", "--no-ray")
-        study.go(next_held(study, process)[0])
-        second, _ = next_held(study, process)
-        study.prepare_go(second)
         filler = folder / "filler"
-        with filler.open("wb") as file, contextlib.suppress(OSError):
-            while True:
-                os.write(file.fileno(), b"0" * 4096)
-        begun_s = time.monotonic()
-        study.go(second)
-        code = process.wait(LIMIT_S)
-        noticed_s = time.monotonic() - begun_s
+        with second_held(folder) as (study, process, second):
+            study.prepare_go(second)
+            with filler.open("wb") as file, contextlib.suppress(OSError):
+                while True:
+                    os.write(file.fileno(), b"0" * 4096)
+            begun_s = time.monotonic()
+            study.go(second)
+            code = process.wait(LIMIT_S)
+            noticed_s = time.monotonic() - begun_s
         filler.unlink()
         study.hold_no_more()
         begun_s = time.monotonic()

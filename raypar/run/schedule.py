@@ -182,9 +182,14 @@ class _Round:
     """One decision, from the first trial of the queue to the last that may start."""
 
     def __init__(
-        self, queue: Sequence[Waiting], gangs: Sequence[Standing], nodes: Sequence[Node], rules: Rules, is_short: bool
+        self,
+        queue: Sequence[Waiting],
+        gangs: Sequence[Standing],
+        nodes: Sequence[Node],
+        rules: Rules,
+        is_short_of_memory: bool,
     ) -> None:
-        self._queue, self._nodes, self._rules, self._is_short = queue, nodes, rules, is_short
+        self._queue, self._nodes, self._rules, self._is_short_of_memory = queue, nodes, rules, is_short_of_memory
         self._gangs = [gang for gang in gangs if gang.phase is not Phase.CLOSING]
         self._all_gangs = gangs
         # What has a place for a while: placement, nodes, the seconds until it leaves it.
@@ -211,8 +216,8 @@ class _Round:
         for i, trial in enumerate(self._queue):
             if i > last or (self._rules.max_trials is not None and self._num_active >= self._rules.max_trials):
                 return
-            is_short = self._reservation is not None and trial.expected_s is not None
-            is_short = is_short and trial.expected_s <= self._ready_s  # type: ignore[operator]
+            takes_s = math.inf if trial.expected_s is None else trial.expected_s
+            is_short = self._reservation is not None and takes_s <= self._ready_s
             if (trial.placement, is_short) in stuck:
                 continue
             beside = self._room(but_for_reservation=True) if self._reservation else room
@@ -301,7 +306,7 @@ class _Round:
             self._take(coming, placement, on)
             machines = {machine_of[node_id] for node_id in on}
             near = [gang for gang in idle if machines & {machine_of.get(node_id) for node_id in gang.on}]
-            if near and (self._is_short or len(near) >= self._rules.max_parked):
+            if near and (self._is_short_of_memory or len(near) >= self._rules.max_parked):
                 close(near.pop(0))
             for gang in near:
                 if any(_is_over(coming[node_id]) for node_id in set(on) & set(gang.on)):
