@@ -67,7 +67,7 @@ def dashboard_in(
     Raises:
         RayparError: it is one, and the flags don't go with it.
     """
-    from raypar.run.jobs import check_dashboard, is_dashboard
+    from raypar.run.dashboard import check_dashboard, is_dashboard
 
     if address is None or not is_dashboard(address):
         return None
@@ -113,7 +113,7 @@ def submit(
     Raises:
         RayparError: nothing was started.
     """
-    from raypar.run.jobs import STUDIES, SUBMITTED_AS, command_on_head
+    from raypar.run.jobs import STUDIES, SUBMITTED_AS, RunsAlready, command_on_head
     from raypar.run.parcel import pack
 
     flags = {
@@ -129,12 +129,6 @@ def submit(
     }
     command = command_on_head(study, path.name, words_of(flags))
     with connected_to(address) as jobs:
-        job = jobs.studies().get(study)
-        if job is not None and not job.is_over:
-            raise RayparError(
-                f"study `{study}` runs on this cluster already",
-                hint=f"`{again('attach', study, address)}` shows it, `{again('stop', study, address)}` ends it",
-            )
         environment = {
             "COLUMNS": str(shutil.get_terminal_size().columns),
             SUBMITTED_AS: masked(shlex.join(options.command)),
@@ -142,7 +136,11 @@ def submit(
         with detached_by_signals(study, address):
             with uninterrupted(), tempfile.TemporaryDirectory(prefix="raypar-") as folder:
                 travels = pack(path, modules, Path(folder))
-                job_id = jobs.submit(study, Path(folder), command, environment)
+                try:
+                    job_id = jobs.submit(study, Path(folder), command, environment)
+                except RunsAlready as error:
+                    hint = f"`{again('attach', study, address)}` shows it, `{again('stop', study, address)}` ends it"
+                    raise RayparError(error.message, hint=hint) from error
                 files = "its file" if len(travels) == 1 else f"{len(travels)} files"
                 say(
                     f"study {study} is submitted with {files}; it goes on without this terminal, "

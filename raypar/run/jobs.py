@@ -7,20 +7,16 @@ of the study's own in the head's home: Ray removes what has travelled when the j
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
+import re
 import shlex
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from raypar.errors import ClusterError, RayparError, cut, shortened
-from raypar.masking import masked
-from raypar.run.authentication import admitted
+from raypar.errors import ClusterError, RayparError, cut
+from raypar.run.dashboard import TUNNEL_HINT, job_client
 
 STUDIES = "raypar-studies"  # in the head's home
 # Read by `raypar study` on the head: the command that submitted it, and so the one that goes on with it.
@@ -33,17 +29,6 @@ NO_COMMAND = 127  # a shell's exit code
 # Where cluster.yaml installs raypar; a Ray that was started by its path doesn't have it on its own PATH.
 USUAL_BIN = "$HOME/venv/bin"
 NO_RAYPAR_HINT = "install it there, and start the head's Ray with its environment active: `source venv/bin/activate`"
-TUNNEL_HINT = (
-    "the dashboard listens on the head alone: `ray attach cluster.yaml -p 8265` or "
-    "`ssh -N -L 8265:127.0.0.1:8265 HEAD` brings it to http://127.0.0.1:8265"
-)
-OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray would take them instead of what it is given
-
-TALKATIVE = (  # of every upload, and of the end
-    "ray.dashboard.modules.dashboard_sdk",
-    "ray.dashboard.modules.job.sdk",
-    "ray._private.runtime_env.packaging",
-)
 
 
 @dataclass(frozen=True)
@@ -69,30 +54,6 @@ class Job:
         return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
 
 
-def is_dashboard(address: str | None) -> bool:
-    """Whether it is the address of a dashboard, and not of a Ray."""
-    return address is not None and address.startswith(("http://", "https://"))
-
-
-def check_dashboard(address: str) -> None:
-    """Raises ClusterError for what is no address of a dashboard; looks for none."""
-    hint = "write http://127.0.0.1:8265"
-    if not is_dashboard(address):
-        raise ClusterError(f"--address {shortened(masked(address))}: is no dashboard, http://host:port", hint=hint)
-    try:
-        parts = urlsplit(address)
-        is_one = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_one = False
-    if not is_one or parts.path.strip("/") or parts.query or parts.fragment:
-        raise ClusterError(f"--address {shortened(masked(address))}: is no http://host:port", hint=hint)
-    if parts.username is not None or parts.password is not None:
-        what = "is no place for a password, since command lines can be seen"
-        raise ClusterError(
-            f"--address {masked(address)}: {what}", hint="give the cluster's token in RAY_AUTH_TOKEN_PATH"
-        )
-
-
 def command_on_head(study: str, file_name: str, flags: Sequence[str]) -> str:
     """The shell command that runs a study on the head; started in the folder that has travelled.
 
@@ -110,6 +71,13 @@ def _quoted(word: str) -> str:
     return f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word)
 
 
+class RunsAlready(ClusterError):
+    """A study that is submitted runs on the cluster already."""
+
+    def __init__(self, study: str) -> None:
+        super().__init__(f"study `{study}` runs on this cluster already")
+
+
 class Jobs:
     """The studies of one cluster; from `connected`."""
 
@@ -122,27 +90,45 @@ class Jobs:
 
         Args:
             environment: can be seen by all who use the cluster.
+
+        Raises:
+            RunsAlready: the study; or another client has submitted it in the same moment.
+            ClusterError: the dashboard can't be reached any more.
         """
-        job_id = f"raypar-{uuid.uuid4().hex[:12]}"
         with self._told():
-            self._client.submit_job(
-                entrypoint=command,
-                submission_id=job_id,
-                runtime_env={
-                    "working_dir": str(folder),
-                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environment},
-                },
-                metadata={STUDY_KEY: study},
-            )
+            details = self._client.list_jobs()
+        running = self._latest(details).get(study)
+        if running is not None and not running.is_over:
+            raise RunsAlready(study)
+        # Of clients that have seen the same jobs only the first one gets the next number.
+        job_id = _next_id(study, [each.submission_id or "" for each in details])
+        with self._told():
+            try:
+                self._client.submit_job(
+                    entrypoint=command,
+                    submission_id=job_id,
+                    runtime_env={
+                        "working_dir": str(folder),
+                        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environment},
+                    },
+                    metadata={STUDY_KEY: study},
+                )
+            except RuntimeError as error:
+                if f"submission_id {job_id} already exists" in str(error):
+                    raise RunsAlready(study) from error
+                raise
         return job_id
 
     def studies(self) -> dict[str, Job]:
         """The job of each study that was submitted here: the latest of those that run, or else the latest of all."""
         with self._told():
-            details = [each for each in self._client.list_jobs() if STUDY_KEY in (each.metadata or {})]
+            return self._latest(self._client.list_jobs())
+
+    @staticmethod
+    def _latest(details: Sequence[Any]) -> dict[str, Job]:
+        jobs = [_job(each) for each in details if STUDY_KEY in (each.metadata or {})]
         found: dict[str, Job] = {}
-        # Two clients may submit a study at the same moment: neither is to run unseen.
-        for job in sorted(map(_job, details), key=lambda job: (job.is_over, -job.submitted_at)):
+        for job in sorted(jobs, key=lambda job: (job.is_over, -job.submitted_at)):
             found.setdefault(job.study, job)
         return found
 
@@ -230,6 +216,13 @@ def _lost() -> tuple[type[Exception], ...]:
     return (RuntimeError, OSError, aiohttp.ClientError)
 
 
+def _next_id(study: str, ids: Sequence[str]) -> str:
+    """The id after those of the study's jobs so far; it becomes part of an address and of a file's name."""
+    stem = f"raypar-{re.sub(r'[^A-Za-z0-9_-]', '_', study)[:80]}-"
+    numbers = [int(each[len(stem) :]) for each in ids if re.fullmatch(re.escape(stem) + r"\d+", each, re.ASCII)]
+    return f"{stem}{max(numbers, default=0) + 1}"
+
+
 def _job(details: Any) -> Job:
     code = details.driver_exit_code
     return Job(
@@ -244,56 +237,6 @@ def _job(details: Any) -> Job:
 
 @contextlib.contextmanager
 def connected(address: str, notice: Callable[[str], object]) -> Iterator[Jobs]:
-    """The studies of the cluster whose dashboard is at the address.
-
-    Args:
-        notice: gets what there is to say about the cluster.
-
-    Raises:
-        ClusterError: there is none, or it doesn't take us.
-    """
-    check_dashboard(address)
-    try:
-        import aiohttp  # noqa: F401
-        import requests  # noqa: F401
-        from ray.job_submission import JobSubmissionClient  # noqa: F401
-    except ImportError as error:
-        hint = "pip install 'raypar[client]'"
-        raise ClusterError(f"--address {address}: {error.name} is missing here", hint=hint) from None
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    with admitted(address, _refuses) as takes_everybody:
-        try:
-            client = _client(address)
-        except Exception as error:
-            raise ClusterError(
-                f"no Ray dashboard at --address {address}: {cut(str(error))}", hint=TUNNEL_HINT
-            ) from error
-        if takes_everybody:
-            notice(
-                f"the Ray at {address} runs the code of whoever reaches it: it asks for no token "
-                "(start it with RAY_AUTH_MODE=token)"
-            )
+    """The studies of the cluster whose dashboard is at the address; what it takes and raises, `job_client` says."""
+    with job_client(address, notice) as client:
         yield Jobs(client, address)
-
-
-def _refuses(address: str) -> bool:
-    from ray.exceptions import AuthenticationError
-
-    try:
-        _client(address).list_jobs()
-    except AuthenticationError:
-        return True
-    except Exception:
-        return False  # something else is wrong, which is told when we connect
-    return False
-
-
-def _client(address: str) -> Any:
-    from ray.job_submission import JobSubmissionClient
-
-    hidden = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}
-    try:
-        return JobSubmissionClient(address)
-    finally:
-        os.environ.update(hidden)

@@ -58,6 +58,22 @@ study = Study(
 """
 
 
+# Of one that has looked for jobs just before another client submitted one.
+LATE = """
+import sys
+from pathlib import Path
+
+from raypar.run.jobs import RunsAlready, connected
+
+with connected(sys.argv[1], print) as jobs:
+    jobs._client.list_jobs = lambda: []
+    try:
+        print(jobs.submit("rates", Path.cwd() / "settings", "true", {}))
+    except RunsAlready as error:
+        print("refused:", error)
+"""
+
+
 @dataclass(frozen=True)
 class Head:
     """Of a cluster with a dashboard, whose user has a home of its own."""
@@ -177,6 +193,9 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     refused = client.run(*submit)
     assert refused.returncode == 2
     assert f"runs on this cluster already\n  → `raypar attach rates --address {head.url}`" in refused.stderr
+    late = [sys.executable, "-c", LATE, head.url]
+    refused = subprocess.run(late, cwd=client.folder, capture_output=True, text=True, check=True, timeout=120)
+    assert "refused: study `rates` runs on this cluster already" in refused.stdout
     refused = client.run("attach", "rate", "--address", head.url)
     assert refused.returncode == 2 and "did you mean `rates`?" in refused.stderr
     refused = client.run("stop", "rates", "--address", head.url, HOME="/nowhere")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from raypar.cli.submitting import words_of, write
 from raypar.errors import ClusterError
 from raypar.run import jobs
 from raypar.run.authentication import VARIABLES
-from raypar.run.jobs import Jobs, check_dashboard, command_on_head, connected
+from raypar.run.dashboard import OVERRIDES, check_dashboard
+from raypar.run.jobs import STUDY_KEY, Jobs, RunsAlready, command_on_head, connected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No token, and no address that Ray would take instead."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         pytest.skip("a Ray in this process would lose its token, and end the process")
-    for name in (*VARIABLES, *jobs.OVERRIDES):
+    for name in (*VARIABLES, *OVERRIDES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -163,38 +165,83 @@ def test_a_study_that_a_signal_has_ended_exits_as_a_shell_tells_it() -> None:
 
 
 class Dashboard:
-    """Stands in for a cluster's, which takes seconds to start: it keeps what is submitted, all in the same moment."""
+    """Stands in for a cluster's, which takes seconds to start: it keeps what is submitted, and refuses as Ray does."""
 
     def __init__(self) -> None:
         self.jobs: list[SimpleNamespace] = []
 
     def submit_job(self, *, submission_id: str, metadata: dict[str, str], **_: Any) -> str:
         if any(job.submission_id == submission_id for job in self.jobs):
-            raise RuntimeError(f"a job {submission_id} is there already")
-        known = {"submission_id": submission_id, "metadata": metadata, "status": "RUNNING"}
-        self.jobs.append(SimpleNamespace(**known, message="", driver_exit_code=None, start_time=1000))
+            raise RuntimeError(f"ValueError: Job with submission_id {submission_id} already exists.")
+        self.add(submission_id, metadata)
         return submission_id
 
+    def add(
+        self, submission_id: str, metadata: dict[str, str], status: str = "RUNNING", start_time: int = 1000
+    ) -> None:
+        known = {"submission_id": submission_id, "metadata": metadata, "status": "RUNNING", "start_time": 1000}
+        self.jobs.append(SimpleNamespace(**known, message="", driver_exit_code=None))
+
     def list_jobs(self) -> list[SimpleNamespace]:
-        return self.jobs
+        return list(self.jobs)
 
 
-def test_two_clients_that_submit_a_study_at_once_get_two_jobs_and_none_runs_unseen(tmp_path: Path) -> None:
+class Stale(Dashboard):
+    """As a client sees it that has looked just before somebody else submitted something."""
+
+    def __init__(self, now: Dashboard) -> None:
+        self.before, self.jobs = list(now.jobs), now.jobs
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        return self.before
+
+
+@pytest.mark.parametrize("name", ["s", "a study (with) ümlauts/..", "x" * 300, "s-1"])
+def test_of_two_clients_that_submit_a_study_at_once_one_is_refused(name: str, tmp_path: Path) -> None:
     dashboard = Dashboard()
-    clients = [Jobs(dashboard, NOWHERE) for _ in range(2)]
-    ids = [client.submit("s", tmp_path, "true", {}) for client in clients]
-    assert len(set(ids)) == 2
-    dashboard.jobs.append(SimpleNamespace(**{**vars(dashboard.jobs[0]), "submission_id": "other", "metadata": {}}))
-    for over in (0, 1):
-        for i, status in ((over, "STOPPED"), (1 - over, "RUNNING")):
-            dashboard.jobs[i].status = status
-        for client in clients:
-            (job,) = client.studies().values()
-            assert (job.id, job.study, job.is_over) == (ids[1 - over], "s", False)
-    for later in (0, 1):
-        for i, job in enumerate(dashboard.jobs[:2]):
-            job.status, job.start_time = "STOPPED", 2000 if i == later else 1000
-        assert clients[0].studies()["s"].id == ids[later]
+    client = Jobs(dashboard, NOWHERE)
+    for number in (1, 2, 3):
+        late = Jobs(Stale(dashboard), NOWHERE)
+        job_id = client.submit(name, tmp_path, "true", {})
+        assert job_id.endswith(f"-{number}") and re.fullmatch(r"raypar-[A-Za-z0-9_-]{1,90}", job_id)
+        for other in (late, client):
+            with pytest.raises(RunsAlready, match="runs on this cluster already"):
+                other.submit(name, tmp_path, "true", {})
+        assert len(dashboard.jobs) == number
+        dashboard.jobs[-1].status = "SUCCEEDED"
+
+
+def test_studies_with_names_alike_are_not_in_each_others_way(tmp_path: Path) -> None:
+    client = Jobs(Dashboard(), NOWHERE)
+    ids = [client.submit(name, tmp_path, "true", {}) for name in ("a b", "a_b", "a.b", "a_b-1", "a", "a-1")]
+    assert len(set(ids)) == 6
+
+
+def test_an_id_is_not_used_again_where_jobs_were_removed(tmp_path: Path) -> None:
+    dashboard = Dashboard()
+    client = Jobs(dashboard, NOWHERE)
+    for _ in range(3):
+        client.submit("s", tmp_path, "true", {})
+        dashboard.jobs[-1].status = "FAILED"
+    del dashboard.jobs[0]
+    assert client.submit("s", tmp_path, "true", {}) == "raypar-s-4"
+
+
+def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest() -> None:
+    dashboard = Dashboard()
+    dashboard.add("another's", {})
+    for name in ("x", "y"):
+        dashboard.add(name, {STUDY_KEY: "s"})
+    first, second = dashboard.jobs[1:]
+    client = Jobs(dashboard, NOWHERE)
+    for runs, over in ((first, second), (second, first)):
+        runs.status, over.status = "RUNNING", "STOPPED"
+        (job,) = client.studies().values()
+        assert (job.id, job.study, job.is_over) == (runs.submission_id, "s", False)
+    for later, earlier in ((first, second), (second, first)):
+        later.status = earlier.status = "STOPPED"
+        later.start_time, earlier.start_time = 2000, 1000
+        assert client.studies()["s"].id == later.submission_id
 
 
 def test_shell_words_keep_their_quotes() -> None:
