@@ -1,7 +1,7 @@
 """Trials as a Ray Tune study over warm gangs.
 
-Tune sees trials that are all alike: thin trainables on the head node, which ask the broker to run something and wait.
-So its actor cache always hits, and whatever searches, schedules or stops in Tune works as ever.
+Tune sees thin trainables on the head node, which ask the broker to run something and wait. So whatever searches,
+schedules or stops in Tune works as ever.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -23,19 +22,20 @@ from ray.tune import TuneError
 from ray.tune.search import BasicVariantGenerator
 
 from raypar.errors import ClusterError, RayparError
-from raypar.run.broker import Broker, BrokerConfig
+from raypar.run.broker import Broker
+from raypar.run.brokered import ON_HEAD, BrokeredTrial, Driver
 from raypar.run.cluster import TRAIN_ENVIRONMENT
-from raypar.run.events import ClusterChanged, Event, Listener, Notice, TrialEnded
+from raypar.run.dispatch import DispatchConfig
+from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.gangs import GangPolicy
-from raypar.run.interruption import Interrupted, interrupted_by, uninterrupted, what_broke
+from raypar.run.interruption import Interrupted, interrupted_by, what_broke
+from raypar.run.listening import Ears, Slots
 from raypar.run.runner import RunSettings
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
-from raypar.study.trial import TrialSpec, TrialState
+from raypar.study.trial import TrialSpec
 from raypar.trace import mark
 
-# A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
-ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
 QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -56,89 +56,6 @@ LOST_HINT = "is the head node short of memory? what has ended is kept"
 
 class BrokerLost(RuntimeError):
     """The actor that owns the gangs has died."""
-
-
-class TrialFailed(RuntimeError):
-    """Tells Tune (and a searcher) that a trial gave no result; the broker's result says why."""
-
-
-class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
-    """What Tune runs: asks the broker, waits, and hands the reports on."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        # By name: a handle in the config would make Tune treat every restart as a new study.
-        self._broker = ray.get_actor(config["broker"])
-        self._seen = 0
-
-    def step(self) -> dict[str, Any]:
-        while True:
-            reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
-            if reports and self.config["in_lockstep"]:
-                self._seen += 1
-                return {**reports[0], "done": False}
-            self._seen += len(reports)
-            self._last = reports[-1] if reports else getattr(self, "_last", {})
-            if state == TrialState.FAILED:
-                raise TrialFailed(self.trial_id)
-            if state is not None:
-                return {**self._last, "done": True}
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._seen, self._last = 0, {}
-        return True
-
-    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        return {}
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        pass
-
-
-class _Driver(tune.Callback):  # type: ignore[misc]
-    """On the driver: says what each Tune trial is to do, and takes its result at once when it ends.
-
-    Args:
-        spec_of: makes a trial of what a search drew; None where the broker knows the trials.
-    """
-
-    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None, ears: _Ears) -> None:
-        self._broker, self._spec_of, self._ears = broker, spec_of, ears
-        self._running: set[str] = set()
-        self.num_ended = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its callbacks for a restore that is not used here
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.trial_id not in self._running:
-            self._running.add(trial.trial_id)
-            spec = self._spec_of(trial.config) if self._spec_of else None
-            ray.get(self._broker.define.remote(trial.trial_id, spec))
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._end(trial.trial_id)
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.trial_id in self._running:
-            # Where it is only the trainable that was lost, its trial still runs, and has a result in the end.
-            ray.get(self._broker.run_on.remote(trial.trial_id))
-        self._end(trial.trial_id)
-
-    def _end(self, trial_id: str) -> None:
-        if trial_id not in self._running:
-            return
-        self._running.discard(trial_id)
-        with uninterrupted():  # a trial that has ended is told
-            self._tell_end(trial_id)
-
-    def _tell_end(self, trial_id: str) -> None:
-        # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
-        self._broker.stop.remote(trial_id)
-        result, artifacts, num_news = ray.get(self._broker.take.remote(trial_id))
-        self._ears.catch_up(num_news)
-        self.num_ended += 1
-        # Before Tune starts the next trial: writing the result takes no time from a trial that is being timed.
-        self._ears.tell(TrialEnded(result, artifacts))
 
 
 class TuneRunner:
@@ -182,7 +99,7 @@ class TuneRunner:
         """Raises BrokerLost."""
         os.environ.update(QUIET)
         name = f"raypar-{os.getpid()}-{time.time_ns()}"
-        config = BrokerConfig(
+        config = DispatchConfig(
             workload=cloudpickle.dumps(study.workload),
             settings=self._settings,
             policy=self._policy,
@@ -195,13 +112,13 @@ class TuneRunner:
         if not self._policy.owns_cluster:
             options["runtime_env"] = {"env_vars": TRAIN_ENVIRONMENT}
         broker = ray.remote(num_cpus=0)(Broker).options(name=name, **options).remote(config)
-        ears: _Ears | None = None
+        ears: Ears | None = None
         is_ray_lost = False
         try:
             num_slots = ray.get(broker.start.remote(() if study.is_search else tuple(specs)))
             mark("tuner: broker is up")
-            slots = _Slots(num_slots, listener)
-            ears = _Ears(broker, slots)
+            slots = Slots(num_slots, listener)
+            ears = Ears(broker, slots)
             self._tune(study, specs, name, config.in_lockstep, broker, ears, slots)
         except (RayActorError, TuneError, RuntimeError) as error:
             if isinstance(error, RayparError) or not _is_lost(broker):
@@ -232,8 +149,8 @@ class TuneRunner:
         name: str,
         in_lockstep: bool,
         broker: Any,
-        ears: _Ears,
-        slots: _Slots,
+        ears: Ears,
+        slots: Slots,
     ) -> None:
         space: dict[str, Any] = {"broker": name, "in_lockstep": in_lockstep}
         if study.is_search:
@@ -255,7 +172,7 @@ class TuneRunner:
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
             count = 1
-        driver = _Driver(broker, drawn_spec if study.is_search else None, ears)
+        driver = Driver(broker, drawn_spec if study.is_search else None, ears)
         searcher = study.searcher
         num_concurrent: int | None = slots.count
         if searcher is None:
@@ -288,64 +205,6 @@ class TuneRunner:
             if interrupted_by() is None and _is_lost(broker):
                 raise BrokerLost
             raise Interrupted
-
-
-class _Slots:
-    """How many trials Tune lets run at a time; more where machines join. A listener that passes on what it hears."""
-
-    def __init__(self, count: int, listener: Listener) -> None:
-        self.count, self._listener = count, listener
-        self._generator: BasicVariantGenerator | None = None
-
-    def follow(self, generator: BasicVariantGenerator) -> None:
-        """From now on this one is told."""
-        self._generator = generator
-        generator.max_concurrent = self.count
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, ClusterChanged):
-            self.count = event.num_slots
-            if self._generator is not None:
-                self._generator.max_concurrent = self.count
-        self._listener(event)
-
-
-class _Ears:
-    """Listens to the broker's news in a thread; what it tells comes one event at a time."""
-
-    def __init__(self, broker: Any, listener: Listener) -> None:
-        self._broker, self._listener = broker, listener
-        self._lock = threading.Lock()
-        self._closed = False
-        self._num_heard = 0
-        self._heard = threading.Condition()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def tell(self, event: Any) -> None:
-        with self._lock:
-            self._listener(event)
-
-    def catch_up(self, num_news: int) -> None:
-        """Wait until so many news have been told, so that what came before a trial's end is told before it."""
-        with self._heard:
-            while self._num_heard < num_news and self._thread.is_alive():
-                self._heard.wait(1.0)
-
-    def close(self) -> None:
-        self._closed = True
-
-    def _listen(self) -> None:
-        while not self._closed:
-            try:
-                events = ray.get(self._broker.news.remote())
-            except Exception:  # the broker is gone, and with it the news
-                return
-            for event in events:
-                self.tell(event)
-            with self._heard:
-                self._num_heard += len(events)
-                self._heard.notify_all()
 
 
 def _is_lost(broker: Any) -> bool:
