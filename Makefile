@@ -1,7 +1,7 @@
 # make study    the quick start: sets up what it needs, then runs studies/quickstart.py
-# make test     everything that is checked: style, types, tests, and the quick start end to end
+# make test     everything that is checked: style, types, tests, a cluster, and the quick start end to end
 # make test-faults    gangs, brokers and Ray's head killed under a study, its database locked: minutes
-# make test-cluster    `ray up`, studies and `ray down` on four hosts in namespaces: needs root, sshd and rsync
+# make test-cluster    of the tests `ray up`, studies and `ray down` on four hosts in namespaces: needs root, sshd, rsync
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,8 +10,10 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 # Real processes on a shared machine fail now and then for the machine's sake. Tests that failed run once more, in a
 # process of their own, and are listed: one that fails twice is broken.
-AGAIN := (test $$? = 1 && echo 'Once more, what failed:' && \
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rA --show-capture=no)
+PYTEST := $(BIN)/python -m pytest
+AGAIN := --last-failed --last-failed-no-failures none -rA --show-capture=no
+tested = $(PYTEST) $(1) || (test $$? = 1 && echo 'Once more, what failed:' && $(PYTEST) $(1) $(AGAIN))
+CLUSTER := -rs -m cluster tests/real/test_cluster.py
 
 .DELETE_ON_ERROR:
 .PHONY: study test test-faults test-cluster clean
@@ -23,14 +25,15 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --durations=25 || $(AGAIN)
+	$(call tested,--durations=25)
+	$(call tested,$(CLUSTER))
 	$(BIN)/python .ci/check_quickstart.py
 
 test-faults: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m faults tests/real
+	$(PYTEST) -m faults tests/real
 
 test-cluster: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m cluster tests/real/test_cluster.py
+	$(PYTEST) $(CLUSTER)
 
 # The stamps keep a second run from installing again; a change of pyproject.toml makes them stale.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python

@@ -39,6 +39,7 @@ class Flags:
     no_ray: bool
     trial_timeout_s: float | None
     is_profiled: bool
+    exclusive: bool
 
 
 def last_flags(
@@ -87,6 +88,7 @@ def last_flags(
         no_ray=stored["no_ray"],
         trial_timeout_s=stored["trial_timeout"],
         is_profiled=bool(stored.get("num_profiled_steps")),
+        exclusive=bool(stored.get("exclusive")) and address == stored["address"],  # it was said of that cluster
     )
 
 

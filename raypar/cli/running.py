@@ -147,7 +147,7 @@ def resume(
             options,
             log_model=bool(stored.get("log_model")),
             system_metrics=bool(stored.get("system_metrics")),
-            exclusive=bool(stored.get("exclusive")),
+            exclusive=last.exclusive,
         )
         if options.log_model:
             loaded = keeping_models(loaded)

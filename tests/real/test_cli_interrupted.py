@@ -141,6 +141,31 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
     everything_is_there(cli)
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize("sign", ["the process gcs_server", "starting a gang"])
+def test_ctrl_c_before_the_first_trial_ends_what_is_starting_and_the_same_command_runs_all(cli: Cli, sign: str) -> None:
+    (cli.folder / "wait").unlink()
+
+    def is_starting(process: subprocess.Popen[str]) -> bool:
+        if sign.startswith("the process "):
+            name = sign.removeprefix("the process ")
+            return any(Path(line.split()[0]).name == name for line in cli.processes().values() if line)
+        return sign in (cli.folder / "stdout").read_text()
+
+    with cli.start("study", "waiting.py") as process:
+        until(lambda: is_starting(process) or process.poll() is not None, sign, TIMEOUT_S)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130, (cli.folder / "stderr").read_text()
+    told = (cli.folder / "stdout").read_text() + (cli.folder / "stderr").read_text()
+    assert "interrupted" in told and "Traceback" not in told and "rror" not in told, told
+    assert cli.processes() == {}
+    begun = starts(cli)  # none, unless the gang was ready while it was told
+    done = cli.run("study", "waiting.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert finished_trials(cli) == ["0.1", "0.2", "0.3", "0.4"]
+    assert len(starts(cli)) == 4 + len(begun)
+
+
 # Makes the report only once the file `wait` is gone, and says in the file `reports` that it is about to.
 SLOW_REPORT = """
 import raypar.report.html

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from commands import TIMEOUT_S, Cli
 from telling import HERE, until
 
+from raypar.track.server import start_server
 from raypar.track.spool import spools
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.affinity import allowed_cores
@@ -49,8 +51,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def finished(folder: Path) -> list[str]:
-    results = Store(default_tracking_uri(folder), folder).results("faulty")
+def finished(folder: Path, uri: str | None = None) -> list[str]:
+    results = Store(uri or default_tracking_uri(folder), folder).results("faulty")
     return sorted(str(result.spec.config["lr"]) for result in results if result.is_complete)
 
 
@@ -91,6 +93,37 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
     assert "2 of 4 trials" in done.stdout
     assert finished(tmp_path) == ["0.01", "0.02", "0.03", "0.04"]
     assert set(study.starts()[4:]) == lost and len(study.starts()) == 6
+
+
+@pytest.mark.mlflow
+def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_in_the_end(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cli, study = Cli(tmp_path), Faulty(tmp_path, 3)
+    kept = tmp_path_factory.mktemp("server")
+    with start_server(default_tracking_uri(kept), kept, port=22600) as server:
+        uri, port = server.url, int(server.url.rpartition(":")[2])
+        with study.running(cli.start("study", "faulty.py", "--no-ray", "--tracking-uri", uri)) as process:
+            first, _ = next_held(study, process)
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+            study.hold_no_more()
+            study.go(first)
+            assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
+    output = (tmp_path / "stdout").read_text()
+    assert "3 points, 3 trials" in output and "records wait on disk; `raypar sync` sends them" in output
+    assert "Traceback" not in output + (tmp_path / "stderr").read_text()
+    refused = cli.run("resume", "faulty", "--tracking-uri", uri)
+    assert refused.returncode == 2 and f"The tracking store {uri} can't be used" in refused.stderr
+    with start_server(default_tracking_uri(kept), kept, port=port):
+        synced = cli.run("sync")
+        assert synced.returncode == 0, synced.stderr
+        assert finished(tmp_path, uri) == ["0.01", "0.02", "0.03"]
+        assert spools(tmp_path) == ()
+        again = cli.run("study", "faulty.py", "--no-ray", "--tracking-uri", uri)
+        assert (again.returncode, len(study.starts())) == (0, 3), again.stderr
+    assert not (tmp_path / "mlflow.db").exists()
+    until(lambda: not cli.processes(), "the end of its processes")
 
 
 def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the_rest(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raypar import Study
 from raypar.cli.executing import resume_command
-from raypar.cli.resuming import is_here, is_taken
+from raypar.cli.resuming import Flags, is_here, is_taken, last_flags
 from raypar.options import Options
+from raypar.record import execution_record
 from raypar.study.loader import LoadedStudy
 from raypar.track.store import default_tracking_uri
 from raypar.workloads import digits
@@ -35,6 +38,20 @@ def test_a_cluster_of_this_machine_needs_no_naming_and_one_of_elsewhere_does(tmp
 def test_another_store_is_named_without_its_password(tmp_path: Path) -> None:
     named = command(tmp_path / "s.py", tmp_path, uri="http://me:open-sesame@head:5000")
     assert named[-2:] == ["--tracking-uri", "http://me:***@head:5000"]
+
+
+def resumed(folder: Path, given: str | None, **first: Any) -> Flags:
+    """The flags that a study goes on with when `resume` is given an address, or none."""
+    loaded = LoadedStudy(Study(workload=digits, name="s"), folder / "s.py", "", "", (), ())
+    record = execution_record(loaded, Options(folder, default_tracking_uri(folder), **first))
+    return last_flags("s", json.loads(record.tags["raypar.resume"]), folder, address=given)
+
+
+def test_a_cluster_for_oneself_is_one_when_a_study_goes_on_and_no_other_is(tmp_path: Path) -> None:
+    assert resumed(tmp_path, None, address="auto", exclusive=True).exclusive
+    assert resumed(tmp_path, "ray://head:10001", address="ray://head:10001", exclusive=True).exclusive
+    assert not resumed(tmp_path, "ray://another:10001", address="ray://head:10001", exclusive=True).exclusive
+    assert not resumed(tmp_path, None, address="auto").exclusive
 
 
 @pytest.mark.parametrize("address", ["auto", "localhost:6379", "ray://127.0.0.1:10001", "[::1]:6379"])
