@@ -16,8 +16,8 @@ from raypar.run.attempt import Attempt, note_company
 from raypar.run.events import ClusterChanged, Event, GangStarting, Notice, TrialRetried, TrialStarted
 from raypar.run.gangs import Gang, GangPolicy, GangPool
 from raypar.run.line import Line
+from raypar.run.room import num_machines
 from raypar.run.runner import RunSettings, is_retried
-from raypar.run.schedule import num_machines
 from raypar.study.trial import Failure, FailureKind, TrialSpec
 
 LOOK_S = 5.0  # how often to look whether others have added nodes

@@ -19,8 +19,9 @@ from ray._private.state import available_resources_per_node
 from raypar.run.capacity import CoreLeases, needed
 from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
 from raypar.run.processes import answers
+from raypar.run.room import Node, On
 from raypar.run.runner import RunSettings
-from raypar.run.schedule import ROUNDING, Node, On, Phase, Rules, Standing
+from raypar.run.schedule import ROUNDING, Phase, Rules, Standing
 from raypar.study.nodes import label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec

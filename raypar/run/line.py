@@ -14,7 +14,8 @@ from raypar.run.attempt import Attempt, Took
 from raypar.run.capacity import refusal
 from raypar.run.cluster import may_grow
 from raypar.run.gangs import Gang, GangPool
-from raypar.run.schedule import On, Waiting, decide
+from raypar.run.room import On
+from raypar.run.schedule import Waiting, decide
 from raypar.study.trial import Failure, FailureKind, Placement, TrialSpec
 
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them

@@ -16,26 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from raypar.run.capacity import eligible, needed, shares
+from raypar.run.room import Node, On, Room, num_machines
 from raypar.study.trial import Placement
 
 LOOKAHEAD = 8  # trials per machine that may come after one that finds no room, and start before it
 ROUNDING = 1e-6  # of sums of Ray's fractions of a CPU
-
-On = Mapping[str, int]  # how many workers are on which node, by its id
-
-
-@dataclass(frozen=True)
-class Node:
-    """A Ray node: what it has (``{"CPU": 8, "GPU": 1}``), and the machine that it is on."""
-
-    id: str
-    machine: str
-    has: Mapping[str, float]
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,68 +104,6 @@ def decide(
     return _Round(queue, gangs, nodes, rules, is_short_of_memory).plan()
 
 
-def num_machines(nodes: Sequence[Node]) -> int:
-    """Machines that can run something."""
-    return len({node.machine for node in nodes if node.has.get("CPU", 0) >= 1})
-
-
-class _Room:
-    """What is free on the nodes for trials."""
-
-    def __init__(self, nodes: Sequence[Node], alone: bool) -> None:
-        self._nodes, self._alone = nodes, alone
-        self._left = {node.id: dict(node.has) for node in nodes}
-        self._machine = {node.id: node.machine for node in nodes}
-        self._taken: set[str] = set()
-
-    def take(self, placement: Placement, on: On) -> None:
-        for node_id, count in on.items():
-            if node_id in self._left:  # otherwise it is gone
-                self._taken.add(self._machine[node_id])
-                for kind, amount in needed(placement).items():
-                    self._left[node_id][kind] = self._left[node_id].get(kind, 0) - amount * count
-
-    def has(self, placement: Placement, on: On) -> bool:
-        return bool(on) and all(
-            node_id in self._left
-            and all(self._free(node_id).get(kind, 0) >= amount * count for kind, amount in needed(placement).items())
-            for node_id, count in on.items()
-        )
-
-    def find(self, placement: Placement) -> On | None:
-        """Nodes for a new gang, None where there are none now.
-
-        A trial that is to be alone gets as many nodes as it would have on the empty cluster: what "pack" and "spread"
-        mean must not depend on who is there already. Of the nodes that will do, the smallest, so that what needs the
-        large ones finds them.
-        """
-        labels = [node.labels for node in self._nodes]
-        free = list(eligible(placement, [self._free(node.id) for node in self._nodes], labels))
-        found = shares(placement, needed(placement), free)
-        if found is None or not self._alone:
-            return self._on(found)
-        on_empty = shares(placement, needed(placement), eligible(placement, [n.has for n in self._nodes], labels))
-        wanted = _num_used(on_empty)
-        if _num_used(found) != wanted:
-            return None
-        for i in sorted(range(len(free)), key=lambda i: -free[i].get("CPU", 0)):
-            kept, free[i] = free[i], {}
-            fewer = shares(placement, needed(placement), free)
-            if fewer is not None and _num_used(fewer) == wanted:
-                found = fewer
-            else:
-                free[i] = kept
-        return self._on(found)
-
-    def _free(self, node_id: str) -> Mapping[str, float]:
-        return {} if self._alone and self._machine[node_id] in self._taken else self._left[node_id]
-
-    def _on(self, found: Sequence[int] | None) -> On | None:
-        if found is None:
-            return None
-        return {node.id: count for node, count in zip(self._nodes, found, strict=True) if count}
-
-
 class _Round:
     """One decision, from the first trial of the queue to the last that may start."""
 
@@ -229,7 +155,7 @@ class _Round:
                 last = i + LOOKAHEAD * max(1, num_machines(self._nodes))
                 stuck = {(trial.placement, False)}
 
-    def _place(self, i: int, trial: Waiting, room: _Room, *, only_idle: bool = False) -> bool:
+    def _place(self, i: int, trial: Waiting, room: Room, *, only_idle: bool = False) -> bool:
         """Whether the trial has a place now: in a gang at hand, or in one to be started."""
         order = (Phase.IDLE,) if only_idle else (Phase.IDLE, Phase.RETURNING, Phase.STARTING)
         for phase in order:
@@ -259,7 +185,7 @@ class _Round:
         leaving = sorted(self._held, key=lambda held: unknown if held[2] is None else held[2])
         own = [gang.on for gang in self._gangs if gang.placement == trial.placement]
         for gone in range(len(leaving) + 1):
-            room = _Room(self._nodes, self._rules.alone)
+            room = Room(self._nodes, self._rules.alone)
             for placement, on, _ in leaving[gone:]:
                 room.take(placement, on)
             place = next((on for on in own if room.has(trial.placement, on)), None) or room.find(trial.placement)
@@ -271,8 +197,8 @@ class _Round:
                 return True
         return False
 
-    def _room(self, *, but_for_reservation: bool = False) -> _Room:
-        room = _Room(self._nodes, self._rules.alone)
+    def _room(self, *, but_for_reservation: bool = False) -> Room:
+        room = Room(self._nodes, self._rules.alone)
         for placement, on, _ in self._held:
             room.take(placement, on)
         if but_for_reservation and self._reservation:
@@ -330,7 +256,3 @@ class _Round:
 
 def _is_over(left: Mapping[str, float]) -> bool:
     return any(amount < -ROUNDING for amount in left.values())
-
-
-def _num_used(counts: Sequence[int] | None) -> int:
-    return sum(1 for count in counts or () if count)

@@ -12,7 +12,8 @@ from scheduled import cluster, rules
 from raypar.run import line as line_module
 from raypar.run.gangs import Gang
 from raypar.run.line import COME_BACK_S, Line
-from raypar.run.schedule import Node, Rules, Standing
+from raypar.run.room import Node
+from raypar.run.schedule import Rules, Standing
 from raypar.study.trial import Failure, FailureKind, TrialSpec
 
 
