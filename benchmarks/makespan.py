@@ -20,6 +20,7 @@ import time
 from typing import Any
 
 import cloudpickle
+import psutil
 from common import Figure, begin, judge, parser_for, progress, scratch, tell, times
 
 from raypar import Study, Workload, units
@@ -33,6 +34,7 @@ NUM_POINTS = {1: 10, 2: 6, 4: 4}  # by number of workers
 SECONDS = (30.0, 90.0)
 NUM_REPEATS = 3
 MAX_RATIO = 1.2
+SETTLE_S, IDLE_PERCENT = 60.0, 20.0
 
 
 def main() -> None:
@@ -70,6 +72,7 @@ def main() -> None:
             cluster.add_node(**node)
         with scratch() as folder, joined_cluster(cluster.address):
             assert num_machines(alive_nodes()) == NUM_NODES
+            settle()
             begun_s = time.perf_counter()
             settings = RunSettings(log_dir=folder, exclusive=not args.reserving, preload=study.workload.preload)
             TuneRunner(settings, owns_cluster=False).run(study, specs, listen)
@@ -77,6 +80,13 @@ def main() -> None:
     finally:
         cluster.shutdown()
     show(specs, heard, begun_s, ended_s, args.sharing)
+
+
+def settle() -> None:
+    """Wait until nodes that have just joined have started what serves them: a cluster that is there has."""
+    until_s = time.monotonic() + SETTLE_S
+    while psutil.cpu_percent(2.0) > IDLE_PERCENT and time.monotonic() < until_s:
+        pass
 
 
 def sleep(config: dict[str, Any]) -> None:
