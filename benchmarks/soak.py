@@ -54,7 +54,9 @@ LAST_LINE = re.compile(r"^\[ *(\d+)/\d+\]", re.MULTILINE)
 def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--trials", type=int, default=500, help="[default: 500]")
-    parser.add_argument("--epochs", type=int, default=2, help="of each trial, about half a second each on two cores [default: 2]")
+    parser.add_argument(
+        "--epochs", type=int, default=2, help="of each trial, about half a second each on two cores [default: 2]"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of what is killed, and when [default: 0]")
     args = begin(parser)
     num_trials = 40 if args.quick else args.trials
