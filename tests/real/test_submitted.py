@@ -194,7 +194,8 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     assert refused.returncode == 2
     assert f"runs on this cluster already\n  → `raypar attach rates --address {head.url}`" in refused.stderr
     late = [sys.executable, "-c", LATE, head.url]
-    refused = subprocess.run(late, cwd=client.folder, capture_output=True, text=True, check=True, timeout=120)
+    own = {key: value for key, value in os.environ.items() if key not in UNSET}
+    refused = subprocess.run(late, cwd=client.folder, env=own, capture_output=True, text=True, check=True, timeout=120)
     assert "refused: study `rates` runs on this cluster already" in refused.stdout
     refused = client.run("attach", "rate", "--address", head.url)
     assert refused.returncode == 2 and "did you mean `rates`?" in refused.stderr
