@@ -143,19 +143,21 @@ def next_held(study: Faulty, process: subprocess.Popen[str], limit_s: float = 20
 
 
 def find(parent: int, word: str) -> psutil.Process:
-    """The descendant with the word in its command line; the youngest of several.
+    """The descendant with the word in its command line; the youngest of several, though not what one of them has
+    forked: that has its parent's command line.
 
     Raises:
         LookupError: there is none.
     """
-    found = []
+    found = {}
     for process in psutil.Process(parent).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if any(word in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append((process.create_time(), process.pid, process))
-    if not found:
+                found[process.pid] = (process.create_time(), process.ppid(), process)
+    own = [(created, process) for created, ppid, process in found.values() if ppid not in found]
+    if not own:
         raise LookupError(f"no process with {word} in its command line")
-    return max(found)[2]
+    return max(own, key=lambda each: each[0])[1]
 
 
 # What can be killed of a study in Ray, and how it shows up among the descendants of `raypar`.
