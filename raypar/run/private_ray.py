@@ -52,6 +52,8 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The account of each call is for a dashboard, which there is none of: the head's memory would grow with the trials.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     import ray
     from ray._private import ray_constants
 
