@@ -1,19 +1,20 @@
 # make study    the quick start: sets up what it needs, then runs studies/quickstart.py
 # make test     everything that is checked: style, types, tests, a cluster, and the quick start end to end
 # make test-faults    gangs, brokers and Ray's head killed under a study, its database locked: minutes
-# make test-cluster    of the tests `ray up`, studies and `ray down` on four hosts in namespaces: needs root, sshd, rsync
+# make test-cluster    what `make test` has of clusters: `ray up` on four hosts in namespaces; needs root, sshd, rsync
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
+PYTEST := $(BIN)/python -m pytest
+CLUSTER := -rs -m cluster tests/real/test_cluster.py
+
 # Real processes on a shared machine fail now and then for the machine's sake. Tests that failed run once more, in a
 # process of their own, and are listed: one that fails twice is broken.
-PYTEST := $(BIN)/python -m pytest
 AGAIN := --last-failed --last-failed-no-failures none -rA --show-capture=no
 tested = $(PYTEST) $(1) || (test $$? = 1 && echo 'Once more, what failed:' && $(PYTEST) $(1) $(AGAIN))
-CLUSTER := -rs -m cluster tests/real/test_cluster.py
 
 .DELETE_ON_ERROR:
 .PHONY: study test test-faults test-cluster clean

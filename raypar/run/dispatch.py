@@ -46,6 +46,8 @@ class Dispatcher:
     """Brings trials to their end, on one event loop: no method is interrupted between two awaits.
 
     Attributes:
+        pool: the gangs; from `start` on, as is `line`.
+        line: the trials that wait.
         runs: by Tune's trial; a later attempt in the place of the one before.
         news: what has happened and was not told yet.
         orphans: Tune's trials that are gone, whose runs go on to their end.
@@ -71,7 +73,7 @@ class Dispatcher:
         return self.config.max_trials or max(1, num_machines(self.pool.nodes))
 
     def attempt(self, uid: str, number: int) -> Attempt | None:
-        """None where it is not the trial's present one."""
+        """A trial's attempt of this number, None where it is not the present one."""
         run = self.runs.get(uid)
         return run if run is not None and run.number == number else None
 
@@ -105,7 +107,7 @@ class Dispatcher:
         await self.until(lambda: not self.pool.gangs, CLOSE_S)
 
     def retry_or_conclude(self, run: Attempt, failure: Failure | None) -> None:
-        """A trial's attempt is over."""
+        """An attempt is over: do the trial again, or let that be its end. The failure: None where there was none."""
         if failure is not None and not run.stop_wanted and is_retried(failure, run.number, self.config.max_retries):
             run.give_up()
             self.news.append(TrialRetried(run.spec, failure.message))
@@ -128,6 +130,7 @@ class Dispatcher:
             self._changed.notify_all()
 
     async def until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Wait for the condition, which is looked at whenever something has changed; no longer than the timeout."""
         async with self._changed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(condition), timeout_s)
