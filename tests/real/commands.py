@@ -73,7 +73,7 @@ class Cli:
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80].strip()
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:  # it ended meanwhile, or is another user's
                 continue
         return found

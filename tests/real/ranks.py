@@ -1,4 +1,8 @@
-"""Ranks forked from the test, without a runner: more of them than there are cores, where only numbers matter."""
+"""Ranks without a runner: more of them than there are cores, where only numbers matter.
+
+They are forked by a server that has imported all and has no threads: a fork of the test's own process, with those of
+Ray and of torch in it, may wait for ever for a lock that one of them held.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -19,7 +24,7 @@ from raypar.study.config import resolve
 from raypar.study.workload import Workload
 from raypar.train.loop import train
 
-TIMEOUT = timedelta(seconds=120)
+TIMEOUT = timedelta(seconds=240)  # for the slowest of machines: nothing waits so long
 
 
 class Reports(list[dict[str, float]]):
@@ -44,14 +49,16 @@ def reports_of(workload: Workload, config: Mapping[str, Any], place: Place, seed
 
 
 def on_ranks(do: Callable[[Place], Any], num_ranks: int) -> list[Any]:
-    """What each of so many ranks returns; raises what one of them raised. They are forks: `do` may be a closure."""
-    context = get_context("fork")
+    """What each of so many ranks returns; raises what one of them raised. `do` may be a closure."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.fsdp", "raypar.train.loop"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    pickled = cloudpickle.dumps(do)
     lines = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     processes = [
-        context.Process(target=_rank, args=(do, Place(r, num_ranks, torch.device("cpu")), port, lines[r][1]))
+        context.Process(target=_rank, args=(pickled, Place(r, num_ranks, torch.device("cpu")), port, lines[r][1]))
         for r in range(num_ranks)
     ]
     try:
@@ -79,11 +86,11 @@ def _answer(line: Connection) -> tuple[str, Any]:
     return kind, value
 
 
-def _rank(do: Callable[[Place], Any], place: Place, port: int, line: Connection) -> None:
+def _rank(do: bytes, place: Place, port: int, line: Connection) -> None:
     torch.set_num_threads(1)
     try:
         with _group(place, port):
-            line.send(("done", do(place)))
+            line.send(("done", cloudpickle.loads(do)(place)))
     except BaseException:
         line.send(("error", f"rank {place.rank}: {traceback.format_exc()}"))
 

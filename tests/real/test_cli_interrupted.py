@@ -154,6 +154,7 @@ def test_ctrl_c_before_the_first_trial_ends_what_is_starting_and_the_same_comman
 
     with cli.start("study", "waiting.py") as process:
         until(lambda: is_starting(process) or process.poll() is not None, sign, TIMEOUT_S)
+        assert process.poll() is None, (cli.folder / "stderr").read_text()
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 130, (cli.folder / "stderr").read_text()
     told = (cli.folder / "stdout").read_text() + (cli.folder / "stderr").read_text()
