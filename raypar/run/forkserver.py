@@ -55,6 +55,9 @@ def serve() -> None:
             client = clients[fd]
             try:
                 request = json.loads(client.recv_bytes())
+                if request == "ready?":
+                    client.send_bytes(json.dumps("ready").encode())
+                    continue
                 fds = [recv_handle(client) for _ in range(request["num_fds"])]
             except (EOFError, OSError):
                 for pid in [pid for pid, asker in owners.items() if asker is client]:

@@ -146,6 +146,8 @@ def serve(config: Mapping[str, Any]) -> None:
     )
     fork_address: str = ray.get(broker.hello.remote(gang_id, rank, greeting))
     forks = None if config["fresh"] else ForkClient(fork_address)
+    if forks is not None:
+        forks.wait_until_ready()  # not in a trial's time, which may be limited
     turn = 0
     while True:
         with socket.socket() as listen:

@@ -127,6 +127,15 @@ class ForkClient:
         self._exit_codes: dict[int, int] = {}
         self.is_gone = False  # noticed that the server is
 
+    def wait_until_ready(self) -> None:
+        """Wait while the server is still importing; before the first fork.
+
+        Raises:
+            EOFError, OSError: the server is gone.
+        """
+        self._line.send_bytes(json.dumps("ready?").encode())
+        self._line.recv_bytes()
+
     def fork(self, log_path: Path, listen: socket.socket | None = None) -> ForkedRank:
         """Start a rank; waits while the server is still importing.
 
