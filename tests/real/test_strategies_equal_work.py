@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
 # A last batch of 8; three epochs would tell no more.
 COMMON = {"batch_size": 48, "epochs": 2, "precision": "fp64", "num_warmup_steps": 2}
 WORKLOADS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "wide_mlp": (wide_mlp, {"width": 32, "depth": 5, "num_samples": 200, "optimizer": "momentum", "lr": 0.01}),
+    "wide_mlp": (wide_mlp, {"width": 32, "depth": 5, "num_samples": 104, "optimizer": "momentum", "lr": 0.01}),
     "transformer": (
         transformer,
-        {"width": 16, "num_blocks": 4, "num_sequences": 200, "clip_grad_norm": 0.5},
+        {"width": 16, "num_blocks": 4, "num_sequences": 104, "clip_grad_norm": 0.5},
     ),
 }
 EXACT: dict[str, dict[str, Any]] = {
