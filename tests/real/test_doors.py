@@ -261,7 +261,7 @@ class Watch:
         self.num_looks = 0
 
     def _look(self) -> None:
-        while not self._is_over.is_set():
+        while not self._is_over.wait(0.02):  # some time for what is looked at
             for entry in Path("/proc").glob("[0-9]*"):
                 text = " ".join(cmdline(int(entry.name)))
                 self.seen += [text for secret in self._secrets if secret in text]
