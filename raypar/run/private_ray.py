@@ -26,6 +26,7 @@ from raypar.train.affinity import CAN_PIN, allowed_cores, pin
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
 SHUTDOWN_TIMEOUT_S = 20.0
+NUM_CALLS_KEPT = "1000"
 LOST_TIMEOUT_S = 2.0  # a minute after it has lost its head, Ray ends this process
 AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
 
@@ -53,7 +54,9 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # The account of each call is for a dashboard, which there is none of: the head's memory would grow with the trials.
-    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # (Without any account at all this process would end with a segmentation fault when Ray loses its head: Ray 2.60.)
+    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", NUM_CALLS_KEPT)
+    os.environ.setdefault("RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs", NUM_CALLS_KEPT)
     import ray
     from ray._private import ray_constants
 
