@@ -1,4 +1,6 @@
-"""Every study that ships, shrunk, on real Ray: all its trials finish, and its question gets an answer.
+"""Every study that ships, shrunk: all its trials finish, and its question gets an answer. Some run on Ray, which takes
+longer to start gangs than they to train; most without, in ranks of the same kind (that both ways do the same is in
+test_runner_contract.py).
 
 Where MNIST and Fashion-MNIST are not to be had, files of their format hold scikit-learn's digits, enlarged: what is
 tested is that the studies run, not how well their networks see.
@@ -18,12 +20,14 @@ from telling import HERE, run, settings_at
 from raypar.analysis.speedup import analyse
 from raypar.planning import check_data, make_plan
 from raypar.run.cluster import this_machine
+from raypar.run.local import LocalRunner
 from raypar.run.tuner import TuneRunner
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult, TrialState
+from raypar.train.affinity import allowed_cores
 from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS, raw_dir
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FOLDER = HERE.parents[1] / "studies"
 SHARED = HERE.parents[2] / "shared" / "data"
@@ -56,6 +60,7 @@ SHRUNK: Mapping[str, tuple[str, ...]] = {
     "transformer_scaling": ("width=16", "num_sequences=256"),
     "weak_scaling": ("epochs=1", "num_images=64", "image_size=32", "per_worker_batch_size=8"),
 }
+ON_RAY = ("batch_size", "existing_loop", "fashion_data_parallel", "serial_vs_parallel", "strategies")
 NEEDS = {"cpu_affinity": "tweeteval", "gpt2_finetune": "mbpp"}
 
 
@@ -99,10 +104,16 @@ def test_every_study_that_ships_is_run_here() -> None:
     assert set(SHRUNK) == {path.stem for path in FOLDER.glob("*.py")}
 
 
-@pytest.mark.parametrize("name", sorted(SHRUNK))
-def test_a_study_that_ships_answers_its_question(name: str, data_dir: Path, fork_address: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.ray) if name in ON_RAY else name for name in sorted(SHRUNK)]
+)
+def test_a_study_that_ships_answers_its_question(
+    name: str, data_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
         pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
+    fork_address = request.getfixturevalue("fork_address") if name in ON_RAY else None
     loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], repeats=1)
     study = loaded.study
     check_data(study)
@@ -112,7 +123,11 @@ def test_a_study_that_ships_answers_its_question(name: str, data_dir: Path, fork
     settings = settings_at(
         tmp_path, environment={DATA_DIR_VARIABLE: os.environ[DATA_DIR_VARIABLE]}, sys_path=(str(FOLDER),)
     )
-    told = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, plan.missing)
+    if fork_address:
+        told = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, plan.missing)
+    else:
+        with LocalRunner(settings) as runner:
+            told = run(runner, study, plan.missing)
     results = told.results
     assert [r.failure for r in results if r.state is not TrialState.FINISHED] == []
     assert len(results) == len(study.points()) >= 1
