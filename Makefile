@@ -26,7 +26,8 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(call tested,--durations=25)
+	$(call tested,-n logical --maxprocesses 4 tests/unit)
+	$(call tested,--durations=25 tests/real)
 	$(call tested,$(CLUSTER))
 	$(BIN)/python .ci/check_quickstart.py
 
