@@ -1,6 +1,6 @@
 # make study    the quick start: sets up what it needs, then runs studies/quickstart.py
-# make test     everything that is checked: style, types, tests, a cluster, and the quick start end to end
-# make test-faults    gangs, brokers and Ray's head killed under a study, its database locked: minutes
+# make test     what continuous integration checks: style, types, tests, a cluster, and the quick start end to end
+# make test-faults    the tests that take minutes: Ray's head, gangs and brokers killed under a study, its database locked
 # make test-cluster    what `make test` has of clusters: `ray up` on four hosts in namespaces; needs root, sshd, rsync
 
 PYTHON ?= python3
@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python .ci/check_quickstart.py
 
 test-faults: $(VENV)/.installed-dev
-	$(PYTEST) -m faults tests/real
+	$(PYTEST) -m 'faults or long' tests/real
 
 test-cluster: $(VENV)/.installed-dev
 	$(PYTEST) $(CLUSTER)

@@ -142,6 +142,7 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.parametrize("sign", ["the process gcs_server", "starting a gang"])
 def test_ctrl_c_before_the_first_trial_ends_what_is_starting_and_the_same_command_runs_all(cli: Cli, sign: str) -> None:
     (cli.folder / "wait").unlink()

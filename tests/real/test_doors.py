@@ -288,7 +288,14 @@ def files_with(folder: Path, *secrets: str) -> list[str]:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("way", [("--isolation", "warm"), ("--isolation", "fresh"), ("--no-ray",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(("--isolation", "warm"), id="warm"),
+        pytest.param(("--isolation", "fresh"), id="fresh", marks=pytest.mark.long),
+        pytest.param(("--no-ray",), id="no-ray"),
+    ],
+)
 def test_a_secret_of_the_environment_stays_there(
     way: tuple[str, ...], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
