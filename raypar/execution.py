@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,7 +27,7 @@ from raypar.run.cluster import Cluster, joined_cluster, this_machine
 from raypar.run.events import Listener, Notice
 from raypar.run.interruption import Interrupted, uninterrupted
 from raypar.runners import runner_for
-from raypar.study.code import differing, listed
+from raypar.study.code import changed_files, files_text
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
@@ -187,13 +188,13 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
 
 
 def changed_code(plan: Plan, loaded: LoadedStudy) -> str:
-    """What to say of trials that are done but ran other code than the study has now; empty where none did."""
-    changes = [parts for result in plan.done if (parts := differing(result.code, loaded.code))]
-    if not changes:
-        return ""
-    every = {part for own in changes for part in own}
-    have = "has" if len(every) == 1 else "have"
-    return CHANGED_CODE.format(units.counted(len(changes), "trial"), f"{listed(every)} {have}")
+    """Return the notice of finished trials that ran other code than the study has now; empty if none did."""
+    changes = [files for result in plan.done if (files := changed_files(result.code, loaded.code))]
+    return (
+        CHANGED_CODE.format(units.counted(len(changes), "trial"), files_text(chain.from_iterable(changes)))
+        if changes
+        else ""
+    )
 
 
 def _run(loaded: LoadedStudy, options: Options, plan: Plan, keeper: Keeper, log_dir: Path) -> None:

@@ -7,7 +7,7 @@ theme, and a line in `CHECKS`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from raypar.analysis.checks_while_timed import clock_changes, other_load, thrott
 from raypar.analysis.points import differences, same_work
 from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, point_key
 from raypar.analysis.stats import median_estimate
-from raypar.study.code import differing, listed
+from raypar.study.code import are_comparable, changed_files, files_text
 from raypar.study.trial import TrialState, point_label
 
 __all__ = ["CHECKS", "Check", "Evidence", "Finding", "find_all"]
@@ -60,18 +60,17 @@ def _other_settings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _other_code(evidence: Evidence) -> Iterator[Finding]:
-    """Trials whose functions were others than those of the latest trial."""
-    known = [r for r in evidence.finished if r.code]
-    if not known:
+    """Trials that ran other code than the latest one."""
+    latest = max((r for r in evidence.finished if r.code), key=lambda r: r.started_at, default=None)
+    if latest is None:
         return
-    latest = max(known, key=lambda r: r.started_at)
-    changes = [parts for r in known if (parts := differing(r.code, latest.code))]
+    comparable = [r for r in evidence.finished if are_comparable(r.code, latest.code)]
+    changes = [files for r in comparable if (files := changed_files(r.code, latest.code))]
     if changes:
-        every = {part for own in changes for part in own}
         yield Finding(
             Check.OTHER_CODE,
-            f"{len(changes)} of {units.counted(len(known), 'trial')} ran other code than the latest one: "
-            f"{listed(every)} changed in between.",
+            f"{len(changes)} of {units.counted(len(comparable), 'trial')} ran other code than the latest one: "
+            f"{files_text(chain.from_iterable(changes))} changed in between.",
         )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from raypar.errors import NotForTraining, RayparError, StudyError, cut, is_for_training, suggest
-from raypar.study.code import code_of
+from raypar.study.code import source_files
 from raypar.study.settings import with_flags
 from raypar.study.study import Study
 
@@ -35,10 +35,9 @@ class LoadedStudy:
         path: the file, absolute.
         source: the file's text.
         module_name: what the file is called in ``sys.modules``.
-        imported_modules: third-party modules that the import statements of the file and of its local modules name,
-            those inside of functions included: worth importing ahead of a trial. One may be absent.
+        imported_modules: `SourceFiles.packages`, worth importing ahead of a trial. One may be absent.
         local_modules: modules that the file imported from its own folder.
-        code: what the workload leads to in the file and beside it, with digests: see `raypar.study.code.code_of`.
+        code: `SourceFiles.digests`.
     """
 
     study: Study
@@ -80,9 +79,8 @@ def load_study(
     except StudyError as error:
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))
-    sources = [source, *(_source_of(name) for name in local)]
-    imported = _third_party(sources, local)
-    return LoadedStudy(study, path.resolve(), source, module_name, imported, local, code_of(path, source))
+    files = source_files(path, source)
+    return LoadedStudy(study, path.resolve(), source, module_name, files.packages, local, files.digests)
 
 
 def name_of(path: Path) -> str:
@@ -264,28 +262,3 @@ def _local_modules(folder: Path, module_name: str) -> Iterator[str]:
         own = isinstance(file, str) and (Path(file) == folder / f"{top}.py" or folder / top in Path(file).parents)
         if own and name != module_name and top != "raypar":
             yield name
-
-
-def _source_of(module_name: str) -> str:
-    file = Path(str(sys.modules[module_name].__file__))
-    try:
-        return file.read_text(encoding="utf-8") if file.suffix == ".py" else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _third_party(sources: Sequence[str], local: Sequence[str]) -> tuple[str, ...]:
-    """The modules that the sources name in import statements, without raypar, Python's own and the local ones."""
-    named: dict[str, None] = {}
-    for source in sources:
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                named.update(dict.fromkeys(alias.name for alias in node.names))
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                named[node.module] = None
-    apart = {"raypar", *sys.stdlib_module_names, *(name.split(".")[0] for name in local)}
-    return tuple(sorted(name for name in named if name.split(".")[0] not in apart))

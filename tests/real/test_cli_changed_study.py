@@ -41,7 +41,7 @@ def test_points_that_a_study_gains_are_run_and_changed_code_is_named(tmp_path: P
     cli.write("parts.py", PARTS.replace("16", "24"))
     more = cli.run("resume", "s")
     assert (more.returncode, more.stderr) == (0, "")
-    assert more.stdout.startswith("1 trial in the store ran other code: network in parts.py has changed since.")
+    assert more.stdout.startswith("1 trial in the store ran other code: parts.py changed since.")
     assert re.findall(r"batch_size=(\d+) #1  trained", more.stdout) == ["512"]
     told = " ".join(more.stdout.split())
-    assert "1 of 2 trials ran other code than the latest one: network in parts.py changed in between." in told
+    assert "1 of 2 trials ran other code than the latest one: parts.py changed in between." in told

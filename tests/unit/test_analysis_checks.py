@@ -53,14 +53,15 @@ def test_the_point_with_the_fewest_repeats_counts() -> None:
 
 def test_trials_that_ran_other_code_than_the_latest_are_told_with_what_changed() -> None:
     def ran(model: str, started_at: float, workers: int) -> list[TrialResult]:
-        code = {"s.py: model": model, "s.py: WIDTH": "1"}
+        code = {"model.py": model, "s.py": "py3.11:1"}
         made = [r for r in sound(started_at=started_at) if r.spec.point["num_workers"] == workers]
         return [replace(result, code=code) for result in made]
 
-    mixed = findings([*ran("1", 1.0, 1), *ran("2", 2.0, 2)])[Check.OTHER_CODE]
-    assert mixed.detail == "6 of 12 trials ran other code than the latest one: model in s.py changed in between."
+    mixed = findings([*ran("py3.11:1", 1.0, 1), *ran("py3.11:2", 2.0, 2)])[Check.OTHER_CODE]
+    assert mixed.detail == "6 of 12 trials ran other code than the latest one: model.py changed in between."
     assert "--fresh" in mixed.advice
-    assert findings([*ran("2", 1.0, 1), *ran("2", 2.0, 2)]) == {}
+    assert findings([*ran("py3.11:2", 1.0, 1), *ran("py3.11:2", 2.0, 2)]) == {}
+    assert findings([*ran("an unknown digest", 1.0, 1), *ran("py3.11:2", 2.0, 2)]) == {}
 
 
 def test_trials_that_went_on_from_a_checkpoint_are_named() -> None:

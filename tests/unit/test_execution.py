@@ -14,6 +14,7 @@ from raypar.errors import DataError, StudyError
 from raypar.execution import CHANGED_CODE
 from raypar.planning import check_data
 from raypar.run.events import TrialEnded
+from raypar.study.trial import TrialResult
 
 
 @pytest.fixture
@@ -82,13 +83,13 @@ def test_where_nothing_is_missing_nothing_is_started(stage: Stage) -> None:
 
 def test_changed_code_is_told_where_trials_of_the_old_one_are_kept(stage: Stage) -> None:
     study = a_study()
-    stage.code = {"s.py: model": "1", "s.py: WIDTH": "1"}
-    old = {"s.py: model": "0", "s.py: WIDTH": "1"}
+    stage.code = {"model.py": "py3.11:1", "s.py": "py3.11:1"}
+    old = {"model.py": "py3.11:0", "s.py": "py3.11:1"}
     stage.execute(study)
     assert stage.notices == []  # nothing is kept
     stage.stored = [finished(spec, code=old) for spec in study.trials()[:2]]
     stage.execute(study)
-    assert stage.notices == [CHANGED_CODE.format("2 trials", "model in s.py has")]
+    assert stage.notices == [CHANGED_CODE.format("2 trials", "model.py")]
     stage.notices = []
     stage.execute(study, rerun_all=True)
     stage.stored = [finished(study.trials()[0], code=stage.code), finished(study.trials()[1])]
@@ -96,8 +97,17 @@ def test_changed_code_is_told_where_trials_of_the_old_one_are_kept(stage: Stage)
     assert stage.notices == []
 
 
+def test_digests_of_functions_in_an_earlier_store_are_unknown_not_changed(stage: Stage) -> None:
+    study = a_study()
+    stage.code = {"s.py": "py3.11:0123456789ab"}
+    text = finished(study.trials()[0], code={"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"}).to_json()
+    stage.stored = [TrialResult.from_json(text)]
+    stage.execute(study)
+    assert stage.notices == []
+
+
 def test_every_result_is_kept_with_the_code_that_it_ran(stage: Stage) -> None:
-    stage.code = {"s.py: model": "1"}
+    stage.code = {"s.py": "py3.11:1"}
     stage.execute(a_study())
     shown = [event.result.code for event in stage.shown if isinstance(event, TrialEnded)]
     assert shown == [stage.code] * 8
