@@ -51,11 +51,6 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path)
         with LocalRunner(settings) as local:
             yield local
         return
-    if options.address and options.address.startswith("ray://"):
-        from raypar.run.remote import RemoteRunner
-
-        yield RemoteRunner(settings)
-        return
     with contextlib.ExitStack() as stack:
         fork_address = ""
         if plan.cluster.is_own:

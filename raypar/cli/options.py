@@ -19,8 +19,8 @@ Address = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="A Ray cluster that is there: auto, host:port, ray://host:port; for study also http://host:port, the "
-        "dashboard of one to submit to. (default: a local Ray)",
+        help="A Ray cluster that is there: auto or host:port; for study also http://host:port, the dashboard of one to "
+        "submit to. (default: a local Ray)",
     ),
 ]
 DataDir = Annotated[

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raypar.errors import RayparError
+from raypar.run.cluster import check_address
 
 # By what `raypar.record.execution_record` writes.
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -71,12 +72,15 @@ def last_flags(
                 f"the store says that study `{name}` is {stored['file']}, which is not in this folder",
                 hint=f"a study file is code; if this one is yours: `{command}`",
             )
-    if address is None and (address := stored["address"]) is not None and not is_here(address):
-        command = shlex.join(["raypar", "resume", name, "--address", str(address)])
-        raise RayparError(
-            f"the store says that study `{name}` ran on the cluster at {address}",
-            hint=f"a cluster gets your code and your token; if this one is yours: `{command}`",
-        )
+    if address is None:
+        address = stored["address"]
+        if address is not None and not is_here(address):
+            check_address(address)  # one that could not be joined at all needs another hint
+            command = shlex.join(["raypar", "resume", name, "--address", address])
+            raise RayparError(
+                f"the store says that study `{name}` ran on the cluster at {address}",
+                hint=f"a cluster gets your code and your token; if this one is yours: `{command}`",
+            )
     return Flags(
         file=file,
         settings=list(stored["set"]),
@@ -101,7 +105,7 @@ def is_here(address: str) -> bool:
     """Whether the address is this machine's own: Ray finds ``auto`` in files of this machine."""
     if address == "auto":
         return True
-    host = address.removeprefix("ray://").rpartition(":")[0].strip("[]")
+    host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

@@ -20,7 +20,6 @@ from typing import Any
 from raypar.errors import ClusterError
 
 MODE, TOKEN, TOKEN_PATH = VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-REPLY_TIMEOUT_S = 10.0
 GIVE_TOKEN = (
     "`ray get-auth-token` on the cluster's head shows it; give it in RAY_AUTH_TOKEN, in a file that "
     "RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token"
@@ -50,7 +49,7 @@ def admitted(address: str, refuses: Callable[[str], bool] | None = None) -> Iter
     """Lets Ray calls inside connect to the cluster at the address, with the user's token where it asks for one.
 
     Args:
-        address: ``host:port`` or ``ray://host:port``, where somebody listens.
+        address: ``host:port``, where somebody listens.
         refuses: whether the cluster sends us away for want of the right token; None: asked as Ray itself does.
 
     Gives whether the cluster takes everybody, without a token.
@@ -133,8 +132,6 @@ def _set(values: dict[str, str | None]) -> None:
 def _refuses(address: str) -> bool:
     """Whether the cluster sends us away for want of the right token. `ray.init` would try for half a minute, and then
     say that nobody is there."""
-    if address.startswith("ray://"):
-        return _client_is_refused(address.removeprefix("ray://"))
     from ray.exceptions import AuthenticationError
 
     raylet: Any = importlib.import_module("ray._raylet")
@@ -144,25 +141,4 @@ def _refuses(address: str) -> bool:
         return True
     except Exception:
         return False  # something else is wrong, which `ray.init` will tell
-    return False
-
-
-def _client_is_refused(address: str) -> bool:
-    try:
-        import grpc
-        from ray._private.grpc_utils import init_grpc_channel
-        from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
-    except ImportError:
-        return False  # Ray will say that raypar[client] is missing
-    channel = init_grpc_channel(address)
-    try:
-        request = ray_client_pb2.ClusterInfoRequest(type=ray_client_pb2.ClusterInfoType.PING)
-        # As a client is asked to name itself.
-        ray_client_pb2_grpc.RayletDriverStub(channel).ClusterInfo(
-            request, timeout=REPLY_TIMEOUT_S, metadata=[("client_id", secrets.token_hex(16))]
-        )
-    except grpc.RpcError as error:
-        return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
-    finally:
-        channel.close()
     return False

@@ -36,6 +36,7 @@ TRAIN_ENVIRONMENT = {
 CONNECT_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
+CLIENT_HINT = "from outside the cluster use --address http://HEAD:8265, on its head --address auto"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def this_machine() -> Cluster:
 
 def check_address(address: str) -> None:
     """Raises ClusterError for what is no address of a Ray cluster that is there; looks for none."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise ClusterError(f"--address {shortened(address)}: ray:// addresses are not supported", hint=CLIENT_HINT)
+    host, colon, port = address.rpartition(":")
     if address == "auto" or (host.strip() and "/" not in host and port.isdecimal() and 0 < int(port) < 65536):
         return
     if address == "local":
@@ -104,7 +107,7 @@ def check_address(address: str) -> None:
         hint = "`raypar study FILE --address URL` submits a study to it; finished trials are kept"
         raise ClusterError(f"--address {shortened(address)}: is a dashboard, and no Ray", hint=hint)
     wrong = "has no port" if not colon else "is no host:port"
-    hint = "write auto, host:6379 or ray://host:10001, or leave it out: a local Ray is started"
+    hint = "write auto or host:6379, or leave it out: a local Ray is started"
     raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)
 
 
@@ -115,17 +118,10 @@ def _check_reachable(address: str) -> str:
         from ray._private.services import canonicalize_bootstrap_address
 
         address = canonicalize_bootstrap_address(address) or address
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if host and port.isdigit():  # otherwise Ray knows best what is wrong with it
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     return address
-
-
-def without_frames(error: Exception) -> str:
-    """What Ray says, in one line; its servers put whole tracebacks into their answers."""
-    said, _, frames = str(error).partition("Traceback (most recent call last):")
-    last = [line for line in frames.splitlines() if line and not line.startswith(" ")][-1:]
-    return " ".join(" ".join([said, *last]).split())
 
 
 def may_grow() -> bool:
@@ -155,17 +151,14 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
         except ClusterError:
             raise
         except Exception as error:
-            raise ClusterError(
-                f"no Ray cluster at --address {address}: {without_frames(error)}", hint=CONNECT_HINT
-            ) from error
+            reason = " ".join(str(error).split())
+            raise ClusterError(f"no Ray cluster at --address {address}: {reason}", hint=CONNECT_HINT) from error
         reheed()
         stack.callback(_leave)
         alive = [node for node in ray.nodes() if node["Alive"]]
         nodes = tuple(dict(node["Resources"]) for node in alive)
         labels = tuple(dict(node["Labels"]) for node in alive)
-        # Asked on the cluster: a ray:// client has no view of the autoscaler.
-        grows: bool = ray.get(ray.remote(num_cpus=0)(may_grow).remote())
-        yield Cluster(nodes, is_own=False, may_grow=grows, labels=labels, takes_everybody=takes_everybody)
+        yield Cluster(nodes, is_own=False, may_grow=may_grow(), labels=labels, takes_everybody=takes_everybody)
 
 
 def _leave() -> None:

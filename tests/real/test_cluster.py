@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -141,26 +140,21 @@ def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_
     cluster: RayCluster,
 ) -> None:
     write_study(cluster, cluster.client, "from_head")
-    credentials = cluster.execute("cat ~/.mlflow/credentials")
-    (password,) = re.findall(r"mlflow_tracking_password = (\S+)", credentials)
     key = cluster.lab.folder / "key"
     tunnel = cluster.start(
         cluster.client,
         f"exec ssh -N -i {key} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
-        f" -L 5000:127.0.0.1:5000 root@{cluster.head_address}",
+        f" -L 8265:127.0.0.1:8265 root@{cluster.head_address}",
     )
     try:
         printed = cluster.run(
             cluster.client,
-            "until (: </dev/tcp/127.0.0.1/5000) 2>/dev/null; do sleep 0.1; done;"
-            f" raypar study from_head.py --repeats 3 --address ray://{cluster.head_address}:10001"
-            f" --tracking-uri {MLFLOW}",
-            MLFLOW_TRACKING_USERNAME="admin",
-            MLFLOW_TRACKING_PASSWORD=password,
+            "until (: </dev/tcp/127.0.0.1/8265) 2>/dev/null; do sleep 0.1; done;"
+            " raypar study from_head.py --repeats 3 --address http://127.0.0.1:8265",
         )
     finally:
         cluster.stop(tunnel)
-    assert "from_head: 2 points, 6 trials" in printed and password not in printed
+    assert "from_head: 2 points, 6 trials" in " ".join(printed.split())
     assert len(trials_of(cluster, "from_head")) == 6
 
 

@@ -25,6 +25,7 @@ FLAGS = (
     flags("nobody's cluster for oneself", "study good.py --exclusive", "--exclusive without --address", "leave it out"),
     flags("a local address", "plan good.py --address local", "--address local", "leave it out"),
     flags("an address without a port", "plan good.py --address head", "--address 'head'", "no port", "host:6379"),
+    flags("Ray's client mode", "study good.py --address ray://h:10001", "ray://h:10001", "http://HEAD:8265", "auto"),
     flags("a page as an address", "plan good.py --address http://x:1", "--address 'http://x:1'", "is a dashboard"),
     flags("no dashboard there", f"study good.py --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
     flags("a page's page", "study good.py --address http://x:1/jobs", "--address 'http://x:1/jobs'", "host:port"),

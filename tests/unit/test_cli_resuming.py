@@ -32,7 +32,7 @@ def test_a_file_of_this_folder_needs_no_naming_and_one_of_elsewhere_does(tmp_pat
 
 def test_a_cluster_of_this_machine_needs_no_naming_and_one_of_elsewhere_does(tmp_path: Path) -> None:
     assert command(tmp_path / "s.py", tmp_path, address="auto") == ["raypar", "resume", "a study"]
-    assert command(tmp_path / "s.py", tmp_path, address="ray://head:10001")[-2:] == ["--address", "ray://head:10001"]
+    assert command(tmp_path / "s.py", tmp_path, address="head:6379")[-2:] == ["--address", "head:6379"]
 
 
 def test_another_store_is_named_without_its_password(tmp_path: Path) -> None:
@@ -49,17 +49,17 @@ def resumed(folder: Path, given: str | None, **first: Any) -> Flags:
 
 def test_a_cluster_for_oneself_is_one_when_a_study_goes_on_and_no_other_is(tmp_path: Path) -> None:
     assert resumed(tmp_path, None, address="auto", exclusive=True).exclusive
-    assert resumed(tmp_path, "ray://head:10001", address="ray://head:10001", exclusive=True).exclusive
-    assert not resumed(tmp_path, "ray://another:10001", address="ray://head:10001", exclusive=True).exclusive
+    assert resumed(tmp_path, "head:6379", address="head:6379", exclusive=True).exclusive
+    assert not resumed(tmp_path, "another:6379", address="head:6379", exclusive=True).exclusive
     assert not resumed(tmp_path, None, address="auto").exclusive
 
 
-@pytest.mark.parametrize("address", ["auto", "localhost:6379", "ray://127.0.0.1:10001", "[::1]:6379"])
+@pytest.mark.parametrize("address", ["auto", "localhost:6379", "127.0.0.1:6379", "[::1]:6379"])
 def test_addresses_of_this_machine(address: str) -> None:
     assert is_here(address)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "autos", ""])
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "head:6379", "ray://127.0.0.1:10001", "autos", ""])
 def test_addresses_of_elsewhere(address: str) -> None:
     assert not is_here(address)
 

@@ -81,7 +81,7 @@ def server() -> Iterator[str]:
 
 @pytest.mark.usefixtures("bare")
 def test_where_no_dashboard_is_the_message_tells_how_to_reach_one(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "ray://somewhere-else:1")
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere-else:1")
     for address in (NOWHERE, server):
         with pytest.raises(ClusterError, match="no Ray dashboard") as error, connected(address, print):
             pass

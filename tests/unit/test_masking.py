@@ -39,7 +39,6 @@ def test_a_password_in_an_address_is_masked_and_the_rest_is_shown(text: str, sho
         "http://head:5000/#/experiments/3?to=a@b",
         "sqlite:////home/me/mlflow.db",
         "ssh://git@github.com/x",
-        "ray://10.0.0.1:10001",
         "no password here: me@example.org",
         "a.py:12: password=wrong",
     ],
