@@ -75,7 +75,7 @@ def predict(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Choose the point to predict from.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file: .png, .svg, .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file: .svg or .png.")] = None,
     data_dir: DataDir = None,
     tracking_uri: TrackingUri = None,
     debug: Debug = False,

@@ -21,6 +21,7 @@ from raypar.report.figures_points import heat_map, metric_heat_map, pareto
 from raypar.report.figures_times import breakdown_bars, times, trial_parts
 from raypar.report.figures_trials import drift, learning_curves
 from raypar.report.figures_vega import (
+    GREY,
     KINDS,
     MAX_SERIES,
     PICK,
@@ -43,7 +44,6 @@ NUM_CURVE_POINTS = 40
 BESIDE = 1.015  # from group to group
 NO_INTERVALS = 2  # resamples: the curves of the laws are drawn without
 IDEAL = "ideal"
-GREY = "#8a8f98"
 DASHES = ([2, 4], [1, 0], [8, 4])
 NO_GROUPS = "no two points with finished trials differ only in num_workers"
 

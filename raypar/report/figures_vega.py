@@ -33,6 +33,7 @@ EDGE = 1.08  # from the outermost numbers of workers to the figure's sides, as a
 MAX_BOUND_FACTOR = 4
 KINDS = ("svg", "png")
 INK, PAPER = "#1b1f24", "#ffffff"
+GREY = "#8a8f98"
 
 
 @dataclass(frozen=True)
@@ -226,11 +227,7 @@ def _config(ink: str) -> Spec:
         "aria": False,  # mark by mark; a figure has its text alternative
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
-        "legend": {
-            **words,
-            "symbolStrokeWidth": 2,
-            "symbolSize": 90,
-        },
+        "legend": {**words, "symbolStrokeWidth": 2, "symbolSize": 90},
         "title": {"color": ink, "fontSize": 15},
         "view": {"stroke": None},
         "text": {"color": ink},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,11 +21,23 @@ from raypar.analysis.predict import Prediction, Sweep
 from raypar.analysis.step_model import Communication, Limit
 from raypar.analysis.training import Training
 from raypar.errors import RayparError
+from raypar.report.figures_vega import (
+    COLOURS,
+    GREY,
+    KINDS,
+    WIDTH_PX,
+    Figure,
+    Row,
+    layers,
+    quantity,
+    workers_axis,
+)
 from raypar.report.plain import encodable
 from raypar.report.wrapping import hanging
 
 BAR_WIDTH = 50
-PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+NUM_CURVE_POINTS = 200
+PREDICTED, EXTRAPOLATED, IDEAL, MEASURED = "predicted", "extrapolated", "ideal", "measured"
 # Parts of a step: attribute of `StepTime`, character, style, name. Plain characters read the same in a file.
 PARTS = (
     ("compute_s", "#", "green", "computing"),
@@ -236,45 +249,89 @@ def _link(network: Network) -> str:
 
 def check_plot_path(path: Path) -> None:
     """Raises RayparError where no plot can be written there."""
-    if path.suffix.lower() not in PLOT_SUFFIXES:
-        raise RayparError(f"--plot {path}: no such format", hint=f"end it in {', '.join(PLOT_SUFFIXES)}")
+    if path.suffix.lower().removeprefix(".") not in KINDS:
+        raise RayparError(f"--plot {path}: no such format", hint="end it in .svg or .png")
     if not path.absolute().parent.is_dir():
         raise RayparError(f"--plot {path}: there is no folder {path.parent}", hint="make it first")
 
 
+def plot_of(told: Told) -> Figure:
+    """Throughput above efficiency, over the number of workers; what is extrapolated is dashed."""
+    sweep = told.sweep
+    curve = _curve(sweep)
+    measured = [
+        {"series": MEASURED, "workers": p.num_workers, "rate": p.batch_size / p.measured.value}
+        for p in sweep.predictions
+        if p.measured is not None
+    ]
+    x = workers_axis([p.num_workers for p in sweep.predictions])
+    rate = quantity("rate", "samples/s", axis={"format": "~s"}, scale={"type": "log", "nice": False, "padding": 12})
+    efficiency = quantity("efficiency", "efficiency", axis={"format": ".0%"}, scale={"domain": [0, 1.05]})
+    names = [PREDICTED, EXTRAPOLATED, IDEAL, MEASURED]
+    key: Row = {"field": "series", "type": "nominal", "title": None}
+    colour = {**key, "scale": {"domain": names, "range": [COLOURS[0], COLOURS[0], GREY, COLOURS[1]]}, "legend": None}
+    line = {"type": "line", "strokeWidth": 1.5}
+    dashes = {
+        **key,
+        "scale": {"domain": names[:3], "range": [[1, 0], [6, 4], [2, 3]]},
+        "legend": {"orient": "top", "symbolType": "stroke", "symbolSize": 300},
+    }
+    shape = {
+        **key,
+        "scale": {"domain": [MEASURED], "range": ["circle"]},
+        "legend": {"orient": "top", "symbolSize": 150, "symbolFillColor": COLOURS[1], "symbolStrokeColor": COLOURS[1]},
+    }
+    lines = {"x": x, "color": colour, "strokeDash": dashes}
+    above = layers(
+        curve,
+        {"mark": line, "encoding": {**lines, "y": rate}},
+        {
+            "data": {"values": measured},
+            "mark": {"type": "point", "filled": True, "size": 80},
+            "encoding": {"x": x, "y": rate, "color": colour, "shape": shape},
+        },
+    )
+    judged = [row for row in curve if row["series"] != IDEAL]
+    below = layers(judged, {"mark": line, "encoding": {**lines, "y": efficiency}})
+    last = sweep.predictions[-1]
+    text = (
+        "Samples per second and efficiency against the number of workers, as predicted, with what was measured: with "
+        f"{units.counted(last.num_workers, 'worker')} {units.rate(last.throughput_samples_per_s.value)}, efficiency "
+        f"{units.percent(last.efficiency.value)}."
+    )
+    return Figure("prediction", told.title, text, {"vconcat": [{**each, "width": WIDTH_PX} for each in (above, below)]})
+
+
+def _curve(sweep: Sweep) -> list[Row]:
+    """The predicted curve, its extrapolated part from the largest count within the measured ones on, and the ideal."""
+    workers, rates = sweep.curve
+    ideal = rates[0] * workers
+    until = max((p.num_workers for p in sweep.predictions if not p.is_extrapolated), default=1)
+    picked = np.unique(np.append(np.geomspace(1, len(workers), NUM_CURVE_POINTS).astype(int), until)) - 1
+    rows = []
+    for name, curve, kept in (
+        (IDEAL, ideal, workers > 0),
+        (PREDICTED, rates, workers <= until),
+        (EXTRAPOLATED, rates, workers >= until),
+    ):
+        rows += [
+            {
+                "series": name,
+                "workers": int(workers[i]),
+                "rate": float(curve[i]),
+                "efficiency": float(curve[i] / ideal[i]),
+            }
+            for i in picked
+            if kept[i]
+        ]
+    return rows
+
+
 def write_plot(path: Path, told: Told) -> None:
-    """Draw throughput and efficiency over workers into a file; what is extrapolated is dashed.
+    """Draw the plot into a file.
 
     Raises:
         RayparError: the file can't be written.
     """
-    # Not pyplot: nothing is shown, and its state would outlive this.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     check_plot_path(path)
-    sweep = told.sweep
-    workers, rates = sweep.curve
-    measured = [p for p in sweep.predictions if p.measured is not None]
-    inside = [p.num_workers for p in sweep.predictions if not p.is_extrapolated]
-    until = max(inside, default=1)
-    ideal = rates[0] * workers
-    figure = Figure(figsize=(7, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True)
-    known, beyond = workers <= until, workers >= until
-    for axes, curve in ((above, rates), (below, 100 * rates / ideal)):
-        axes.plot(workers[known], curve[known], color="C0", label="predicted")
-        axes.plot(workers[beyond], curve[beyond], color="C0", linestyle="--", label="extrapolated")
-        axes.grid(visible=True, which="major", alpha=0.3)
-    above.plot(workers, ideal, color="grey", linewidth=0.8, label="ideal")
-    throughputs = [p.batch_size / p.measured.value for p in measured if p.measured is not None]
-    above.plot([p.num_workers for p in measured], throughputs, "o", color="C1", label="measured")
-    above.set(xscale="log", yscale="log", ylabel="samples/s", title=told.title)
-    above.set_xscale("log", base=2)
-    above.legend()
-    below.set(xlabel="workers", ylabel="efficiency, %", ylim=(0, 105))
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise RayparError(f"--plot {path}: can't be written: {error.strerror}", hint="choose another file") from None
+    plot_of(told).save(path)

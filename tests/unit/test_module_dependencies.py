@@ -47,7 +47,6 @@ OWNERS = {
     "mlflow": ("track",),
     "typer": ("cli",),
     "rich": ("report", "cli"),
-    "matplotlib": ("report",),
     "pandas": ("report",),
     "vl_convert": ("report",),
     "jinja2": ("report",),

@@ -17,7 +17,7 @@ from raypar.analysis.predict import predict
 from raypar.analysis.step_model import Communication, LayerCost
 from raypar.analysis.training import Training
 from raypar.errors import RayparError
-from raypar.report.predict import BAR_WIDTH, Told, check_plot_path, print_prediction
+from raypar.report.predict import BAR_WIDTH, Told, check_plot_path, plot_of, print_prediction
 
 LAYERS = (LayerCost("a", 4_000_000, 0.3, 0.2), LayerCost("b", 8_000_000, 0.3, 0.2))
 POINTS = [Measured(1, b, (0.002 + b * 1e-4, 0.00205 + b * 1.01e-4)) for b in (64, 256)]
@@ -118,6 +118,17 @@ def test_a_console_without_such_characters_gets_plain_ones() -> None:
 def test_narrow_consoles_lose_no_number() -> None:
     text = printed(told(), width=60)
     assert "…" not in text and "27.8 ms" in text and "9.22k" in text
+
+
+def test_the_plot_has_the_predicted_and_the_ideal_curve_and_what_was_measured() -> None:
+    above, below = plot_of(told(asked=64)).spec["vconcat"]
+    rows = above["data"]["values"]
+    assert {row["series"] for row in rows} == {"predicted", "extrapolated", "ideal"}
+    assert [row["workers"] for row in rows if row["series"] == "predicted"] == [1]  # of one worker alone
+    extrapolated = [row["workers"] for row in rows if row["series"] == "extrapolated"]
+    assert extrapolated[0] == 1 and extrapolated[-1] == 64 and len(extrapolated) > 40
+    assert [row["workers"] for row in above["layer"][1]["data"]["values"]] == [1]
+    assert all(row["efficiency"] <= 1 for row in below["data"]["values"])
 
 
 def test_a_plot_needs_a_known_format_and_a_folder(tmp_path: Path) -> None:
