@@ -22,8 +22,8 @@ def export(
 ) -> None:
     """Write a study's trials into a file for other programs, or a summary for a paper or a pull request.
 
-    A table has a row per trial; units stand in the columns' names. In a .csv, text that a spreadsheet would take for a
-    formula gets an apostrophe in front. A .json also has the reports and the time of every step.
+    A table has a row per trial; units stand in the columns' names. A .json also has the reports and the time of every
+    step.
     """
     with told(debug):
         from raypar.report.export import MARKDOWN, check_path, write, write_text

@@ -3,8 +3,7 @@
 ===========  ===================================================================================================
 file         what becomes of what it can't hold
 ===========  ===================================================================================================
-``.csv``     Text that a spreadsheet would take for a formula (it starts with = + - @, tab or a line's end) gets an
-             apostrophe in front. Numbers stay numbers. Nothing, NaN and empty text are all an empty cell.
+``.csv``     Nothing, NaN and empty text are all an empty cell.
 ``.json``    NaN and infinity are the texts "NaN", "Infinity" and "-Infinity". Reports and step times are in it too.
 ``.parquet`` Nothing is lost; nothing and NaN are one.
 ===========  ===================================================================================================
@@ -24,14 +23,13 @@ from typing import Any, TypeAlias
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
 from raypar.report.plain import as_utf8
-from raypar.report.trial_rows import frame_of, framed, rows_of
+from raypar.report.trial_rows import frame_of, rows_of
 from raypar.study.trial import TrialResult
 
 StepTimes: TypeAlias = Callable[[str], Sequence[Sequence[float]]]
 
 TABLES = (".csv", ".json", ".parquet")
 MARKDOWN = ".md"
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def check_path(path: Path, *, force: bool) -> None:
@@ -62,8 +60,7 @@ def write(
     with replacing(path) as there:
         match path.suffix.lower():
             case ".csv":
-                safe = [{key: neutralised(value) for key, value in row.items()} for row in rows_of(question, results)]
-                framed(safe, question).to_csv(there, index=False, lineterminator="\n")
+                frame_of(question, results).to_csv(there, index=False, lineterminator="\n")
             case ".parquet":
                 frame_of(question, results).to_parquet(there, index=False)
             case ".json":
@@ -99,14 +96,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text in the place of what is there. Raises RayparError where the file can't be written."""
     with replacing(path) as there:
         there.write_text(text, encoding="utf-8")
-
-
-def neutralised(value: object) -> object:
-    """Text that a spreadsheet would take for a formula, with an apostrophe in front; anything else as it is.
-
-    After OWASP, "CSV Injection": https://owasp.org/www-community/attacks/CSV_Injection
-    """
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
 
 
 def _json(question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> str:

@@ -73,13 +73,9 @@ def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
 
     ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline`` and ``swept``.
     """
-    return framed(rows_of(question, results), question)
-
-
-def framed(rows: Sequence[Row], question: Question) -> DataFrame:
-    """The frame of such rows; all have the same keys."""
     import pandas as pd  # type: ignore[import-untyped,unused-ignore]
 
+    rows = rows_of(question, results)
     columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
     frame = pd.DataFrame({key: _series(pd, values) for key, values in columns.items()})
     frame.attrs.update(
