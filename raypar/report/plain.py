@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-# C0 but for tab and line feed, DEL, C1, and what turns the direction of text; the first byte of every escape sequence
-# is among them.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# C0 but for tab and line feed, DEL and C1: the first byte of every escape sequence is among them.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "...", "∞": "inf"})
 
 

@@ -17,8 +17,8 @@ from raypar.report.plain import harmless
 from raypar.study.trial import TrialState
 from raypar.track.recorder import Execution, Recorder
 
-# Clears the screen, renames the window, types over what stands there, turns the direction, and is bad markup.
-STEERS = "\x1b[2J\x1b]0;mine\x07 a\rb \x08\x9b31m \u202egnp.exe [/nope] [link=http://x]y[/link]"
+# Clears the screen, renames the window, types over what stands there, and is bad markup.
+STEERS = "\x1b[2J\x1b]0;mine\x07 a\rb \x08\x9b31m gnp.exe [/nope] [link=http://x]y[/link]"
 NAMES = (
     "../../x",
     "/etc/x",
@@ -29,7 +29,7 @@ NAMES = (
     "-rf",
     "%n%s{0}{x.y}",
 )
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def stored(folder: Path, name: str) -> str:

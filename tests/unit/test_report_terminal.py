@@ -23,8 +23,8 @@ from raypar.report.terminal import TerminalConsole
 from raypar.report.wrapping import hanging, wrapped
 from raypar.study.trial import TrialState
 
-EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31m\u202ec\r\x08"
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def console(**more: object) -> tuple[TerminalConsole, io.StringIO]:
