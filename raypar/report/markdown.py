@@ -1,9 +1,7 @@
-"""What a study found as GitHub's Markdown, in which names can't do anything: `markdown_of`."""
+"""A study's findings as GitHub's Markdown: `markdown_of`."""
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -16,26 +14,26 @@ from raypar.study.trial import point_label
 
 
 def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
-    """What the study found, for a paper or a pull request: GitHub's Markdown, in which names can't do anything.
+    """The study's findings for a paper or a pull request. Names stand in it as they are.
 
     Args:
         origin: the provenance of its executions, each key with every value that occurred; empty: not known.
         description: what the study asks, in its author's words.
     """
-    swept = ", ".join(map(markdown_text, analysis.space_keys)) or "nothing"
+    swept = ", ".join(analysis.space_keys) or "nothing"
     asked = f"Swept: {swept}. "
     if analysis.baseline:
-        asked += f"Compared with: {markdown_text(point_label(analysis.baseline))}. "
+        asked += f"Compared with: {point_label(analysis.baseline)}. "
     asked += f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}."
-    parts = [f"# {markdown_text(analysis.study_name)}", markdown_text(description), asked]
+    parts = [f"# {analysis.study_name}", description, asked]
     if analysis.points:
         timed = "the training steps alone" if analysis.time_metric == TRAIN_TIME else "the whole trial"
         note = f"Time: {timed}. Medians with 95 % intervals; n: finished trials."
         parts += ["\n".join(_markdown_table(analysis)), note]
-    parts.append("\n".join(f"- {markdown_text(verdict)}" for verdict in analysis.verdicts))
-    warnings = [f"- **Warning:** {markdown_text(f'{w.detail} {w.advice}')}" for w in analysis.warnings]
-    parts += ["\n".join(warnings), f"Provenance: {markdown_text(provenance_line(origin))}"]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts.append("\n".join(f"- {verdict}" for verdict in analysis.verdicts))
+    warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
+    parts += ["\n".join(warnings), f"Provenance: {provenance_line(origin)}"]
+    return as_utf8("\n\n".join(part for part in parts if part)) + "\n"
 
 
 def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
@@ -54,19 +52,11 @@ def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(part for part in parts if part) + "."
 
 
-def markdown_text(text: str) -> str:
-    """Any text as one line of Markdown that shows it: no table cell, tag, link, emphasis or heading comes of it."""
-    line = as_utf8(" ".join(text.split()))
-    # An underscore within a word means nothing; `num_workers` stays as it is.
-    marks = r"[\\`*|~]|^[#+=-]|(?<=])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
-    return re.sub(marks, r"\\\g<0>", html.escape(line, quote=False))
-
-
 def _markdown_table(analysis: StudyAnalysis) -> Iterator[str]:
     points = analysis.points
     texts = [(key, [units.value_of(p.point.get(key)) for p in points]) for key in analysis.space_keys]
     texts = texts or [("point", [point_label(p.point) for p in points])]
-    columns = [(markdown_text(head), [markdown_text(cell) for cell in cells]) for head, cells in texts]
+    columns = list(texts)
     columns.append(("time", [_shown(units.seconds_interval, p.time_s) for p in points]))
     if analysis.baseline:
         speedups = [_shown(units.ratio_interval, p.speedup) for p in points]
@@ -76,7 +66,7 @@ def _markdown_table(analysis: StudyAnalysis) -> Iterator[str]:
         shares = [None if p.is_baseline else p.efficiency for p in points]
         columns.append(("efficiency", [_shown(units.percent_interval, share) for share in shares]))
     show = partial(units.score_interval, analysis.metric)
-    columns.append((markdown_text(analysis.metric), [_shown(show, p.metric) for p in points]))
+    columns.append((analysis.metric, [_shown(show, p.metric) for p in points]))
     if analysis.energy_source:
         head = f"energy of {analysis.energy_source}"
         columns.append((head, [_shown(units.energy_interval, p.energy_j) for p in points]))
