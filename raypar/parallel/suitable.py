@@ -10,19 +10,12 @@ from torch import nn
 from raypar.study.strategies import pipeline_size, tensor_size
 from raypar.study.workload import Config, Workload
 
-HOROVOD = (
-    "can't be had: horovod 0.28.1, its last release, is C++14, and the headers of torch 2.15 want C++20",
-    'use strategy="ddp", whose all-reduce, fusion and overlap are what Horovod does',
-)
-
 
 def why_not(workload: Workload, config: Config) -> tuple[str, str] | None:
     """What keeps a workload from being trained by the strategy of a config, and the way out."""
     strategy = config["strategy"]
     if config["num_workers"] == 1:
         return None
-    if strategy == "horovod":
-        return HOROVOD
     if strategy == "deepspeed" and find_spec("deepspeed") is None:
         hint = "pip install 'raypar[deepspeed]' on every machine that runs workers"
         return "needs the package deepspeed, which is not installed", hint

@@ -7,15 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from raypar.study.space import Value
 from raypar.study.workload import Config, Option, at_least, one_of
 
-STRATEGIES = (
-    *("ddp", "fsdp", "tensor", "pipeline", "hybrid", "local_sgd", "gather_broadcast"),
-    *("deepspeed", "horovod"),
-)
+STRATEGIES = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "local_sgd", "gather_broadcast", "deepspeed")
 # Every rank takes a share of the batch; with the others, some or all ranks work on the same samples.
-DATA_PARALLEL = ("ddp", "fsdp", "local_sgd", "gather_broadcast", "deepspeed", "horovod")
+DATA_PARALLEL = ("ddp", "fsdp", "local_sgd", "gather_broadcast", "deepspeed")
 PIPELINED = ("pipeline", "hybrid")
 # Those that not every model, or not every machine, allows.
-MINDS_MODEL = ("tensor", "pipeline", "hybrid", "deepspeed", "horovod")
+MINDS_MODEL = ("tensor", "pipeline", "hybrid", "deepspeed")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 SPLITS = ("counted", "measured")

@@ -189,7 +189,7 @@ def test_no_point_of_a_study_of_strategies_ends_on_a_smaller_batch(name: str) ->
 def test_every_way_to_share_a_step_that_torch_brings_is_compared_with_ddp() -> None:
     study = study_file("strategies").study
     missing = set(STRATEGIES) - {p["strategy"] for p in study.points()}
-    assert missing == {"hybrid", "deepspeed", "horovod"}  # of four workers and more; of other packages
+    assert missing == {"hybrid", "deepspeed"}  # of four workers and more; of another package
     assert study.baseline == {"strategy": "ddp"}
 
 
