@@ -3,22 +3,19 @@
 RAPL counts a package's energy (cores, caches, memory controller; not the memory, disks or fans) in
 ``/sys/class/powercap``, on Intel's and AMD's CPUs; since Linux 5.10 root alone may read it unless somebody allows more.
 A package serves the whole machine: what others run on it is in its energy, and so is what it uses idle.
-NVML counts a GPU's energy since the driver was loaded, from Volta on; it comes with the driver.
+NVML, which comes with the driver, counts a GPU's energy since the driver was loaded, from Volta on.
 
-A reader of our own, since what there is would bring more than the two files and four calls that are needed: zeus starts
-processes that sample, codecarbon samples in a thread and looks up the place's carbon intensity, pyRAPL was last
-released in 2019, and nvidia-ml-py would have to be installed beside torch for the same four calls.
+RAPL's two files are read without a package: zeus starts processes that sample, codecarbon samples in a thread and looks
+up the place's carbon intensity, pyRAPL was last released in 2019.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
-NVML = "libnvidia-ml.so.1"
 # What no package draws, where the system doesn't say what it may.
 MAX_PACKAGE_W = 1000.0
 # A package may exceed its long-term limit for some seconds.
@@ -77,28 +74,27 @@ class Gpu:
 
     def __init__(self, uuid: str) -> None:
         try:
-            self._nvml = ctypes.CDLL(NVML)
-        except OSError as error:
+            import pynvml
+        except ImportError:
+            raise CannotRead("a GPU's energy needs nvidia-ml-py: pip install 'raypar[train]'") from None
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
             raise CannotRead(f"NVML can't be loaded: {error}") from None
-        self._handle = ctypes.c_void_p()
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        self._call("nvmlInit_v2")
-        self._call("nvmlDeviceGetHandleByUUID", name.encode(), ctypes.byref(self._handle))
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        except pynvml.NVMLError as error:
+            raise CannotRead(f"NVML has no GPU {uuid}: {error}") from None
         self.read()
 
     def read(self) -> float:
-        """Joules since the driver was loaded."""
-        millijoules = ctypes.c_ulonglong()
-        self._call("nvmlDeviceGetTotalEnergyConsumption", self._handle, ctypes.byref(millijoules))
-        return millijoules.value / 1e3
-
-    def _call(self, name: str, *arguments: object) -> None:
+        """Return joules since the driver was loaded."""
         try:
-            status = getattr(self._nvml, name)(*arguments)
-        except AttributeError:
-            raise CannotRead(f"the driver's NVML has no {name}") from None
-        if status:
-            raise CannotRead(f"{name} failed with NVML's error {status}")
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+        except self._nvml.NVMLError as error:
+            raise CannotRead(f"the GPU's energy can't be read: {error}") from None
 
 
 @dataclass

@@ -54,6 +54,7 @@ OWNERS = {
     "scipy": ("analysis",),
     "torchvision": ("workloads",),
     "sklearn": ("workloads",),
+    "pynvml": ("train",),
 }
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
 MAY_START_WITH = {"torch": ("train", "run", "parallel"), "ray": ("train", "run")}

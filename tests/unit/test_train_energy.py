@@ -6,12 +6,12 @@ NVML is stood in for where there is no GPU; what it says of one that is there is
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
-from raypar.train import energy
 from raypar.train.energy import CannotRead, EnergyWatch, Gpu, Packages
 
 
@@ -104,28 +104,37 @@ def test_a_counter_that_is_lost_takes_what_was_summed_up_with_it(tmp_path: Path)
     assert "holds no number: 'gone'" in watch.why_not[0]
 
 
-class Nvml:
-    """The driver's library with one GPU, as far as energy goes."""
+class Nvml(ModuleType):
+    """Stands in for the module pynvml, with a driver and one GPU, as far as energy goes."""
+
+    class NVMLError(Exception):
+        pass
 
     def __init__(self) -> None:
-        self.millijoules, self.status = 5_000, 0
+        super().__init__("pynvml")
+        self.millijoules, self.has_driver, self.counts_energy = 5_000, True, True
 
-    def nvmlInit_v2(self) -> int:
-        return 0
+    def nvmlInit(self) -> None:
+        if not self.has_driver:
+            raise self.NVMLError("NVML Shared Library Not Found")
 
-    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
-        return 0 if name == b"GPU-1234" else 2
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
+        if uuid != "GPU-1234":
+            raise self.NVMLError("Invalid Argument")
+        return self
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, found: Any) -> int:
-        found._obj.value = self.millijoules
-        return self.status
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
+        assert handle is self
+        if not self.counts_energy:
+            raise self.NVMLError("Not Supported")
+        return self.millijoules
 
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    there = Nvml()
-    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: there)
-    return there
+    module = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
 
 
 @pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])  # torch leaves the prefix out
@@ -139,20 +148,34 @@ def test_a_gpus_energy_is_what_its_counter_went_up_by(nvml: Nvml, uuid: str, tmp
     assert watch.gpu_j == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize(
-    ("uuid", "status", "told"), [("1234", 3, "TotalEnergy.*error 3"), ("5678", 0, "UUID.*error 2")]
-)
-def test_a_gpu_that_counts_no_energy_says_so(nvml: Nvml, uuid: str, status: int, told: str) -> None:
-    nvml.status = status
-    with pytest.raises(CannotRead, match=told):
-        Gpu(uuid)
+def test_a_gpu_that_counts_no_energy_says_so(nvml: Nvml) -> None:
+    with pytest.raises(CannotRead, match="NVML has no GPU 5678: Invalid Argument"):
+        Gpu("5678")
+    nvml.counts_energy = False
+    with pytest.raises(CannotRead, match="the GPU's energy can't be read: Not Supported"):
+        Gpu("1234")
 
 
-def test_a_machine_without_nvml_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "NVML", "libnothing-of-this-name.so")
+def test_a_machine_without_a_driver_says_so(nvml: Nvml, tmp_path: Path) -> None:
+    nvml.has_driver = False
+    watch = EnergyWatch("1234", tmp_path)
+    watch.start()
+    watch.stop()
+    assert watch.gpu_j is None
+    assert watch.why_not[1] == "NVML can't be loaded: NVML Shared Library Not Found"
+
+
+def test_a_machine_without_nvidia_ml_py_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     watch = EnergyWatch("1234", tmp_path)
     assert watch.gpu_j is None
-    assert watch.why_not[1].startswith("NVML can't be loaded: ")
+    assert watch.why_not[1] == "a GPU's energy needs nvidia-ml-py: pip install 'raypar[train]'"
+
+
+def test_nvidia_ml_py_has_what_is_used() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    stand_in = {name for name in vars(Nvml) if name.startswith(("nvml", "NVML"))}
+    assert all(hasattr(pynvml, name) for name in stand_in)
 
 
 def test_this_machines_gpu_counts_upwards() -> None:
