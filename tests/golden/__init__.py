@@ -1,0 +1,244 @@
+"""Golden outputs: everything that raypar prints or writes about three stored studies, as it is today.
+
+    python -m tests.golden          write these files anew after a change that is meant; then read the diff
+
+=======================  ============================================================================================
+``studies/*.json``       The input: executions and results as an older raypar left them. ``quickstart`` was run once on
+                         two busy cores; ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one
+                         retried) and ``search`` (two random hyperparameters, trials stopped early) are made up.
+``<study>/*``            What a command (`COMMANDS`) prints, or writes into a file, about these studies.
+``identities.json``      `TrialSpec.identity` of every trial of the studies in ``studies/``: a changed one means that
+                         stored results are no longer recognised.
+``store.tar.gz``         A store written by MLflow 3.17 and this folder's raypar. It is never written anew.
+=======================  ============================================================================================
+
+Commands run in this process, in a folder that has the studies' journals and no database, 80 columns wide, in UTC.
+Of a page, `page.readable` leaves out what is the same in every page, and drawings, which stand in it as figures' specs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from typer.testing import CliRunner
+
+from raypar import __version__
+from raypar.analysis.study_scaling import WorkerGroup
+from raypar.cli import app
+from raypar.study.loader import load_study
+from raypar.study.trial import TrialResult
+from raypar.track.client import Unreachable
+from raypar.track.recorder import Execution, Recorder
+from raypar.track.store import Store
+
+from .page import pretty, readable
+
+HERE = Path(__file__).parent
+STUDY_FILES = sorted((HERE.parents[1] / "studies").glob("*.py"))
+STORE = HERE / "store.tar.gz"
+IDENTITIES = "identities.json"
+RESULTS = "store/results.json"
+RERUN = "quickstart_rerun"
+FEW_RESAMPLES = 60  # of 300: the intervals of the laws' parameters take most of the time
+FILE = "FILE"  # stands for a file that the command writes, which is then looked at
+
+REPORTED = {
+    "report.txt": ("report", "{}"),
+    "report.html": ("report", "{}", "--html", FILE),
+    "trials.csv": ("export", "{}", FILE),
+    "trials.json": ("export", "{}", FILE),
+    "summary.md": ("export", "{}", FILE),
+    "trials.txt": ("show", "{}"),
+    "recommend.txt": ("recommend", "{}"),
+}
+NETWORK = ("--workers", "64", "--nodes-of", "8", "--network", "100Gbit", "--parameters", "25.6M")
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    **{
+        f"{study}/{name}": tuple(arg.format(study) for arg in args)
+        for study in ("quickstart", "scaling", "search")
+        for name, args in REPORTED.items()
+    },
+    "list.txt": ("list",),
+    "quickstart/compare.txt": ("compare", "quickstart", RERUN, "--fail-if-slower", "5%"),
+    "quickstart/fit.txt": ("fit", "quickstart"),
+    "scaling/fit.txt": ("fit", "scaling"),
+    "scaling/predict.txt": ("predict", "scaling", *NETWORK, "--set", "batch_size=512"),
+    "scaling/recommend_target.txt": ("recommend", "scaling", "--target", "accuracy=0.9", "--min-efficiency", "0.5"),
+    "search/fit.txt": ("fit", "search"),
+}
+STORED = {
+    "store/list.txt": ("list",),
+    "store/trials.txt": ("show", "digits"),
+    "store/report.txt": ("report", "digits"),
+}
+
+
+def outputs() -> Iterator[tuple[str, str]]:
+    """Each golden file, and what it would hold now."""
+    with studies() as folder:
+        for name, args in COMMANDS.items():
+            yield name, output(folder, name, args)
+    with unpacked_store() as folder:
+        for name, args in STORED.items():
+            yield name, output(folder, name, args)
+        yield RESULTS, pretty(stored_results(folder)) + "\n"
+    everything = {path.stem: identities_of(path) for path in STUDY_FILES}
+    yield IDENTITIES, json.dumps(everything, indent=1) + "\n"
+
+
+def output(folder: Path, name: str, args: tuple[str, ...]) -> str:
+    """What a command prints, or what the file holds that it writes, readable and the same on every machine."""
+    path = folder / Path(name).name
+    path.unlink(missing_ok=True)
+    with _same_everywhere(folder):
+        done = CliRunner().invoke(app, [path.name if arg == FILE else arg for arg in args])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    if FILE not in args:
+        told = done.stdout + done.stderr + (f"exit code {done.exit_code}\n" if done.exit_code else "")
+        return same_everywhere("$ raypar " + " ".join(args) + "\n\n" + told)
+    assert done.exit_code == 0, done.stderr
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".html":
+        text = readable(text)
+    elif path.suffix == ".json":
+        text = pretty(json.loads(text))
+    return same_everywhere(text)
+
+
+def same_everywhere(text: str) -> str:
+    lines = text.replace(f"raypar {__version__}", "raypar VERSION").splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+@contextlib.contextmanager
+def studies() -> Iterator[Path]:
+    """A folder with the studies of ``studies/*.json`` in it, and a second quick start."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        for path in sorted((HERE / "studies").glob("*.json")):
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            journal(folder, stored)
+            if path.stem == "quickstart":
+                journal(folder, rerun(stored))
+        yield folder
+
+
+@contextlib.contextmanager
+def unpacked_store() -> Iterator[Path]:
+    """A folder with the database and the artifacts of ``store.tar.gz``."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        with tarfile.open(STORE) as tar:
+            tar.extractall(folder, filter="data")
+        yield folder
+
+
+def journal(folder: Path, stored: Mapping[str, Any]) -> None:
+    """Record a study as raypar does while its store can't be reached: reading it needs no MLflow."""
+    execution = Execution(**stored["execution"])
+    recorder = Recorder(
+        execution,
+        tracking_uri=_uri(folder),
+        project_dir=folder,
+        now=lambda: execution.started_at + 60,
+        clock=lambda: 0.0,
+        writer=_NoStore(),  # type: ignore[arg-type]
+    )
+    recorder.start()
+    for result in stored["results"]:
+        recorder.record(TrialResult.from_json(json.dumps(result)))
+    for name, text in stored.get("artifacts", {}).items():
+        recorder.add_artifact(name, text)
+    recorder.close("finished")
+
+
+def rerun(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The study on a newer torch, a day later: 20 % slower on two workers, else a little faster."""
+    execution = {**stored["execution"], "uid": "rerun", "study": RERUN}
+    execution["started_at"] += 86400
+    question = {**json.loads(execution["tags"]["raypar.question"]), "study_name": RERUN}
+    execution["tags"] = {
+        **execution["tags"],
+        "raypar.question": json.dumps(question),
+        "version.torch": "2.16.0",
+        "host": "other-host",
+    }
+    results = []
+    for raw in stored["results"]:
+        result = TrialResult.from_json(json.dumps(raw))
+        factor = 1.2 if result.spec.config["num_workers"] == 2 else 0.97
+        assert result.train_time_s and result.throughput_samples_per_s
+        slower = replace(
+            result,
+            spec=replace(result.spec, study=RERUN),
+            train_time_s=result.train_time_s * factor,
+            throughput_samples_per_s=result.throughput_samples_per_s / factor,
+        )
+        results.append(asdict(slower))
+    return {**stored, "execution": execution, "results": results}
+
+
+def identities_of(path: Path) -> dict[str, str]:
+    """Trial to identity, of a study file; of one with more than 40 trials, those of its first repeat."""
+    search_path = list(sys.path)
+    specs = sorted(load_study(path).study.trials(), key=lambda spec: (spec.repeat, spec.order))
+    sys.path[:] = search_path
+    chosen = specs if len(specs) <= 40 else [spec for spec in specs if spec.repeat == 0]
+    return {spec.label: spec.identity for spec in chosen}
+
+
+def stored_results(folder: Path) -> dict[str, Any]:
+    """Identity to result, of all trials in the folder's store, with their step times."""
+    store = Store(_uri(folder), folder)
+    every = [result for study in store.studies() for result in store.results(study.name)]
+    return {
+        result.spec.identity: asdict(
+            replace(result, step_times_s=store.step_times(result.spec.study, result.spec.identity))
+        )
+        for result in every
+    }
+
+
+def _uri(folder: Path) -> str:
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+@contextlib.contextmanager
+def _same_everywhere(folder: Path) -> Iterator[None]:
+    """The folder as the current one, and an environment that depends on no machine and no terminal."""
+    fixed = {"COLUMNS": "80", "LINES": "25", "TZ": "UTC", "NO_COLOR": "1", "TERM": "dumb"}
+    with (
+        contextlib.chdir(folder),
+        patch.dict(os.environ, fixed),
+        # Drawings and the script that draws them take seconds, and are not in the golden files.
+        patch("vl_convert.vegalite_to_svg", lambda spec: "<svg></svg>"),
+        patch("vl_convert.javascript_bundle", lambda script: script),
+        patch.object(WorkerGroup.analyse, "__defaults__", (FEW_RESAMPLES,)),
+    ):
+        for variable in ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "FORCE_COLOR"):
+            os.environ.pop(variable, None)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+class _NoStore:
+    """A writer whose store never answers."""
+
+    def forget(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unreachable("no store")

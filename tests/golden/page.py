@@ -1,0 +1,144 @@
+"""A report's page as text whose differences can be read: `readable`."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from html.parser import HTMLParser
+from typing import Any
+
+MAX_LINE = 110
+MAX_FLAT_LINE = 400  # of numbers and texts alone: a row, a report
+MAX_ROWS = 40
+_LEFT_OUT = ("style", "svg")  # layout, and what the figures' specs say again
+_INLINE = ("a", "code", "strong", "button", "span", "em", "label", "input")  # stand within the line of their element
+_VOID = ("meta", "input", "br", "col")
+_ENDED_BY = {"td": ("td", "th", "tr"), "th": ("td", "th", "tr"), "tr": ("tr",)}  # whose end tags a table may lack
+_HASH = re.compile(r"'sha256-[^']+'")
+
+
+def readable(text: str) -> str:
+    """The page with one element a line, figures' specs as indented JSON, and without scripts, styles and drawings."""
+    page = _Page()
+    page.feed(text)
+    page.close()
+    page.end_line()
+    return "\n".join(page.lines) + "\n"
+
+
+def pretty(value: Any, indent: int = 0) -> str:
+    """JSON in which what fits into a line stands in one, rows of a table always."""
+    line = json.dumps(value, ensure_ascii=False)
+    is_flat = isinstance(value, (dict, list)) and not any(isinstance(each, (dict, list)) for each in _parts(value))
+    limit = MAX_FLAT_LINE if is_flat else MAX_LINE
+    if len(line) + indent <= limit or not isinstance(value, (dict, list)) or not value:
+        return line
+    inner = " " * (indent + 1)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {pretty(each, indent + 1)}" for key, each in value.items()]
+        return "{\n" + ",\n".join(inner + part for part in parts) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(inner + pretty(each, indent + 1) for each in value) + "\n" + " " * indent + "]"
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def _brief(value: Any) -> Any:
+    """A figure's spec: numbers to six digits, a table as its heads and rows, and of a long one a part."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _brief(each) for key, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) < 2 or not all(isinstance(each, dict) and each.keys() == value[0].keys() for each in value):
+        return [_brief(each) for each in value]
+    every = -(-len(value) // MAX_ROWS)
+    rows = [[_brief(each) for each in row.values()] for row in value[::every]]
+    return {"heads": list(value[0]), "num_rows": len(value), "shown": f"1 of {every}", "rows": rows}
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.lines: list[str] = []
+        self._line = ""
+        self._open: list[str] = []
+        self._skipped = ""  # the element whose content is being left out
+        self._skipped_depth = 0
+        self._is_spec = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._skipped:
+            self._skipped_depth += tag == self._skipped
+            return
+        if tag in _LEFT_OUT:
+            attrs = []
+        if tag not in _INLINE:
+            self.end_line()
+            while self._open and tag in _ENDED_BY.get(self._open[-1], ()):
+                self._open.pop()
+        attributes = "".join(f" {k}" if v is None else f' {k}="{v}"' for k, v in attrs)
+        self._add(f"<{tag}{_HASH.sub('HASH', attributes)}>")
+        if tag in _VOID:
+            if tag not in _INLINE:
+                self.end_line()
+            return
+        if tag in _LEFT_OUT or (tag == "script" and ("type", "application/json") not in attrs):
+            self._skipped, self._skipped_depth = tag, 1
+            return
+        self._is_spec = tag == "script"
+        if tag not in _INLINE:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if not self._skipped:
+            super().handle_startendtag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._skipped:
+            self._skipped_depth -= tag == self._skipped
+            if self._skipped_depth == 0:
+                self._skipped = ""
+                self._line += f"…</{tag}>"
+                self.end_line()
+            return
+        if tag in _INLINE:
+            self._add(f"</{tag}>")
+            return
+        is_one_line = bool(self._line) and self._open[-1] == tag
+        if not is_one_line:
+            self.end_line()
+        while self._open.pop() != tag:
+            pass
+        self._add(f"</{tag}>")
+        self.end_line()
+
+    def handle_data(self, data: str) -> None:
+        if self._skipped:
+            return
+        if self._is_spec:
+            self._is_spec = False
+            self.end_line()
+            self.lines += [" " * len(self._open) + line for line in pretty(_brief(json.loads(data))).splitlines()]
+        elif self._open[-1:] == ["code"] or "pre" in self._open:
+            self._line += escape(data, quote=False)
+        elif text := re.sub(r"[ \n\t]+", " ", data):
+            self._add(escape(text, quote=False) if self._line else escape(text.lstrip(" "), quote=False))
+
+    def handle_decl(self, decl: str) -> None:
+        self._add(f"<!{decl}>")
+        self.end_line()
+
+    def _add(self, text: str) -> None:
+        if text and not self._line:
+            depth = len(self._open)
+            self._line = " " * depth
+        self._line += text
+
+    def end_line(self) -> None:
+        if self._line.strip():
+            self.lines += self._line.replace("\u00a0", "~").rstrip().split("\n")
+        self._line = ""

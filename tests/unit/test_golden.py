@@ -1,0 +1,65 @@
+"""The golden files of ``tests/golden`` hold what raypar does now; ``python -m tests.golden`` writes them anew."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import golden
+
+STUDIES = ("quickstart", "scaling", "search")
+HEAVY = ("existing_loop",)  # imports torchvision and ray.train
+PATHS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in HEAVY else [])
+    for path in golden.STUDY_FILES
+]
+
+
+@pytest.fixture(scope="module")
+def studies() -> Iterator[Path]:
+    with golden.studies() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Path]:
+    with golden.unpacked_store() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("name", golden.COMMANDS)
+def test_a_command_says_of_a_stored_study_what_it_said(name: str, studies: Path) -> None:
+    assert golden.output(studies, name, golden.COMMANDS[name]) == (golden.HERE / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", golden.STORED)
+def test_a_store_of_an_older_raypar_is_read_as_it_was(name: str, store: Path) -> None:
+    assert golden.output(store, name, golden.STORED[name]) == (golden.HERE / name).read_text(encoding="utf-8")
+
+
+def test_the_results_of_an_older_store_are_those_that_were_recorded(store: Path) -> None:
+    results = golden.stored_results(store)
+    assert golden.pretty(results) + "\n" == (golden.HERE / golden.RESULTS).read_text(encoding="utf-8")
+    # Step times are looked up by the identity that was written with the run: it is the one that its spec has now.
+    assert len(results) == 7
+    assert all(bool(r["step_times_s"]) == (r["state"] == "finished") for r in results.values())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_trials_of_a_shipped_study_keep_their_identities(path: Path) -> None:
+    stored = json.loads((golden.HERE / golden.IDENTITIES).read_text(encoding="utf-8"))
+    assert golden.identities_of(path) == stored[path.stem]
+
+
+def test_every_golden_file_is_looked_at() -> None:
+    inputs = {"store.tar.gz", "__init__.py", "__main__.py", "page.py"} | {f"studies/{s}.json" for s in STUDIES}
+    names = {str(path.relative_to(golden.HERE)) for path in golden.HERE.rglob("*") if path.is_file()}
+    names = {name for name in names if "__pycache__" not in name}
+    assert names == inputs | {*golden.COMMANDS, *golden.STORED, golden.RESULTS, golden.IDENTITIES}
+    assert set(json.loads((golden.HERE / golden.IDENTITIES).read_text())) == {p.stem for p in golden.STUDY_FILES}
