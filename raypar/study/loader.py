@@ -256,9 +256,10 @@ def _find(path: Path, module: types.ModuleType) -> Study:
 
 def _local_modules(folder: Path, module_name: str) -> Iterator[str]:
     """What was imported from the study's own folder: ``helpers.py`` or a package beside the study."""
+    prefix = str(folder)  # compared first: there are thousands of modules, and paths are slow to compare
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        top = name.split(".")[0]
-        own = isinstance(file, str) and (Path(file) == folder / f"{top}.py" or folder / top in Path(file).parents)
-        if own and name != module_name and top != "raypar":
+        file, top = getattr(module, "__file__", None), name.split(".")[0]
+        if name == module_name or top == "raypar" or not isinstance(file, str) or not file.startswith(prefix):
+            continue
+        if Path(file) == folder / f"{top}.py" or folder / top in Path(file).parents:
             yield name
