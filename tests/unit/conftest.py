@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +11,20 @@ import pytest
 from figure_parts import made
 from html_studies import results
 from hypothesis import HealthCheck, settings
+from recording import new_store
 
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.report.figures_vega import Figure
 
-# A busy machine is no failure: over whatever profile is in force (that of CI draws the same examples every time).
-settings.register_profile("busy machine", settings(), deadline=None, suppress_health_check=(HealthCheck.too_slow,))
-settings.load_profile("busy machine")
+# Small layers only wait for a second thread, and very long beside other tests; before torch is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# A busy machine is no failure. `make test` draws few examples, the same every time; `make test-all` draws many, others
+# each time (`--hypothesis-profile=thorough`).
+PATIENT = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+settings.register_profile("quick", PATIENT, max_examples=25, derandomize=True, database=None)
+settings.register_profile("thorough", PATIENT, max_examples=200, derandomize=False, print_blob=True)
+settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session")
@@ -25,20 +32,10 @@ def full() -> tuple[StudyAnalysis, dict[str, Figure]]:
     return made(results())
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Making the tables takes seconds: once."""
-    from raypar.track.client import connect
-
-    path = tmp_path_factory.mktemp("db") / "mlflow.db"
-    connect(f"sqlite:///{path}")
-    return path
-
-
 @pytest.fixture
-def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    new_store(tmp_path)
     return tmp_path
 
 
@@ -47,17 +44,6 @@ def uri(project: Path) -> str:
     from raypar.track.store import default_tracking_uri
 
     return default_tracking_uri(project)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Small layers only wait for a second one, and on a busy machine very long."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import sqlite3
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +15,25 @@ from typing import Any
 from raypar.analysis.question import Question
 from raypar.study.trial import TrialResult
 from raypar.track.recorder import Execution, Recorder
+
+
+@functools.cache
+def _empty_database() -> bytes:
+    """A database of the installed MLflow, with nothing in it. Making its tables takes more than a second: once."""
+    from raypar.track.client import connect
+
+    with tempfile.TemporaryDirectory() as folder:
+        connect(f"sqlite:///{folder}/mlflow.db")
+        with contextlib.closing(sqlite3.connect(f"{folder}/mlflow.db")) as connection:
+            return connection.serialize()
+
+
+def new_store(folder: Path) -> Path:
+    """Put an empty store into the folder, unless there is one."""
+    path = folder / "mlflow.db"
+    if not path.exists():
+        path.write_bytes(_empty_database())
+    return path
 
 
 def recorded(
@@ -25,6 +48,7 @@ def recorded(
     started_at: float = 1.7e9,
 ) -> None:
     """One execution of a study, in the store of the folder."""
+    new_store(folder)
     name = question.study_name
     told = {"raypar.question": json.dumps(asdict(question)), "raypar.resume": json.dumps(resume or {})}
     execution = Execution(uid or name, name, started_at, tags={**(tags or {}), **told}, description=description)

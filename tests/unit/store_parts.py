@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
+
+from recording import new_store
 
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
 from raypar.track.recorder import Execution, Recorder
@@ -91,10 +92,10 @@ def block(project: Path) -> str:
     return f"sqlite:///{project}/down/mlflow.db"
 
 
-def unblock(project: Path, empty_database: Path) -> None:
+def unblock(project: Path) -> None:
     (project / "down").unlink()
     (project / "down").mkdir()
-    shutil.copy(empty_database, project / "down" / "mlflow.db")
+    new_store(project / "down")
 
 
 def data_sets(uri: str) -> set[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
@@ -67,7 +67,6 @@ def interaction(found: Effects, value: Value) -> Interaction:
     return next(i for i in found.interactions if i.level == value)
 
 
-@settings(max_examples=40)
 @given(
     st.lists(FACTORS, min_size=3, max_size=3),
     st.lists(FACTORS, min_size=3, max_size=3),
@@ -91,7 +90,6 @@ def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(
         assert i.speedup.value == pytest.approx(by_workers[1] / by_workers[4], rel=1e-9)
 
 
-@settings(max_examples=40)
 @given(FACTORS)
 def test_an_interaction_that_was_made_is_recovered(factor: float) -> None:
     found = effects(plain(by_both={(512, 4): factor}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from law_runs import COUNTS, as_times, fit_of, holds, runs_of
 
@@ -18,7 +18,6 @@ SHARES = st.floats(0, 1)
 RATES = st.floats(1e-6, 1e6)
 
 
-@settings(max_examples=25, deadline=None)
 @given(fraction=SHARES, rate=RATES, counts=SOME_COUNTS)
 def test_times_made_by_amdahls_law_give_back_its_serial_fraction(
     fraction: float, rate: float, counts: list[int]
@@ -29,7 +28,6 @@ def test_times_made_by_amdahls_law_give_back_its_serial_fraction(
     assert fit.rate.value == pytest.approx(rate, rel=1e-2)
 
 
-@settings(max_examples=25, deadline=None)
 @given(fraction=SHARES, rate=RATES, counts=SOME_COUNTS)
 def test_times_made_by_gustafsons_law_give_back_its_serial_fraction(
     fraction: float, rate: float, counts: list[int]
@@ -41,7 +39,6 @@ def test_times_made_by_gustafsons_law_give_back_its_serial_fraction(
         assert fit.parameters[0].value == pytest.approx(fraction, abs=1e-2)
 
 
-@settings(max_examples=25, deadline=None)
 @given(contention=st.floats(0, 0.9), coherence=st.floats(1e-4, 0.1))
 def test_rates_made_by_the_universal_law_give_back_its_parameters_and_its_peak(
     contention: float, coherence: float

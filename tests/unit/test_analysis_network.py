@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.analysis.all_reduce import Algorithm, all_reduce_cost, all_reduce_s, fit_network
@@ -79,13 +79,11 @@ def test_trees_over_nodes_have_a_chain_in_each() -> None:
     assert all_reduce_s(1e6, 4, NODES, "tree") == all_reduce_s(1e6, 4, NODES.within, "tree")
 
 
-@settings(deadline=None)
 @given(sizes, networks | topologies, algorithms)
 def test_one_worker_sends_nothing(num_bytes: float, network: Network | Topology, algorithm: Algorithm) -> None:
     assert all_reduce_s(num_bytes, 1, network, algorithm) == 0
 
 
-@settings(deadline=None)
 @given(sizes, counts, topologies, algorithms, st.floats(1, 100))
 def test_a_faster_network_is_never_slower(
     num_bytes: float, num_workers: int, topology: Topology, algorithm: Algorithm, factor: float
@@ -100,14 +98,12 @@ def test_a_faster_network_is_never_slower(
         assert fast <= slow * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(sizes, counts, networks | topologies)
 def test_auto_is_the_fastest_of_all(num_bytes: float, num_workers: int, network: Network | Topology) -> None:
     named = [all_reduce_s(num_bytes, num_workers, network, name) for name in ("ring", "tree", "hierarchical")]
     assert all_reduce_s(num_bytes, num_workers, network, Algorithm.AUTO) == pytest.approx(min(named))
 
 
-@settings(deadline=None)
 @given(sizes, st.integers(2, 16), st.integers(2, 200), networks, st.floats(1, 100))
 def test_nodes_pay_where_their_own_links_are_faster_by_the_number_of_nodes(
     num_bytes: float, workers_per_node: int, num_nodes: int, between: Network, factor: float
@@ -176,7 +172,6 @@ def test_what_is_no_network_is_told_with_a_way_out(text: str, problem: str) -> N
     assert caught.value.hint and "write" in caught.value.hint
 
 
-@settings(deadline=None)
 @given(networks, st.integers(2, 64), st.sampled_from(("ring", "tree")))
 def test_a_fit_finds_the_link_that_made_the_times(network: Network, num_workers: int, algorithm: str) -> None:
     samples = [(size, all_reduce_s(size, num_workers, network, algorithm)) for size in (1e3, 1e5, 1e7, 1e8)]

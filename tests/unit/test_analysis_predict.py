@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
@@ -249,7 +249,6 @@ def test_the_fastest_count_is_looked_for_among_all_up_to_the_largest() -> None:
     assert 1 < sweep.fastest < 64
 
 
-@settings(deadline=None)
 @given(st.integers(2, 4096), st.floats(0, 0.5), st.sampled_from(list(Scaling)))
 def test_no_count_is_more_than_perfectly_efficient(num_workers: int, variation: float, scaling: Scaling) -> None:
     calibration = calibrate(points(noise=(1.0,)), LAYERS, variation)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
@@ -213,7 +213,6 @@ def test_efficiencies_are_over_the_studys_baseline_even_where_it_is_left_out() -
 TIMES = st.dictionaries(st.integers(0, 7), st.floats(0.5, 2.0), min_size=2, max_size=8)
 
 
-@settings(deadline=None, max_examples=40)
 @given(first=TIMES, second=TIMES)
 def test_confidences_of_both_orders_add_up_to_one(first: dict[int, float], second: dict[int, float]) -> None:
     one, other = confidence_of(first, second), confidence_of(second, first)
@@ -221,7 +220,6 @@ def test_confidences_of_both_orders_add_up_to_one(first: dict[int, float], secon
         assert one.share + other.share == pytest.approx(1.0, abs=0.03)
 
 
-@settings(deadline=None, max_examples=40)
 @given(first=TIMES, factor=st.floats(1.01, 3.0))
 def test_a_constant_factor_is_certain_in_pairs(first: dict[int, float], factor: float) -> None:
     slower = {repeat: time_s * factor for repeat, time_s in first.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from law_runs import COUNTS, fit_of, runs_of
 
@@ -19,7 +19,6 @@ def test_karp_flatt_is_the_serial_fraction_with_which_amdahl_has_that_speedup(sp
     assert AMDAHL.speedup(num_workers, karp_flatt(speedup, num_workers)) == pytest.approx(speedup)
 
 
-@settings(max_examples=25, deadline=None)
 @given(times=st.lists(st.floats(0.1, 100), min_size=2, max_size=2), data=st.data())
 def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times: list[float], data: st.DataObject) -> None:
     base = data.draw(st.sampled_from([2, 8]))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar import units
@@ -134,7 +134,6 @@ def test_an_interval_holds_its_estimate(values: list[float]) -> None:
         assert estimate.value == pytest.approx(np.median(values))
 
 
-@settings(max_examples=30, deadline=None)
 @given(pairs, st.booleans())
 def test_an_interval_of_a_ratio_holds_its_estimate(values: list[tuple[float, float]], paired: bool) -> None:
     tops, bottoms = zip(*values, strict=True)
@@ -142,7 +141,6 @@ def test_an_interval_of_a_ratio_holds_its_estimate(values: list[tuple[float, flo
     assert estimate.low <= estimate.value <= estimate.high
 
 
-@settings(max_examples=30, deadline=None)
 @given(pairs, st.floats(min_value=0.01, max_value=100))
 def test_scaling_both_sides_leaves_a_ratio_as_it_is(values: list[tuple[float, float]], factor: float) -> None:
     tops, bottoms = zip(*values, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.analysis.all_reduce import all_reduce_s
@@ -129,7 +129,6 @@ def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest() 
     assert buckets([LayerCost("no weights", 0, 1.0, 0.5)]) == []
 
 
-@settings(deadline=None)
 @given(layer_lists, communications, seconds, st.floats(0, 0.3), st.floats(0, 1), st.integers(1, 4))
 def test_one_worker_sends_nothing_and_waits_for_nobody(
     layers: list[LayerCost], how: Communication, compute_s: float, variation: float, fixed_s: float, accumulated: int
@@ -141,7 +140,6 @@ def test_one_worker_sends_nothing_and_waits_for_nobody(
     assert step.step_time_s == pytest.approx(compute_s + fixed_s)
 
 
-@settings(deadline=None)
 @given(layer_lists, communications, counts, seconds, st.floats(0, 0.3))
 def test_hidden_and_exposed_communication_are_all_there_is(
     layers: list[LayerCost], how: Communication, num_workers: int, compute_s: float, variation: float
@@ -157,7 +155,6 @@ def test_hidden_and_exposed_communication_are_all_there_is(
         assert step.hidden_communication_s == pytest.approx(0, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(layer_lists, communications, counts, seconds, st.floats(1, 50))
 def test_overlap_bandwidth_and_compression_never_slow_a_step(
     layers: list[LayerCost], how: Communication, num_workers: int, compute_s: float, factor: float
@@ -174,7 +171,6 @@ def test_overlap_bandwidth_and_compression_never_slow_a_step(
     assert step_s(replace(how, compression=how.compression / factor)) <= limit
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**6))
 def test_the_expected_maximum_grows_with_the_workers_and_keeps_below_its_bound(count: int) -> None:
     here, more = expected_max_of_normals(np.array([count, 2 * count]))

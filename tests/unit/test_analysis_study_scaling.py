@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from law_runs import fit_of, holds
 from results import make_result
@@ -56,7 +56,6 @@ def speedups(group: WorkerGroup) -> dict[int, float]:
     return {n: estimate.value for n, estimate in group.speedups.items()}
 
 
-@settings(max_examples=20, deadline=None)
 @given(fraction=st.floats(0, 1))
 def test_trials_made_by_amdahls_law_give_back_its_serial_fraction(fraction: float) -> None:
     group = only(groups_in(QUESTION, trials(by_law(AMDAHL, fraction), noise=(1.0,))))
@@ -65,7 +64,6 @@ def test_trials_made_by_amdahls_law_give_back_its_serial_fraction(fraction: floa
     assert [f.value for f in group.karp_flatt.values()] == pytest.approx([fraction] * 3, abs=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
 @given(fraction=st.floats(0, 1))
 def test_trials_made_by_gustafsons_law_with_the_workers_batch_fixed_give_back_its_serial_fraction(
     fraction: float,
@@ -88,7 +86,6 @@ def test_gustafsons_scaled_speedup_is_the_worker_count_times_what_is_left_of_a_w
     assert group.analyse().points[1].efficiency.value == pytest.approx(256 / 320)
 
 
-@settings(max_examples=20, deadline=None)
 @given(times=TIMES)
 def test_weak_and_strong_scaling_have_the_same_speedups_of_the_same_rates(times: dict[int, float]) -> None:
     strong, weak = (only(groups_in(QUESTION, trials(times, config=config))) for config in ({}, WEAK))
@@ -96,7 +93,6 @@ def test_weak_and_strong_scaling_have_the_same_speedups_of_the_same_rates(times:
     assert strong.runs == weak.runs and strong.speedups == weak.speedups
 
 
-@settings(max_examples=20, deadline=None)
 @given(times=TIMES)
 def test_speedups_are_those_of_the_studys_report_and_efficiencies_those_per_worker(times: dict[int, float]) -> None:
     question = Question("s", {"num_workers": max(times)}, ("num_workers",))
@@ -110,7 +106,6 @@ def test_speedups_are_those_of_the_studys_report_and_efficiencies_those_per_work
         assert scaled[0].efficiency == point.efficiency
 
 
-@settings(max_examples=10, deadline=None)
 @given(fraction=st.floats(0.01, 0.5), spread=st.floats(0.001, 0.1))
 def test_every_interval_holds_its_own_estimate(fraction: float, spread: float) -> None:
     group = only(groups_in(QUESTION, trials(by_law(AMDAHL, fraction), (1.0, 1 + spread, 1 - spread))))

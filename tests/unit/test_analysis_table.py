@@ -24,7 +24,7 @@ def told(path: Path, text: str | bytes) -> str:
     return str(error.value).replace(str(path), "FILE")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.integers(1, 10**6), st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=4), min_size=1))
 def test_what_is_written_is_read(table: Path, values: dict[int, list[float]]) -> None:
     lines = [f"{n},{value!r}" for n, repeats in values.items() for value in repeats]

@@ -103,9 +103,7 @@ HOSTILE = st.one_of(
     st.builds("{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES)),
     st.text(st.characters(exclude_characters="\0"), max_size=12).filter(lambda text: text != "auto"),
 )
-QUICK = settings(
-    max_examples=4, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+FEW = settings(max_examples=settings().max_examples // 10, suppress_health_check=list(HealthCheck))  # of each option
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -134,7 +132,7 @@ def assert_plain(done: Done, *given: object) -> None:
 
 
 @pytest.mark.parametrize(("command", "flag"), OPTIONS, ids=lambda value: value)
-@QUICK
+@FEW
 @given(value=HOSTILE)
 def test_any_value_of_any_option_ends_in_a_plain_message(command: str, flag: str, value: str, folder: Path) -> None:
     given_value = [] if flag in SWITCHES else [value]
@@ -185,9 +183,7 @@ PIECES = (
         "é",
     ),
 )
-MANY = settings(
-    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+MANY = settings(suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(autouse=True)

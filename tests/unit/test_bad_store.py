@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from bad_cases import GOOD
 from nothing_starts import NOWHERE, contents, raypar
+from recording import new_store
 from test_bad_input import assert_one_message
 
 READING = (
@@ -21,12 +22,7 @@ READING = (
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of the installed MLflow, with nothing in it."""
-    from raypar.track.client import connect
-
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    connect(f"sqlite:///{path}").search_experiments(max_results=1)
-    return path
+    return new_store(tmp_path_factory.mktemp("store"))
 
 
 def _version(path: Path, version: str) -> None:

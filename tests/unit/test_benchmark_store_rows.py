@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recording import new_store
 
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.track.recorder import Execution, Recorder
@@ -107,12 +108,10 @@ def rows(project: Path) -> dict[str, Counter[str]]:
 
 @pytest.fixture
 def projects(tmp_path_factory) -> tuple[Path, Path]:
-    from raypar.track.client import connect
-
-    made, copied = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
-    connect(f"sqlite:///{made}/mlflow.db")
-    (copied / "mlflow.db").write_bytes((made / "mlflow.db").read_bytes())
-    return made, copied
+    folders = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
+    for folder in folders:
+        new_store(folder)
+    return folders
 
 
 def test_all_rows_and_files_are_those_that_mlflow_writes(projects):

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -53,7 +53,6 @@ def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bo
 
 
 @given(placement=PLACEMENTS, nodes=NODES)
-@settings(deadline=None)
 def test_a_gang_fits_where_some_assignment_of_its_workers_to_nodes_does(
     placement: Placement, nodes: list[Mapping[str, float]]
 ) -> None:
@@ -61,7 +60,6 @@ def test_a_gang_fits_where_some_assignment_of_its_workers_to_nodes_does(
 
 
 @given(placement=PLACEMENTS, nodes=NODES)
-@settings(deadline=None)
 def test_what_fits_is_not_refused_and_what_does_not_fit_is(
     placement: Placement, nodes: list[Mapping[str, float]]
 ) -> None:
@@ -213,7 +211,6 @@ class Leases(RuleBasedStateMachine):
 
 
 TestNoCoreIsLeasedTwiceAndAllComeBack = Leases.TestCase
-TestNoCoreIsLeasedTwiceAndAllComeBack.settings = settings(deadline=None, max_examples=50)
 
 
 TWO_BY_TWO_BY_TWO = machine(sockets=2, cores=2, threads=2)  # socket 0: cores 0 and 1, their second threads 4 and 5

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recording import new_store
 from results import make_result
 
 from raypar import Study, Workload, grid
@@ -127,6 +128,7 @@ def recorded(folder: Path, uri: str, artifact_dir: Path | None = None) -> TrialR
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
+    new_store(folder)
     return folder
 
 

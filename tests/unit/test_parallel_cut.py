@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -66,7 +66,6 @@ def test_parts_of_a_batch_are_as_many_as_asked_and_weigh_as_much_as_it(size: int
     assert all(len(part.targets) for part, _ in parts)
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 12), num=st.integers(1, 6))
 def test_gradients_of_parts_add_up_to_those_of_the_batch(size: int, num: int) -> None:
     import contextlib

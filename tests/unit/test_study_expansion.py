@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar import Study, Workload, choice, grid, uniform
@@ -40,7 +40,6 @@ def studies(draw: st.DrawFn) -> Study:
 
 
 @given(studies())
-@settings(max_examples=60, deadline=None)
 def test_every_block_holds_every_point_exactly_once(study: Study) -> None:
     product = Counter(itertools.product(*(d.values for d in study.space.values())))  # type: ignore[union-attr]
     trials = study.trials()
@@ -51,7 +50,6 @@ def test_every_block_holds_every_point_exactly_once(study: Study) -> None:
 
 
 @given(studies())
-@settings(max_examples=40, deadline=None)
 def test_blocks_follow_each_other_and_order_counts_up(study: Study) -> None:
     trials = study.trials()
     assert [t.order for t in trials] == list(range(len(trials)))
@@ -59,13 +57,11 @@ def test_blocks_follow_each_other_and_order_counts_up(study: Study) -> None:
 
 
 @given(studies())
-@settings(max_examples=40, deadline=None)
 def test_the_same_study_gives_the_same_trials(study: Study) -> None:
     assert study.trials() == study.trials()
 
 
 @given(studies())
-@settings(max_examples=40, deadline=None)
 def test_all_trials_of_a_block_share_a_seed_and_blocks_differ_in_it(study: Study) -> None:
     seeds = {t.repeat: set[int]() for t in study.trials()}
     for trial in study.trials():
@@ -75,7 +71,6 @@ def test_all_trials_of_a_block_share_a_seed_and_blocks_differ_in_it(study: Study
 
 
 @given(studies())
-@settings(max_examples=40, deadline=None)
 def test_the_trials_of_a_placement_are_together_in_a_block(study: Study) -> None:
     for repeat in range(study.num_repeats):
         runs = [p for p, _ in itertools.groupby(t.placement for t in study.trials() if t.repeat == repeat)]
@@ -83,7 +78,6 @@ def test_the_trials_of_a_placement_are_together_in_a_block(study: Study) -> None
 
 
 @given(studies())
-@settings(max_examples=40, deadline=None)
 def test_identities_are_unique_and_do_not_depend_on_the_order(study: Study) -> None:
     trials = study.trials()
     assert len({t.identity for t in trials}) == len(trials)

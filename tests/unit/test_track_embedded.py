@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from recording import new_store
 
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.track.embedded import EmbeddedRuns, Unfamiliar
@@ -64,6 +65,7 @@ def project(tmp_path_factory):
     from raypar.track.client import connect
 
     folder = tmp_path_factory.mktemp("a project, 100% #1?")
+    new_store(folder)
     uri = f"sqlite:///{folder.as_posix().replace('%', '%25').replace('#', '%23').replace('?', '%3F')}/mlflow.db"
     client = connect(uri)
     record(folder, uri, "mnist", "e1", result("mnist", 32), result("mnist", 64, failed=True), result("mnist", 128))

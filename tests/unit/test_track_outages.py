@@ -33,13 +33,13 @@ def test_a_result_is_in_the_journal_before_the_store_is_asked(project, uri, monk
     assert make_result(64).to_json() in seen[0]
 
 
-def test_an_outage_costs_no_result_and_is_tried_again_after_a_while(project, empty_database):
+def test_an_outage_costs_no_result_and_is_tried_again_after_a_while(project):
     uri, clock = block(project), Clock()
     rec = recorder(project, uri, clock=clock, retry_after_s=30.0)
     rec.record(make_result(32))
     assert "FileExistsError" in rec.outage or "NotADirectoryError" in rec.outage
     assert [r.spec.point["batch_size"] for r in Store(uri, project)._pending_results("mnist")] == [32]
-    unblock(project, empty_database)
+    unblock(project)
     clock.now_s = 29.0
     rec.record(make_result(64))
     assert runs(uri) == []
@@ -65,16 +65,16 @@ def test_a_database_that_can_not_be_opened_is_not_waited_for(project, monkeypatc
         Store(uri, project).results("mnist")
 
 
-def test_the_store_is_tried_at_close_however_short_the_outage(project, empty_database):
+def test_the_store_is_tried_at_close_however_short_the_outage(project):
     uri = block(project)
     rec = recorder(project, uri, clock=Clock())
     rec.record(make_result(32))
-    unblock(project, empty_database)
+    unblock(project)
     assert rec.close("failed") == 0
     assert [run.info.status for run in runs(uri, kind="execution")] == ["FAILED"]
 
 
-def test_what_is_left_after_close_is_told_readable_and_brought_by_sync(project, empty_database):
+def test_what_is_left_after_close_is_told_readable_and_brought_by_sync(project):
     uri = block(project)
     rec = recorder(project, uri, execution={"tags": {"raypar.question": '{"q": 1}'}, "study_source": "src"})
     rec.record(make_result(32))
@@ -82,7 +82,7 @@ def test_what_is_left_after_close_is_told_readable_and_brought_by_sync(project, 
     assert rec.close("finished") == 4
     assert sync(project).num_left == 4
     assert "can't be reached" in sync(project).problems[0]
-    unblock(project, empty_database)
+    unblock(project)
 
     store = Store(uri, project)
     (summary,) = store.studies()

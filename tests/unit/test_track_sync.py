@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 
 import pytest
+from recording import new_store
 from store_parts import DATA, Clock, block, client, data_sets, make_result, recorder, runs, stripped, unblock
 
 from raypar.errors import StoreError
@@ -31,11 +31,11 @@ def test_replaying_a_whole_spool_changes_nothing(project, uri):
     assert {context for context, _, _ in data_sets(uri)} == {"train", "val", "test"}
 
 
-def test_a_sync_beside_a_running_study_uploads_but_leaves_its_spool(project, empty_database):
+def test_a_sync_beside_a_running_study_uploads_but_leaves_its_spool(project):
     uri = block(project)
     rec = recorder(project, uri, clock=Clock())
     rec.record(make_result(32))
-    unblock(project, empty_database)
+    unblock(project)
     assert sync(project).num_left == 0
     assert len(spools(project)) == 1
     assert [run.info.status for run in runs(uri, kind="execution")] == ["RUNNING"]
@@ -61,7 +61,7 @@ def test_a_sync_that_waits_too_long_for_another_says_so(project, uri):
     rec.close("finished")
 
 
-def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, empty_database, caplog):
+def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, caplog):
     uri = block(project)
     rec = recorder(project, uri)
     rec.record(make_result(32))
@@ -70,7 +70,7 @@ def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, empty_d
         file.write(b'{"kind": "trial", "study\xff\n')
     rec.record(make_result(64))
     rec.close("finished")
-    unblock(project, empty_database)
+    unblock(project)
     assert len(Store(uri, project).results("mnist")) == 2
     assert f"{path}, line 3: is damaged, skipped" in caplog.text
     report = sync(project)
@@ -78,7 +78,7 @@ def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, empty_d
     assert (len(runs(uri)), report.num_left) == (2, 0)
 
 
-def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, empty_database, caplog):
+def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, caplog):
     uri = block(project)
     rec = recorder(project, uri)
     rec.record(make_result(32))
@@ -86,7 +86,7 @@ def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, em
     (path,) = spools(project)
     data = path.read_bytes()
     path.write_bytes(b"#" * data.index(b"\n") + data[data.index(b"\n") :])
-    unblock(project, empty_database)
+    unblock(project)
     sync(project)
     (parent,), (child,) = runs(uri, kind="execution"), runs(uri)
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -154,13 +154,13 @@ def test_recording_outside_start_and_close_is_a_mistake_in_the_caller(project, u
         rec.record(make_result())
 
 
-def test_a_sync_to_another_store_brings_the_whole_execution_there(project, uri, empty_database):
+def test_a_sync_to_another_store_brings_the_whole_execution_there(project, uri):
     rec = recorder(project, uri)
     rec.record(make_result(32))
     (path,) = spools(project)
     rec._let_go()  # as if the process had died
     (project / "other").mkdir()
-    shutil.copy(empty_database, project / "other" / "mlflow.db")
+    new_store(project / "other")
     other = f"sqlite:///{project}/other/mlflow.db"
     sync(project, other)
     assert Store(other, project).results("mnist") == (stripped(make_result(32)),)

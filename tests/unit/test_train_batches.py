@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.study.workload import Data, Split
@@ -40,7 +40,6 @@ def all_shares(order: torch.Tensor, batch_size: int, num_shares: int, drop_last:
 
 
 @given(**CASES)
-@settings(deadline=None)
 def test_the_ranks_shares_of_a_step_are_the_global_batch_in_order(
     num_samples: int, batch_size: int, num_shares: int, drop_last: bool
 ) -> None:
@@ -53,7 +52,6 @@ def test_the_ranks_shares_of_a_step_are_the_global_batch_in_order(
 
 
 @given(**CASES, other_num_shares=st.integers(1, 9))
-@settings(deadline=None)
 def test_the_global_batches_do_not_depend_on_the_number_of_workers(
     num_samples: int, batch_size: int, num_shares: int, drop_last: bool, other_num_shares: int
 ) -> None:
@@ -65,7 +63,6 @@ def test_the_global_batches_do_not_depend_on_the_number_of_workers(
 
 
 @given(num_samples=CASES["num_samples"], batch_size=CASES["batch_size"], num_shares=CASES["num_shares"])
-@settings(deadline=None)
 def test_an_epoch_visits_every_sample_once_or_drops_the_short_batch(
     num_samples: int, batch_size: int, num_shares: int
 ) -> None:
@@ -80,7 +77,6 @@ def test_an_epoch_visits_every_sample_once_or_drops_the_short_batch(
 
 
 @given(**CASES)
-@settings(deadline=None)
 def test_the_average_of_the_ranks_weighted_means_is_the_mean_over_the_batch(
     num_samples: int, batch_size: int, num_shares: int, drop_last: bool
 ) -> None:
@@ -93,7 +89,6 @@ def test_the_average_of_the_ranks_weighted_means_is_the_mean_over_the_batch(
 
 
 @given(**CASES)
-@settings(deadline=None)
 def test_parts_differ_by_one_sample_at_most_and_a_rank_without_samples_weighs_nothing(
     num_samples: int, batch_size: int, num_shares: int, drop_last: bool
 ) -> None:
@@ -116,7 +111,6 @@ def test_a_last_batch_smaller_than_the_gang_leaves_ranks_without_samples() -> No
 
 
 @given(num_samples=st.integers(1, 300), seed=SEEDS, epoch=st.integers(0, 10_000))
-@settings(deadline=None)
 def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_alone_decide(
     num_samples: int, seed: int, epoch: int
 ) -> None:
@@ -132,7 +126,6 @@ def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_alone_decide(
 
 
 @given(seed=SEEDS, epoch=st.integers(0, 10_000))
-@settings(deadline=None)
 def test_epochs_and_seeds_have_orders_of_their_own(seed: int, epoch: int) -> None:
     order = epoch_order(200, seed, epoch).tolist()
     assert order != epoch_order(200, seed, epoch + 1).tolist()
@@ -150,7 +143,6 @@ def _data(num_samples: int) -> Data:
 
 
 @given(**CASES, rank=st.integers(0, 8))
-@settings(deadline=None, max_examples=30)
 def test_resident_and_dataloader_serve_the_same_batches_to_the_bit(
     num_samples: int, batch_size: int, num_shares: int, drop_last: bool, rank: int
 ) -> None:
@@ -182,7 +174,6 @@ def test_a_dataset_of_ones_own_gets_no_transform_on_top() -> None:
 
 
 @given(num_samples=st.integers(1, 40), batch_size=st.integers(1, 15), epochs=st.integers(1, 4), data=st.data())
-@settings(deadline=None)
 def test_what_is_left_of_a_training_is_the_end_of_the_whole_one(
     num_samples: int, batch_size: int, epochs: int, data: st.DataObject
 ) -> None:

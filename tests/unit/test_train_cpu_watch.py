@@ -53,7 +53,7 @@ def test_a_neighbour_on_the_same_core_is_noticed() -> None:
             neighbour.kill()
     assert 0.2 < told["cpu_wait_share"] <= 1
     assert 0.2 < told["foreign_cpu_share"] <= 1
-    assert told["own_s"] >= 0.5 - 1e-6
+    assert told["own_s"] >= 0.5 - 0.02  # user and system time are each rounded down to ticks of 10 ms
     load = other_load_cores(told["elapsed_s"], told["busy_s"], told["own_s"])
     assert load is not None and load > 0.2
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -33,7 +33,6 @@ def of_network(architecture: str, image_size: int = 224) -> Work:
 THOUSAND: dict[str, Any] = {"num_classes": 1000}
 
 
-@settings(max_examples=20, deadline=None)
 @given(sizes, sizes, sizes)
 def test_a_fully_connected_layer_takes_inputs_times_outputs_for_each_gradient(a: int, b: int, c: int) -> None:
     assert counted(nn.Linear(a, b), a) == {"fully connected": (a * b, a * b, 0)}
@@ -41,7 +40,6 @@ def test_a_fully_connected_layer_takes_inputs_times_outputs_for_each_gradient(a:
     assert counted(nn.Sequential(nn.Linear(a, b), nn.Linear(b, c)), a) == {"fully connected": second}
 
 
-@settings(max_examples=20, deadline=None)
 @given(sizes, sizes, st.integers(1, 3), st.integers(1, 2), st.integers(1, 3))
 def test_a_convolution_takes_filters_times_outputs(
     c_in: int, c_out: int, kernel: int, stride: int, groups: int
@@ -204,5 +202,5 @@ def test_the_least_time_is_two_flop_a_mac_and_counts_no_other_operation(macs: in
 def test_the_peak_is_measured_and_torchs_threads_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raypar.train.peak.BUDGET_S", 0.05)
     before = torch.get_num_threads()
-    assert 1e8 < peak_flops(torch.device("cpu"), torch.float32, 1) < 1e14
+    assert 1e8 < peak_flops(torch.device("cpu"), torch.float32, before + 1) < 1e14
     assert torch.get_num_threads() == before

@@ -159,7 +159,7 @@ def accuracy(workload: Workload, seed: int, **chosen: Any) -> float:
         return float((model(data.val.inputs).argmax(1) == data.val.targets).float().mean())
 
 
-def test_iris_is_learned_at_the_default_settings_over_five_seeds(one_thread: None) -> None:
+def test_iris_is_learned_at_the_default_settings_over_five_seeds() -> None:
     assert np.mean([accuracy(iris, seed) for seed in range(5)]) >= 0.96
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -47,7 +47,6 @@ def test_the_network_is_an_embedding_blocks_and_a_head_in_a_row(num_blocks: int)
     assert len({type(layer) for layer in model}) == 3
 
 
-@settings(deadline=None)
 @given(
     num_heads=st.integers(1, 4),
     head_width=st.integers(1, 8),
@@ -193,7 +192,6 @@ def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block() -> No
     assert work[ATTENTION].forward == 2 * 2 * 8 * 8 * 32
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_sorting_is_learnt_in_a_short_training() -> None:
     chosen, data = config(num_sequences=4096), loaded(num_sequences=4096)
     assert data.train is not None and data.val is not None

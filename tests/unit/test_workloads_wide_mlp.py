@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -33,7 +33,6 @@ def network(chosen: dict[str, Any]) -> nn.Module:
     return wide_mlp.model(chosen)
 
 
-@settings(deadline=None)
 @given(
     width=st.integers(1, 40), depth=st.integers(1, 6), num_features=st.integers(2, 30), num_classes=st.integers(2, 12)
 )
@@ -110,11 +109,9 @@ def accuracy_after_an_epoch(chosen: dict[str, Any]) -> float:
         return float((model(data.val.inputs).argmax(1) == data.val.targets).float().mean())
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_points_never_seen_are_told_apart_after_one_short_epoch() -> None:
     assert accuracy_after_an_epoch(config(num_features=256, width=512, num_points=8192)) > 0.8
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_deep_network_learns_too() -> None:
     assert accuracy_after_an_epoch(config(num_features=256, width=256, depth=12, num_points=8192)) > 0.4
