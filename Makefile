@@ -1,7 +1,9 @@
 # make study    the quick start: sets up what it needs, then runs studies/quickstart.py
-# make test     what continuous integration checks: style, types, tests, a cluster, and the quick start end to end
-# make test-faults    the tests that take minutes: Ray's head, gangs and brokers killed under a study, its database locked
-# make test-cluster    what `make test` has of clusters: `ray up` on four hosts in namespaces; needs root, sshd, rsync
+# make test     what continuous integration checks, in about ten minutes: style, types, unit tests, one real run of each
+#               kind (on Ray, killed and resumed, through an MLflow server, in a browser), and the quick start
+# make test-all    everything, in about an hour and a half: each real run, more examples of each property, and a soak
+# make test-faults    of these, Ray's head, gangs and brokers killed under a study, and its database locked
+# make test-cluster    of these, `ray up` on four hosts in namespaces; needs root, sshd, rsync
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,33 +11,36 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 PYTEST := $(BIN)/python -m pytest
-CLUSTER := -rs -m cluster tests/real/test_cluster.py
-
-# Real processes on a shared machine fail now and then for the machine's sake. Tests that failed run once more, in a
-# process of their own, and are listed: one that fails twice is broken.
-AGAIN := --last-failed --last-failed-no-failures none -rA --show-capture=no
-tested = $(PYTEST) $(1) || (test $$? = 1 && echo 'Once more, what failed:' && $(PYTEST) $(1) $(AGAIN))
+UNIT_TESTS := -n logical --maxprocesses 4 tests/unit
 
 .DELETE_ON_ERROR:
-.PHONY: study test test-faults test-cluster clean
+.PHONY: study style test test-all test-faults test-cluster clean
 
 study: $(VENV)/.installed
 	$(BIN)/raypar study studies/quickstart.py
 
-test: $(VENV)/.installed-dev
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(call tested,-n logical --maxprocesses 4 tests/unit)
-	$(call tested,--durations=25 tests/real)
-	$(call tested,$(CLUSTER))
+
+test: style
+	$(PYTEST) $(UNIT_TESTS)
+	$(PYTEST) -m core tests/real
 	$(BIN)/python .ci/check_quickstart.py
 
+test-all: style
+	$(PYTEST) --hypothesis-profile=thorough $(UNIT_TESTS)
+	$(PYTEST) -rs --durations=25 -m 'not faults and not cluster' tests/real
+	$(MAKE) test-faults test-cluster
+	$(BIN)/python .ci/check_quickstart.py
+	$(BIN)/python benchmarks/soak.py --trials 100
+
 test-faults: $(VENV)/.installed-dev
-	$(PYTEST) -m 'faults or long' tests/real
+	$(PYTEST) -m faults tests/real
 
 test-cluster: $(VENV)/.installed-dev
-	$(PYTEST) $(CLUSTER)
+	$(PYTEST) -rs -m cluster tests/real
 
 # The stamps keep a second run from installing again; a change of pyproject.toml makes them stale.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python

@@ -19,8 +19,6 @@ from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankOutcome
 from raypar.train.loop import train
 
-pytestmark = pytest.mark.slow
-
 
 def model(config: Mapping[str, Any]) -> Any:
     from torch import nn

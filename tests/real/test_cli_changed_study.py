@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from commands import Cli
-
-pytestmark = pytest.mark.slow
 
 STUDY = '''
 """How wide should it be?"""

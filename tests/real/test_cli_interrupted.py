@@ -17,10 +17,7 @@ from telling import until
 from raypar.run.processes import is_running
 from raypar.train.affinity import allowed_cores
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
-]
+pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 
 # Its third trial waits for the file `wait` to go away; `starts` gets a line for each trial that was started.
 STUDY = """
@@ -142,7 +139,6 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
 
 
 @pytest.mark.ray
-@pytest.mark.long
 @pytest.mark.parametrize("sign", ["the process gcs_server", "starting a gang"])
 def test_ctrl_c_before_the_first_trial_ends_what_is_starting_and_the_same_command_runs_all(cli: Cli, sign: str) -> None:
     (cli.folder / "wait").unlink()

@@ -20,7 +20,7 @@ from raypar.run.tuner import TuneRunner
 from raypar.train.job import MODEL_FOLDER
 from raypar.train.keep import WEIGHTS_FILE
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 STUDY = '''
 """Which learning rate does a linear model of the digits want?"""

@@ -10,7 +10,7 @@ import pytest
 from commands import Cli, report_in, runs_of
 from mlflow import MlflowClient
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 STUDY = '''
 """Does a second worker pay off for a tiny network?"""
@@ -53,6 +53,7 @@ def more(again: Done) -> Done:
     return again[0], again[0].run("study", "tiny.py", "--repeats", "3", "--no-ray")
 
 
+@pytest.mark.core
 def test_a_study_ends_well_with_its_table_and_nothing_of_what_runs_beneath(first: Done) -> None:
     cli, done = first
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,6 +66,7 @@ def test_a_study_ends_well_with_its_table_and_nothing_of_what_runs_beneath(first
     cli.wait_for_its_processes()
 
 
+@pytest.mark.core
 def test_whoever_knows_mlflow_finds_everything_in_it(first: Done) -> None:
     cli, _ = first
     client = MlflowClient(f"sqlite:///{cli.folder / 'mlflow.db'}")

@@ -19,8 +19,6 @@ import pytest
 from commands import RAYPAR, TIMEOUT_S, Cli, runs_of, signals_not_ignored
 from telling import until
 
-pytestmark = pytest.mark.slow
-
 # Trials wait for the file `wait` to go away once two have started.
 STUDY = """
 from dataclasses import replace

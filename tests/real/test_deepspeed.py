@@ -12,8 +12,6 @@ from raypar.workloads.transformer import transformer
 from raypar.workloads.wide_mlp import wide_mlp
 
 pytest.importorskip("deepspeed", reason="needs raypar[deepspeed]")
-pytestmark = pytest.mark.slow
-
 COMMON = {"batch_size": 48, "epochs": 2, "num_warmup_steps": 2, "strategy": "deepspeed"}
 WORKLOADS: dict[str, tuple[Any, dict[str, Any]]] = {
     "wide_mlp": (wide_mlp, {"width": 32, "depth": 5, "num_samples": 200, "optimizer": "momentum", "lr": 0.01}),

@@ -126,7 +126,6 @@ REFUSED = (
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_who_has_not_the_clusters_token_is_told_so_and_who_has_it_gets_in(
     head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +164,6 @@ def status(url: str, host: str) -> int:
 
 
 @pytest.mark.mlflow
-@pytest.mark.slow
 def test_mlflows_page_answers_to_this_machines_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true")
     monkeypatch.delenv("MLFLOW_SERVER_ALLOWED_HOSTS", raising=False)
@@ -182,7 +180,6 @@ def test_mlflows_page_answers_to_this_machines_names_only(tmp_path: Path, monkey
 
 
 @pytest.mark.mlflow
-@pytest.mark.slow
 def test_a_page_for_others_is_announced_with_what_it_exposes(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     process = cli.start("ui", "--host", "0.0.0.0", "--port", "23400")
@@ -274,13 +271,12 @@ def files_with(folder: Path, *secrets: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
     "way",
     [
         pytest.param(("--isolation", "warm"), id="warm"),
-        pytest.param(("--isolation", "fresh"), id="fresh", marks=pytest.mark.long),
+        pytest.param(("--isolation", "fresh"), id="fresh"),
         pytest.param(("--no-ray",), id="no-ray"),
     ],
 )

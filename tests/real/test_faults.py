@@ -24,10 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from faultlab import Faulty, kill, kill_rank, memory_group, next_held
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
-]
+pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 
 
 def results(cli: Cli) -> dict[str, TrialResult]:

@@ -51,6 +51,7 @@ def written(path: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.core
 def test_every_figure_is_drawn_with_words_for_those_who_do_not_see_it_and_nothing_is_asked_for(
     page: Page, path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from telling import until
 
 from raypar.workloads import digits
 
-pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+pytestmark = pytest.mark.mlflow
 
 STUDY = '''
 """Does a second worker pay off for a tiny network?"""

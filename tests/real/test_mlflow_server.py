@@ -24,7 +24,7 @@ from raypar.track.spool import spools
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.sync import SyncReport, sync
 
-pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+pytestmark = pytest.mark.mlflow
 
 NAN = float("nan")
 HERE = str(Path(__file__).parent)
@@ -116,6 +116,7 @@ def test_a_server_killed_in_the_middle_and_back_again_has_every_result_once(proj
         assert store.results("mnist")[2] == make_result(2, step_times_s=())
 
 
+@pytest.mark.core
 def test_a_server_that_comes_back_during_the_study_gets_what_it_missed(project, database):
     clock_s = [0.0]
     with start_server(default_tracking_uri(database), database, port=22100) as server:

@@ -22,10 +22,7 @@ from netlab import Lab, Shape, why_not  # noqa: E402
 from netlab.shape import BURST_BYTES  # noqa: E402
 
 WHY_NOT = why_not()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
-]
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 
 PORT = 5000
 # Takes in what comes, counts it, and answers every connection's end with the count.

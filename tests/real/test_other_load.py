@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from loops import acting, train_func
 from telling import settings_at
 
@@ -19,8 +18,6 @@ from raypar.run.runner import Runner
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.runs import result_from_tags, result_tags
 from raypar.train.affinity import allowed_cores
-
-pytestmark = pytest.mark.slow
 
 SPIN = "print(flush=True)\nwhile True: pass"
 MIN_LOAD_CORES = 0.2  # of the whole core that each process would take if nothing else ran

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
@@ -18,8 +17,6 @@ from raypar.parallel.passes import Batch, Pass
 from raypar.parallel.place import Place
 from raypar.parallel.strategy import Strategy, Task, build_strategy
 from raypar.study.config import resolve
-
-pytestmark = pytest.mark.slow
 
 NUM_STEPS = 5
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

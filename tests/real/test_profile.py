@@ -148,7 +148,6 @@ study = Study(
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_a_study_with_profile_tells_where_the_time_goes_now_and_from_the_store(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     cli.write("tiny.py", STUDY)
@@ -173,7 +172,6 @@ def test_a_study_with_profile_tells_where_the_time_goes_now_and_from_the_store(t
     cli.wait_for_its_processes()
 
 
-@pytest.mark.slow
 def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     cli.write("tiny.py", STUDY)

@@ -22,7 +22,7 @@ from raypar.run.processes import ForkServer, is_running
 from raypar.run.tuner import TuneRunner
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 RunIn = Callable[..., Told]
 
@@ -113,6 +113,7 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(
         assert "SIGKILL" in retried.reason
 
 
+@pytest.mark.core
 def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(on_ray: RunIn, tmp_path: Path) -> None:
     config = {"epochs": 4, "dropout": 0.3, "optimizer": "adam", "lr": 0.01, "num_workers": 2}
     study = Study(workload=acting, name="falls", max_retries=1, config={**config, "checkpoint_every_epochs": 1})

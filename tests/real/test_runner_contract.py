@@ -21,10 +21,7 @@ from raypar.run.tuner import TuneRunner
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.train.affinity import CAN_PIN, allowed_cores
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
-]
+pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 
 SEED = 3
 MAX_RETRIES = 1
@@ -46,7 +43,7 @@ TRIALS: dict[str, dict[str, Any]] = {
 RunIn = Callable[..., Told]
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.core])])
 def run_in(request: pytest.FixtureRequest) -> RunIn:
     """Runs a study in a folder with the runner under test."""
     address = request.getfixturevalue("fork_address") if request.param == "ray" else ""

@@ -35,7 +35,6 @@ def status(port: int, *, host: str = "localhost", login: str = "") -> int:
 
 
 @pytest.mark.mlflow
-@pytest.mark.slow
 def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_else_can_read(tmp_path: Path) -> None:
     pytest.importorskip("flask_wtf", reason="MLflow asks for passwords with raypar[cluster]")
     home, stranger, port = tmp_path / "home", tmp_path / "stranger", free_port(23700)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from telling import HERE
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 
 
 def test_trials_run_side_by_side_on_machines_of_their_own_on_those_that_join_and_again_where_one_is_lost(

@@ -26,10 +26,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from faultlab import Faulty, next_held
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
-]
+pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 DISK_BYTES = 16 * 2**20
 
 

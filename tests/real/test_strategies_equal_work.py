@@ -15,8 +15,6 @@ from raypar.parallel.place import Place
 from raypar.workloads.transformer import transformer
 from raypar.workloads.wide_mlp import wide_mlp
 
-pytestmark = pytest.mark.slow
-
 # A last batch of 8; three epochs would tell no more.
 COMMON = {"batch_size": 48, "epochs": 2, "precision": "fp64", "num_warmup_steps": 2}
 WORKLOADS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -27,8 +27,6 @@ from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import allowed_cores
 from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS, raw_dir
 
-pytestmark = pytest.mark.slow
-
 FOLDER = HERE.parents[1] / "studies"
 SHARED = HERE.parents[2] / "shared" / "data"
 SMALL = ("epochs=1", "num_samples=600")

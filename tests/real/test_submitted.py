@@ -160,7 +160,6 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_on_when_submitted_again(
     head: Head, client: Cli

@@ -17,10 +17,7 @@ from raypar.study.trial import TrialResult
 from raypar.train.affinity import allowed_cores
 from raypar.train.keep import WEIGHTS_FILE
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
-]
+pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 
 STEPS_PER_EPOCH, EPOCHS = 4, 3
 ACTING: dict[str, dict[str, Any]] = {

@@ -14,10 +14,7 @@ from raypar.run.local import LocalRunner
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import allowed_cores
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores"),
-]
+pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 
 STUDY = Study(workload=acting, name="two_ranks", max_retries=0)
 # With batches of 64: a last batch of 8; one of a single sample, which leaves one of two workers without any.

@@ -284,7 +284,6 @@ def test_the_own_models_third_party_imports_can_be_made_ahead_of_its_trials() ->
     assert study_file("custom_model").imported_modules == ("sklearn.datasets", "torch")
 
 
-@pytest.mark.slow
 def test_the_existing_loop_is_taken_as_it_is() -> None:
     study = study_file("existing_loop").study
     assert study.workload.is_train_loop and study.workload.name == "train_func"

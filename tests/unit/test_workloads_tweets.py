@@ -131,7 +131,6 @@ def test_the_network_gives_twenty_scores_and_its_options_make_it_larger() -> Non
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in usual.parameters())
 
 
-@pytest.mark.slow
 @needs_tweets
 def test_the_real_tweets_are_all_there_and_a_majority_of_them_is_beaten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
