@@ -14,11 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import golden
 
 STUDIES = ("quickstart", "scaling", "search")
-HEAVY = ("existing_loop",)  # imports torchvision and ray.train
-PATHS = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in HEAVY else [])
-    for path in golden.STUDY_FILES
-]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +46,7 @@ def test_the_results_of_an_older_store_are_those_that_were_recorded(store: Path)
     assert all(bool(r["step_times_s"]) == (r["state"] == "finished") for r in results.values())
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", golden.STUDY_FILES, ids=lambda path: path.stem)
 def test_the_trials_of_a_shipped_study_keep_their_identities(path: Path) -> None:
     stored = json.loads((golden.HERE / golden.IDENTITIES).read_text(encoding="utf-8"))
     assert golden.identities_of(path) == stored[path.stem]
