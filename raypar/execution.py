@@ -43,7 +43,7 @@ OPEN_CLUSTER = (
 )
 REPORT_FILE = "report.html"
 NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
-STOPPING = "interrupted: what runs is ended, what has ended is kept (once more ends everything at once)"
+STOPPING = "interrupted: what runs is ended, what has ended is kept (a second Ctrl-C exits at once)"
 PARTIAL = "Partial: {} when {} of {} were done."
 NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 

@@ -16,7 +16,7 @@ import typer
 from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
 from raypar.masking import masked
 from raypar.report.plain import harmless
-from raypar.run.interruption import Interrupted, when_leaving_at_once
+from raypar.run.interruption import Interrupted, redirected_stderr
 from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def quiet(log_path: Path) -> Iterator[Console]:
         for fd in saved:
             os.dup2(log.fileno(), fd)
         try:
-            with when_leaving_at_once(lambda: os.dup2(saved[2], 2)):  # last words are for the user
+            with redirected_stderr(saved[2]):
                 yield TerminalConsole(file=real)
         finally:
             sys.stdout.flush()
@@ -161,7 +161,8 @@ def told(debug: bool) -> Iterator[None]:
         complain(str(error))
         raise typer.Exit(EXIT_FAILED if isinstance(error, BrokeOff) else EXIT_BAD_INPUT) from None
     except KeyboardInterrupt as error:
-        typer.echo("interrupted", err=True)
+        with contextlib.suppress(OSError):  # a closed terminal
+            typer.echo("interrupted", err=True)
         raise typer.Exit((error if isinstance(error, Interrupted) else Interrupted()).exit_code) from None
     except typer.Exit:
         raise

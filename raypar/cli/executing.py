@@ -11,7 +11,7 @@ import typer
 
 from raypar.cli.common import EXIT_FAILED, charts_url, quiet, say
 from raypar.errors import RayparError
-from raypar.run.interruption import interrupted_by, uninterrupted, when_leaving_at_once
+from raypar.run.interruption import uninterrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,28 +50,21 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             if isinstance(event, Notice):
                 say(console, event.text)
 
-        with when_leaving_at_once(lambda: end_of_view(console)):
-            outcome: Outcome = execute(loaded, options, view, notice)
+        outcome: Outcome = execute(loaded, options, view, notice)
         # Where the terminal was closed, there is nobody to tell.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
-        with uninterrupted(then_raise=False), gone:
+        with uninterrupted(), gone:
             tell(console, outcome, resume_command(loaded, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
                     found = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
                     say(console, "charts of {}: {}".format(*found or ("", "")))
-    if (number := interrupted_by() or outcome.interrupted_by) is not None:
-        raise typer.Exit(128 + number)
+    if outcome.interrupted_by is not None:
+        raise typer.Exit(128 + outcome.interrupted_by)
     if outcome.broke_off:
         raise outcome.broke_off
     if outcome.num_failed:
         raise typer.Exit(EXIT_FAILED)
-
-
-def end_of_view(console: Console) -> None:
-    """Give the cursor back that a live view has hidden. From any thread, whatever the console's lock is held for."""
-    if console.is_terminal:
-        os.write(console.file.fileno(), b"\x1b[?25h\n")
 
 
 def tell(console: Console, outcome: Outcome, resume: str) -> None:

@@ -13,7 +13,7 @@ from raypar.cli.common import EXIT_FAILED, quiet, say, told
 from raypar.cli.options import Address, DataDir, Debug, NoRay, Settings, StudyFile, Timeout, TrackingUri
 from raypar.cli.running import check_can_profile, load, options_of
 from raypar.errors import RayparError
-from raypar.run.interruption import heeded
+from raypar.run.interruption import handle_signals
 
 if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy
@@ -35,7 +35,7 @@ def profile(
     debug: Debug = False,
 ) -> None:
     """Show where a step's time goes on each worker, at one point of a study: its baseline, unless --set chooses."""
-    with told(debug), heeded():
+    with told(debug), handle_signals():
         from raypar.train.job import NUM_PROFILED_STEPS
 
         num_steps = NUM_PROFILED_STEPS if steps is None else steps

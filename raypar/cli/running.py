@@ -40,7 +40,7 @@ from raypar.cli.options import (
 )
 from raypar.cli.submitting import dashboard_in, submit, unchecked
 from raypar.errors import NotForTraining, RayparError
-from raypar.run.interruption import heeded
+from raypar.run.interruption import handle_signals
 
 if TYPE_CHECKING:
     from raypar.options import Options
@@ -70,7 +70,7 @@ def study(
     debug: Debug = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
-    with told(debug), heeded():
+    with told(debug), handle_signals():
         if exclusive and not address:
             raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
         dashboard = dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
@@ -124,7 +124,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
-    with told(debug), heeded():
+    with told(debug), handle_signals():
         from raypar.cli.resuming import last_flags
 
         store = store_of(tracking_uri)

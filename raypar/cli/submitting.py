@@ -19,7 +19,7 @@ from raypar.cli.options import Debug
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
 from raypar.report.plain import encodable, harmless
-from raypar.run.interruption import Interrupted, heeded, uninterrupted
+from raypar.run.interruption import Interrupted, handle_signals, uninterrupted
 
 if TYPE_CHECKING:
     from raypar.options import Options
@@ -37,7 +37,7 @@ SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study'
 
 def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
     """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
-    with told(debug), heeded(), connected_to(address) as jobs:
+    with told(debug), handle_signals(), connected_to(address) as jobs:
         job = job_of(study, jobs, address)
         with detached_by_signals(study, address):
             over = jobs.follow(job.id, write)
@@ -46,7 +46,7 @@ def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug =
 
 def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
     """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
-    with told(debug), heeded(), connected_to(address) as jobs:
+    with told(debug), handle_signals(), connected_to(address) as jobs:
         job = job_of(study, jobs, address)
         if job.is_over:
             say(f"study {study} does not run: it {ENDED[job.status]} before")

@@ -17,7 +17,7 @@ from pathlib import Path
 from raypar.errors import ClusterError, shortened
 from raypar.run.authentication import admitted
 from raypar.run.capacity import refusal
-from raypar.run.interruption import Interrupted, reheed
+from raypar.run.interruption import Interrupted, reinstall_handlers
 from raypar.study.trial import Placement
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
 
@@ -153,7 +153,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ClusterError(f"no Ray cluster at --address {address}: {reason}", hint=CONNECT_HINT) from error
-        reheed()
+        reinstall_handlers()
         stack.callback(_leave)
         alive = [node for node in ray.nodes() if node["Alive"]]
         nodes = tuple(dict(node["Resources"]) for node in alive)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from raypar.errors import ClusterError
-from raypar.run.interruption import break_off, give_up
+from raypar.run.interruption import abort, exit_now
 from raypar.run.processes import is_running
 
 GRACE_S = 15.0
@@ -50,8 +50,8 @@ class HeadWatch:
         while not self._over.wait(self._every_s):
             if (loss := self._loss()) is not None:
                 self.lost = True
-                if break_off(loss) and not self._over.wait(GRACE_S):
-                    give_up(loss)
+                if abort(loss) and not self._over.wait(GRACE_S):  # the main thread waits in foreign code
+                    exit_now(1, f"error: {loss}\nbroke off; `raypar resume` runs the rest\n")
                 return
 
 

@@ -14,7 +14,6 @@ import cloudpickle
 
 from raypar.run.capacity import CoreLeases
 from raypar.run.events import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted
-from raypar.run.interruption import interruptible, uninterrupted
 from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
 from raypar.run.runner import RunSettings, is_retried
 from raypar.run.supervise import RankEnd, cause, supervise
@@ -46,14 +45,13 @@ class LocalRunner:
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
         workload = cloudpickle.dumps(study.workload)
         for spec in specs:
-            with uninterrupted():  # but for the wait: a trial that has ended is told
-                for attempt in range(1, study.max_retries + 2):
-                    listener(TrialStarted(spec, attempt))
-                    result = self._run_trial(workload, spec, attempt, listener)
-                    if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
-                        break
-                    listener(TrialRetried(spec, result.failure.message))
-                listener(TrialEnded(result))
+            for attempt in range(1, study.max_retries + 2):
+                listener(TrialStarted(spec, attempt))
+                result = self._run_trial(workload, spec, attempt, listener)
+                if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
+                    break
+                listener(TrialRetried(spec, result.failure.message))
+            listener(TrialEnded(result))
 
     def _run_trial(self, workload: bytes, spec: TrialSpec, attempt: int, listener: Listener) -> TrialResult:
         started_at, requested_at_s = time.time(), time.monotonic()
@@ -102,9 +100,7 @@ class LocalRunner:
                 if self._server:
                     client = ForkClient(self._server.address)
                     stack.callback(client.close)
-                    with interruptible():  # the server may be importing
-                        process = client.fork(log_path, master)
-                    processes.append(process)
+                    processes.append(client.fork(log_path, master))
                 else:
                     processes.append(SpawnedRank(log_path, master))
                 jobs.append(
@@ -146,8 +142,7 @@ class LocalRunner:
                     try:
                         each = zip(range(world_size), jobs, processes, strict=True)
                         ranks = [pool.submit(run_rank, *one) for one in each]
-                        with interruptible():
-                            wait(ranks)
+                        wait(ranks)
                         ends = [rank.result() for rank in ranks]
                     except BaseException:  # here: at its end the pool waits for its threads, and they for the ranks
                         kill_all()

@@ -20,7 +20,7 @@ from raypar.masking import secret_variables
 from raypar.run.authentication import own_token
 from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster
 from raypar.run.head import head_processes, watch_of_own
-from raypar.run.interruption import Interrupted, end_descendants, reheed, what_broke
+from raypar.run.interruption import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, allowed_cores, pin
 
@@ -85,14 +85,14 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
                 raise
             hint = "`raypar doctor` looks for the cause"
             raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
-        reheed()
+        reinstall_handlers()
         mark("ray: is up")
         watch = watch_of_own(head_processes())
         try:
             with _leavings_end_with_us(token_folder), watch.watching():
                 yield
         except KeyboardInterrupt:
-            if (lost := what_broke()) is None:
+            if (lost := abort_reason()) is None:
                 raise
             raise lost from None
         finally:

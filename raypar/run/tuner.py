@@ -28,7 +28,7 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatch import DispatchConfig
 from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.gangs import GangPolicy
-from raypar.run.interruption import Interrupted, interrupted_by, what_broke
+from raypar.run.interruption import Interrupted, abort_reason, was_interrupted
 from raypar.run.listening import Ears, Slots
 from raypar.run.runner import RunSettings
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
@@ -125,7 +125,7 @@ class TuneRunner:
                 raise
             raise BrokerLost from error
         except KeyboardInterrupt:
-            if (lost := what_broke()) is None:
+            if (lost := abort_reason()) is None:
                 raise
             is_ray_lost = True
             raise lost from None
@@ -202,7 +202,7 @@ class TuneRunner:
         mark("tuner: fit is over")
         expected = len(specs) if not study.is_search else len(results)
         if driver.num_ended < expected:
-            if interrupted_by() is None and _is_lost(broker):
+            if not was_interrupted() and _is_lost(broker):
                 raise BrokerLost
             raise Interrupted
 

@@ -12,7 +12,7 @@ import pytest
 
 from raypar.errors import ClusterError
 from raypar.run.head import watch_of_cluster, watch_of_own
-from raypar.run.interruption import Broken, heeded, what_broke
+from raypar.run.interruption import abort_reason, handle_signals
 
 
 def a_process() -> subprocess.Popen[bytes]:
@@ -28,13 +28,14 @@ def work() -> None:
 
 
 def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions() -> None:
-    with a_process() as head, heeded():
+    with a_process() as head, handle_signals():
         watch = watch_of_own({"gcs_server": head.pid})
         head.kill()
-        with watch.watching(), pytest.raises(Broken) as caught:
+        with watch.watching(), pytest.raises(KeyboardInterrupt):
             work()
-    assert isinstance(caught.value.error, ClusterError)
-    assert caught.value.error.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
+        reason = abort_reason()
+    assert isinstance(reason, ClusterError)
+    assert reason.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
     assert watch.lost
 
 
@@ -53,7 +54,7 @@ def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_k
 
 
 def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_it_stays_away() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head, heeded():
+    with socket.create_server(("127.0.0.1", 0)) as head, handle_signals():
         address = f"127.0.0.1:{head.getsockname()[1]}"
         with watch_of_cluster(address, patience_s=0.2).watching():
             for _ in range(3):  # it is asked, and again
@@ -62,7 +63,7 @@ def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_
         with watch.watching():
             head.accept()[0].close()
             head.close()
-            with pytest.raises(Broken, match=f"its head at {address} can't be reached any more"):
+            with pytest.raises(KeyboardInterrupt, match=f"its head at {address} can't be reached any more"):
                 work()
         assert watch.lost
 
@@ -77,37 +78,35 @@ def test_a_head_that_is_away_for_less_than_the_patience_is_not_lost() -> None:
 
 
 STUCK = """
-import os, sys, time
+import sys, time
 from pathlib import Path
 from raypar.cli.common import quiet
 from raypar.run import head
-from raypar.run.interruption import heeded, uninterrupted, when_leaving_at_once
+from raypar.run.interruption import handle_signals, uninterrupted
 
 head.GRACE_S = 0.0
-with heeded(), quiet(Path(sys.argv[2])) as console:
-    back = lambda: os.write(console.file.fileno(), b"the terminal is put back\\n")
-    with when_leaving_at_once(back), head.watch_of_own({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
+with handle_signals(), quiet(Path(sys.argv[2])):
+    with head.watch_of_own({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
         time.sleep(60)  # as a call that looks after no signal
 """
 
 
-def test_work_that_cannot_be_broken_off_is_ended_with_the_message_and_the_terminal_is_put_back(tmp_path: Path) -> None:
+def test_work_that_cannot_be_broken_off_is_ended_with_the_message(tmp_path: Path) -> None:
     with a_process() as head:
         head.kill()
         head.wait()
     command = [sys.executable, "-c", STUCK, str(head.pid), str(tmp_path / "log")]
     stuck = subprocess.run(command, capture_output=True, text=True, timeout=50)
-    assert (stuck.returncode, stuck.stdout) == (1, "the terminal is put back\n")
+    assert (stuck.returncode, stuck.stdout) == (1, "")
     assert stuck.stderr.startswith(f"error: Ray was lost: its head, gcs_server ended (process {head.pid})\n  → ")
 
 
-def test_a_keyboard_interrupt_that_ray_made_anew_is_known_to_be_a_loss() -> None:
-    assert what_broke() is None
-    with a_process() as head, heeded():
+def test_no_reason_is_left_from_an_earlier_loss() -> None:
+    with a_process() as head, handle_signals():
         head.kill()
         with watch_of_own({"gcs_server": head.pid}).watching(), pytest.raises(KeyboardInterrupt):
             work()
-        lost = what_broke()
-        assert isinstance(lost, ClusterError) and "gcs_server" in str(lost)
-    with heeded():
-        assert what_broke() is None
+        assert abort_reason() is not None
+    assert abort_reason() is None
+    with handle_signals():
+        assert abort_reason() is None
