@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import configparser
+import socket
 import stat
 from pathlib import Path
 
@@ -11,34 +11,17 @@ import pytest
 from raypar.errors import StoreError
 from raypar.track import shared_server
 from raypar.track.client import unreachable
-from raypar.track.shared_server import CREDENTIALS, ensure_server, main, write_users
+from raypar.track.shared_server import credentials, ensure_server, main
 
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
 
 
-def section(path: Path) -> dict[str, str]:
-    found = configparser.ConfigParser()  # as MLflow reads it
-    found.read(path)
-    return dict(found["mlflow"])
-
-
-def written(home: Path) -> tuple[tuple[str, str], tuple[str, str]]:
-    """User and password, as the server and as its clients have them."""
-    (home / "mlflow").mkdir(exist_ok=True)
-    write_users(home / "mlflow", home)
-    server, clients = section(home / "mlflow" / "users.ini"), section(home / ".mlflow" / "credentials")
-    user, password = (clients[key] for key in CREDENTIALS)
-    return (server["admin_username"], server["admin_password"]), (user, password)
-
-
 def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
-    server, clients = written(tmp_path)
-    assert server == clients and len(server[1]) >= 32
-    assert written(tmp_path) == (server, clients)
-    for path in (tmp_path / "mlflow" / "users.ini", tmp_path / ".mlflow" / "credentials"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    (tmp_path / "other").mkdir()
-    assert written(tmp_path / "other")[0] != server
+    made_up = credentials(tmp_path)
+    assert len(made_up[1]) >= 32 and credentials(tmp_path) == made_up
+    path = tmp_path / ".mlflow" / "credentials"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert credentials(tmp_path / "other") != made_up
 
 
 def test_a_user_and_a_password_that_are_there_are_taken(tmp_path: Path) -> None:
@@ -46,14 +29,17 @@ def test_a_user_and_a_password_that_are_there_are_taken(tmp_path: Path) -> None:
     path.parent.mkdir()
     text = "[mlflow]\nmlflow_tracking_username = ann\nmlflow_tracking_password = 100%%-of-it\n"
     path.write_text(text)
-    assert written(tmp_path) == (("ann", "100%-of-it"), ("ann", "100%-of-it"))
+    assert credentials(tmp_path) == ("ann", "100%-of-it")
     assert path.read_text() == text
 
 
-def test_credentials_that_were_lost_are_written_again(tmp_path: Path) -> None:
-    server, _ = written(tmp_path)
-    (tmp_path / ".mlflow" / "credentials").unlink()
-    assert written(tmp_path) == (server, server)
+def test_a_password_that_is_lost_is_not_made_up_again_where_the_server_knows_the_first_one(tmp_path: Path) -> None:
+    users = tmp_path / "mlflow" / "users.db"
+    users.parent.mkdir()
+    users.touch()
+    with pytest.raises(StoreError, match="is lost") as error:
+        credentials(tmp_path)
+    assert f"rm {users}" in str(error.value) and not (tmp_path / ".mlflow").exists()
 
 
 def test_without_what_asks_for_a_password_no_server_is_started(
@@ -68,9 +54,10 @@ def test_without_what_asks_for_a_password_no_server_is_started(
 
 def test_a_port_that_somebody_else_has_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_server, "find_spec", lambda name: object())
-    monkeypatch.setattr(shared_server, "_is_taken", lambda port: True)
-    with pytest.raises(StoreError, match="Port 5000 is another's"):
-        ensure_server(tmp_path / "mlflow", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StoreError, match=f"port {port} is taken"):
+            ensure_server(tmp_path, port=port)
     assert not (tmp_path / ".mlflow").exists()
 
 
