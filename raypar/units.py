@@ -6,7 +6,7 @@ What can't be shown (None, NaN, infinite) is shown as ``–``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 MISSING = "–"
 INFINITE = "∞"  # an upper bound that lies beyond what was seen
@@ -39,6 +39,26 @@ def number(value: float | None, significant: int = 4) -> str:
 def count(value: int | None) -> str:
     """``12,345``."""
     return MISSING if value is None or _is_missing(value) else f"{value:,.0f}"
+
+
+def and_more(num_left: int, word: str = "and") -> str:
+    """`` and 3 more``: so many that a list leaves out; empty where it leaves out none."""
+    return f" {word} {count(num_left)} more" if num_left > 0 else ""
+
+
+def listed(texts: Iterable[str], most: int, *, word: str = "", separator: str = ", ") -> str:
+    """``a, b and 3 more``: the first texts, and the number of the others.
+
+    Args:
+        most: texts that are shown.
+        word: "and" or "or" before the last text where all are shown; empty: the separator, as between the others.
+    """
+    every = list(texts)
+    if len(every) > most:
+        return separator.join(every[:most]) + and_more(len(every) - most, word or "and")
+    if word and len(every) > 1:
+        return f"{separator.join(every[:-1])} {word} {every[-1]}"
+    return separator.join(every)
 
 
 def counted(value: int, noun: str) -> str:

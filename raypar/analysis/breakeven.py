@@ -8,7 +8,7 @@ exactly, and the two values are told with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -237,8 +237,4 @@ def _for(group: Sequence[BreakEven]) -> str:
 
 
 def _list(texts: Iterable[str], word: str = "and") -> str:
-    every = list(texts)
-    named: Iterator[str] = iter(every[:MAX_NAMED])
-    if len(every) > MAX_NAMED:
-        return ", ".join(named) + f" {word} {len(every) - MAX_NAMED} more"
-    return f" {word} ".join(filter(None, (", ".join(every[:-1]), every[-1])))
+    return units.listed(texts, MAX_NAMED, word=word)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from raypar import units
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import MIN_RANKED
@@ -118,5 +119,4 @@ OneCheck: TypeAlias = Callable[[Evidence], Iterator[Finding]]
 
 def named(labels: Sequence[str], separator: str = ", ") -> str:
     """The first few, and how many more there are."""
-    more = len(labels) - MAX_NAMED
-    return separator.join(labels[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return units.listed(labels, MAX_NAMED, separator=separator)

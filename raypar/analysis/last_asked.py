@@ -66,7 +66,7 @@ def aside_told(num_trials: int, settings: Mapping[str, tuple[Value, tuple[Value,
     if not num_trials:
         return ""
     parts = [
-        f"{key}={_listed([units.value_of(v) for v in others])} instead of {units.value_of(wanted)}"
+        f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(wanted)}"
         for key, (wanted, others) in settings.items()
     ]
     return f"{units.counted(num_trials, 'trial')} of other settings set aside: {_listed(parts)}."
@@ -104,7 +104,4 @@ def _as_asked(question: Question, result: TrialResult) -> TrialResult:
 
 
 def _listed(parts: Iterable[str]) -> str:
-    every = list(parts)
-    more = [f"{len(every) - MAX_NAMED} more"] if len(every) > MAX_NAMED else []
-    every = [*every[:MAX_NAMED], *more]
-    return " and ".join(filter(None, (", ".join(every[:-1]), every[-1])))
+    return units.listed(parts, MAX_NAMED, word="and")

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
+from raypar import units
 from raypar.errors import Mistake, RayparError
 
 WORKER_COLUMNS = ("workers", "num_workers")
@@ -160,5 +161,7 @@ def _number(cell: str) -> float | None:
 def _told(path: Path, mistakes: Iterable[Mistake]) -> RayparError:
     every = list(mistakes)
     head = f"{path}: " + ("1 mistake in the table" if len(every) == 1 else f"{len(every)} mistakes in the table")
-    rest = [f"  and {len(every) - MAX_TOLD} more"] if len(every) > MAX_TOLD else []
-    return RayparError("\n".join([head, *(f"  {mistake}" for mistake in every[:MAX_TOLD]), *rest]))
+    lines = [head, *(f"  {mistake}" for mistake in every[:MAX_TOLD])]
+    if more := units.and_more(len(every) - MAX_TOLD):
+        lines.append(f" {more}")
+    return RayparError("\n".join(lines))

@@ -234,9 +234,7 @@ def _named(points: Sequence[MatchedPoint]) -> str:
 
 
 def _listed(texts: Iterable[str]) -> str:
-    every = list(texts)
-    more = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
-    return ", ".join(every[:MAX_NAMED]) + more
+    return units.listed(texts, MAX_NAMED)
 
 
 def _changes(config: Mapping[str, tuple[Value, Value]]) -> str:

@@ -210,8 +210,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def listed(sentences: Sequence[str], most: int = 12) -> str:
     """The first of some parts of a sentence, and how many more there are."""
-    more = len(sentences) - most
-    return "; ".join(sentences[:most]) + (f"; and {units.count(more)} more" if more > 0 else "")
+    return units.listed(sentences, most, separator="; ")
 
 
 def _drawable(row: Row) -> Row:

@@ -53,8 +53,7 @@ def provenance_lines(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> 
         if values := dict.fromkeys(value for r in trials for value in by_rank(r, key)):
             found.append((called, ", ".join(values)))
     if seeds := sorted({r.spec.seed for r in trials}):
-        more = f" and {units.count(len(seeds) - MAX_SEEDS)} more" if len(seeds) > MAX_SEEDS else ""
-        found.append(("seeds", ", ".join(map(str, seeds[:MAX_SEEDS])) + more))
+        found.append(("seeds", units.listed(map(str, seeds), MAX_SEEDS)))
     if same := same_for_all(trials):
         found.append(("the same for all trials", ", ".join(f"{key}={value}" for key, value in same.items())))
     return found

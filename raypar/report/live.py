@@ -222,8 +222,8 @@ class LiveView:
                 lines.append(self._line(f"  starting a gang of {placement}, {units.seconds(round(now - since_s))}"))
             shown = list(self._running.values())
             lines.extend(self._line(f"  {progress_text(trial.spec, trial.report)}") for trial in shown[:MAX_SHOWN])
-            if len(shown) > MAX_SHOWN:
-                lines.append(self._line(f"  and {len(shown) - MAX_SHOWN} more"))
+            if more := units.and_more(len(shown) - MAX_SHOWN):
+                lines.append(self._line(f" {more}"))
         return Group(*lines)
 
     def _summary(self) -> RenderableType:

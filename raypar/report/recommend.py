@@ -253,7 +253,4 @@ def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:
 
 
 def _named(labels: Sequence[str]) -> str:
-    more = len(labels) - MAX_NAMED
-    if more > 0:
-        return ", ".join(labels[:MAX_NAMED]) + f" and {more} more"
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+    return units.listed(labels, MAX_NAMED, word="and")

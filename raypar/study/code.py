@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from raypar import units
+
 MAX_NAMED = 4
 
 # Keyword arguments that don't change what a trial runs: those that do are in its identity.
@@ -85,9 +87,7 @@ def changed_files(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str
 
 def files_text(files: Iterable[str]) -> str:
     """Return the first few of the files, and how many more there are: ``data.py, model.py and 2 more``."""
-    names = sorted(set(files))
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return units.listed(sorted(set(files)), MAX_NAMED)
 
 
 class _Essential(ast.NodeTransformer):

@@ -161,3 +161,11 @@ def test_a_compact_number_is_within_half_a_percent(value: float) -> None:
 
 def test_an_accuracy_s_interval_stays_between_none_and_all() -> None:
     assert units.score_interval("accuracy", 0.96, 0.81, 1.11) == "96.0 % [81.0, 100.0]"
+
+
+def test_of_a_long_list_the_first_are_named_and_the_others_counted() -> None:
+    assert units.listed("abc", 3) == "a, b, c"
+    assert units.listed("abc", 3, word="or") == "a, b or c" and units.listed("a", 3, word="or") == "a"
+    assert units.listed("abcde", 3) == units.listed("abcde", 3, word="and") == "a, b, c and 2 more"
+    assert units.listed("abcde", 3, word="or", separator="; ") == "a; b; c or 2 more"
+    assert units.listed("", 3, word="and") == units.and_more(0) == ""
