@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from raypar.errors import RayparError
 from raypar.provenance import versions
 from raypar.run.events import Listener, Notice
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.study.trial import TrialResult, TrialSpec, best_first
 from raypar.track.recorder import Recorder
 from raypar.track.store import Store
 
@@ -106,11 +105,5 @@ def log_final_model(
 def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialResult | None:
     """Of the best point's trials the one whose kept weights scored best."""
     point = chosen_point(analysis)
-    sign = 1 if analysis.mode == "max" else -1
-
-    def score(result: TrialResult) -> float:
-        found = [sign * report[analysis.metric] for report in result.reports if analysis.metric in report]
-        return max((value for value in found if math.isfinite(value)), default=-math.inf)
-
-    mine = [r for r in results.values() if point and r.state is TrialState.FINISHED and r.spec.point == point.point]
-    return max(mine, key=score, default=None)
+    mine = [r for r in results.values() if point and r.spec.point == point.point]
+    return next(iter(best_first(mine, analysis.metric, analysis.mode)), None)

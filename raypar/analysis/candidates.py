@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from raypar.analysis.stats import Estimate, median_estimate
 from raypar.analysis.time_to_target import Fate, PointToTarget, Start, Target, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
-from raypar.study.trial import TrialState
+from raypar.study.trial import TrialState, gain
 
 MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
 
@@ -133,13 +134,12 @@ def _judged(question: Question, ask: Ask, samples: PointSamples, found: Candidat
     if found.time_s is None:
         return replace(found, why_not=_why_no_time(samples))
     # Whether less is asked for, the limit, what it is of, the quantity.
-    sign = -1 if question.mode == "min" else 1
-    limits: tuple[tuple[int, float | None, str, Estimate | None], ...] = (
+    limits: tuple[tuple[float, float | None, str, Estimate | None], ...] = (
         (-1, ask.max_time_s, "time", found.time_s),
         (-1, ask.max_cost, "cost", found.cost),
         (-1, ask.max_energy_j, "energy", found.energy_j),
         (1, ask.min_efficiency, "efficiency", found.efficiency),
-        (sign, ask.min_metric, question.metric, found.metric),
+        (gain(question.mode, 1), ask.min_metric, question.metric, found.metric),
     )
     for side, limit, name, quantity in limits:
         if limit is None:
@@ -152,7 +152,7 @@ def _judged(question: Question, ask: Ask, samples: PointSamples, found: Candidat
     return found
 
 
-def _limit_told(name: str, side: int, limit: float) -> str:
+def _limit_told(name: str, side: float, limit: float) -> str:
     if name == "time":
         return f"longer than {units.seconds(limit)}"
     if name == "efficiency":
@@ -185,19 +185,19 @@ def _without_worse(
     candidates: Sequence[Candidate], gathered: Sequence[PointSamples], question: Question, ask: Ask
 ) -> tuple[Candidate, ...]:
     """Without a target: those out whose metric can be told from the best one."""
-    name, sign = question.metric, 1 if question.mode == "max" else -1
+    name, rank = question.metric, partial(gain, question.mode)
     both = list(zip(candidates, gathered, strict=True))
     scored = [(g, c.metric.value) for c, g in both if c.metric and not c.why_not]
     if ask.target is not None or not scored:
         return tuple(candidates)
-    best, best_value = max(scored, key=lambda entry: sign * entry[1])
+    best, best_value = max(scored, key=lambda entry: rank(entry[1]))
     found = []
     for c, g in both:
         if c.why_not:
             found.append(c)
         elif c.metric is None:
             found.append(replace(c, why_not=f"{name} unknown"))
-        elif sign * (best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
+        elif rank(best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
             found.append(c)
         elif len(changes := differences(g, best)) < 2:
             found.append(replace(c, why_not=f"{name} worse than the best", is_close_call=True))
@@ -214,11 +214,10 @@ def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Ca
     if all(len(c.times) < 2 for c in timed):  # as in a search: nothing can be told apart, however many points there are
         alone = {point_key(c.point) for c in timed}
         return tuple(replace(c, is_on_front=point_key(c.point) in alone) for c in candidates)
-    sign = -1 if question.mode == "max" else 1
     columns: list[list[float]] = [[median_s(c) for c in timed]]
     estimates: list[list[Estimate]] = [[c.time_s for c in timed if c.time_s]]
     for quantities, factor in (
-        ([c.metric for c in timed], sign),
+        ([c.metric for c in timed], -gain(question.mode, 1)),
         ([c.cost for c in timed], 1),
         ([c.energy_j for c in timed], 1),
     ):

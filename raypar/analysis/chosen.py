@@ -12,7 +12,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import median_estimate
 from raypar.study.space import Value
-from raypar.study.trial import point_label
+from raypar.study.trial import gain, point_label
 
 FINAL_TEST_FILE = "test.json"
 
@@ -72,6 +72,5 @@ def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAn
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
     """The point with the best median of the study's metric; of equals, the first. None where no point has it."""
-    sign = 1 if analysis.mode == "max" else -1
     scored = [(p, p.metric) for p in analysis.points if p.metric is not None]
-    return max(scored, key=lambda entry: sign * entry[1].value)[0] if scored else None
+    return max(scored, key=lambda entry: gain(analysis.mode, entry[1].value))[0] if scored else None

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, ratio_estimate, reference
 from raypar.analysis.time_to_target import Start, Target, time_to_target
 from raypar.study.space import Value
-from raypar.study.trial import TrialState
+from raypar.study.trial import TrialState, gain
 
 BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 
@@ -99,12 +100,12 @@ def common_target(question: Question, gathered: Sequence[PointSamples]) -> Targe
         for result in samples.results
         if result.state is TrialState.FINISHED
     ]
-    values = [[v for v in own if math.isfinite(v)] for own in reports]
+    values = [[v for v in series if math.isfinite(v)] for series in reports]
     if not values or not all(values):
         return None
-    best, worst = (max, min) if question.mode == "max" else (min, max)
-    target = Target(question.metric, worst(best(own) for own in values), question.mode)
-    return None if all(target.is_reached_by(own[0]) for own in values) else target
+    rank = partial(gain, question.mode)
+    target = Target(question.metric, min((max(series, key=rank) for series in values), key=rank), question.mode)
+    return None if all(target.is_reached_by(series[0]) for series in values) else target
 
 
 def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:

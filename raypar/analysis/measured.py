@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from raypar.analysis.question import latest
 from raypar.errors import RayparError
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialResult, TrialState, latest
 from raypar.units import value_of
 
 # What a prediction is for, and so what points may differ in: everything else has to be chosen.

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from raypar.study.config import resolve
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import NO_MATTER, TrialResult, TrialState
+from raypar.study.trial import NO_MATTER, TrialResult, TrialState, latest
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
@@ -193,16 +193,6 @@ def time_metric_of(results: Iterable[TrialResult]) -> str:
     """``train_time_s`` where every finished trial has it, else ``wall_s`` (train loops that raypar can't look into)."""
     finished = [r for r in results if r.state is TrialState.FINISHED]
     return TRAIN_TIME if all(r.train_time_s is not None for r in finished) else WALL_TIME
-
-
-def latest(results: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
-    """One result per trial: the last complete one, or the last failure where none is complete."""
-    chosen: dict[str, TrialResult] = {}
-    for result in results:
-        old = chosen.get(result.spec.identity)
-        if old is None or (result.is_complete, result.started_at) >= (old.is_complete, old.started_at):
-            chosen[result.spec.identity] = result
-    return tuple(chosen.values())
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:

@@ -27,7 +27,7 @@ from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import Start, reported_metrics
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, gain
 
 MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
@@ -171,10 +171,10 @@ def _doubted(found: Recommendation, chosen: Candidate) -> list[Candidate]:
     """Faster points whose metric was worse in one trial, which says little: the best few of them."""
     if len(chosen.times) > 1:
         return []
-    sign = 1 if found.question.mode == "max" else -1
     close = [(c, c.metric.value) for c in found.candidates if c.is_close_call and c.metric is not None]
     faster = [(c, value) for c, value in close if median_s(c) < median_s(chosen)]
-    return [c for c, _ in sorted(faster, key=lambda entry: -sign * entry[1])[:MAX_DOUBTED]]
+    faster.sort(key=lambda entry: gain(found.question.mode, entry[1]), reverse=True)
+    return [c for c, _ in faster[:MAX_DOUBTED]]
 
 
 def _is_near(rival: Candidate, leader: Candidate) -> bool:

@@ -10,7 +10,7 @@ from raypar.analysis.points import baseline_in, differences, ratio_of
 from raypar.analysis.question import PointSamples, Question, collect, point_key, time_metric_of
 from raypar.analysis.stats import Estimate, median_estimate
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, gain
 
 SPEEDUP = "speedup"
 
@@ -63,9 +63,8 @@ def _rough(base: PointSamples, other: PointSamples) -> float | None:
 
 
 def _best(question: Question, gathered: Sequence[PointSamples]) -> SoFar | None:
-    sign = 1 if question.mode == "max" else -1
-    scored = [(p, p.all_of("metric")) for p in gathered]
-    ordered = sorted(((p, m) for p, m in scored if m), key=lambda entry: -sign * statistics.median(entry[1]))
+    scored = [(p, metrics) for p in gathered if (metrics := p.all_of("metric"))]
+    ordered = sorted(scored, key=lambda entry: gain(question.mode, statistics.median(entry[1])), reverse=True)
     if len(ordered) < 2:
         return None
     best, metrics = ordered[0]

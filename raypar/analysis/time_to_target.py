@@ -15,11 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, censored_median_estimate
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialResult, TrialState, gain
 
 _LESS_IS_BETTER = ("loss", "error", "perplexity")
 
@@ -55,7 +56,7 @@ class Target:
     def is_reached_by(self, value: float | None) -> bool:
         if value is None or not math.isfinite(value):
             return False
-        return value >= self.value if self.mode == "max" else value <= self.value
+        return gain(self.mode, value) >= gain(self.mode, self.value)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return TrialToTarget(repeat, Fate.UNKNOWN)
-    best = max(known) if target.mode == "max" else min(known)
+    best = max(known, key=partial(gain, target.mode))
     at = next((i for i, value in enumerate(values) if target.is_reached_by(value)), None)
     if at is None:
         return TrialToTarget(repeat, Fate.MISSED, best=best)

@@ -10,7 +10,7 @@ from raypar.analysis.points import PointAnalysis, differences, ratio_of, same_wo
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, median_estimate
 from raypar.study.space import Value
-from raypar.study.trial import point_label
+from raypar.study.trial import gain, point_label
 
 MAX_SPEEDUP_LINES = 4
 
@@ -113,8 +113,7 @@ def _best(question: Question, gathered: Sequence[PointSamples], points: Sequence
     scored = [(g, p, m) for g, p, m in both if m is not None]
     if len(scored) < 2:
         return []
-    sign = -1 if question.mode == "max" else 1
-    scored.sort(key=lambda entry: sign * entry[2].value)
+    scored.sort(key=lambda entry: gain(question.mode, entry[2].value), reverse=True)
     best, first, metric = scored[0]
     shown = units.score_interval(question.metric, metric.value, metric.low, metric.high)
     text = f"Best {question.metric}: {shown} at {point_label(first.point)}"

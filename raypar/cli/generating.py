@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +12,6 @@ from raypar.cli.common import shipped_workloads, store_of, told, unknown_study
 from raypar.cli.options import Debug, StudyName, TrackingUri
 from raypar.errors import RayparError
 from raypar.report.plain import harmless
-
-if TYPE_CHECKING:
-    from raypar.study.trial import TrialResult
 
 
 def generate(
@@ -27,6 +23,8 @@ def generate(
 ) -> None:
     """Let the best model that a study has kept write on from a prompt."""
     with told(debug):
+        from raypar.study.trial import best_first
+
         store = store_of(tracking_uri)
         results = store.results(name)
         if not results:
@@ -43,19 +41,6 @@ def generate(
             f"study `{name}` has kept no model",
             hint="run it with --set keep_model=true --fresh",
         )
-
-
-def best_first(results: Iterable[TrialResult], metric: str, mode: str) -> list[TrialResult]:
-    """The finished trials, by the best report of each, whose weights are kept; those without the metric come last."""
-    from raypar.study.trial import TrialState
-
-    sign = -1 if mode == "max" else 1
-
-    def loss(result: TrialResult) -> float:
-        found = [sign * report[metric] for report in result.reports if metric in report]
-        return min((value for value in found if math.isfinite(value)), default=math.inf)
-
-    return sorted((r for r in results if r.state is TrialState.FINISHED), key=loss)
 
 
 def generator_of(workload: str) -> Callable[[Path, str, int], str]:

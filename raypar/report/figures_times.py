@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from raypar import units
 from raypar.analysis.breakdown import PARTS
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import TRAIN_TIME, latest, point_key
+from raypar.analysis.question import TRAIN_TIME, point_key
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.report.breakdown import NAMES, WORTH_A_WORD
@@ -27,7 +27,7 @@ from raypar.report.figures_vega import (
     tooltip,
     within,
 )
-from raypar.study.trial import TrialResult, TrialState, point_label
+from raypar.study.trial import TrialResult, TrialState, latest, point_label
 
 MAX_BARS = 40
 OFF_AXIS = {"offset": 24}  # of a legend: the axis has its title there

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from raypar import units
-from raypar.analysis.question import TRAIN_TIME, latest, point_key
+from raypar.analysis.question import TRAIN_TIME, point_key
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.report.figures_vega import (
     MAX_SERIES,
@@ -27,7 +27,7 @@ from raypar.report.figures_vega import (
     thinned,
     tooltip,
 )
-from raypar.study.trial import TrialResult, TrialState, point_label
+from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
 
 MAX_LEGEND_LETTERS = 34
 MAX_CURVES = 5  # of a point's trials; more hide each other
@@ -152,9 +152,8 @@ def _called(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[str, s
 
 def _best_first(analysis: StudyAnalysis, labels: Sequence[str]) -> list[str]:
     """The points by their median metric; what has none comes last."""
-    sign = -1 if analysis.mode == "max" else 1
-    medians = {point_label(p.point): sign * p.metric.value for p in analysis.points if p.metric is not None}
-    return sorted(labels, key=lambda label: medians.get(label, math.inf))
+    gains = {point_label(p.point): gain(analysis.mode, p.metric.value) for p in analysis.points if p.metric is not None}
+    return sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)
 
 
 def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list[Row]:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from raypar import units
 from raypar.analysis.candidates import Ask
-from raypar.analysis.question import latest
 from raypar.analysis.recommend import recommend
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.errors import RayparError
@@ -34,7 +33,7 @@ from raypar.report.html_tables import points_table, trials_table
 from raypar.report.plain import as_utf8, harmless
 from raypar.report.recommend import answer_lines, asked_for, settling_line
 from raypar.report.scaling import Line, scaling_lines
-from raypar.study.trial import TrialResult, point_label
+from raypar.study.trial import TrialResult, latest, point_label
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -21,7 +21,7 @@ from raypar.report.goodput import batch_lines
 from raypar.report.plain import encodable
 from raypar.report.recommend_table import MAX_ROWS, ranked, table_of, time_told
 from raypar.report.wrapping import hanging
-from raypar.study.trial import point_label
+from raypar.study.trial import gain, point_label
 
 MAX_NAMED = 4
 _STARTS = {
@@ -85,8 +85,7 @@ def asked_for(found: Recommendation) -> str:
     if ask.min_efficiency is not None:
         limits.append(f"with an efficiency of {units.percent(ask.min_efficiency)} or more")
     if ask.min_metric is not None:
-        than = "or more" if question.mode == "max" else "or less"
-        limits.append(f"with {question.metric} {units.score(question.metric, ask.min_metric)} {than} at the end")
+        limits.append(f"with {_target(Target(question.metric, ask.min_metric, question.mode))} at the end")
     what = "the fastest"
     if ask.target is not None:
         what += f" to {_target(ask.target)}"
@@ -174,10 +173,9 @@ def _nothing(found: Recommendation) -> Iterator[str]:
     if target is not None and any(t.fate is Fate.UNKNOWN and target.is_reached_by(t.best) for t in trials):
         yield "Some reached the target, but their reports don't say when: leave --target out, or say --min-metric."
     elif target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in found.candidates):
-        sign = 1 if target.mode == "max" else -1
         seen = [(t.best, c) for c in found.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
         if seen:
-            best, where = max(seen, key=lambda entry: sign * entry[0])
+            best, where = max(seen, key=lambda entry: gain(target.mode, entry[0]))
             yield (
                 f"The best {target.metric} of any evaluation was {units.score(target.metric, best)}, at "
                 f"{point_label(where.point)}: ask for less, or train longer (--set epochs=…)."

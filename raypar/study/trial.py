@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -227,3 +228,28 @@ def spec_from_dict(raw: Mapping[str, Any]) -> TrialSpec:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in mapping.items()}
 
     return TrialSpec(**{**raw, "point": values(raw["point"]), "config": values(raw["config"])})
+
+
+def latest(results: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
+    """Return one result per trial, the oldest first: its last complete one, or its last failure if none is complete."""
+    chosen: dict[str, TrialResult] = {}
+    for result in results:
+        other = chosen.get(result.spec.identity)
+        if other is None or (result.is_complete, result.started_at) >= (other.is_complete, other.started_at):
+            chosen[result.spec.identity] = result
+    return tuple(sorted(chosen.values(), key=lambda r: (r.started_at, r.spec.order)))
+
+
+def gain(mode: str, value: float) -> float:
+    """Return a metric's value such that more is better: negated if its mode is "min"."""
+    return -value if mode == "min" else value
+
+
+def best_first(results: Iterable[TrialResult], metric: str, mode: str) -> list[TrialResult]:
+    """Return the finished trials by the best report of each, whose weights are kept; those without the metric last."""
+
+    def best(result: TrialResult) -> float:
+        gains = (gain(mode, report[metric]) for report in result.reports if metric in report)
+        return max((value for value in gains if math.isfinite(value)), default=-math.inf)
+
+    return sorted((r for r in results if r.state is TrialState.FINISHED), key=best, reverse=True)

@@ -155,16 +155,6 @@ def without_step_times(result: TrialResult) -> TrialResult:
     return replace(result, step_times_s=())
 
 
-def latest(results: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
-    """Per identity the latest complete result, or the latest failed one where there is none; oldest first."""
-    best: dict[str, TrialResult] = {}
-    for result in results:
-        known = best.get(result.spec.identity)
-        if known is None or (result.is_complete, result.started_at) >= (known.is_complete, known.started_at):
-            best[result.spec.identity] = result
-    return tuple(sorted(best.values(), key=lambda r: (r.started_at, r.spec.order)))
-
-
 def _params(result: TrialResult) -> dict[str, str]:
     values = {**result.spec.config, **result.spec.point}
     keys = key_names(values)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, latest
 from raypar.track import spool
 from raypar.track.check import check_writable
 from raypar.track.names import join_tag
 from raypar.track.reader import RunReader
-from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, latest, result_from_tags, without_step_times
+from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, result_from_tags, without_step_times
 from raypar.train.job import MODEL_FOLDER
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raypar.study.trial import gain
 from raypar.study.workload import Config, Workload
 
 WEIGHTS_FILE = "weights.pt"
@@ -29,8 +30,8 @@ class Keeper:
         if self._folder is None:
             return
         score = report.get(self._workload.metric)
-        sign = 1 if self._workload.mode == "max" else -1
-        if score is None or self._best is None or sign * score > sign * self._best:
+        mode = self._workload.mode
+        if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):
             self._best = score
             self._weights = {key: value.detach().to("cpu", copy=True) for key, value in model.state_dict().items()}
 

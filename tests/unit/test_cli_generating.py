@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 import raypar.workloads
 from raypar.cli import app, generating
-from raypar.cli.generating import best_first
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialResult, TrialState, best_first
 
 
 def of_workload(name: str, result: TrialResult) -> TrialResult:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from raypar.study.options import OPTIONS
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, latest
 from raypar.track.names import MAX_TAG_LENGTH, MAX_TAG_PARTS
-from raypar.track.runs import child_run, latest, result_from_tags, result_tags, series_keys, without_step_times
+from raypar.track.runs import child_run, result_from_tags, result_tags, series_keys, without_step_times
 
 CONFIG = {"num_workers": 2, "batch_size": 64, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
 SPEC = TrialSpec("mnist", "mlp", {"batch_size": 64, "num_workers": 2}, CONFIG, repeat=0, seed=7, order=3)
