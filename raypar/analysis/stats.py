@@ -203,17 +203,6 @@ def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, value - down, value + up, size, min(levels, default=None), method)
 
 
-def mean_cost(costs: Sequence[float]) -> float:
-    """Arithmetic mean, right for what adds up (seconds, joules): the mean cost times the count is the total."""
-    return float(np.mean(_checked(costs, positive=False)))
-
-
-def mean_rate(rates: Sequence[float]) -> float:
-    """Harmonic mean, right for rates over equal work (samples per second): the total work over the total time."""
-    sample = _checked(rates, positive=True)
-    return float(len(sample) / np.sum(1 / sample))
-
-
 def _checked(values: Sequence[float], *, positive: bool) -> NDArray[np.float64]:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or sample.size == 0:

@@ -99,10 +99,6 @@ class StepTime:
         return self.exposed_latency_s + self.exposed_transfer_s
 
     @property
-    def communication_s(self) -> float:
-        return self.exposed_communication_s + self.hidden_communication_s
-
-    @property
     def step_time_s(self) -> float:
         return self.compute_s + self.straggler_s + self.exposed_communication_s + self.optimizer_s + self.data_wait_s
 
@@ -149,31 +145,6 @@ def limit_of(losses_s: Mapping[Limit, float], step_time_s: float) -> Limit:
     if sum(losses_s.values()) < NEGLIGIBLE_SHARE * step_time_s:
         return Limit.COMPUTE
     return max(losses_s, key=lambda limit: losses_s[limit])
-
-
-def simulate_step(
-    layers: Sequence[LayerCost],
-    num_workers: int,
-    communication: Communication,
-    *,
-    compute_s: float,
-    optimizer_s: float = 0.0,
-    data_s: float = 0.0,
-    variation: float = 0.0,
-    accumulation_steps: int = 1,
-) -> StepTime:
-    """The time of one step: see `simulate_steps`."""
-    times = simulate_steps(
-        layers,
-        np.array([num_workers]),
-        communication,
-        compute_s=np.array([compute_s]),
-        optimizer_s=np.array([optimizer_s]),
-        data_s=np.array([data_s]),
-        variation=variation,
-        accumulation_steps=accumulation_steps,
-    )
-    return times.at(0)
 
 
 def simulate_steps(

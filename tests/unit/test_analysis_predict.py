@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_step import simulate_step
 from results import make_result
 
 from raypar.analysis.calibration import Calibration, calibrate, drawn_medians, fit_study_network
@@ -19,7 +20,7 @@ from raypar.analysis.left_out import leave_one_out
 from raypar.analysis.measured import Measured, choose_results, epoch_samples, measured_points, variation_of
 from raypar.analysis.network import Network, Topology
 from raypar.analysis.predict import predict, worker_counts
-from raypar.analysis.step_model import Communication, LayerCost, Limit, simulate_step
+from raypar.analysis.step_model import Communication, LayerCost, Limit
 from raypar.analysis.training import Training, communication_of, training_of
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState

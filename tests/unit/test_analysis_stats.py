@@ -15,8 +15,6 @@ from raypar.analysis.stats import (
     LEVEL,
     Method,
     censored_median_estimate,
-    mean_cost,
-    mean_rate,
     median_estimate,
     median_ranks,
     ratio_estimate,
@@ -119,11 +117,6 @@ def test_many_pairs_are_drawn_whole_too() -> None:
 def test_the_same_samples_give_the_same_bootstrap() -> None:
     tops, bottoms = [4.0, 4.2, 3.9, 4.4, 4.1, 4.0, 4.6], [2.0, 2.2, 2.1, 1.9, 2.0, 2.3, 2.1]
     assert ratio_estimate(tops, bottoms) == ratio_estimate(tops, bottoms)
-
-
-def test_costs_are_averaged_arithmetically_and_rates_harmonically() -> None:
-    assert mean_cost([1.0, 3.0]) == 2.0
-    assert mean_rate([1.0, 3.0]) == pytest.approx(1.5)  # 2 units of work in 1 + 1/3 seconds
 
 
 @given(samples)
