@@ -33,6 +33,7 @@ from raypar.report.html_tables import points_table, trials_table
 from raypar.report.plain import as_utf8, harmless
 from raypar.report.recommend import answer_lines, asked_for, settling_line
 from raypar.report.scaling import Line, scaling_lines
+from raypar.report.wrapping import unbroken
 from raypar.study.trial import TrialResult, latest, point_label
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ TABLE_SCRIPT = "report.js"
 MAX_PAGE_BYTES = 1_950_000  # so many trials are in its table that it stays below 2 MB …
 MAX_WORDS_BYTES = 80_000  # … whatever is said beside the figures
 COMMAND = re.compile(r"`([^`]+)`")
-UNIT = re.compile(r"(?<=\d) (?=(%|s|ms|µs|min|h|workers?)(\W|$))")
 # Draws every figure beside its SVG, which goes only once that has worked. The interpreter of expressions does without
 # eval, which the content security policy forbids.
 _GEOMETRY = re.compile(r' (?:d|transform|points|[xy][12]?|c[xy]|r|width|height)="[^"]*"')
@@ -85,7 +85,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    trials = sorted(latest(results), key=lambda r: (r.started_at, r.spec.order))
+    trials = latest(results)
     figures = figures_of(analysis, trials)
     table_script, chart_script = _inline((Path(__file__).parent / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
     title = analysis.study_name or "study"
@@ -171,7 +171,7 @@ def _kept(sentence: str) -> Markup:
     """The sentence, in which no line is broken between a number and its unit, and commands look like such."""
     from markupsafe import Markup, escape
 
-    safe = escape(harmless(UNIT.sub("\N{NO-BREAK SPACE}", sentence)))
+    safe = escape(harmless(unbroken(sentence)))
     return Markup(COMMAND.sub(r"<code>\1</code>", str(safe)))
 
 

@@ -1,39 +1,33 @@
-"""Sentences in lines: `wrapped`."""
+"""Sentences in lines: `wrapped`, `hanging`; and what no line's end may part: `unbroken`."""
 
 from __future__ import annotations
 
+import re
+
 from rich.cells import cell_len
 
-_UNITS = ("%", "s", "ms", "µs", "us", "min", "h", "samples/s", "worker", "workers")
+_NBSP = "\N{NO-BREAK SPACE}"
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|s|ms|µs|us|min|h|samples/s|workers?)(?:\W|$))")
+_INTERVAL = re.compile(r" \[[^\s\[\]]*\d[^\s\[\]]*, [^\s\[\]]+\]")
+
+
+def unbroken(text: str) -> str:
+    """Return the text with no-break spaces within values: ``93 %``, ``0.96 s``, ``1.87× [1.80, 1.95]``."""
+    return _INTERVAL.sub(lambda match: match[0].replace(" ", _NBSP), _BEFORE_UNIT.sub(_NBSP, text))
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; a value stays with its unit and its interval, which is in one piece.
+    """Return lines of at most `width` cells; a value stays with its unit and its interval.
 
     A word that is longer than a line has a line of its own, unbroken.
     """
     lines: list[str] = []
-    for piece in _pieces(text):
-        if lines and cell_len(lines[-1]) + 1 + cell_len(piece) <= width:
-            lines[-1] += " " + piece
+    for word in filter(None, unbroken(" ".join(text.split())).split(" ")):
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += " " + word
         else:
-            lines.append(piece)
-    return lines
-
-
-def _pieces(text: str) -> list[str]:
-    """Words, save that ``1.87× [1.80, 1.95]`` is one, and so are ``93 %`` and ``0.96 s``."""
-    pieces: list[str] = []
-    for word in text.split():
-        before = pieces[-1] if pieces else ""
-        is_in_brackets = before.rfind("[") > before.rfind("]")
-        is_unit = before[-1:].isdigit() and word.rstrip(".,;:)") in _UNITS
-        is_interval = word.startswith("[") and before.endswith(("×", "x", "%", *_UNITS))
-        if is_in_brackets or is_unit or is_interval:
-            pieces[-1] += " " + word
-        else:
-            pieces.append(word)
-    return pieces
+            lines.append(word)
+    return [line.replace(_NBSP, " ") for line in lines]
 
 
 def hanging(text: str, width: int, indent: str = "  ") -> list[str]:
