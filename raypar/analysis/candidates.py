@@ -12,22 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
-
 from raypar import units
 from raypar.analysis.cost import cost_of, num_nodes
 from raypar.analysis.energy import energy_to
-from raypar.analysis.pareto import pareto_front
-from raypar.analysis.points import PointAnalysis, analyse_points, differences
+from raypar.analysis.pareto import front_of
+from raypar.analysis.points import MIN_METRIC_DIFFERENCE, PointAnalysis, analyse_points, differences
 from raypar.analysis.question import PointSamples, Question, point_key
-from raypar.analysis.settle import time_ratio
 from raypar.analysis.stats import Estimate, median_estimate
 from raypar.analysis.time_to_target import Fate, PointToTarget, Start, Target, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
 from raypar.study.trial import TrialState, gain
-
-MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
 
 
 @dataclass(frozen=True)
@@ -105,8 +100,7 @@ def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: Po
     to_target = time_to_target(samples, ask.target, ask.start) if ask.target else None
     energy_j = analysed.energy_j
     if to_target is None:
-        times = {repeat: s.time_s for repeat, s in samples.samples.items() if s.time_s is not None}
-        time_s = analysed.time_s
+        times, time_s = analysed.times, analysed.time_s
     else:
         times, time_s = to_target.times, to_target.time_s
         if energy_j is not None:
@@ -209,51 +203,10 @@ def _without_worse(
 
 
 def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Candidate, ...]:
-    """Time, metric where there is one, cost and energy where all have one; of the points that have a time."""
-    timed = [c for c in candidates if c.time_s is not None and not _misses_target(c)]
-    if all(len(c.times) < 2 for c in timed):  # as in a search: nothing can be told apart, however many points there are
-        alone = {point_key(c.point) for c in timed}
-        return tuple(replace(c, is_on_front=point_key(c.point) in alone) for c in candidates)
-    columns: list[list[float]] = [[median_s(c) for c in timed]]
-    estimates: list[list[Estimate]] = [[c.time_s for c in timed if c.time_s]]
-    for quantities, factor in (
-        ([c.metric for c in timed], -gain(question.mode, 1)),
-        ([c.cost for c in timed], 1),
-        ([c.energy_j for c in timed], 1),
-    ):
-        known = [q for q in quantities if q is not None]
-        if timed and len(known) == len(timed):
-            columns.append([factor * q.value for q in known])
-            estimates.append(known)
-
-    def can_tell(one: int, other: int, objective: int) -> bool:
-        if objective == 0:
-            return is_time_apart(timed[one], timed[other])
-        return _are_apart(estimates[objective][one], estimates[objective][other])
-
-    rows = np.transpose(columns).tolist() if timed else []
-    front = {point_key(timed[i].point) for i in pareto_front(rows, can_tell)}
+    """Those that miss the target are neither on the front nor do they beat others."""
+    kept = [c for c in candidates if not _misses_target(c)]
+    front = {point_key(kept[i].point) for i in front_of(kept, question.mode)}
     return tuple(replace(c, is_on_front=point_key(c.point) in front) for c in candidates)
-
-
-def is_time_apart(one: Candidate, other: Candidate) -> bool:
-    """Whether the data can tell which of two that have a time is faster."""
-    if one.time_s and other.time_s and _are_apart(one.time_s, other.time_s):
-        return True
-    if min(len(one.times), len(other.times)) < 2:
-        return False  # there is no interval
-    # Times can be told apart whose intervals overlap; that takes longer to find out.
-    return time_ratio(one.times, other.times).excludes(1.0)
-
-
-def _are_apart(one: Estimate, other: Estimate) -> bool:
-    """Whether the intervals have nothing in common.
-
-    That neither holds the other's median would not do: two of a kind are so in one case of six.
-    """
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return False
-    return one.high < other.low or other.high < one.low
 
 
 def _misses_target(candidate: Candidate) -> bool:

@@ -16,7 +16,7 @@ from raypar.analysis.checks_kinds import Check, Evidence, Finding, OneCheck, nam
 from raypar.analysis.checks_of_machines import mixed_hardware, resumed, shared_cores, side_by_side, too_many_threads
 from raypar.analysis.checks_over_time import drift_in_trials, drift_over_study, outliers, slow_first_trial
 from raypar.analysis.checks_while_timed import clock_changes, other_load, throttled
-from raypar.analysis.points import differences, same_work
+from raypar.analysis.points import MIN_METRIC_DIFFERENCE, differences, same_work
 from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, point_key
 from raypar.analysis.stats import median_estimate
 from raypar.study.code import are_comparable, changed_files, files_text
@@ -27,7 +27,6 @@ __all__ = ["CHECKS", "Check", "Evidence", "Finding", "find_all"]
 MIN_REPEATS = 5
 MIN_TIME_S = 1.0
 MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
-MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
 
 
 def find_all(evidence: Evidence) -> tuple[Finding, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from raypar.study.trial import TrialState
 
 # Less than one sample in a million: what rounding may do to throughput × time.
 SAME_WORK_TOLERANCE = 1e-6
+MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class PointAnalysis:
         step_time_p95_s: 95th percentile of the same.
         cost: of the time, in the currency of the study's price; None where that or the number of nodes is unknown.
         energy_j: of a training, joules; None where it can't be read, or not be compared with the other points'.
+        times: seconds of the time metric by repeat.
     """
 
     point: Mapping[str, Value]
@@ -63,6 +65,7 @@ class PointAnalysis:
     step_time_p95_s: float | None
     cost: Estimate | None = None
     energy_j: Estimate | None = None
+    times: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def num_trials(self) -> int:
@@ -150,6 +153,7 @@ def _analyse_point(question: Question, samples: PointSamples, base: PointSamples
         step_time_median_s=float(np.median(steps)) if steps else None,
         step_time_p95_s=float(np.quantile(steps, 0.95)) if steps else None,
         cost=cost_of(time_s, num_nodes(samples), question.price_per_node_hour),
+        times=samples.times,
     )
 
 

@@ -170,6 +170,11 @@ class PointSamples:
         workers = self.config.get("num_workers", self.point.get("num_workers"))
         return workers if isinstance(workers, int) else None
 
+    @property
+    def times(self) -> dict[int, float]:
+        """Seconds of the time metric by repeat, of the finished trials that have it."""
+        return {repeat: s.time_s for repeat, s in self.samples.items() if s.time_s is not None}
+
     def num_in(self, state: TrialState) -> int:
         """How many of its trials ended in this state."""
         return sum(result.state is state for result in self.results)

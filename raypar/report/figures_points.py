@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from raypar import units
-from raypar.analysis.pareto import pareto_front
+from raypar.analysis.pareto import front_of, pareto_front
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.speedup import StudyAnalysis
@@ -26,7 +26,7 @@ from raypar.report.figures_vega import (
     tooltip,
     within,
 )
-from raypar.study.trial import point_label
+from raypar.study.trial import gain, point_label
 
 MAX_DRAWN_POINTS = 200
 MAX_CELLS = 400
@@ -37,14 +37,13 @@ ON_FRONT, OFF_FRONT = "on the Pareto front", "beaten by another"
 
 
 def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
-    """Each point's time and metric, with the Pareto front: the points that no other beats in both medians."""
+    """Each point's time and metric, with the Pareto front as `raypar recommend` has it."""
     title = f"Time against {analysis.metric}, with the Pareto front"
     known = [(p, p.time_s, p.metric) for p in analysis.points]
     both = [(p, time_s, metric) for p, time_s, metric in known if time_s is not None and metric is not None]
     if not both:
         return LeftOut(title, f"no point has both a time and a {analysis.metric}")
-    sign = 1 if analysis.mode == "max" else -1
-    front = _front([(time_s.value, -sign * metric.value) for _, time_s, metric in both])
+    front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.mode)}
     rows = [
         {
             "point": point_label(point.point),
@@ -52,22 +51,24 @@ def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
             **_shares(analysis.metric, bounds(metric)),
             "time_shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
             "shown": units.score_interval(analysis.metric, metric.value, metric.low, metric.high),
-            "series": ON_FRONT if i in front else OFF_FRONT,
+            "series": ON_FRONT if id(point) in front else OFF_FRONT,
         }
-        for i, (point, time_s, metric) in enumerate(both)
+        for point, time_s, metric in both
     ]
     rows, cut = within(rows, "time")
     rows, also_cut = within(rows)
     best = [row for row in rows if row["series"] == ON_FRONT]
-    others = thinned([row for row in rows if row["series"] == OFF_FRONT], MAX_DRAWN_POINTS)
+    others = [row for row in rows if row["series"] == OFF_FRONT]
+    shown = [row for kind in (best, others) for row in thinned(kind, MAX_DRAWN_POINTS)]
+    edge = pareto_front([(row["time"], -gain(analysis.mode, row["value"])) for row in best])
     x = quantity("time", _time_title(analysis))
     y = quantity("value", analysis.metric, axis=metric_axis(analysis.metric))
     names = [ON_FRONT, OFF_FRONT]
     colour = series(names)
     spec = layers(
-        [*best, *others],
+        shown,
         {
-            "data": {"values": sorted(best, key=lambda row: float(row["time"]))},
+            "data": {"values": sorted((best[i] for i in edge), key=lambda row: float(row["time"]))},
             "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": "#0072B2"},
             "encoding": {"x": x, "y": y},
         },
@@ -93,15 +94,17 @@ def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
         },
     )
     told = [f"{row['point']}: {row['time_shown']}, {row['shown']}" for row in best]
-    some = f" Of the others, {MAX_DRAWN_POINTS} are drawn at the most." if len(rows) > len(best) + len(others) else ""
+    some = f" Of either kind, {MAX_DRAWN_POINTS} are drawn at the most." if len(rows) > len(shown) else ""
+    how = "significantly" if any(len(p.times) > 1 for p in analysis.points) else "by its medians"
     text = (
         f"The medians of each point's time and {analysis.metric}, with their intervals. On the Pareto front are the "
-        "points that no other beats in both medians; intervals that overlap may hide ties."
+        f"points that no other beats {how}, cost and energy included where they are known; the line joins the best of "
+        "the two medians."
     )
     return Figure(
         "pareto",
         title,
-        f"{text} {len(front)} of {len(rows)} points are on it: {listed(told)}.{some}{cut or also_cut}",
+        f"{text} {len(best)} of {len(rows)} points are on it: {listed(told)}.{some}{cut or also_cut}",
         spec,
     )
 
@@ -190,18 +193,6 @@ def _heat_map(
 def _shares(metric: str, row: Row) -> Row:
     """The fields, for an accuracy between 0 and 1: an interval's arithmetic knows nothing of the bounds of a share."""
     return {k: min(max(v, 0.0), 1.0) for k, v in row.items()} if units.is_share(metric) else row
-
-
-def _front(medians: Sequence[tuple[float, float]]) -> set[int]:
-    """The indices on the front of (time, what is to be small), both in the median.
-
-    Swept by time first, which leaves few: to compare all pairs of a search's thousands takes minutes.
-    """
-    left: list[int] = []
-    for i in sorted(range(len(medians)), key=lambda i: medians[i]):
-        if not left or medians[i][1] < medians[left[-1]][1] or medians[i] == medians[left[-1]]:
-            left.append(i)
-    return {left[i] for i in pareto_front([medians[i] for i in left])}
 
 
 def _ordered(timed: Sequence[tuple[PointAnalysis, Estimate]], key: str) -> list[str]:

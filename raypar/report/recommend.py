@@ -215,9 +215,10 @@ def _notes(found: Recommendation) -> Iterator[str]:
     energies = [c.energy_j for c in found.candidates if c.time_s]
     more = [axis for axis, is_known in (("cost", priced), ("energy", energies and all(energies))) if is_known]
     axes = ["time", found.question.metric, *more]
+    is_repeated = any(len(c.times) > 1 for c in found.candidates)
     yield (
         f"* on the Pareto front of {', '.join(axes[:-1])} and {axes[-1]}: no other point is at least as good in all of "
-        "them by its median, and better in one by more than chance."
+        f"them by its median, and better in one{' by more than chance' if is_repeated else ''}."
     )
     if found.ask.target is not None:
         yield _STARTS[found.ask.start]

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 from figure_parts import made, rows_of
-from hypothesis import given
-from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.pareto import pareto_front
+from raypar.analysis.candidates import Ask
 from raypar.analysis.question import Question
+from raypar.analysis.recommend import recommend
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.report import figures_points
 from raypar.report.figures_vega import Figure
+from raypar.study.trial import point_label
 
 
 def test_the_parts_of_a_step_add_up_to_it(full: tuple[StudyAnalysis, dict[str, Figure]]) -> None:
@@ -26,11 +26,21 @@ def test_the_parts_of_a_step_add_up_to_it(full: tuple[StudyAnalysis, dict[str, F
     assert sorted(totals.values()) == pytest.approx(sorted(1e3 * p.mean.step_s for _, p in analysis.profiles))
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 6).map(float), st.integers(1, 6).map(float)), min_size=1, max_size=30),
-)
-def test_the_front_is_that_of_all_pairs(medians: list[tuple[float, float]]) -> None:
-    assert figures_points._front(medians) == set(pareto_front(medians))
+def test_the_front_is_that_of_recommend() -> None:
+    accuracies = {1: 0.97, 2: 0.99, 4: 0.95, 8: 0.95}
+    times = {1: (40.0, 41.0, 42.0), 2: (22.0, 23.0, 24.0), 4: (12.0, 13.0, 14.0), 8: (15.2, 13.2, 11.2)}
+    for repeats in (1, 3):
+        trials = [
+            make_result({"num_workers": n}, r, times[n][r], accuracies[n] - r / 1e4)
+            for n in accuracies
+            for r in range(repeats)
+        ]
+        asked = Question("s", {}, ("num_workers",))
+        _, figures = made(trials, asked)
+        drawn = {r["point"] for r in rows_of(figures["pareto"]) if r["series"] == figures_points.ON_FRONT}
+        marked = {point_label(c.point) for c in recommend(asked, trials, Ask()).candidates if c.is_on_front}
+        assert drawn == marked >= {"num_workers=2", "num_workers=4"}
+        assert ("num_workers=8" in drawn) == (repeats > 1)  # no significant difference from 4
 
 
 def test_a_metric_that_is_to_be_small_turns_the_front_round() -> None:
