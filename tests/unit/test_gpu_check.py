@@ -76,7 +76,6 @@ def test_fork_of_a_process_that_has_asked_for_cuda_fails_the_check(gpu_check: Mo
     assert gpu_check.in_fork(check_after_asking) == {"ok": False}
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_step_times_in_another_unit_fail_the_check(gpu_check: ModuleType) -> None:
     in_milliseconds = gpu_check.StandIn()
     in_milliseconds.elapsed_s = lambda first, last: (last - first) * 1e3

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from recording import new_store
 from results import make_result
 from typer.testing import CliRunner
 
@@ -47,6 +48,7 @@ def stored(folder: Path, name: str) -> str:
         tracking_uri=uri,
         project_dir=folder,
     )
+    new_store(folder)
     recorder.start()
     for workers in (1, 2):
         for repeat in range(2):

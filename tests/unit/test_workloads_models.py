@@ -216,9 +216,10 @@ def test_preparing_says_what_is_missing_before_anything_runs(tmp_path: Path, mon
     digits.prepare({})
 
 
-def test_digits_need_neither_sklearn_nor_torchvision_to_be_imported() -> None:
+def test_embedded_data_needs_neither_sklearn_nor_torchvision_to_be_imported() -> None:
     code = (
-        "import sys; from raypar.workloads import digits; digits.data({}); "
+        "import sys; from raypar.study.config import resolve; from raypar.workloads import digits, iris; "
+        "digits.data({}); iris.prepare({}); iris.data(resolve(iris, {})); "
         "print({'sklearn', 'torchvision'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

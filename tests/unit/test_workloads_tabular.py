@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -130,15 +129,6 @@ def test_the_rows_are_shared_out_among_that_many_threads(monkeypatch: pytest.Mon
 def test_a_negative_number_of_threads_or_seed_is_told(key: str, value: int) -> None:
     with pytest.raises(StudyError, match=key):
         Study(workload=iris, config={key: value})
-
-
-def test_iris_needs_neither_sklearn_nor_torchvision_to_be_imported() -> None:
-    code = (
-        "import sys; from raypar.study.config import resolve; from raypar.workloads import iris; iris.prepare({}); "
-        "iris.data(resolve(iris, {})); print({'sklearn', 'torchvision'} & set(sys.modules))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
 
 
 def accuracy(workload: Workload, seed: int, **chosen: Any) -> float:
