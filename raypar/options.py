@@ -1,13 +1,31 @@
-"""Where and how a study is run; what is run stands in its file."""
+"""How a study is run; what is run is in its file. `Options` hold it, and `ResumeFlags` keep it in the store.
+
+A store is data, and may be written by others. A study file is code, and a cluster gets the code and answers with
+objects that are unpickled: `ResumeFlags.trusted` takes a stored file or address only where it is this folder's or
+this machine's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from raypar.errors import RayparError
+from raypar.masking import masked
+from raypar.run.runner import ISOLATIONS
+
+if TYPE_CHECKING:
+    from raypar.study.loader import LoadedStudy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The flags of a command that runs a study.
 
@@ -23,6 +41,9 @@ class Options:
         log_model: the model of the best trial becomes a model in MLflow.
         system_metrics: how busy the driver's machine is during each trial is recorded.
         only_profiles: trials don't train, they are only looked into.
+
+    Raises:
+        RayparError: a value that makes no sense, or that excludes another.
     """
 
     project_dir: Path
@@ -40,3 +61,153 @@ class Options:
     system_metrics: bool = False
     exclusive: bool = False
     not_before: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.isolation not in ISOLATIONS:
+            raise RayparError(f"--isolation {self.isolation}: unknown", hint=f"one of {', '.join(ISOLATIONS)}")
+        limit_s = self.trial_timeout_s
+        if limit_s is not None and not 0 < limit_s < math.inf:
+            raise RayparError(f"--trial-timeout {limit_s:g}: must be greater than 0", hint="give it in seconds")
+        if self.address is None:
+            return
+        if not self.with_ray:
+            raise RayparError(f"--address {self.address} and --no-ray exclude each other", hint="leave one out")
+        from raypar.run.cluster import check_address  # takes a while to import
+
+        check_address(self.address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeFlags:
+    """Flags of a study's latest execution, for ``raypar resume``.
+
+    The fields are the keys of the JSON under the tag `TAG`, and are named as the options of ``raypar study``. A field
+    with a default came later: stores from before lack it.
+    """
+
+    file: str
+    set: list[str]
+    repeats: int
+    seed: int
+    data_dir: str | None
+    address: str | None
+    isolation: str
+    no_ray: bool
+    trial_timeout: int | float | None
+    num_profiled_steps: int = 0
+    log_model: bool = False
+    system_metrics: bool = False
+    exclusive: bool = False
+    not_before: int | float = 0.0
+
+    TAG = "raypar.resume"
+
+    @classmethod
+    def of(cls, loaded: LoadedStudy, options: Options, started_at: float) -> ResumeFlags:
+        """Return the flags of an execution that was started at a Unix time; without passwords."""
+        return cls(
+            file=str(loaded.path),
+            set=list(options.settings),
+            repeats=loaded.study.num_repeats,
+            seed=loaded.study.seed,
+            data_dir=os.environ.get("RAYPAR_DATA_DIR"),
+            address=options.address and masked(options.address),
+            isolation=options.isolation,
+            no_ray=not options.with_ray,
+            trial_timeout=options.trial_timeout_s,
+            num_profiled_steps=options.num_profiled_steps,
+            log_model=options.log_model,
+            system_metrics=options.system_metrics,
+            exclusive=options.exclusive,
+            not_before=started_at if options.rerun_all else options.not_before,
+        )
+
+    def applied_to(self, options: Options) -> Options:
+        """Return the options with these flags."""
+        return replace(
+            options,
+            settings=self.set,
+            address=self.address,
+            isolation=self.isolation,
+            with_ray=not self.no_ray,
+            trial_timeout_s=self.trial_timeout,
+            num_profiled_steps=self.num_profiled_steps,
+            log_model=self.log_model,
+            system_metrics=self.system_metrics,
+            exclusive=self.exclusive,
+            not_before=self.not_before,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_stored(cls, study: str, stored: Mapping[str, Any]) -> ResumeFlags:
+        """Return the flags that the store has of a study.
+
+        Raises:
+            RayparError: the store lacks one, or has a value of another type.
+        """
+        types = get_type_hints(cls)
+        wrong = [
+            field.name
+            for field in fields(cls)
+            if not _is_of_type(stored.get(field.name, field.default), types[field.name])
+        ]
+        if wrong:
+            raise RayparError(
+                f"the store does not say how study `{study}` was run: {', '.join(wrong)}",
+                hint="run it as the first time, `raypar study FILE …`: finished trials are kept",
+            )
+        return cls(**{field.name: stored[field.name] for field in fields(cls) if field.name in stored})
+
+    def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
+        """Return the flags with the file and the address that the user has named, if any, in place of the stored ones.
+
+        Raises:
+            RayparError: the stored file is not in `folder`, or the stored address is another machine's, and the user
+                has named none.
+        """
+        if file is None and not is_in_folder(self.file, folder):
+            command = shlex.join(["raypar", "resume", study, "--file", self.file])
+            raise RayparError(
+                f"the store says that study `{study}` is {self.file}, which is not in this folder",
+                hint=f"a study file is code; if this one is yours: `{command}`",
+            )
+        if address is None and self.address is not None and not is_of_this_machine(self.address):
+            from raypar.run.cluster import check_address
+
+            check_address(self.address)  # one that could not be joined at all needs another hint
+            command = shlex.join(["raypar", "resume", study, "--address", self.address])
+            raise RayparError(
+                f"the store says that study `{study}` ran on the cluster at {self.address}",
+                hint=f"a cluster gets your code and your token; if this one is yours: `{command}`",
+            )
+        return replace(
+            self,
+            file=self.file if file is None else str(file),
+            address=self.address if address is None else address,
+            exclusive=self.exclusive and address in (None, self.address),  # it was said of that cluster
+        )
+
+
+def is_in_folder(file: str, folder: Path) -> bool:
+    """Return whether the file, with links followed, lies in the folder or below."""
+    return "\0" not in file and Path(file).resolve().is_relative_to(folder.resolve())
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Return whether a cluster's address is this machine's: Ray finds ``auto`` in files of this machine."""
+    if address == "auto":
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_of_type(value: object, type_: Any) -> bool:
+    if type_ == list[str]:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return value is not MISSING and isinstance(value, type_)

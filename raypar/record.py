@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from raypar.analysis.question import question_of
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.masking import masked
-from raypar.options import Options
+from raypar.options import Options, ResumeFlags
 from raypar.provenance import provenance
 from raypar.study.about import about, domain_text
 from raypar.study.loader import LoadedStudy
@@ -26,22 +25,6 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
     """A new execution of the study, with all that ``raypar resume`` needs to go on with it."""
     study = loaded.study
     started_at = datetime.now().timestamp()
-    resume = {
-        "file": str(loaded.path),
-        "set": list(options.settings),
-        "repeats": study.num_repeats,
-        "seed": study.seed,
-        "data_dir": os.environ.get("RAYPAR_DATA_DIR"),
-        "address": options.address and masked(options.address),
-        "isolation": options.isolation,
-        "no_ray": not options.with_ray,
-        "trial_timeout": options.trial_timeout_s,
-        "num_profiled_steps": options.num_profiled_steps,
-        "log_model": options.log_model,
-        "system_metrics": options.system_metrics,
-        "exclusive": options.exclusive,
-        "not_before": started_at if options.rerun_all else options.not_before,
-    }
     return Execution(
         uid=uuid.uuid4().hex,
         study=study.name,
@@ -57,7 +40,7 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
         tags={
             **provenance(loaded.path, options.command),
             "raypar.question": json.dumps(asdict(question_of(study)), separators=(",", ":")),
-            "raypar.resume": json.dumps(resume, separators=(",", ":")),
+            ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
         },
         description=masked(study.description),
         about=masked(about(study, options.command)),

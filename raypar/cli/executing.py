@@ -95,17 +95,17 @@ def tell(console: Console, outcome: Outcome, resume: str) -> None:
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:
     """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
-    from raypar.cli.resuming import is_here, is_taken
     from raypar.masking import masked
+    from raypar.options import is_in_folder, is_of_this_machine
     from raypar.run.jobs import SUBMITTED_AS
     from raypar.track.store import default_tracking_uri
 
     if submitted_as := os.environ.get(SUBMITTED_AS):
         return submitted_as
     words = ["raypar", "resume", loaded.study.name]
-    if not is_taken(str(loaded.path), options.project_dir):
+    if not is_in_folder(str(loaded.path), options.project_dir):
         words += ["--file", str(loaded.path)]
-    if options.address is not None and not is_here(options.address):
+    if options.address is not None and not is_of_this_machine(options.address):
         words += ["--address", options.address]
     if options.tracking_uri != default_tracking_uri(options.project_dir):
         words += ["--tracking-uri", options.tracking_uri]

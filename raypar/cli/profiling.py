@@ -11,7 +11,7 @@ import typer
 
 from raypar.cli.common import EXIT_FAILED, quiet, say, told
 from raypar.cli.options import Address, DataDir, Debug, NoRay, Settings, StudyFile, Timeout, TrackingUri
-from raypar.cli.running import check_can_profile, load, options_of
+from raypar.cli.running import check_can_profile, load, options_here
 from raypar.errors import RayparError
 from raypar.run.interruption import handle_signals
 
@@ -44,8 +44,16 @@ def profile(
         loaded = load(file, settings, None, None, data_dir)
         check_can_profile(loaded.study, "raypar profile")
         point = point_of(loaded.study)
-        options = options_of(address, tracking_uri, "warm", True, no_ray, trial_timeout, settings)
-        options = replace(options, num_profiled_steps=num_steps, only_profiles=True)
+        options = replace(
+            options_here(tracking_uri),
+            address=address,
+            with_ray=not no_ray,
+            rerun_all=True,
+            trial_timeout_s=trial_timeout,
+            settings=settings or (),
+            num_profiled_steps=num_steps,
+            only_profiles=True,
+        )
         _run(_only(loaded, point), options, point)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from raypar.analysis.question import Question
     from raypar.analysis.recommend import Settling
     from raypar.analysis.time_to_target import Target
+    from raypar.options import ResumeFlags
     from raypar.study.space import Value
+    from raypar.track.store import Store
 
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -87,9 +90,9 @@ def recommend(
         found = recommended(question, study.results, ask)
         command, instead = "", ""
         if found.settling is not None and found.settling.num_repeats is not None:
-            last = study.store.resume_info(name)
+            last = _last_flags(study.store, name)
             instead = _why_no_command(last, question)
-            command = "" if instead else _command(last, question, found.settling)
+            command = _command(last, question, found.settling) if last and not instead else ""
         print_recommendation(stdout(), found, command or instead, is_command=bool(command))
 
 
@@ -159,32 +162,39 @@ def _only(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     return found
 
 
-def _why_no_command(last: Mapping[str, Any], question: Question) -> str:
-    """What to do where no command can be given; empty where one can."""
+def _last_flags(store: Store, study: str) -> ResumeFlags | None:
+    from raypar.options import ResumeFlags
+
+    with contextlib.suppress(RayparError):
+        return ResumeFlags.from_stored(study, store.resume_info(study))
+    return None
+
+
+def _why_no_command(last: ResumeFlags | None, question: Question) -> str:
+    """Return what to do where no command can be given; empty where one can."""
     if question.is_search:
         return "A search runs each point once: make a study of these points, with repeats."
-    if not last.get("file"):
+    if last is None:
         return "The store does not know the study's file: raise num_repeats in it, and run it again."
     return ""
 
 
-def _command(last: Mapping[str, Any], question: Question, settling: Settling) -> str:
-    """What runs the trials that would settle it, as the last execution ran its own."""
-    fixed = {str(setting).partition("=")[0].strip(): str(setting) for setting in last.get("set", ())}
+def _command(last: ResumeFlags, question: Question, settling: Settling) -> str:
+    """Return what runs the trials that would settle it, as the last execution ran its own."""
+    fixed = {setting.partition("=")[0].strip(): setting for setting in last.set}
     fixed.update(_narrowing(question, settling))
-    words = ["raypar", "study", _shown_path(str(last["file"]))]
+    words = ["raypar", "study", _shown_path(last.file)]
     words += [word for setting in fixed.values() for word in ("--set", setting)]
     words += ["--repeats", str(settling.num_repeats)]
-    for flag, key, usual in (
-        ("--seed", "seed", 0),
-        ("--address", "address", None),
-        ("--isolation", "isolation", "warm"),
-    ):
-        if last.get(key, usual) != usual:
-            words += [flag, str(last[key])]
-    if last.get("data_dir") and last["data_dir"] != os.environ.get("RAYPAR_DATA_DIR"):
-        words += ["--data-dir", str(last["data_dir"])]
-    if last.get("no_ray"):
+    if last.seed:
+        words += ["--seed", str(last.seed)]
+    if last.address:
+        words += ["--address", last.address]
+    if last.isolation != "warm":
+        words += ["--isolation", last.isolation]
+    if last.data_dir and last.data_dir != os.environ.get("RAYPAR_DATA_DIR"):
+        words += ["--data-dir", last.data_dir]
+    if last.no_ray:
         words.append("--no-ray")
     return shlex.join(words)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +70,8 @@ def study(
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with told(debug), handle_signals():
+        from raypar.train.job import NUM_PROFILED_STEPS
+
         if exclusive and not address:
             raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
         dashboard = dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
@@ -85,9 +86,19 @@ def study(
             if dashboard is None:
                 raise
             name, path, modules = unchecked(file, error)
-        address = None if dashboard else address
-        options = options_of(address, tracking_uri, isolation, fresh, no_ray, trial_timeout, settings, profile)
-        options = replace(options, log_model=log_model, system_metrics=system_metrics, exclusive=exclusive)
+        options = replace(
+            options_here(tracking_uri),
+            address=None if dashboard else address,
+            isolation=isolation,
+            rerun_all=fresh,
+            with_ray=not no_ray,
+            trial_timeout_s=trial_timeout,
+            settings=settings or (),
+            num_profiled_steps=NUM_PROFILED_STEPS if profile else 0,
+            log_model=log_model,
+            system_metrics=system_metrics,
+            exclusive=exclusive,
+        )
         if dashboard:
             own = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
             raise typer.Exit(submit(name, path, modules, dashboard, own, options))
@@ -110,7 +121,7 @@ def plan(
     """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
     with told(debug):
         loaded = load(file, settings, repeats, seed, data_dir)
-        show_plan(loaded, options_of(address, tracking_uri, "warm", False, False, None, settings))
+        show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()))
 
 
 def resume(
@@ -125,34 +136,19 @@ def resume(
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
     with told(debug), handle_signals():
-        from raypar.cli.resuming import last_flags
+        from raypar.options import ResumeFlags
 
         store = store_of(tracking_uri)
         stored = store.resume_info(name)
         if not stored:
             raise unknown_study(name, store)
-        last = last_flags(name, stored, Path.cwd(), file=file, address=address)
-        loaded = load(last.file, last.settings, last.repeats, last.seed, data_dir or last.data_dir)
-        options = options_of(
-            last.address,
-            tracking_uri,
-            last.isolation,
-            False,
-            last.no_ray,
-            last.trial_timeout_s,
-            last.settings,
-            last.is_profiled,
-        )
-        options = replace(
-            options,
-            log_model=bool(stored.get("log_model")),
-            system_metrics=bool(stored.get("system_metrics")),
-            exclusive=last.exclusive,
-        )
-        if options.log_model:
+        last = ResumeFlags.from_stored(name, stored).trusted(name, Path.cwd(), file=file, address=address)
+        if data_dir is None and last.data_dir is not None:
+            data_dir = Path(last.data_dir)
+        loaded = load(Path(last.file), last.set, last.repeats, last.seed, data_dir)
+        if last.log_model:
             loaded = keeping_models(loaded)
-        not_before = float(stored.get("not_before") or 0.0)
-        run(loaded, replace(options, not_before=not_before))
+        run(loaded, last.applied_to(options_here(tracking_uri)))
 
 
 def load(
@@ -166,41 +162,11 @@ def load(
     return load_study(file, settings or (), repeats, seed)
 
 
-def options_of(
-    address: str | None,
-    tracking_uri: str | None,
-    isolation: str,
-    fresh: bool,
-    no_ray: bool,
-    trial_timeout: float | None,
-    settings: list[str] | None,
-    profile: bool = False,
-) -> Options:
+def options_here(tracking_uri: str | None) -> Options:
+    """Return the options of a command in this folder that was given no other flags."""
     from raypar.options import Options
-    from raypar.run.cluster import check_address
-    from raypar.run.runner import ISOLATIONS
-    from raypar.train.job import NUM_PROFILED_STEPS
 
-    if isolation not in ISOLATIONS:
-        raise RayparError(f"--isolation {isolation}: unknown", hint=f"one of {', '.join(ISOLATIONS)}")
-    if trial_timeout is not None and not 0 < trial_timeout < math.inf:
-        raise RayparError(f"--trial-timeout {trial_timeout:g}: must be greater than 0", hint="give it in seconds")
-    if no_ray and address:
-        raise RayparError(f"--address {address} and --no-ray exclude each other", hint="leave one out")
-    if address is not None:
-        check_address(address)
-    return Options(
-        project_dir=Path.cwd(),
-        tracking_uri=uri_of(tracking_uri),
-        address=address,
-        with_ray=not no_ray,
-        isolation=isolation,
-        rerun_all=fresh,
-        trial_timeout_s=trial_timeout,
-        command=("raypar", *sys.argv[1:]),
-        settings=settings or (),
-        num_profiled_steps=NUM_PROFILED_STEPS if profile else 0,
-    )
+    return Options(project_dir=Path.cwd(), tracking_uri=uri_of(tracking_uri), command=("raypar", *sys.argv[1:]))
 
 
 def keeping_models(loaded: LoadedStudy) -> LoadedStudy:

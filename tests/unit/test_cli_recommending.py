@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from raypar.analysis.question import Question, point_key, question_of
 from raypar.cli import app
+from raypar.options import Options, ResumeFlags
 from raypar.study.loader import load_study
 
 STUDY_FILE = """
@@ -50,8 +52,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fast = TIMES.get(int(str(spec.point["num_workers"]))) if is_fast else None
         time_s = fast[spec.repeat] if fast else 90.0 + spec.repeat / 10
         noisy.append(replace(make_result({}, spec.repeat, time_s), spec=spec))
-    resume = {"file": str(folder / "noisy.py"), "set": ["epochs=1"], "repeats": 3, "seed": 0, "no_ray": True}
-    recorded(folder, question_of(loaded.study), noisy, resume=resume)
+    flags = Options(project_dir=folder, tracking_uri="", settings=["epochs=1"], with_ray=False)
+    resume = json.loads(ResumeFlags.of(loaded, flags, 1.7e9).to_json())
+    recorded(folder, question_of(loaded.study), noisy, resume={**resume, "data_dir": None})
     return folder
 
 

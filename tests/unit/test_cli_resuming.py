@@ -11,17 +11,21 @@ import pytest
 
 from raypar import Study
 from raypar.cli.executing import resume_command
-from raypar.cli.resuming import Flags, is_here, is_taken, last_flags
-from raypar.options import Options
+from raypar.errors import RayparError
+from raypar.options import Options, ResumeFlags, is_in_folder, is_of_this_machine
 from raypar.record import execution_record
 from raypar.study.loader import LoadedStudy
 from raypar.track.store import default_tracking_uri
 from raypar.workloads import digits
 
 
+def a_folders_options(folder: Path, uri: str = "", **flags: Any) -> Options:
+    return Options(project_dir=folder, tracking_uri=uri or default_tracking_uri(folder), **flags)
+
+
 def command(path: Path, folder: Path, *, uri: str = "", address: str | None = None) -> list[str]:
     loaded = LoadedStudy(Study(workload=digits, name="a study"), path, "", "", (), ())
-    return shlex.split(resume_command(loaded, Options(folder, uri or default_tracking_uri(folder), address)))
+    return shlex.split(resume_command(loaded, a_folders_options(folder, uri, address=address)))
 
 
 def test_a_file_of_this_folder_needs_no_naming_and_one_of_elsewhere_does(tmp_path: Path) -> None:
@@ -40,11 +44,12 @@ def test_another_store_is_named_without_its_password(tmp_path: Path) -> None:
     assert named[-2:] == ["--tracking-uri", "http://me:***@head:5000"]
 
 
-def resumed(folder: Path, given: str | None, **first: Any) -> Flags:
+def resumed(folder: Path, given: str | None, **first: Any) -> ResumeFlags:
     """The flags that a study goes on with when `resume` is given an address, or none."""
     loaded = LoadedStudy(Study(workload=digits, name="s"), folder / "s.py", "", "", (), ())
-    record = execution_record(loaded, Options(folder, default_tracking_uri(folder), **first))
-    return last_flags("s", json.loads(record.tags["raypar.resume"]), folder, address=given)
+    record = execution_record(loaded, a_folders_options(folder, **first))
+    stored = json.loads(record.tags["raypar.resume"])
+    return ResumeFlags.from_stored("s", stored).trusted("s", folder, address=given)
 
 
 def test_a_cluster_for_oneself_is_one_when_a_study_goes_on_and_no_other_is(tmp_path: Path) -> None:
@@ -56,17 +61,61 @@ def test_a_cluster_for_oneself_is_one_when_a_study_goes_on_and_no_other_is(tmp_p
 
 @pytest.mark.parametrize("address", ["auto", "localhost:6379", "127.0.0.1:6379", "[::1]:6379"])
 def test_addresses_of_this_machine(address: str) -> None:
-    assert is_here(address)
+    assert is_of_this_machine(address)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "head:6379", "ray://127.0.0.1:10001", "autos", ""])
 def test_addresses_of_elsewhere(address: str) -> None:
-    assert not is_here(address)
+    assert not is_of_this_machine(address)
 
 
 def test_a_link_that_leads_out_of_the_folder_is_elsewhere(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "s.py").symlink_to(tmp_path / "s.py")
-    assert not is_taken(str(folder / "s.py"), folder)
-    assert not is_taken("s\0.py", folder)
+    assert not is_in_folder(str(folder / "s.py"), folder)
+    assert not is_in_folder("s\0.py", folder)
+
+
+def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_path: Path) -> None:
+    first: dict[str, Any] = {
+        "settings": ["epochs=1"],
+        "address": "auto",
+        "isolation": "fresh",
+        "trial_timeout_s": 7.5,
+        "num_profiled_steps": 20,
+        "log_model": True,
+        "system_metrics": True,
+        "exclusive": True,
+        "not_before": 103.0,
+    }
+    assert resumed(tmp_path, None, **first).applied_to(a_folders_options(tmp_path)) == a_folders_options(
+        tmp_path, **first
+    )
+    assert not resumed(tmp_path, None, with_ray=False).applied_to(a_folders_options(tmp_path)).with_ray
+
+
+def test_the_stored_keys_and_a_record_of_them_stay_readable() -> None:
+    stored = {
+        "file": "s.py",
+        "set": ["epochs=1"],
+        "repeats": 3,
+        "seed": 0,
+        "data_dir": None,
+        "address": None,
+        "isolation": "warm",
+        "no_ray": False,
+        "trial_timeout": None,
+        "num_profiled_steps": 0,
+        "log_model": False,
+        "system_metrics": False,
+        "exclusive": False,
+        "not_before": 0.0,
+    }
+    assert ResumeFlags.from_stored("s", stored).to_json() == json.dumps(stored, separators=(",", ":"))
+    first_keys = dict(list(stored.items())[:9])
+    assert ResumeFlags.from_stored("s", {**first_keys, "of a later version": 1}).to_json() == json.dumps(
+        stored, separators=(",", ":")
+    )
+    with pytest.raises(RayparError, match="does not say how study `s` was run: seed, exclusive"):
+        ResumeFlags.from_stored("s", {**stored, "seed": None, "exclusive": "yes"})

@@ -17,9 +17,9 @@ from recording import new_store
 from results import make_result
 
 from raypar import Study, Workload, grid
-from raypar.cli.resuming import last_flags
 from raypar.errors import RayparError
 from raypar.keeper import Keeper
+from raypar.options import ResumeFlags
 from raypar.run.events import Event, Notice, TrialEnded
 from raypar.run.runner import ARTIFACT_FOLDER
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
@@ -55,10 +55,14 @@ class Bomb:
 # ---- the study file
 
 
+def last_flags(name: str, stored: dict[str, Any], folder: Path, **named: Any) -> ResumeFlags:
+    return ResumeFlags.from_stored(name, stored).trusted(name, folder, **named)
+
+
 def test_a_file_of_this_folder_is_taken_as_the_store_names_it(tmp_path: Path) -> None:
     inside = tmp_path / "studies" / "good.py"
     flags = last_flags("good", {**RESUME, "file": str(inside)}, tmp_path)
-    assert (flags.file, flags.settings, flags.repeats, flags.address) == (inside, ["epochs=1"], 3, None)
+    assert (flags.file, flags.set, flags.repeats, flags.address) == (str(inside), ["epochs=1"], 3, None)
 
 
 @pytest.mark.parametrize("named", ["/etc/evil.py", "{folder}/../evil.py", "{folder}/link.py", "../x.py", "a\0b.py"])
@@ -74,7 +78,7 @@ def test_a_file_of_elsewhere_has_to_be_named_by_the_user(
     with pytest.raises(RayparError, match="a study file is code") as refused:
         last_flags("good", stored, folder)
     assert "not in this folder" in str(refused.value) and "raypar resume good --file " in str(refused.value)
-    assert last_flags("good", stored, folder, file=tmp_path / "mine.py").file == tmp_path / "mine.py"
+    assert last_flags("good", stored, folder, file=tmp_path / "mine.py").file == str(tmp_path / "mine.py")
 
 
 @pytest.mark.parametrize("address", ["evil.example:6379", "10.0.0.1:6379", "127.0.0.1.evil.example:1"])
