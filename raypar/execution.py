@@ -25,8 +25,8 @@ from raypar.planning import Plan, check_data, make_plan
 from raypar.record import execution_record, scaling_metrics
 from raypar.run.cluster import Cluster, joined_cluster, this_machine
 from raypar.run.events import Listener, Notice
-from raypar.run.interruption import Interrupted, uninterrupted
 from raypar.runners import runner_for
+from raypar.signals import Interrupted, uninterrupted
 from raypar.study.code import changed_files, files_text
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study

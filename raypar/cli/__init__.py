@@ -8,21 +8,19 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli import (
-    comparing,
-    exporting,
-    fitting,
-    generating,
-    predicting,
-    profiling,
-    recommending,
-    running,
-    stored,
-    submitting,
-    working,
-)
+from raypar.cli.comparing import compare
+from raypar.cli.exporting import export
+from raypar.cli.fitting import fit
+from raypar.cli.generating import generate
+from raypar.cli.predicting import predict
+from raypar.cli.profiling import profile
+from raypar.cli.recommending import recommend
+from raypar.cli.running import plan, resume, study
+from raypar.cli.stored import doctor, list_studies, report, show, sync, ui, workloads
+from raypar.cli.submitting import attach, stop
 from raypar.cli.usage import Verbs
-from raypar.run.interruption import EXIT_CODES
+from raypar.cli.working import work
+from raypar.signals import EXIT_CODES
 
 app = typer.Typer(
     name="raypar",
@@ -44,36 +42,28 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
-app.command(epilog="Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")(
-    running.study
-)
-app.command(epilog="Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")(running.plan)
-app.command(epilog="Example:  raypar resume batch_size")(running.resume)
-app.command(epilog="Example:  raypar attach batch_size --address http://127.0.0.1:8265")(submitting.attach)
-app.command(epilog="Example:  raypar stop batch_size --address http://127.0.0.1:8265")(submitting.stop)
-app.command("list")(stored.list_studies)
-app.command()(stored.show)
-app.command()(stored.report)
+app.command(epilog="Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")(study)
+app.command(epilog="Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")(plan)
+app.command(epilog="Example:  raypar resume batch_size")(resume)
+app.command(epilog="Example:  raypar attach batch_size --address http://127.0.0.1:8265")(attach)
+app.command(epilog="Example:  raypar stop batch_size --address http://127.0.0.1:8265")(stop)
+app.command("list")(list_studies)
+app.command()(show)
+app.command()(report)
 app.command(epilog="Examples:  raypar export batch_size trials.csv    raypar export batch_size summary.md --force")(
-    exporting.export
+    export
 )
-app.command(epilog="Example:  raypar compare main_branch my_branch --fail-if-slower 5%")(comparing.compare)
-app.command(epilog="Example:  raypar workloads mnist_cnn")(stored.workloads)
-app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(
-    generating.generate
-)
-app.command(epilog="Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")(fitting.fit)
-app.command(epilog="Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")(
-    predicting.predict
-)
-app.command(epilog="Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7")(
-    recommending.recommend
-)
-app.command(epilog="Example:  raypar profile studies/strong_scaling.py --set num_workers=2")(profiling.profile)
-app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(working.work)
-app.command()(stored.sync)
-app.command(epilog="Examples:  raypar ui    raypar ui batch_size --port 5050")(stored.ui)
-app.command()(stored.doctor)
+app.command(epilog="Example:  raypar compare main_branch my_branch --fail-if-slower 5%")(compare)
+app.command(epilog="Example:  raypar workloads mnist_cnn")(workloads)
+app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(generate)
+app.command(epilog="Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")(fit)
+app.command(epilog="Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")(predict)
+app.command(epilog="Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7")(recommend)
+app.command(epilog="Example:  raypar profile studies/strong_scaling.py --set num_workers=2")(profile)
+app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(work)
+app.command()(sync)
+app.command(epilog="Examples:  raypar ui    raypar ui batch_size --port 5050")(ui)
+app.command()(doctor)
 
 
 def main() -> None:

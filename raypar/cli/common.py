@@ -16,7 +16,7 @@ import typer
 from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
 from raypar.masking import masked
 from raypar.report.plain import harmless
-from raypar.run.interruption import Interrupted, redirected_stderr
+from raypar.signals import Interrupted, redirected_stderr
 from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 
 from raypar.cli.common import EXIT_FAILED, charts_url, quiet, say
 from raypar.errors import RayparError
-from raypar.run.interruption import uninterrupted
+from raypar.signals import uninterrupted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from raypar.cli.common import EXIT_FAILED, quiet, say, told
 from raypar.cli.options import Address, DataDir, Debug, NoRay, Settings, StudyFile, Timeout, TrackingUri
 from raypar.cli.running import check_can_profile, load, options_here
 from raypar.errors import RayparError
-from raypar.run.interruption import handle_signals
+from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy

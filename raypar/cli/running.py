@@ -39,7 +39,7 @@ from raypar.cli.options import (
 )
 from raypar.cli.submitting import dashboard_in, submit, unchecked
 from raypar.errors import NotForTraining, RayparError
-from raypar.run.interruption import handle_signals
+from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
     from raypar.options import Options

@@ -19,7 +19,7 @@ from raypar.cli.options import Debug
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
 from raypar.report.plain import encodable, harmless
-from raypar.run.interruption import Interrupted, handle_signals, uninterrupted
+from raypar.signals import Interrupted, handle_signals, uninterrupted
 
 if TYPE_CHECKING:
     from raypar.options import Options

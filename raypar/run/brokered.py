@@ -12,8 +12,8 @@ import ray
 from ray import tune
 
 from raypar.run.events import TrialEnded
-from raypar.run.interruption import uninterrupted
 from raypar.run.listening import Ears
+from raypar.signals import uninterrupted
 from raypar.study.trial import TrialSpec, TrialState
 
 # A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)

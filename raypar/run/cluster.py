@@ -17,7 +17,7 @@ from pathlib import Path
 from raypar.errors import ClusterError, shortened
 from raypar.run.authentication import admitted
 from raypar.run.capacity import refusal
-from raypar.run.interruption import Interrupted, reinstall_handlers
+from raypar.signals import Interrupted, reinstall_handlers
 from raypar.study.trial import Placement
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from raypar.errors import ClusterError
-from raypar.run.interruption import abort, exit_now
-from raypar.run.processes import is_running
+from raypar.signals import abort, exit_now, is_running
 
 GRACE_S = 15.0
 CONNECT_TIMEOUT_S = 5.0

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from raypar.provenance import PACKAGES
 
-TIMEOUT_S = 60.0
+VERSIONS_TIMEOUT_S = 60.0
 
 
 def versions_of_nodes() -> dict[str, Mapping[str, str]]:
@@ -18,6 +15,9 @@ def versions_of_nodes() -> dict[str, Mapping[str, str]]:
     Raises:
         ray.exceptions.GetTimeoutError: a node doesn't answer.
     """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     packages = PACKAGES
 
     def told() -> dict[str, str]:  # in here: it travels by value, to nodes that may have another raypar, or none
@@ -39,4 +39,4 @@ def versions_of_nodes() -> dict[str, Mapping[str, str]]:
         for node in ray.nodes()
         if node["Alive"]
     }
-    return dict(zip(asked, ray.get(list(asked.values()), timeout=TIMEOUT_S), strict=True))
+    return dict(zip(asked, ray.get(list(asked.values()), timeout=VERSIONS_TIMEOUT_S), strict=True))

@@ -20,7 +20,7 @@ from raypar.masking import secret_variables
 from raypar.run.authentication import own_token
 from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster
 from raypar.run.head import head_processes, watch_of_own
-from raypar.run.interruption import Interrupted, abort_reason, end_descendants, reinstall_handlers
+from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, allowed_cores, pin
 

@@ -19,9 +19,8 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 from raypar.run.forkserver import kill_group, remove_socket
+from raypar.signals import is_running
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
@@ -107,14 +106,6 @@ class ForkedRank:
         if code is not None:
             kill_group(self.pid)
         return code
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process is there and has not ended, reaped or not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class ForkClient:

@@ -68,7 +68,7 @@ class Runner(Protocol):
         """Run the specs in their order (a search draws its own); every trial ends in exactly one `TrialEnded`.
 
         Raises:
-            KeyboardInterrupt: on Ctrl-C (`raypar.run.interruption.Interrupted`), every trial that ended having been
+            KeyboardInterrupt: on Ctrl-C (`raypar.signals.Interrupted`), every trial that ended having been
                 told, with nothing left running.
             ClusterError: the runner itself can't go on.
         """

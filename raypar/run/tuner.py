@@ -28,9 +28,9 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatch import DispatchConfig
 from raypar.run.events import Event, Listener, Notice, TrialEnded
 from raypar.run.gangs import GangPolicy
-from raypar.run.interruption import Interrupted, abort_reason, was_interrupted
 from raypar.run.listening import Ears, Slots
 from raypar.run.runner import RunSettings
+from raypar.signals import Interrupted, abort_reason, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypar.durability import sync_folder
+from raypar.fsync import sync_folder
 from raypar.track.names import safe_name
 
 if TYPE_CHECKING:

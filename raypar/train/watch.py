@@ -5,10 +5,12 @@ Counters are read when a timed region starts and when it has ended, outside of i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 from raypar.train.clocks import ClockWatch
 from raypar.train.cpu_watch import CpuWatch
@@ -20,6 +22,8 @@ class Watch:
     """All of it, for one rank."""
 
     def __init__(self, cores: tuple[int, ...], device: torch.device) -> None:
+        import torch
+
         self._gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
         self._cpu = CpuWatch(cores)
         self._clocks = ClockWatch(cores)

@@ -9,9 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from raypar.doctor.installed import out_of_range, torch_imports, versions_in_range
-from raypar.doctor.machine import cores, cpu_quota, gpus, memory, open_files, pinning, shared_memory
-from raypar.doctor.services import data_sets, disk, port, store, unsent
+from raypar.doctor import (
+    cores,
+    cpu_quota,
+    data_sets,
+    disk,
+    gpus,
+    memory,
+    open_files,
+    out_of_range,
+    pinning,
+    port,
+    shared_memory,
+    store,
+    torch_imports,
+    unsent,
+    versions_in_range,
+)
 from raypar.train.affinity import allowed_cores
 
 
@@ -68,10 +82,10 @@ def test_memory_disk_and_limits_are_told_with_sizes(tmp_path: Path) -> None:
 
 def test_a_gpu_that_torch_does_not_see_is_amiss(monkeypatch: pytest.MonkeyPatch) -> None:
     # No GPU to look at: what the driver tells is made up.
-    monkeypatch.setattr("raypar.doctor.machine.gpu_model", lambda: "Tesla P40")
+    monkeypatch.setattr("raypar.doctor.gpu_model", lambda: "Tesla P40")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus(1).is_well
-    monkeypatch.setattr("raypar.doctor.machine.num_gpus", lambda: 2)
+    monkeypatch.setattr("raypar.doctor.num_gpus", lambda: 2)
     assert not gpus(0).is_well and "install torch" in gpus(0).mend
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert "CUDA_VISIBLE_DEVICES" in gpus(0).mend

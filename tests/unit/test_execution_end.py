@@ -14,7 +14,7 @@ from raypar import execution as module
 from raypar.errors import StoreError
 from raypar.execution import STOPPING
 from raypar.run.events import Notice
-from raypar.run.interruption import Interrupted
+from raypar.signals import Interrupted
 from raypar.study.trial import TrialResult, TrialSpec
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from raypar.errors import ClusterError
 from raypar.run.head import watch_of_cluster, watch_of_own
-from raypar.run.interruption import abort_reason, handle_signals
+from raypar.signals import abort_reason, handle_signals
 
 
 def a_process() -> subprocess.Popen[bytes]:
@@ -82,7 +82,7 @@ import sys, time
 from pathlib import Path
 from raypar.cli.common import quiet
 from raypar.run import head
-from raypar.run.interruption import handle_signals, uninterrupted
+from raypar.signals import handle_signals, uninterrupted
 
 head.GRACE_S = 0.0
 with handle_signals(), quiet(Path(sys.argv[2])):

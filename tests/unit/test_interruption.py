@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from raypar.run import interruption
-from raypar.run.interruption import Interrupted, handle_signals, uninterrupted, was_interrupted
+from raypar import signals as interruption
+from raypar.signals import Interrupted, handle_signals, uninterrupted, was_interrupted
 
 HEAD = """
 import os, signal, subprocess, sys, time
-from raypar.run.interruption import *
+from raypar.signals import *
 def send(number=signal.SIGINT): os.kill(os.getpid(), number); [None for _ in range(1000)]
 """
 

@@ -17,7 +17,9 @@ ORDER = (
     "units",
     "masking",
     "durability",
+    "fsync",
     "trace",
+    "signals",
     "provenance",
     "study",
     "workloads",
@@ -26,6 +28,7 @@ ORDER = (
     "run",
     "track",
     "analysis",
+    "predict",
     "report",
     "planning",
     "final_test",
@@ -36,14 +39,14 @@ ORDER = (
     "keeper",
     "runners",
     "execution",
-    "doctor",
     "notebook",
+    "doctor",
     "cli",
 )
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {
-    "ray": ("run", "train"),
+    "ray": ("run", "train", "predict"),
     "mlflow": ("track",),
     "typer": ("cli",),
     "rich": ("report", "cli"),
@@ -51,13 +54,13 @@ OWNERS = {
     "vl_convert": ("report",),
     "jinja2": ("report",),
     "markupsafe": ("report",),
-    "scipy": ("analysis",),
+    "scipy": ("analysis", "predict"),
     "torchvision": ("workloads",),
     "sklearn": ("workloads",),
     "pynvml": ("train",),
 }
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
-MAY_START_WITH = {"torch": ("train", "run", "parallel"), "ray": ("train", "run")}
+MAY_START_WITH = {"torch": ("train", "run", "parallel", "predict"), "ray": ("train", "run")}
 
 
 @dataclass(frozen=True)

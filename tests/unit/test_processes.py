@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raypar.run.processes import ForkClient, ForkServer, is_running
+from raypar.run.processes import ForkClient, ForkServer
+from raypar.signals import is_running
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="no waitid here, which waits for an end and leaves it to others")

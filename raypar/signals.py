@@ -166,6 +166,16 @@ def exit_now(exit_code: int, message: str = "") -> None:
     os._exit(exit_code)
 
 
+def is_running(pid: int) -> bool:
+    """Return True for a process that has not ended, reaped or not."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def end_descendants(but: frozenset[int] = frozenset()) -> None:
     """Kill every process that descends from this one.
 
@@ -173,8 +183,6 @@ def end_descendants(but: frozenset[int] = frozenset()) -> None:
         but: process ids of children to keep, with their descendants.
     """
     import psutil
-
-    from raypar.run.processes import is_running
 
     for _ in range(10):  # a process that is killed may just have started another
         family = [child for child in psutil.Process().children() if child.pid not in but]
