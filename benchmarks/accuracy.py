@@ -15,7 +15,7 @@ from common import begin, local_trial, parser_for, scratch, tell
 
 from raypar import units, workloads
 from raypar.errors import DataError
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.trial import TrialResult
 from raypar.study.workload import Config
 from raypar.train.affinity import allowed_cores

@@ -12,7 +12,7 @@ from common import begin, parser_for, tell
 
 from raypar import units
 from raypar.report.work import scaled
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.train.work import work_of
 from raypar.workloads import resnet
 

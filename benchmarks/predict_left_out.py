@@ -24,7 +24,7 @@ from raypar.analysis.network import Network
 from raypar.analysis.training import communication_of
 from raypar.run.probe import probe_all_reduces
 from raypar.study.options import OPTIONS
-from raypar.study.settings import parse_value
+from raypar.study.overrides import parse_value
 from raypar.study.trial import TrialResult
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.layers import layer_costs

@@ -13,9 +13,8 @@ from raypar.analysis.question import question_of
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
 from raypar.run.capacity import CoreLeases, absent_cores, cores_text
 from raypar.run.cluster import Cluster
-from raypar.study.config import resolve
+from raypar.study.options import MINDS_MODEL, STRATEGY_OPTIONS, resolve
 from raypar.study.space import Grid, examples
-from raypar.study.strategies import MINDS_MODEL, STRATEGY_OPTIONS
 from raypar.study.study import Study
 from raypar.study.trial import Placement, TrialResult, TrialSpec
 from raypar.study.workload import Config, Workload

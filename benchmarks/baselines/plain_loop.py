@@ -12,7 +12,7 @@ from common import answer
 from torch.nn import functional
 
 from raypar import workloads
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 
 MEAN, STD = 0.1307, 0.3081
 NUM_WARMUP_STEPS = 10

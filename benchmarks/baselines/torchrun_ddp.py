@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from raypar import workloads
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 
 MEAN, STD = 0.1307, 0.3081
 NUM_WARMUP_STEPS = 10

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
 
 from raypar import workloads
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.workloads.datasets import ensure_image_set
 
 NUM_WARMUP_BATCHES = 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import NO_MATTER, TrialResult, TrialState, latest

@@ -182,7 +182,7 @@ def _check_positive(flag: str, value: float | None) -> None:
 
 
 def _settings(settings: Sequence[str]) -> dict[str, Value]:
-    from raypar.study.settings import parse_value
+    from raypar.study.overrides import parse_value
 
     found: dict[str, Value] = {}
     for setting in settings:

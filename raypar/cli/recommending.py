@@ -139,7 +139,7 @@ def _seconds(text: str) -> float:
 
 
 def _only(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    from raypar.study.settings import parse_value
+    from raypar.study.overrides import parse_value
     from raypar.study.space import Grid
 
     found: dict[str, tuple[Value, ...]] = {}

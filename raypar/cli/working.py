@@ -61,7 +61,7 @@ def config_of(workload: Workload, settings: list[str]) -> Config:
     Raises:
         RayparError: a setting is wrong, or sweeps.
     """
-    from raypar.study.settings import with_flags
+    from raypar.study.overrides import with_flags
     from raypar.study.study import Study
 
     study = with_flags(Study(workload=workload, num_repeats=1), settings)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from raypar.study.strategies import pipeline_size, tensor_size
+from raypar.study.options import pipeline_size, tensor_size
 from raypar.study.workload import Config, Workload
 
 

@@ -6,8 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from raypar.study.affinity import listed_cores
-from raypar.study.nodes import label_of
+from raypar.study.placement import label_of, listed_cores
 from raypar.study.space import Value
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core

@@ -22,7 +22,7 @@ from raypar.run.processes import answers
 from raypar.run.room import Node, On
 from raypar.run.runner import RunSettings
 from raypar.run.schedule import ROUNDING, Phase, Rules, Standing
-from raypar.study.nodes import label_of
+from raypar.study.placement import label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark

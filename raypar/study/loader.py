@@ -19,7 +19,7 @@ from typing import Any
 
 from raypar.errors import NotForTraining, RayparError, StudyError, cut, is_for_training, suggest
 from raypar.study.code import source_files
-from raypar.study.settings import with_flags
+from raypar.study.overrides import with_flags
 from raypar.study.study import Study
 
 MODULE_PREFIX = "raypar_study_"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raypar.errors import StudyError
-from raypar.study.config import resolve
-from raypar.study.mistakes import mistakes_of
+from raypar.study.options import resolve
 from raypar.study.space import Domain, Grid, Value, plain
 from raypar.study.trial import Placement, TrialSpec
+from raypar.study.validation import mistakes_of
 from raypar.study.workload import Workload
 
 

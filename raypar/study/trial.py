@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from raypar.study.nodes import UNSAID
+from raypar.study.placement import UNSAID
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
@@ -42,7 +42,7 @@ class Placement:
     num_workers: int
     cpus_per_worker: int
     device: str  # "cpu", "cuda" or "mps"; never "auto"
-    nodes: Value = "pack"  # see `raypar.study.nodes`
+    nodes: Value = "pack"  # see `raypar.study.placement`
     node_label: str | None = None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypar.errors import DataError
-from raypar.study.strategies import tensor_size
+from raypar.study.options import tensor_size
 from raypar.study.workload import Config, Data, Split, Workload, whole_number
 from raypar.workloads.transformer_layers import TENSOR_PLAN, blocks, embedding, head
 

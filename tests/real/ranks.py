@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from raypar.parallel.place import Place
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.workload import Workload
 from raypar.train.loop import train
 

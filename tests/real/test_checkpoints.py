@@ -14,7 +14,7 @@ from telling import losses, run, settings_at
 from raypar import Study, Workload
 from raypar.parallel.place import Place
 from raypar.run.local import LocalRunner
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankOutcome
 from raypar.train.loop import train

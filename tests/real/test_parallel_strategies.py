@@ -16,7 +16,7 @@ from raypar.parallel import ddp
 from raypar.parallel.passes import Batch, Pass
 from raypar.parallel.place import Place
 from raypar.parallel.strategy import Strategy, Task, build_strategy
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 
 NUM_STEPS = 5
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -18,7 +18,7 @@ from nothing_starts import Done, raypar
 from raypar.cli import app
 from raypar.errors import RayparError
 from raypar.study.loader import load_study
-from raypar.study.mistakes import MAX_TRIALS
+from raypar.study.validation import MAX_TRIALS
 
 # What a command has to be given; one that is not here is given none. `study` is fuzzed as a dry run: it would start.
 ARGUMENTS = {

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from raypar import workloads
 from raypar.analysis.question import Question
 from raypar.cli import app
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.trial import TrialResult
 
 STEP_S = {(1, 64): 0.0104, (1, 256): 0.0296, (2, 64): 0.009, (2, 256): 0.0186, (4, 256): 0.0142}

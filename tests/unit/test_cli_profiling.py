@@ -8,7 +8,7 @@ from raypar import Study, Workload, choice, grid, uniform
 from raypar.cli.profiling import point_of
 from raypar.cli.running import check_can_profile
 from raypar.errors import RayparError
-from raypar.study.settings import with_flags
+from raypar.study.overrides import with_flags
 from raypar.workloads import digits
 
 

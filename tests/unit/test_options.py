@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from raypar import Workload
-from raypar.study.compatibility import check_together
-from raypar.study.config import resolve
-from raypar.study.options import OPTIONS, check_value, known_options
+from raypar.study.options import OPTIONS, check_value, known_options, resolve
 from raypar.study.space import Value
+from raypar.study.validation import check_together
 from raypar.study.workload import one_of
 
 

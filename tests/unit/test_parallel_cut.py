@@ -17,7 +17,7 @@ from raypar.parallel.passes import Batch, Pass, parts_of
 from raypar.parallel.pipeline import micro_batches_for
 from raypar.parallel.suitable import why_not
 from raypar.parallel.tensor import plan_of
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.workloads import digits, resnet, transformer, wide_mlp
 
 costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=9)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar import Study, Workload, choice, grid, uniform
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.trial import TrialSpec
 
 WORKLOAD = Workload(name="w", model=lambda c: None, data=lambda c: None, options={"width": 8})

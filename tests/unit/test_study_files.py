@@ -14,8 +14,8 @@ import torch
 from raypar.parallel.pipeline import micro_batches_for
 from raypar.parallel.suitable import why_not
 from raypar.study.loader import LoadedStudy, load_study
-from raypar.study.settings import with_flags
-from raypar.study.strategies import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES, impossible
+from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES, impossible
+from raypar.study.overrides import with_flags
 from raypar.study.study import Study
 
 FOLDER = Path(__file__).parents[2] / "studies"

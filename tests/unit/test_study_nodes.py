@@ -9,7 +9,7 @@ import pytest
 from raypar import Study, StudyError, grid
 from raypar.planning import make_plan
 from raypar.run.cluster import Cluster
-from raypar.study.nodes import label_of, label_problem, nodes_problem
+from raypar.study.placement import label_of, label_problem, nodes_problem
 from raypar.workloads import digits
 
 ONE = Cluster(({"CPU": 4.0},), is_own=True)

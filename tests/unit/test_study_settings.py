@@ -8,7 +8,7 @@ import pytest
 from loading import GOOD, loaded, told, written
 
 from raypar import StudyError, grid
-from raypar.study.settings import parse_value
+from raypar.study.overrides import parse_value
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform, Value
 
 pytestmark = pytest.mark.usefixtures("modules_as_they_were")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from raypar.study.compatibility import check_together
-from raypar.study.config import resolve
-from raypar.study.options import OPTIONS
-from raypar.study.space import Value
-from raypar.study.strategies import (
+from raypar.study.options import (
     _MEANT_FOR,
+    OPTIONS,
     STRATEGIES,
     STRATEGY_OPTIONS,
     num_shares,
     pipeline_size,
+    resolve,
     tensor_size,
 )
+from raypar.study.space import Value
+from raypar.study.validation import check_together
 from raypar.study.workload import Workload
 
 WORKLOAD = Workload(name="own", model=lambda _: None, data=lambda _: None)  # type: ignore[arg-type,return-value]

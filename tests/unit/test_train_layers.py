@@ -12,7 +12,7 @@ from torch import nn
 from raypar import workloads
 from raypar.analysis.step_model import one_layer
 from raypar.errors import DataError, RayparError
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.workload import Workload
 from raypar.train.layer_cost import LayerCost
 from raypar.train.layers import count_layers, is_one_layer, layer_costs

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.study.config import resolve
-from raypar.study.options import LR_SCALINGS, LR_SCHEDULES
+from raypar.study.options import LR_SCALINGS, LR_SCHEDULES, resolve
 from raypar.train.optim import build_optimizer
 from raypar.train.schedule import build_schedule, lr_factor, scaled_lr
 from raypar.workloads import digits

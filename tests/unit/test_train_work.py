@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raypar.errors import RayparError
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.train.peak import peak_flops
 from raypar.train.work import LayerWork, Work, count_work, work_of
 from raypar.workloads import digits, resnet, tweets

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from raypar.errors import DataError, RayparError
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.workloads import gpt2_code
 from raypar.workloads.gpt2 import next_token_loss
 from raypar.workloads.gpt2_code import MBPP, generate, prepare, prompted, texts

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.train.work import count_work
 from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES, lenet5
 

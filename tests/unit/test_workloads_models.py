@@ -15,7 +15,7 @@ from torch import nn
 
 from raypar import Workload
 from raypar.errors import DataError, RayparError
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.workloads import datasets, digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, resnet, wide_mlp
 from raypar.workloads.datasets import ImageSet, raw_dir
 from raypar.workloads.images import normalised
@@ -218,7 +218,7 @@ def test_preparing_says_what_is_missing_before_anything_runs(tmp_path: Path, mon
 
 def test_embedded_data_needs_neither_sklearn_nor_torchvision_to_be_imported() -> None:
     code = (
-        "import sys; from raypar.study.config import resolve; from raypar.workloads import digits, iris; "
+        "import sys; from raypar.study.options import resolve; from raypar.workloads import digits, iris; "
         "digits.data({}); iris.prepare({}); iris.data(resolve(iris, {})); "
         "print({'sklearn', 'torchvision'} & set(sys.modules))"
     )

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 from raypar import Study, grid
 from raypar.errors import DataError, StudyError
-from raypar.study.config import resolve
 from raypar.study.loader import load_study
+from raypar.study.options import resolve
 from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
 from raypar.train.schedule import scaled_lr

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from raypar import Study, StudyError, Workload
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.workload import Data
 from raypar.workloads import datasets, digits, fashion_mlp, iris, mnist_cnn, mnist_mlp
 from raypar.workloads.activations import ACTIVATIONS, activation

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raypar.errors import DataError
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
 from raypar.train.work import ATTENTION, FULLY_CONNECTED, count_work

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from raypar.errors import DataError
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.workloads import tweets
 from raypar.workloads.files import cache_dir
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raypar.study.config import resolve
+from raypar.study.options import resolve
 from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
 from raypar.workloads import wide_mlp

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 from raypar.errors import Mistake, StudyError, suggest
-from raypar.study.mistakes import MAX_TRIALS
 from raypar.study.options import check_value, known_options
 from raypar.study.space import (
     DOMAINS,
@@ -24,6 +23,7 @@ from raypar.study.space import (
     uniform,
 )
 from raypar.study.study import Study
+from raypar.study.validation import MAX_TRIALS
 
 _MAKERS: Mapping[str, Any] = {
     "grid": grid,
