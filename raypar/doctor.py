@@ -32,8 +32,7 @@ from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.spool import read_ack, spools, target
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
-from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_image_set, named_dir
-from raypar.workloads.files import ensure_files
+from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, ensure_image_set, named_dir
 from raypar.workloads.gpt2_code import MBPP
 from raypar.workloads.tweets import TWEETS
 

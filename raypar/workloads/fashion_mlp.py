@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from raypar.study.workload import Config, Data, Workload, one_of
 from raypar.workloads.activations import ACTIVATIONS, activation
-from raypar.workloads.datasets import IMAGE_SETS, ensure_image_set
-from raypar.workloads.images import image_data
+from raypar.workloads.datasets import IMAGE_SETS, ensure_image_set, image_data
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,17 +1,189 @@
-"""Image classification with the networks of torchvision, on images that are made up or lie in a folder."""
+"""Image classification with torchvision's networks, on synthetic images or a folder of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from raypar.errors import DataError, RayparError, suggest
-from raypar.study.workload import Config, Data, Option, Workload, one_of, whole_number
-from raypar.workloads.image_folder import check_image_folder, class_names, folder_datasets, image_folder
-from raypar.workloads.image_transforms import augmented, normalised_rgb, preparation, prepared_one_by_one
-from raypar.workloads.synthetic import synthetic_images
+from raypar.study.workload import Config, Data, Option, Split, Workload, one_of, whole_number
+from raypar.workloads.datasets import DATA_DIR_VARIABLE, data_dir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch.utils.data import Dataset
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+if TYPE_CHECKING:
     from torch import nn
+
+
+# Of ImageNet's training pixels, red, green and blue, as fractions of 255: torchvision's models are trained with them.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SHORT_SIDE = 256 / 224  # of the crop: what torchvision's models are evaluated with
+
+
+def normalised_rgb(pixels: Tensor) -> Tensor:
+    """A batch of bytes, shape ``(batch, 3, height, width)``, as float32 of about zero mean and unit variance."""
+    import torch
+
+    x = pixels.to(torch.float32)
+    # Numbers, not a tensor of three: that one would have to be brought to the device, or kept there.
+    for channel, (mean, std) in enumerate(zip(MEAN, STD, strict=True)):
+        x[:, channel].mul_(1 / (255 * std)).sub_(mean / std)
+    return x
+
+
+def augmented(image_size: int) -> list[Any]:
+    """A random part of the image, stretched to the size, and mirrored half of the time (Szegedy et al. 2015,
+    arXiv:1409.4842)."""
+    from torchvision import transforms
+
+    return [transforms.RandomResizedCrop(image_size), transforms.RandomHorizontalFlip()]
+
+
+def centred(image_size: int) -> list[Any]:
+    """The middle of the image, of which the crop takes 7/8."""
+    from torchvision import transforms
+
+    return [transforms.Resize(round(image_size * SHORT_SIDE)), transforms.CenterCrop(image_size)]
+
+
+def preparation(steps: list[Any], *, is_decoded: bool) -> Callable[[Any], Tensor]:
+    """The steps, then what `normalised_rgb` does, for one image.
+
+    Args:
+        is_decoded: the images come as uint8 tensors of shape ``(3, height, width)``, and not as PIL has them.
+    """
+    import torch
+    from torchvision import transforms
+
+    decode = [] if is_decoded else [transforms.PILToTensor()]
+    scale = [transforms.ConvertImageDtype(torch.float32), transforms.Normalize(MEAN, STD)]
+    prepare: Callable[[Any], Tensor] = transforms.Compose([*steps, *decode, *scale])
+    return prepare
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The samples of a Split, each prepared when it is asked for."""
+
+    split: Split
+    prepare: Callable[[Any], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.prepare(self.split.inputs[index]), self.split.targets[index]
+
+
+def prepared_one_by_one(split: Split, prepare: Callable[[Any], Tensor]) -> Dataset[Any]:
+    """A data set of a Split's samples, for the processes of a DataLoader to have their work."""
+    # No subclass of Dataset, for which torch would have to be imported with this module: it adds nothing to the two.
+    return cast("Dataset[Any]", _Prepared(split, prepare))
+
+
+PATTERN_SEED = 0
+PATTERN_SIDE = 4
+HALF = 128  # pattern and noise are from 0 to 127 each, so that their sum is a byte
+
+
+def synthetic_images(num_images: int, num_classes: int, image_size: int, *, seed: int) -> Split:
+    """Noise over a coarse pattern of 4 x 4 patches, one for each class, so that a network has something to learn.
+
+    Args:
+        image_size: height and width, pixels.
+        seed: of the noise; the classes' patterns are always the same, so that two sets are of one kind.
+
+    Returns:
+        Inputs of shape ``(num_images, 3, image_size, image_size)``, uint8 from 0 to 254; the classes take turns.
+    """
+    import torch
+    from torch.nn.functional import interpolate
+
+    fixed, own = torch.Generator().manual_seed(PATTERN_SEED), torch.Generator().manual_seed(seed)
+    coarse = torch.randint(HALF, (num_classes, 3, PATTERN_SIDE, PATTERN_SIDE), generator=fixed)
+    patterns = interpolate(coarse.float(), size=(image_size, image_size), mode="nearest").to(torch.uint8)
+    targets = torch.arange(num_images) % num_classes
+    shape = (num_images, 3, image_size, image_size)
+    inputs = torch.randint(HALF, shape, dtype=torch.uint8, generator=own).add_(patterns[targets])
+    return Split(inputs, targets)
+
+
+PARTS = ("train", "val")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's IMG_EXTENSIONS
+ORDER_SEED = 0
+_LAYOUT = "it has to hold train/CLASS/*.jpg and val/CLASS/*.jpg"
+
+
+def image_folder(name: str) -> Path:
+    """The folder of that name in the data folder; an absolute path stays what it is."""
+    return data_dir() / name
+
+
+def class_names(part: Path) -> list[str]:
+    """As torchvision finds them: every folder in `part` is a class; in the order of their numbers."""
+    return sorted(entry.name for entry in os.scandir(part) if entry.is_dir())
+
+
+def check_image_folder(root: Path) -> None:
+    """Make sure that both parts are there with the same classes, and that each has an image; looks into no image.
+
+    Raises:
+        DataError: naming the folder, what is wrong with it, and the way out.
+    """
+    where = f"name it with --set folder=NAME (below the data folder, see --data-dir or {DATA_DIR_VARIABLE}); {_LAYOUT}"
+    if not root.is_dir():
+        raise DataError(f"image folder {root}: no such folder", hint=where)
+    for part in PARTS:
+        folder = root / part
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder", hint=f"put the images for {part} there: {_LAYOUT}")
+        names = class_names(folder)
+        if len(names) < 2:
+            what = f"only one class, {names[0]}" if names else "no class"
+            raise DataError(
+                f"{folder}: holds {what}", hint=f"at least 2 folders are needed, one for each class: {_LAYOUT}"
+            )
+        for name in names:
+            if not _has_image(folder / name):
+                hint = f"put images there ({', '.join(SUFFIXES)}), or remove the folder: each is a class"
+                raise DataError(f"{folder / name}: holds no image", hint=hint)
+    train, val = (set(class_names(root / part)) for part in PARTS)
+    if train != val:
+        odd = min(train ^ val)
+        raise DataError(
+            f"{root}: class {odd} is in {PARTS[odd in val]} only",
+            hint="train and val need the same folders, or the classes' numbers would differ",
+        )
+
+
+def folder_datasets(root: Path, image_size: int, *, augment: bool) -> tuple[Dataset[Any], Dataset[Any]]:
+    """The training and the validation images, each decoded and prepared when it is asked for.
+
+    The training images are in one fixed random order: the first thousand of them hold every class in about its share,
+    as the files in the order of their names don't.
+    """
+    import torch
+    from torch.utils.data import Subset
+    from torchvision.datasets import ImageFolder
+
+    steps = augmented(image_size) if augment else centred(image_size)
+    train = ImageFolder(root / "train", preparation(steps, is_decoded=False))
+    val = ImageFolder(root / "val", preparation(centred(image_size), is_decoded=False))
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(ORDER_SEED))
+    return Subset(train, order.tolist()), val
+
+
+def _has_image(folder: Path) -> bool:
+    # One is enough: to look at a million files before every trial would take seconds.
+    return any(file.lower().endswith(SUFFIXES) for _, _, files in os.walk(folder, followlinks=True) for file in files)
+
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 TRAIN_SEED, VAL_SEED = 1, 2

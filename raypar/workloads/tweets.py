@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypar.study.workload import Config, Data, Option, Split, Workload, one_of, whole_number
-from raypar.workloads.files import DataFile, FileSet, ensure_files
+from raypar.workloads.datasets import DataFile, FileSet, ensure_files, prepared
 from raypar.workloads.metrics import accuracy, macro_f1
-from raypar.workloads.prepared import prepared
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

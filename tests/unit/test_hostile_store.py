@@ -192,7 +192,7 @@ def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
     from raypar.train.keep import WEIGHTS_FILE
     from raypar.train.testing import final_scores
     from raypar.workloads import iris
-    from raypar.workloads.gpt2 import generate_text
+    from raypar.workloads.gpt2_code import generate_text
 
     mark = tmp_path / "mark"
     for name in (WEIGHTS_FILE, "pytorch_model.bin", "model.safetensors"):

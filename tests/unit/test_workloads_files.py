@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import DataError
-from raypar.workloads.files import DataFile, FileSet, cache_dir, ensure_files
+from raypar.workloads.datasets import DataFile, FileSet, cache_dir, ensure_files
 
 CONTENTS = {"one.txt": b"one\n", "two.txt": b"two and more\n"}
 
@@ -96,7 +96,7 @@ def test_processes_that_ask_at_once_download_once(online: FileSet, tmp_path: Pat
         "import sys\n"
         "from pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from raypar.workloads import files\n"
+        "from raypar.workloads import datasets as files\n"
         "from test_workloads_files import few_files\n"
         "download = files.download\n"
         "def counted(file, path):\n"

@@ -18,8 +18,7 @@ from torch.nn.functional import cross_entropy
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.workloads import gpt2_code
-from raypar.workloads.gpt2 import next_token_loss
-from raypar.workloads.gpt2_code import MBPP, generate, prepare, prompted, texts
+from raypar.workloads.gpt2_code import MBPP, generate, next_token_loss, prepare, prompted, texts
 
 REAL_DATA = Path(os.environ.get("RAYPAR_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 needs_data = pytest.mark.skipif(
@@ -156,7 +155,7 @@ def test_a_kept_model_is_loaded_again_and_writes_what_it_would_have_written(few:
     assert gpt2_code.save is not None
     gpt2_code.save(model, chosen, tmp_path / "kept")
     found = generate(tmp_path / "kept", "Add 1.", 5)
-    from raypar.workloads.gpt2 import load_tokenizer
+    from raypar.workloads.gpt2_code import load_tokenizer
 
     tokenizer = load_tokenizer(tmp_path / "kept")
     tokens = tokenizer(prompted("Add 1."))["input_ids"]

@@ -17,8 +17,7 @@ from raypar import Workload
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.workloads import datasets, digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, resnet, wide_mlp
-from raypar.workloads.datasets import ImageSet, raw_dir
-from raypar.workloads.images import normalised
+from raypar.workloads.datasets import ImageSet, normalised, raw_dir
 
 ALL = [digits, mnist_mlp, mnist_cnn]
 IN_A_ROW = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
@@ -49,7 +48,7 @@ def tiny_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in TINY.files:
         body = bytes(i % (256 if file.is_images else 10) for i in range(file.num_bytes - len(file.header)))
         (folder / file.name).write_bytes(file.header + body)
-    for module in (datasets, sys.modules["raypar.workloads.images"]):
+    for module in (datasets, sys.modules["raypar.workloads.datasets"]):
         monkeypatch.setattr(module, "IMAGE_SETS", {"MNIST": TINY})
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     return tmp_path

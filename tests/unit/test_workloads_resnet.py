@@ -22,10 +22,7 @@ from raypar.study.options import resolve
 from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
 from raypar.train.schedule import scaled_lr
-from raypar.workloads.image_folder import SUFFIXES, check_image_folder
-from raypar.workloads.image_transforms import MEAN, STD, normalised_rgb
-from raypar.workloads.resnet import resnet
-from raypar.workloads.synthetic import synthetic_images
+from raypar.workloads.resnet import MEAN, STD, SUFFIXES, check_image_folder, normalised_rgb, resnet, synthetic_images
 
 COLOURS = {"ant": (250, 0, 0), "bee": (0, 0, 250), "cow": (0, 250, 0)}
 

@@ -17,8 +17,7 @@ from raypar.study.options import resolve
 from raypar.study.workload import Data
 from raypar.workloads import datasets, digits, fashion_mlp, iris, mnist_cnn, mnist_mlp
 from raypar.workloads.activations import ACTIVATIONS, activation
-from raypar.workloads.datasets import ImageSet, raw_dir
-from raypar.workloads.images import image_data
+from raypar.workloads.datasets import ImageSet, image_data, raw_dir
 from raypar.workloads.iris import standardised
 
 TINY = ImageSet("FashionMNIST", num_train=20, num_test=10)
@@ -165,7 +164,7 @@ def tiny_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         first = 0 if file.name.startswith("train") else 7
         body = bytes((i + first) % (251 if file.is_images else 10) for i in range(size))
         (folder / file.name).write_bytes(file.header + body)
-    for module in (datasets, sys.modules["raypar.workloads.images"]):
+    for module in (datasets, sys.modules["raypar.workloads.datasets"]):
         monkeypatch.setattr(module, "IMAGE_SETS", {"FashionMNIST": TINY})
     monkeypatch.setattr(sys.modules["raypar.workloads.fashion_mlp"], "NUM_VAL", 4)
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))

@@ -17,8 +17,7 @@ from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
 from raypar.train.work import ATTENTION, FULLY_CONNECTED, count_work
 from raypar.workloads import transformer
-from raypar.workloads.transformer import sequence_accuracy, token_accuracy, token_loss
-from raypar.workloads.transformer_layers import TENSOR_PLAN
+from raypar.workloads.transformer import TENSOR_PLAN, sequence_accuracy, token_accuracy, token_loss
 
 SMALL: dict[str, Any] = {"width": 32, "num_blocks": 2, "sequence_length": 8, "num_sequences": 1024}
 

@@ -14,7 +14,7 @@ from torch import nn
 from raypar.errors import DataError
 from raypar.study.options import resolve
 from raypar.workloads import tweets
-from raypar.workloads.files import cache_dir
+from raypar.workloads.datasets import cache_dir
 
 REAL_DATA = Path(os.environ.get("RAYPAR_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 needs_tweets = pytest.mark.skipif(
