@@ -177,7 +177,7 @@ def _unsplittable(study: Study, specs: Sequence[TrialSpec]) -> Iterator[Mistake]
         if (key := json.dumps(own, sort_keys=True, default=str)) in seen:
             continue
         seen.add(key)
-        from raypar.parallel.suitable import why_not
+        from raypar.parallel.compatibility import why_not
 
         if (problem := why_not(study.workload, config)) is not None:
             yield Mistake(

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from raypar.parallel.passes import Batch, Pass
-from raypar.parallel.strategy import Alone, Task, same_share_everywhere
+from raypar.parallel.strategy import Alone, Batch, Pass, Task, same_share_everywhere
 from raypar.study.workload import Config
 
 Hook: TypeAlias = Callable[[GradBucket], torch.futures.Future[Tensor]]

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raypar.parallel.fsdp import agree_on_buffers
-from raypar.parallel.passes import Batch, Pass, parts_of
-from raypar.parallel.strategy import Alone, Task, same_share_everywhere
+from raypar.parallel.strategy import Alone, Batch, Pass, Task, parts_of, same_share_everywhere
 from raypar.study.workload import Config
 
 

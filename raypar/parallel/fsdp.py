@@ -17,9 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from raypar.parallel.norms import clip
-from raypar.parallel.passes import Batch, Pass
-from raypar.parallel.strategy import Alone, Task, same_share_everywhere
+from raypar.parallel.strategy import Alone, Batch, Pass, Task, clip, same_share_everywhere
 
 
 class FullyShard(Alone):

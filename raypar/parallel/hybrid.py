@@ -17,10 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from raypar.parallel.fsdp import agree_on_buffers, gather
-from raypar.parallel.norms import clip
-from raypar.parallel.passes import Batch, Pass
 from raypar.parallel.pipeline import Stages
-from raypar.parallel.strategy import Alone, Task, by_layout
+from raypar.parallel.strategy import Alone, Batch, Pass, Task, by_layout, clip
 from raypar.parallel.tensor import plan_of, split_layers
 from raypar.study.workload import Config
 

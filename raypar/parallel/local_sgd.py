@@ -17,8 +17,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from raypar.parallel.fsdp import agree_on_buffers
-from raypar.parallel.passes import Batch, Pass
-from raypar.parallel.strategy import Alone, Task, same_share_everywhere
+from raypar.parallel.strategy import Alone, Batch, Pass, Task, same_share_everywhere
 
 
 class LocalSgd(Alone):

@@ -1,19 +1,166 @@
-"""How the ranks of a trial share the work of a step and come to the same weights after it."""
+"""Strategy protocol: how the ranks of a trial share a step's work and reach the same weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from raypar.parallel.passes import Batch, Pass
-from raypar.parallel.place import Place
 from raypar.study.workload import Config, Workload
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank's place in its trial's process group (there is none for one rank)."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The float64 values summed over all ranks; on the CPU."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def max(self, values: list[float]) -> list[float]:
+        """Each value's largest over all ranks."""
+        found: list[float] = self._reduced(torch.tensor(values, dtype=torch.float64), dist.ReduceOp.MAX).tolist()
+        return found
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def _reduced(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.world_size > 1:
+            # NCCL reduces on the GPU only, gloo where the values are.
+            values = values.to(self.device if self.device.type == "cuda" else "cpu")
+            dist.all_reduce(values, how)
+        return values.cpu()
+
+
+Span: TypeAlias = Callable[[str], contextlib.AbstractContextManager[object]]
+_nothing = contextlib.nullcontext()
+
+
+def no_span(_: str) -> contextlib.AbstractContextManager[object]:
+    """Marks nothing: what a timed run has in place of a profile's marks."""
+    return _nothing
+
+
+class Batch(NamedTuple):
+    """What one step of one rank works on.
+
+    Attributes:
+        weight: what the mean loss of this part is multiplied with, so that the average over the shares of the global
+            batch is its mean: ``num_local * num_shares / num_global``.
+        num_samples: the samples that weigh.
+    """
+
+    inputs: Any
+    targets: Any
+    weight: float
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a loss comes from a batch, and gradients from a loss.
+
+    Attributes:
+        loss_of: ``loss_of(outputs, targets)``, the mean over the samples.
+        autocast: to compute the forward pass in.
+        scaled: what is done to a loss before the backward pass (fp16's scaling).
+        span: marks a part of the step by its name, for a profile.
+    """
+
+    loss_of: Callable[..., Tensor]
+    autocast: Callable[[], contextlib.AbstractContextManager[object]]
+    scaled: Callable[[Tensor], Tensor]
+    span: Span = no_span
+
+    def run(self, module: nn.Module, batch: Batch) -> Tensor:
+        """Add the gradients of a batch's weighted mean loss to the module's; returns the mean loss."""
+        with self.span("forward"), self.autocast():
+            loss = self.loss_of(module(batch.inputs), batch.targets)
+        with self.span("backward"):
+            self.scaled(loss if batch.weight == 1.0 else loss * batch.weight).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def run_in_parts(
+        self,
+        module: nn.Module,
+        batch: Batch,
+        num_parts: int,
+        holding: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> Tensor:
+        """`run`, with the batch in parts whose gradients add up to the whole's.
+
+        Args:
+            holding: all passes but the last are run in it: the place to hold back communication.
+        """
+        if num_parts == 1:
+            return self.run(module, batch)
+        loss: Tensor | None = None
+        for i, (part, share) in enumerate(parts_of(batch, num_parts)):
+            with holding() if i < num_parts - 1 else contextlib.nullcontext():
+                own = self.run(module, part) * share
+            loss = own if loss is None else loss + own
+        assert loss is not None
+        return loss
+
+
+def parts_of(batch: Batch, num_parts: int) -> Iterator[tuple[Batch, float]]:
+    """Nearly equal parts of a batch, in order, and what share of the batch each is.
+
+    There are always `num_parts`, since every rank has to join as many collectives as the others: where there are too
+    few samples, a part is the batch's first one with weight 0.
+    """
+    size = len(batch.targets)
+    for x, y in zip(
+        torch.tensor_split(batch.inputs, num_parts), torch.tensor_split(batch.targets, num_parts), strict=True
+    ):
+        share = len(y) / size
+        if not share:
+            x, y = batch.inputs[:1], batch.targets[:1]
+        yield Batch(x, y, batch.weight * share, round(batch.num_samples * share)), share
+
+
+def clip(parameters: Sequence[nn.Parameter], max_norm: float, others: dist.ProcessGroup | None = None) -> Tensor:
+    """``clip_grad_norm_`` where some gradients are split among ranks, and other ranks have other layers.
+
+    Args:
+        others: the ranks that have the model's other layers, this one included; None: there are none.
+
+    Returns:
+        The norm of all gradients before, of shape ``()``.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # Of a split gradient the norm is that of the whole, the same on every rank.
+    squares = [
+        norm.full_tensor() if isinstance(norm, DTensor) else norm
+        for norm in (get_total_norm(part) ** 2 for part in _by_layout(gradients) if part)
+    ]
+    total = torch.stack(squares).sum() if squares else torch.zeros(())
+    if others is not None:
+        dist.all_reduce(total, group=others)
+    norm = total.sqrt()
+    for part in _by_layout(parameters):
+        clip_grads_with_norm_(part, max_norm, norm)
+    return norm
+
+
+def _by_layout(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """torch's functions take either split tensors or plain ones."""
+    return [[t for t in tensors if isinstance(t, DTensor) is split] for split in (False, True)]
 
 
 @dataclass(frozen=True)

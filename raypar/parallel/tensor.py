@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from raypar.parallel.fsdp import gather
-from raypar.parallel.norms import clip
-from raypar.parallel.strategy import Alone, Task, by_layout
+from raypar.parallel.strategy import Alone, Task, by_layout, clip
 from raypar.study.workload import Workload
 
 STYLES: Mapping[str, type[ColwiseParallel] | type[RowwiseParallel]] = {

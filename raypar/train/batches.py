@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from raypar.parallel.passes import Batch
+from raypar.parallel.strategy import Batch
 from raypar.study.workload import Config, Data
 
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from raypar.fsync import sync_folder
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 
 _SPLIT = "split"  # marks this rank's part of a tensor that is split among ranks
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.numerics import Numerics
 from raypar.workloads.metrics import accuracy

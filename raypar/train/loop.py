@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raypar.parallel.passes import Batch, Span, no_span
-from raypar.parallel.place import Place
-from raypar.parallel.strategy import Strategy, Task, build_strategy, restore, snapshot
+from raypar.parallel.strategy import Batch, Place, Span, Strategy, Task, build_strategy, no_span, restore, snapshot
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import batches

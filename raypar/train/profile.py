@@ -23,8 +23,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from raypar.parallel.passes import Batch, Span, no_span
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Batch, Place, Span, no_span
 from raypar.train.numerics import Numerics
 from raypar.train.peak import peak_flops
 from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raypar.parallel.passes import Batch, Pass, Span, no_span
-from raypar.parallel.strategy import Strategy
+from raypar.parallel.strategy import Batch, Pass, Span, Strategy, no_span
 from raypar.study.workload import Config
 from raypar.train.checkpoint import optimizer_state, set_optimizer_state
 from raypar.train.numerics import Numerics

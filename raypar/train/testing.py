@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 from raypar.study.workload import Config, Workload
 from raypar.train.evaluate import Evaluation
 from raypar.train.keep import WEIGHTS_FILE

@@ -84,7 +84,7 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
 
             outcome = run_train_loop(workload.train_loop, job, channel, Watch(cores, device))
         else:
-            from raypar.parallel.place import Place
+            from raypar.parallel.strategy import Place
             from raypar.train.keep import pack
             from raypar.train.loop import train
             from raypar.train.profile import Wanted

@@ -19,7 +19,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 from raypar.study.options import resolve
 from raypar.study.workload import Workload
 from raypar.train.loop import train

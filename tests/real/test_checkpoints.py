@@ -12,7 +12,7 @@ from ranks import Reports, on_ranks
 from telling import losses, run, settings_at
 
 from raypar import Study, Workload
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 from raypar.run.local import LocalRunner
 from raypar.study.options import resolve
 from raypar.train.affinity import allowed_cores

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ranks import Reports, on_ranks, reports_of
 
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 from raypar.workloads.transformer import transformer
 from raypar.workloads.wide_mlp import wide_mlp
 

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from raypar import Workload
 from raypar.parallel import ddp
-from raypar.parallel.passes import Batch, Pass
-from raypar.parallel.place import Place
-from raypar.parallel.strategy import Strategy, Task, build_strategy
+from raypar.parallel.strategy import Batch, Pass, Place, Strategy, Task, build_strategy
 from raypar.study.options import resolve
 
 NUM_STEPS = 5

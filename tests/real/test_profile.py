@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from raypar import Workload
 from raypar.analysis.breakdown import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS, Profile, profile_of
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 from raypar.study.options import resolve
 from raypar.train.loop import train
 from raypar.train.profile import Wanted

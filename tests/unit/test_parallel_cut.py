@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raypar import Workload
-from raypar.parallel.cut import balanced, cut, layers_of, names_of
+from raypar.parallel.compatibility import why_not
 from raypar.parallel.fsdp import units_of
-from raypar.parallel.passes import Batch, Pass, parts_of
-from raypar.parallel.pipeline import micro_batches_for
-from raypar.parallel.suitable import why_not
+from raypar.parallel.pipeline import balanced, cut, layers_of, micro_batches_for, names_of
+from raypar.parallel.strategy import Batch, Pass, parts_of
 from raypar.parallel.tensor import plan_of
 from raypar.study.options import resolve
 from raypar.workloads import digits, resnet, transformer, wide_mlp

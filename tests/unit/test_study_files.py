@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from raypar.parallel.compatibility import why_not
 from raypar.parallel.pipeline import micro_batches_for
-from raypar.parallel.suitable import why_not
 from raypar.study.loader import LoadedStudy, load_study
 from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES, impossible
 from raypar.study.overrides import with_flags

@@ -14,7 +14,7 @@ from torch import nn
 
 from raypar import Data, Split, Study, StudyError, Workload, grid
 from raypar.analysis.question import question_of
-from raypar.parallel.place import Place
+from raypar.parallel.strategy import Place
 from raypar.study.options import resolve
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.job import RankOutcome
