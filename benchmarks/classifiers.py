@@ -13,7 +13,7 @@ from common import begin, parser_for, tell
 from raypar import units
 from raypar.report.work import scaled
 from raypar.study.options import resolve
-from raypar.train.work import work_of
+from raypar.train.flops import work_of
 from raypar.workloads import resnet
 
 LECTURE = ("alexnet", "resnet50")

@@ -35,7 +35,7 @@ from raypar.run.processes import BASE_PRELOAD
 from raypar.run.runner import RunSettings
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
-from raypar.train.timer import StepTimer
+from raypar.train.loop import StepTimer
 from raypar.workloads.digits import digits
 
 Figures = dict[str, Any]

@@ -88,7 +88,7 @@ def log_final_model(
         return
     try:
         from raypar.track.models import save_model
-        from raypar.train.exported import exported
+        from raypar.train.saved_model import exported
 
         whole = exported(study.workload, best.spec.config, kept)
         shutil.rmtree(folder, ignore_errors=True)

@@ -24,8 +24,8 @@ def final_test(
         return analysis
     mine = [r.spec for r in results.values() if r.state is TrialState.FINISHED and r.spec.point == point.point]
     folders = [(spec, store.model_folder(study.name, spec.identity)) for spec in mine]
-    from raypar.train.keep import WEIGHTS_FILE
-    from raypar.train.testing import final_scores
+    from raypar.train.evaluate import final_scores
+    from raypar.train.saved_model import WEIGHTS_FILE
 
     kept = [(spec, folder) for spec, folder in folders if folder is not None and (folder / WEIGHTS_FILE).is_file()]
     if not kept:

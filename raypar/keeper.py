@@ -86,7 +86,7 @@ class Keeper:
         if ended.artifacts:
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                # Not compressed, as `raypar.train.keep.pack` makes it: a few bytes can't become a full disk.
+                # Not compressed, as `raypar.train.saved_model.pack` makes it: a few bytes can't become a full disk.
                 with tarfile.open(fileobj=io.BytesIO(ended.artifacts), mode="r:") as tar:
                     tar.extractall(folder, filter=_plain_file)
             except (tarfile.TarError, OSError, ValueError) as error:

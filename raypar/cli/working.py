@@ -38,7 +38,7 @@ def work(
         config = config_of(workload, settings or [])
 
         from raypar.report.work import Plan, print_work
-        from raypar.train.work import work_of
+        from raypar.train.flops import work_of
 
         counted = work_of(workload, config)
         if peak_tflops is not None:
@@ -79,8 +79,8 @@ def measured_peak(config: Config) -> tuple[float, str]:
     """
     import torch
 
-    from raypar.train.numerics import numerics_of
-    from raypar.train.peak import peak_flops
+    from raypar.train.flops import peak_flops
+    from raypar.train.precision import numerics_of
 
     has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind = config["device"] if config["device"] != "auto" else "cuda" if has["cuda"] else "cpu"

@@ -13,7 +13,7 @@ from rich.text import Text
 from raypar import units
 
 if TYPE_CHECKING:
-    from raypar.train.work import LayerWork, Work
+    from raypar.train.flops import LayerWork, Work
 
 _LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"))
 

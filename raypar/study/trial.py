@@ -155,7 +155,7 @@ class TrialResult:
             ``energy_of`` what, or ``no_energy``: why not.
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
-        data: what it was trained and judged on, as `raypar.train.fingerprint` tells; empty where that isn't known.
+        data: what it was trained and judged on, as `raypar.train.data` tells; empty where that isn't known.
         code: digests of the study's source files, see `raypar.study.code`; empty if unknown.
     """
 

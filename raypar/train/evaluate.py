@@ -1,8 +1,10 @@
-"""Evaluation: the loss and every metric over a split, shared out among the ranks."""
+"""Evaluation: the loss and every metric over a split, shared among the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,8 @@ from torch.utils.data import DataLoader, Subset
 
 from raypar.parallel.strategy import Place
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
-from raypar.train.numerics import Numerics
+from raypar.train.precision import Numerics, numerics_of
+from raypar.train.saved_model import WEIGHTS_FILE
 from raypar.workloads.metrics import accuracy
 
 
@@ -87,3 +90,22 @@ class Evaluation:
     def _from_loader(self, loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for x, y in loader:
             yield self._numerics.cast(x.to(self._numerics.device)), y.to(self._numerics.device)
+
+
+def final_scores(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
+    """``loss`` and every metric of a kept model on ``Data.test``, in this process and on the CPU.
+
+    Raises:
+        OSError: the weights are not there.
+    """
+    assert workload.model is not None and workload.data is not None
+    device = torch.device("cpu")
+    data = workload.data(config)
+    if data.test is None:
+        raise ValueError(f"workload {workload.name} says has_test, but its data has no test split")
+    numerics = numerics_of(config, device)
+    model = numerics.place(workload.model(config))
+    model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
+    evaluation = Evaluation(workload, replace(data, val=data.test), config, numerics, Place(0, 1, device))
+    scores = evaluation(model)
+    return {"loss": scores.pop("val_loss"), **scores}

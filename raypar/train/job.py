@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from raypar.study.trial import Failure, TrialResult, TrialSpec, TrialState
-from raypar.train import machines
+from raypar.train import telemetry as machines
 
 # In a trial's artifacts.
 MODEL_FOLDER = "model"
@@ -63,9 +63,9 @@ class RankOutcome:
 
     Attributes:
         counted: over the timed regions; None where there were none.
-        artifacts: what lies in the job's `artifact_dir`, packed by `raypar.train.keep.pack`, where it is to be shipped.
+        artifacts: contents of the job's `artifact_dir`, packed by `raypar.train.saved_model.pack`; empty otherwise.
         profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
-        data: rank 0's `raypar.train.fingerprint`; empty on the others.
+        data: rank 0's `raypar.train.data`; empty on the others.
     """
 
     stopped: bool = False

@@ -18,9 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raypar.errors import RayparError
 from raypar.study.workload import Config, Workload
+from raypar.train.flops import FLOP_PER_MAC, few_inputs, looked_at
 from raypar.train.layer_cost import LayerCost, one_layer
-from raypar.train.shapes import few_inputs, looked_at
-from raypar.train.work import FLOP_PER_MAC
 
 FP64_BYTES = 8
 

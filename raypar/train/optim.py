@@ -1,17 +1,194 @@
-"""From an optimizer's name to torch's optimizer, or to one for large batches that torch lacks."""
+"""Optimizers, learning-rate scaling and schedules.
+
+Parameters of one dimension (biases, the scale and shift of a normalisation) are left out of that, and of weight decay,
+as is usual for both: their norms say little, and decaying them towards 0 harms. They take the plain lr.
+
+Nothing here waits for the device: the ratios stay tensors.
+"""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from raypar.study.workload import Config
-from raypar.train.large_batch import LAMB, LARS
-from raypar.train.schedule import scaled_lr
+
+
+def scaled_lr(config: Config) -> float:
+    """``config["lr"]``, which is meant for ``lr_base_batch_size``, as ``lr_scaling`` has it for ``batch_size``.
+
+    With ratio = batch_size / lr_base_batch_size:
+
+    - none: lr
+    - linear: lr * ratio (Goyal et al. 2017, arXiv:1706.02677): k samples more move the weights k times as far
+    - sqrt: lr * sqrt(ratio) (Krizhevsky 2014, arXiv:1404.5997): keeps the variance of a step's gradient noise
+    """
+    lr = float(config["lr"])
+    if config["lr_scaling"] == "none":
+        return lr
+    ratio = float(config["batch_size"] / config["lr_base_batch_size"])
+    return lr * (ratio if config["lr_scaling"] == "linear" else math.sqrt(ratio))
+
+
+def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -> LRScheduler | None:
+    """The optimizer's lr as the start of what `lr_factor` makes of it; to be stepped once after every step.
+
+    Args:
+        num_steps_total: of the whole training, over all epochs, the warm-up of the lr included.
+
+    Returns:
+        None where the lr never changes, so that no step pays for it.
+    """
+    name, num_warmup = config["lr_schedule"], config["lr_warmup_steps"]
+    if name == "constant" and not num_warmup:
+        return None
+    # Not every step of the schedule follows one of this optimizer: a rank may leave the update to another one, and
+    # fp16's loss scaling leaves out a step whose gradients overflow. torch takes either for a mistake and says so.
+    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`")
+    return LambdaLR(
+        optimizer, partial(lr_factor, schedule=name, num_warmup_steps=num_warmup, num_steps_total=num_steps_total)
+    )
+
+
+def lr_factor(step: int, *, schedule: str, num_warmup_steps: int, num_steps_total: int) -> float:
+    """What the lr is multiplied with at a step; steps count from 0.
+
+    The n warm-up steps have (step + 1) / n, so that none of them has 0. Of what follows, the fraction that is done is
+    t = (step - n) / (num_steps_total - n), and the factor is
+
+    - constant: 1
+    - linear: 1 - t
+    - cosine: (1 + cos(pi t)) / 2 (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts)
+
+    so that the training's last step still moves the weights, and the step after it would not. A warm-up that is
+    longer than the training is cut off.
+    """
+    if step < num_warmup_steps:
+        return (step + 1) / num_warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - num_warmup_steps) / max(1, num_steps_total - num_warmup_steps))
+    return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling: You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1.
+
+    For a layer's weights w and gradient g, with weight decay beta, momentum m and trust coefficient eta::
+
+        ratio = eta |w| / (|g| + beta |w|)
+        v = m v + lr ratio (g + beta w)
+        w = w - v
+
+    with ratio = 1 where |w| or |g| is 0, and ratio = 1, beta = 0 for parameters of one dimension. The norms are
+    Euclidean, over all elements of a parameter tensor.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = _loss_of(closure)
+        for group in self.param_groups:
+            for weights in _with_gradient(group):
+                update = weights.grad
+                if weights.ndim > 1:
+                    decay = group["weight_decay"]
+                    w, g = weights.norm(), update.norm()
+                    ratio = _trust_ratio(group["trust_coefficient"] * w, g + decay * w, (w > 0) & (g > 0))
+                    update = update.add(weights, alpha=decay).mul_(ratio)
+                state = self.state[weights]
+                if not state:
+                    state["velocity"] = torch.zeros_like(weights)
+                # The lr is in the velocity, not outside as in torch's SGD: that is where the paper has it.
+                velocity = state["velocity"].mul_(group["momentum"]).add_(update, alpha=group["lr"])
+                weights.sub_(velocity)
+        return loss
+
+
+class LAMB(Optimizer):
+    """Layer-wise adaptive moments for batch training: You et al. 2020, arXiv:1904.00962, algorithm 2.
+
+    For a layer's weights w and gradient g at step t = 1, 2, …, with weight decay lambda::
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+        w = w - lr |w| / |r + lambda w| (r + lambda w)
+
+    The paper's phi, which bounds |w|, is the identity. The ratio is 1 where |w| or |r + lambda w| is 0; it is 1, and
+    lambda = 0, for parameters of one dimension. The norms are Euclidean, over all elements of a parameter tensor.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = _loss_of(closure)
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weights in _with_gradient(group):
+                state = self.state[weights]
+                if not state:
+                    state.update(step=0, mean=torch.zeros_like(weights), square=torch.zeros_like(weights))
+                state["step"] += 1
+                mean = state["mean"].mul_(beta1).add_(weights.grad, alpha=1 - beta1)
+                square = state["square"].mul_(beta2).addcmul_(weights.grad, weights.grad, value=1 - beta2)
+                root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+                update = (mean / (1 - beta1 ** state["step"])).div_(root)
+                if weights.ndim > 1:
+                    update.add_(weights, alpha=group["weight_decay"])
+                    w, u = weights.norm(), update.norm()
+                    update.mul_(_trust_ratio(w, u, (w > 0) & (u > 0)))
+                weights.sub_(update, alpha=group["lr"])
+        return loss
+
+
+def _loss_of(closure: Callable[[], float] | None) -> float | None:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _with_gradient(group: dict[str, Any]) -> list[Any]:
+    return [p for p in group["params"] if p.grad is not None]
+
+
+def _trust_ratio(above: Tensor, below: Tensor, usable: Tensor) -> Tensor:
+    """The quotient of two scalars, and 1 where it would be 0 or undefined: such a layer has to be able to move."""
+    return torch.where(usable, above / below, torch.ones_like(above))
+
 
 # The names are study.options.OPTIMIZERS; momentum and nesterov are SGD with the usual 0.9.
 _MAKERS: dict[str, Callable[..., Optimizer]] = {

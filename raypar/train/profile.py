@@ -24,11 +24,10 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 from raypar.parallel.strategy import Batch, Place, Span, no_span
-from raypar.train.numerics import Numerics
-from raypar.train.peak import peak_flops
+from raypar.train.flops import count_work, peak_flops
+from raypar.train.precision import Numerics
 from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
 from raypar.train.step import Stepper
-from raypar.train.work import count_work
 
 # What is done once (an optimizer's state, the profiler's own buffers) is done before what counts.
 NUM_SETTLING = 3

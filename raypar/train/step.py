@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from raypar.parallel.strategy import Batch, Pass, Span, Strategy, no_span
 from raypar.study.workload import Config
 from raypar.train.checkpoint import optimizer_state, set_optimizer_state
-from raypar.train.numerics import Numerics
-from raypar.train.optim import build_optimizer
-from raypar.train.schedule import build_schedule
+from raypar.train.optim import build_optimizer, build_schedule
+from raypar.train.precision import Numerics
 
 
 class Stepper:

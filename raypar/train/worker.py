@@ -1,4 +1,4 @@
-"""One rank of one trial, in a process of its own: take the cores, seed, join the others, train, tell.
+"""One rank of one trial in a process of its own: pin cores, seed, join the process group, train, report.
 
 Whatever starts the process (a fork server, a fresh interpreter) calls `main` with a line to the runner; nothing is
 left behind for the next trial, because the process ends.
@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import random
+import re
 import sys
 import time
 import traceback
@@ -22,10 +23,31 @@ from typing import Any
 
 from raypar.masking import masked
 from raypar.provenance import cpu_model
+from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
-from raypar.train.failing import failure_kind
 from raypar.train.job import CHECKPOINT_FOLDER, MODEL_FOLDER, PROFILE_FOLDER, RankJob, RankOutcome, StopTrial
+
+# How torch's collectives say that another rank is gone: gloo in a RuntimeError, NCCL and the store by type.
+_LOST = re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe|Connection refused)", re.DOTALL)
+_LOST_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_LOADER_DIED = re.compile(r"DataLoader worker .*(is killed by signal|exited unexpectedly)", re.DOTALL)
+_NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of memory", re.IGNORECASE)
+
+
+def failure_kind(error: BaseException) -> FailureKind:
+    """The kind of what a rank raised: ERROR unless it is known to be something else."""
+    name, text = type(error).__name__, str(error)
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError":
+        return FailureKind.OUT_OF_MEMORY
+    if isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text):
+        return FailureKind.OUT_OF_MEMORY
+    if name in _LOST_TYPES or (isinstance(error, RuntimeError) and _LOST.search(text)):
+        return FailureKind.PEER_LOST
+    if isinstance(error, RuntimeError) and _LOADER_DIED.search(text):
+        return FailureKind.CRASH
+    return FailureKind.ERROR
+
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 
@@ -79,15 +101,15 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
     with _process_group(job, device, listen_fd):
         workload = pickle.loads(job.workload)
         if workload.is_train_loop:
-            from raypar.train.user_loop import run_train_loop
-            from raypar.train.watch import Watch
+            from raypar.train.telemetry import Watch
+            from raypar.train.train_loop import run_train_loop
 
             outcome = run_train_loop(workload.train_loop, job, channel, Watch(cores, device))
         else:
             from raypar.parallel.strategy import Place
-            from raypar.train.keep import pack
             from raypar.train.loop import train
             from raypar.train.profile import Wanted
+            from raypar.train.saved_model import pack
 
             place = Place(job.rank, job.world_size, device)
             kept = Path(job.artifact_dir)

@@ -18,7 +18,7 @@ from raypar import Study
 from raypar.run.events import TrialEnded
 from raypar.run.tuner import TuneRunner
 from raypar.train.job import MODEL_FOLDER
-from raypar.train.keep import WEIGHTS_FILE
+from raypar.train.saved_model import WEIGHTS_FILE
 
 pytestmark = pytest.mark.ray
 

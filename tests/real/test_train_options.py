@@ -15,7 +15,7 @@ from raypar import Study
 from raypar.run.local import LocalRunner
 from raypar.study.trial import TrialResult
 from raypar.train.affinity import allowed_cores
-from raypar.train.keep import WEIGHTS_FILE
+from raypar.train.saved_model import WEIGHTS_FILE
 
 pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 

@@ -55,7 +55,7 @@ def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch: pytest
         asked.append((device.type, dtype, num_threads))
         return 2e11
 
-    monkeypatch.setattr("raypar.train.peak.peak_flops", measured)
+    monkeypatch.setattr("raypar.train.flops.peak_flops", measured)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out, _ = told("digits", "--set", "num_threads=3", "--set", "num_workers=2", "--set", "precision=bf16")
     assert code == 0 and asked == [("cpu", torch.bfloat16, 6)]

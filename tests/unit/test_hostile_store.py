@@ -189,8 +189,8 @@ def test_a_text_that_unpacks_into_gigabytes_is_not_unpacked() -> None:
 
 
 def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
-    from raypar.train.keep import WEIGHTS_FILE
-    from raypar.train.testing import final_scores
+    from raypar.train.evaluate import final_scores
+    from raypar.train.saved_model import WEIGHTS_FILE
     from raypar.workloads import iris
     from raypar.workloads.gpt2_code import generate_text
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.study.workload import Data, Split
-from raypar.train.batches import (
+from raypar.train.data import (
     Batch,
     Share,
     dataloader,

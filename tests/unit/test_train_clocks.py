@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raypar.train.clocks import ClockWatch
+from raypar.train.telemetry import ClockWatch
 
 
 def a_core(folder: Path, number: int, mhz: float | None = None, throttles: tuple[int, int] | None = None) -> None:

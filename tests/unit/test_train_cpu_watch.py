@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from raypar.train import cpu_watch
+from raypar.train import telemetry as cpu_watch
 from raypar.train.affinity import CAN_PIN, allowed_cores
-from raypar.train.cpu_watch import CpuWatch, other_load_cores
+from raypar.train.telemetry import CpuWatch, other_load_cores
 
 needs_pinning = pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
 needs_schedstat = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel keeps no schedstat")
@@ -24,7 +24,7 @@ needs_schedstat = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), 
 WATCHED = """
     import json, time
     from raypar.train.affinity import allowed_cores, pin
-    from raypar.train.cpu_watch import CpuWatch
+    from raypar.train.telemetry import CpuWatch
     core = allowed_cores()[-1]
     pin([core])
     watch = CpuWatch((core,))

@@ -9,7 +9,7 @@ import torch
 from raypar.run.runner import is_retried
 from raypar.run.supervise import RankEnd, cause, num_memory_kills
 from raypar.study.trial import Failure, FailureKind
-from raypar.train.failing import failure_kind
+from raypar.train.worker import failure_kind
 
 FAR_TOO_MUCH = 1 << 50
 

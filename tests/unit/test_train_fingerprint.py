@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from raypar import Data, Split, Workload
-from raypar.train import fingerprint as module
-from raypar.train.fingerprint import fingerprint
+from raypar.train import data as module
+from raypar.train.data import fingerprint
 
 
 def source(_config: object) -> Data:

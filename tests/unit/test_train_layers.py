@@ -14,9 +14,9 @@ from raypar.analysis.step_model import one_layer
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.study.workload import Workload
+from raypar.train.flops import count_work
 from raypar.train.layer_cost import LayerCost
 from raypar.train.layers import count_layers, is_one_layer, layer_costs
-from raypar.train.work import count_work
 
 
 def counted(model: nn.Module, *shape: int, **config: Any) -> tuple[LayerCost, ...]:

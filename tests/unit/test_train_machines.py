@@ -9,7 +9,7 @@ from results import make_spec
 
 from raypar.study.trial import TrialResult
 from raypar.train.job import RankOutcome, merge
-from raypar.train.machines import Counted, energy, other_loads
+from raypar.train.telemetry import Counted, energy, other_loads
 
 RANK = Counted("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
 

@@ -17,8 +17,7 @@ from hypothesis.extra.numpy import arrays
 from torch.optim import Optimizer
 
 from raypar.study.options import OPTIMIZERS
-from raypar.train.large_batch import LAMB, LARS
-from raypar.train.optim import build_optimizer
+from raypar.train.optim import LAMB, LARS, build_optimizer
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.study.options import LR_SCALINGS, LR_SCHEDULES, resolve
-from raypar.train.optim import build_optimizer
-from raypar.train.schedule import build_schedule, lr_factor, scaled_lr
+from raypar.train.optim import build_optimizer, build_schedule, lr_factor, scaled_lr
 from raypar.workloads import digits
 
 lrs = st.floats(1e-6, 10)

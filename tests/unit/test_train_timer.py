@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raypar.train import timer as module
-from raypar.train.timer import StepTimer
+from raypar.train import loop as module
+from raypar.train.loop import StepTimer
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from torch import nn
 
 from raypar.errors import RayparError
 from raypar.study.options import resolve
-from raypar.train.peak import peak_flops
-from raypar.train.work import LayerWork, Work, count_work, work_of
+from raypar.train.flops import LayerWork, Work, count_work, peak_flops, work_of
 from raypar.workloads import digits, resnet, tweets
 
 sizes = st.integers(1, 9)
@@ -200,7 +199,7 @@ def test_the_least_time_is_two_flop_a_mac_and_counts_no_other_operation(macs: in
 
 
 def test_the_peak_is_measured_and_torchs_threads_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raypar.train.peak.BUDGET_S", 0.05)
+    monkeypatch.setattr("raypar.train.flops.BUDGET_S", 0.05)
     before = torch.get_num_threads()
     assert 1e8 < peak_flops(torch.device("cpu"), torch.float32, before + 1) < 1e14
     assert torch.get_num_threads() == before

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from raypar.study.options import resolve
-from raypar.train.work import count_work
+from raypar.train.flops import count_work
 from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES, lenet5
 
 

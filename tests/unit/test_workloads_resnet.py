@@ -20,8 +20,7 @@ from raypar.errors import DataError, StudyError
 from raypar.study.loader import load_study
 from raypar.study.options import resolve
 from raypar.study.workload import Data
-from raypar.train.optim import build_optimizer
-from raypar.train.schedule import scaled_lr
+from raypar.train.optim import build_optimizer, scaled_lr
 from raypar.workloads.resnet import MEAN, STD, SUFFIXES, check_image_folder, normalised_rgb, resnet, synthetic_images
 
 COLOURS = {"ant": (250, 0, 0), "bee": (0, 0, 250), "cow": (0, 250, 0)}

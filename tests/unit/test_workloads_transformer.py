@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from raypar.errors import DataError
 from raypar.study.options import resolve
 from raypar.study.workload import Data
+from raypar.train.flops import ATTENTION, FULLY_CONNECTED, count_work
 from raypar.train.optim import build_optimizer
-from raypar.train.work import ATTENTION, FULLY_CONNECTED, count_work
 from raypar.workloads import transformer
 from raypar.workloads.transformer import TENSOR_PLAN, sequence_accuracy, token_accuracy, token_loss
 

@@ -14,7 +14,7 @@ from typing import Any
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.train.job import Channel, RankJob, RankOutcome, StopTrial
-from raypar.train.watch import Watch
+from raypar.train.telemetry import Watch
 
 # Not for the loop: what raypar itself keeps in a config.
 OWN_KEYS = ("device", "cpus_per_worker", "num_threads")

@@ -1,4 +1,4 @@
-"""The work of training a network: multiply-accumulates of one sample by type of layer, forward and for the gradients.
+"""Work of training a network: multiply-accumulates by layer type, and the machine's measured peak.
 
 Operations are seen as torch dispatches them, so that a functional ``relu`` counts like a layer. Where it can be, the
 network is built on torch's meta device, which has shapes and no numbers: a large one is counted in about a second.
@@ -7,9 +7,10 @@ network is built on torch's meta device, which has shapes and no numbers: a larg
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,116 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from raypar.errors import RayparError
-from raypar.study.workload import Config, Workload
-from raypar.train.shapes import few_inputs, looked_at
+from raypar.study.workload import Config, Data, Workload
+
+# Batch normalisation in training wants more than one value per channel, which a 1 x 1 image has not alone.
+NUM_SAMPLES = 2
+
+T = TypeVar("T")
+
+
+def few_inputs(workload: Workload, config: Config) -> Tensor:
+    """Inputs of `NUM_SAMPLES` samples as the model gets them, from the workload's own data."""
+    assert workload.data is not None, "a workload that is no train loop has data"
+    return _sample(workload.data(_of_few(config)))
+
+
+def looked_at(workload: Workload, config: Config, sample: Tensor, look: Callable[[nn.Module, Tensor], T]) -> T:
+    """What `look` finds at the network, run on shapes alone if it can be.
+
+    Raises:
+        RayparError: `look` did, or the network can't be built, or can't take the sample.
+    """
+    assert workload.model is not None, "a workload that is no train loop has a model"
+    ways: tuple[tuple[str, str, Tensor], ...] = (
+        ("meta", "meta", torch.empty_like(sample, device="meta")),
+        ("cpu", "meta", torch.empty_like(sample, device="meta")),  # for one that looks at numbers when it is built
+        ("cpu", "cpu", sample),  # or when it is run
+    )
+    for built_on, run_on, inputs in ways:
+        try:
+            with torch.device(built_on):
+                model = workload.model(config).to(run_on)
+            with torch.device(run_on):
+                return look(model, inputs)
+        except RayparError:
+            raise
+        except Exception as error:  # whatever a network may raise; the last is told
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+    raise RayparError(
+        f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
+        hint=f"`raypar workloads {workload.name}` shows what its options may be",
+    )
+
+
+def _of_few(config: Config) -> Config:
+    """Made-up images need not be made in full to see the shape of one."""
+    if config.get("source") != "synthetic":
+        return config
+    return {**config, **{key: NUM_SAMPLES for key in ("num_images", "num_classes") if key in config}}
+
+
+def _sample(data: Data) -> Tensor:
+    if data.train is not None:
+        some = data.train.inputs[:NUM_SAMPLES]
+        some = data.transform(some) if data.transform else some
+        return some.float() if some.dtype == torch.uint8 else some
+    assert data.train_dataset is not None, "a workload's data has train or train_dataset"
+    return torch.stack([data.train_dataset[i][0] for i in range(NUM_SAMPLES)])
+
+
+SIZES = {"cpu": (256, 512, 1024, 2048), "other": (2048, 4096, 8192)}  # rows and columns
+BUDGET_S = 1.0  # for all sizes together
+MIN_RUNS = 3
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
+    """The most FLOP/s that products of two square matrices reach: the best run of the best size.
+
+    A product of n x n matrices has 2 n^3 FLOP. It takes about a second: a size that would not fit into what is left
+    of it is left out. What else runs on the machine lowers the figure, which is why the best run counts.
+
+    Args:
+        num_threads: of torch on a CPU; torch's setting is put back afterwards.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        return _peak(device, dtype, SIZES["cpu" if device.type == "cpu" else "other"])
+    finally:
+        torch.set_num_threads(before)
+
+
+def _peak(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> float:
+    best = 0.0
+    left_s = BUDGET_S
+    for number, size in enumerate(sizes):
+        flop = 2 * size**3
+        if best and MIN_RUNS * flop / best > left_s:
+            break
+        share_s = left_s / (len(sizes) - number)
+        begin_s = time.perf_counter()
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        out = a @ b  # not timed: the first run of a size picks its kernel
+        _wait(device)
+        num_runs = 0
+        while num_runs < MIN_RUNS or time.perf_counter() - begin_s < share_s:
+            started_s = time.perf_counter()
+            torch.mm(a, b, out=out)
+            _wait(device)
+            best = max(best, flop / (time.perf_counter() - started_s))
+            num_runs += 1
+        left_s -= time.perf_counter() - begin_s
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    """Until the device has done what it was given; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
 
 CONVOLUTION, FULLY_CONNECTED, ATTENTION = "convolution", "fully connected", "attention"
 NORMALISATION, ACTIVATION, POOLING = "normalisation", "activation", "pooling"
