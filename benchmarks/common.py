@@ -255,9 +255,8 @@ def wait_for_go() -> bool:
 def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, repeat: int = 0) -> TrialResult:
     """One trial of one of raypar's workloads, in a process of its own for each rank, without Ray."""
     from raypar import workloads
-    from raypar.run.events import Event, TrialEnded
     from raypar.run.local import LocalRunner
-    from raypar.run.runner import RunSettings
+    from raypar.run.runner import Event, RunSettings, TrialEnded
 
     study = Study(workload=getattr(workloads, workload_name), config=dict(config), name="benchmark")
     spec: TrialSpec = study.trial({}, repeat)
@@ -290,11 +289,10 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
     import cloudpickle
 
     from raypar.run.cluster import this_machine
-    from raypar.run.events import Event, TrialEnded
     from raypar.run.private_ray import private_ray
-    from raypar.run.processes import ForkServer
-    from raypar.run.runner import RunSettings
-    from raypar.run.tuner import TuneRunner
+    from raypar.run.ranks import ForkServer
+    from raypar.run.runner import Event, RunSettings, TrialEnded
+    from raypar.run.tune import TuneRunner
 
     def listen(event: Event) -> None:
         if isinstance(event, TrialEnded):

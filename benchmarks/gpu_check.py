@@ -29,10 +29,9 @@ from common import checked, scratch
 from torch import nn
 
 from raypar.provenance import cpu_model
-from raypar.run.events import Event, TrialEnded, TrialReported
 from raypar.run.local import LocalRunner
-from raypar.run.processes import BASE_PRELOAD
-from raypar.run.runner import RunSettings
+from raypar.run.ranks import BASE_PRELOAD
+from raypar.run.runner import Event, RunSettings, TrialEnded, TrialReported
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
 from raypar.train.loop import StepTimer

@@ -24,9 +24,8 @@ import psutil
 from common import Figure, begin, judge, parser_for, progress, scratch, tell, times
 
 from raypar import Study, Workload, units
-from raypar.run.events import Event, GangReady, TrialEnded, TrialStarted
-from raypar.run.room import num_machines
-from raypar.run.runner import RunSettings
+from raypar.run.placement import num_machines
+from raypar.run.runner import Event, GangReady, RunSettings, TrialEnded, TrialStarted
 from raypar.study.trial import Placement, TrialSpec
 
 NUM_NODES, NUM_CPUS = 4, 2
@@ -46,8 +45,8 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     from raypar.run.cluster import TRAIN_ENVIRONMENT, joined_cluster
-    from raypar.run.gangs import MACHINE_LABEL, alive_nodes
-    from raypar.run.tuner import TuneRunner
+    from raypar.run.gang_pool import MACHINE_LABEL, alive_nodes
+    from raypar.run.tune import TuneRunner
 
     os.environ.update(TRAIN_ENVIRONMENT)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -35,7 +35,7 @@ from raypar.analysis.measured import measured_points, variation_of
 from raypar.analysis.network import Network, parse_network
 from raypar.analysis.predict import Prediction, predict
 from raypar.analysis.training import Training, communication_of
-from raypar.run.processes import ALLOCATOR
+from raypar.run.ranks import ALLOCATOR
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankJob, RankOutcome, merge

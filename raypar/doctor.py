@@ -25,8 +25,7 @@ from raypar import units
 from raypar.errors import ClusterError, DataError, StoreError
 from raypar.masking import masked
 from raypar.provenance import cpu_model, gpu_model, versions
-from raypar.run.cluster import joined_cluster, this_machine
-from raypar.run.nodes import versions_of_nodes
+from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
 from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.spool import read_ack, spools, target

@@ -24,7 +24,7 @@ from raypar.options import Options
 from raypar.planning import Plan, check_data, make_plan
 from raypar.record import execution_record, scaling_metrics
 from raypar.run.cluster import Cluster, joined_cluster, this_machine
-from raypar.run.events import Listener, Notice
+from raypar.run.runner import Listener, Notice
 from raypar.runners import runner_for
 from raypar.signals import Interrupted, uninterrupted
 from raypar.study.code import changed_files, files_text

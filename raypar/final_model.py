@@ -13,7 +13,7 @@ from raypar.analysis.chosen import chosen_point
 from raypar.analysis.speedup import StudyAnalysis
 from raypar.errors import RayparError
 from raypar.provenance import versions
-from raypar.run.events import Listener, Notice
+from raypar.run.runner import Listener, Notice
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, best_first
 from raypar.track.recorder import Recorder

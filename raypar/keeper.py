@@ -14,8 +14,7 @@ from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.speedup import pair_speedups
 from raypar.masking import masked
-from raypar.run.events import Event, Listener, Notice, TrialEnded, TrialStarted
-from raypar.run.runner import ARTIFACT_FOLDER
+from raypar.run.runner import ARTIFACT_FOLDER, Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import uninterrupted
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState

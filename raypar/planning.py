@@ -11,8 +11,8 @@ from pathlib import Path
 from raypar.analysis.last_asked import last_asked
 from raypar.analysis.question import question_of
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
-from raypar.run.capacity import CoreLeases, absent_cores, cores_text
 from raypar.run.cluster import Cluster
+from raypar.run.placement import CoreLeases, absent_cores, cores_text
 from raypar.study.options import MINDS_MODEL, STRATEGY_OPTIONS, resolve
 from raypar.study.space import Grid, examples
 from raypar.study.study import Study

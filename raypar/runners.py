@@ -12,9 +12,9 @@ from pathlib import Path
 from raypar.masking import secret_variables
 from raypar.options import Options
 from raypar.planning import Plan
-from raypar.run.head import watch_of_joined
+from raypar.run.cluster import watch_of_joined
 from raypar.run.private_ray import private_ray
-from raypar.run.processes import ForkServer
+from raypar.run.ranks import ForkServer
 from raypar.run.runner import Runner, RunSettings
 from raypar.study.loader import LoadedStudy
 
@@ -65,7 +65,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path)
             importing.join()
         else:
             stack.enter_context(watch_of_joined().watching())
-        from raypar.run.tuner import TuneRunner
+        from raypar.run.tune import TuneRunner
 
         yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address)
 
@@ -79,4 +79,4 @@ def _passed_on(plan: Plan) -> Iterator[str]:
 
 
 def _import_tuner() -> None:
-    import raypar.run.tuner  # noqa: F401
+    import raypar.run.tune  # noqa: F401

@@ -33,7 +33,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.execution import check_can_train, execute
     from raypar.masking import masked
     from raypar.report.live import LiveView
-    from raypar.run.events import Notice
+    from raypar.run.runner import Notice
     from raypar.track.client import has_server
 
     check_can_train(options)

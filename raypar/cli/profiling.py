@@ -86,8 +86,7 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
     from raypar.execution import execute
     from raypar.report.breakdown import print_profile
     from raypar.report.plan import print_failures
-    from raypar.run.events import Event, Notice
-    from raypar.run.runner import ARTIFACT_FOLDER
+    from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice
     from raypar.study.trial import point_label
     from raypar.train.job import PROFILE_FOLDER
 

@@ -67,7 +67,7 @@ def dashboard_in(
     Raises:
         RayparError: it is one, and the flags don't go with it.
     """
-    from raypar.run.dashboard import check_dashboard, is_dashboard
+    from raypar.run.jobs import check_dashboard, is_dashboard
 
     if address is None or not is_dashboard(address):
         return None
@@ -113,8 +113,7 @@ def submit(
     Raises:
         RayparError: nothing was started.
     """
-    from raypar.run.jobs import STUDIES, SUBMITTED_AS, RunsAlready, command_on_head
-    from raypar.run.parcel import pack
+    from raypar.run.jobs import STUDIES, SUBMITTED_AS, RunsAlready, command_on_head, pack
 
     flags = {
         "--set": options.settings,

@@ -25,7 +25,7 @@ from raypar.analysis.remaining import Kind, Timed, kind_of, remaining_s
 from raypar.analysis.so_far import SoFar, best_so_far
 from raypar.report.plain import encodable
 from raypar.report.progress import ended_text, progress_text, so_far_text
-from raypar.run.events import (
+from raypar.run.runner import (
     ClusterChanged,
     Event,
     GangReady,

@@ -2,7 +2,7 @@
 
 Tune's trials ask it how they are going (`follow`), gangs' workers ask it for work (`hello`, `next_assignment`,
 `report`, `finish`), the driver defines trials, hears what happens (`news`) and takes results (`take`). What is done
-about it all, `raypar.run.dispatch` knows.
+about it all, `raypar.run.dispatcher` knows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Mapping
 
-from raypar.run.attempt import Attempt
-from raypar.run.dispatch import DispatchConfig, Dispatcher
-from raypar.run.events import Event, GangReady, TrialReported
+from raypar.run.dispatcher import Attempt, DispatchConfig, Dispatcher
 from raypar.run.gang import Assignment, Greeting
-from raypar.run.supervise import RankEnd, cause
+from raypar.run.ranks import RankEnd, cause
+from raypar.run.runner import Event, GangReady, TrialReported
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec
 from raypar.trace import mark
 

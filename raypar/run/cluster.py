@@ -1,4 +1,4 @@
-"""What a study runs on: this machine, or a Ray cluster that is there already and is joined."""
+"""Clusters: this machine, or a Ray cluster that is joined and whose head is monitored."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.errors import ClusterError, shortened
-from raypar.run.authentication import admitted
-from raypar.run.capacity import refusal
-from raypar.signals import Interrupted, reinstall_handlers
+from raypar.provenance import PACKAGES
+from raypar.run.auth import admitted
+from raypar.run.placement import refusal
+from raypar.signals import Interrupted, abort, exit_now, is_running, reinstall_handlers
 from raypar.study.trial import Placement
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
 
@@ -170,3 +172,133 @@ def _leave() -> None:
     leaving.join(LEAVE_TIMEOUT_S)
     if leaving.is_alive():
         atexit.unregister(ray.shutdown)
+
+
+VERSIONS_TIMEOUT_S = 60.0
+
+
+def versions_of_nodes() -> dict[str, Mapping[str, str]]:
+    """By address: the version of Python and of each package that decides on a timing.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: a node doesn't answer.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    packages = PACKAGES
+
+    def told() -> dict[str, str]:  # in here: it travels by value, to nodes that may have another raypar, or none
+        import platform
+        from importlib import metadata
+
+        found = {"python": platform.python_version()}
+        for name in packages:
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        return found
+
+    asked = {
+        node["NodeManagerAddress"]: ray.remote(num_cpus=0)(told)
+        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+        .remote()
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    return dict(zip(asked, ray.get(list(asked.values()), timeout=VERSIONS_TIMEOUT_S), strict=True))
+
+
+GRACE_S = 15.0
+PATIENCE_S = 20.0  # a head that is away for less comes back unnoticed, as far as Ray can do without it
+CLUSTER_HINT = "start the cluster again: finished trials are kept"
+NAMES = {"gcs_server": "its head, gcs_server", "raylet": "its raylet"}
+
+
+class HeadWatch:
+    """Looks after what Ray can't do without, and breaks the study off where it is lost.
+
+    Args:
+        loss: what is lost; None as long as all is there.
+        every_s: how often to ask.
+
+    Attributes:
+        lost: whether that was seen.
+    """
+
+    def __init__(self, loss: Callable[[], ClusterError | None], *, every_s: float) -> None:
+        self.lost = False
+        self._loss, self._every_s = loss, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True, name="head-watch")
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._thread.join()
+            self.lost = self.lost or self._loss() is not None
+
+    def _look(self) -> None:
+        while not self._over.wait(self._every_s):
+            if (loss := self._loss()) is not None:
+                self.lost = True
+                if abort(loss) and not self._over.wait(GRACE_S):  # the main thread waits in foreign code
+                    exit_now(1, f"error: {loss}\nbroke off; `raypar resume` runs the rest\n")
+                return
+
+
+def watch_of_own(pids: Mapping[str, int]) -> HeadWatch:
+    """Of a Ray that this process has started; args: from `head_processes`."""
+
+    def loss() -> ClusterError | None:
+        for name, pid in pids.items():
+            if not is_running(pid):
+                hint = "it was killed, or ran out of memory: `dmesg` tells of the latter"
+                return ClusterError(f"Ray was lost: {NAMES.get(name, name)} ended (process {pid})", hint=hint)
+        return None
+
+    return HeadWatch(loss, every_s=0.25)
+
+
+def watch_of_joined() -> HeadWatch:
+    """Of the cluster that this process has joined as a driver."""
+    import ray
+
+    return watch_of_cluster(ray.get_runtime_context().gcs_address)
+
+
+def watch_of_cluster(address: str, patience_s: float = PATIENCE_S) -> HeadWatch:
+    """Of a cluster whose head listens at ``host:port``; lost is one that can't be reached for so long.
+
+    By then Tune may wait for it in a call that nothing interrupts: the process then ends without a report.
+    """
+    host, _, port = address.rpartition(":")
+    last_s = time.monotonic()
+
+    def loss() -> ClusterError | None:
+        nonlocal last_s
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        except OSError:
+            if time.monotonic() - last_s < patience_s:
+                return None
+            return ClusterError(f"Ray was lost: its head at {address} can't be reached any more", hint=CLUSTER_HINT)
+        last_s = time.monotonic()
+        return None
+
+    return HeadWatch(loss, every_s=min(CONNECT_TIMEOUT_S, patience_s / 4))
+
+
+def head_processes() -> dict[str, int]:
+    """Of the Ray that this process has started: the ids of the processes that it can't do without."""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None:
+        return {}
+    return {name: node.all_processes[name][0].process.pid for name in NAMES if name in node.all_processes}

@@ -1,7 +1,7 @@
 """A gang: the workers of one TorchTrainer, which serve trial after trial of one placement.
 
 The Train workers themselves never train. Each takes assignments from the broker, has its rank run in a process of
-its own (see `raypar.run.processes`), and passes reports and the end back. They import no torch, so that a gang starts
+its own (see `raypar.run.ranks`), and passes reports and the end back. They import no torch, so that a gang starts
 in about a second and can stay parked at little cost.
 """
 
@@ -21,8 +21,7 @@ import ray
 import ray.train
 from ray.train.backend import BackendConfig
 
-from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank, answers
-from raypar.run.supervise import supervise
+from raypar.run.ranks import ForkClient, ForkServer, RankProcess, SpawnedRank, answers, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import Core, host_cores

@@ -1,4 +1,4 @@
-"""Studies as jobs of a cluster (Ray Jobs): submitted, followed and stopped through the dashboard of its head.
+"""Studies as Ray jobs: packed, submitted, followed and stopped through the head's dashboard.
 
 The job is a `raypar study` on the head, so that nothing of a study depends on who has submitted it. It runs in a folder
 of the study's own in the head's home: Ray removes what has travelled when the job is over, and a store must outlive it.
@@ -7,16 +7,221 @@ of the study's own in the head's home: Ray removes what has travelled when the j
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from raypar.errors import ClusterError, RayparError, cut
-from raypar.run.dashboard import TUNNEL_HINT, job_client
+from raypar import units
+from raypar.errors import ClusterError, RayparError, cut, shortened
+from raypar.masking import masked
+from raypar.run.auth import admitted
+
+TUNNEL_HINT = (
+    "the dashboard listens on the head alone: `ray attach cluster.yaml -p 8265` or "
+    "`ssh -N -L 8265:127.0.0.1:8265 HEAD` brings it to http://127.0.0.1:8265"
+)
+OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray would take them instead of what it is given
+
+TALKATIVE = (  # of every upload, and of the end
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
+
+
+def is_dashboard(address: str | None) -> bool:
+    """Whether it is the address of a dashboard, and not of a Ray."""
+    return address is not None and address.startswith(("http://", "https://"))
+
+
+def check_dashboard(address: str) -> None:
+    """Raises ClusterError for what is no address of a dashboard; looks for none."""
+    hint = "write http://127.0.0.1:8265"
+    if not is_dashboard(address):
+        raise ClusterError(f"--address {shortened(masked(address))}: is no dashboard, http://host:port", hint=hint)
+    try:
+        parts = urlsplit(address)
+        is_one = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_one = False
+    if not is_one or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ClusterError(f"--address {shortened(masked(address))}: is no http://host:port", hint=hint)
+    if parts.username is not None or parts.password is not None:
+        what = "is no place for a password, since command lines can be seen"
+        raise ClusterError(
+            f"--address {masked(address)}: {what}", hint="give the cluster's token in RAY_AUTH_TOKEN_PATH"
+        )
+
+
+@contextlib.contextmanager
+def job_client(address: str, notice: Callable[[str], object]) -> Iterator[Any]:
+    """Ray's client for the jobs of the cluster whose dashboard is at the address.
+
+    Args:
+        notice: gets what there is to say about the cluster.
+
+    Raises:
+        ClusterError: there is none, or it doesn't take us.
+    """
+    check_dashboard(address)
+    try:
+        import aiohttp  # noqa: F401
+        import requests  # noqa: F401
+        from ray.job_submission import JobSubmissionClient  # noqa: F401
+    except ImportError as error:
+        hint = "pip install 'raypar[client]'"
+        raise ClusterError(f"--address {address}: {error.name} is missing here", hint=hint) from None
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with admitted(address, _refuses) as takes_everybody:
+        try:
+            client = _client(address)
+        except Exception as error:
+            raise ClusterError(
+                f"no Ray dashboard at --address {address}: {cut(str(error))}", hint=TUNNEL_HINT
+            ) from error
+        if takes_everybody:
+            notice(
+                f"the Ray at {address} runs the code of whoever reaches it: it asks for no token "
+                "(start it with RAY_AUTH_MODE=token)"
+            )
+        yield client
+
+
+def _refuses(address: str) -> bool:
+    from ray.exceptions import AuthenticationError
+
+    try:
+        _client(address).list_jobs()
+    except AuthenticationError:
+        return True
+    except Exception:
+        return False  # something else is wrong, which is told when we connect
+    return False
+
+
+def _client(address: str) -> Any:
+    from ray.job_submission import JobSubmissionClient
+
+    hidden = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}
+    try:
+        return JobSubmissionClient(address)
+    finally:
+        os.environ.update(hidden)
+
+
+# What one message of Ray can hold, and so a working_dir.
+MAX_BYTES = 500 * 1024**2
+_NUM_NAMED = 3
+_OWN = ("mlflow.db", "mlflow.db-wal", "mlflow.db-shm", "mlflow.db-journal", "mlruns", "mlartifacts")
+_MADE = frozenset({"__pycache__", "node_modules", "venv", *_OWN})
+_PRIVATE = (".pem", ".key", ".pyc")
+TOO_LARGE_HINT = (
+    "list what a study doesn't need in a .gitignore beside it, or give the study a folder of its own; data that is on "
+    "the cluster already is named with --data-dir"
+)
+
+
+def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, ...]:
+    """Copy what travels with a study into a folder.
+
+    That is the study file, the local modules that it imported, and what else lies in its folder, but for hidden files,
+    virtual environments, stores, keys, and what git ignores.
+
+    Args:
+        study_file: absolute.
+        modules: files of the study's folder; they travel even where git ignores them.
+        to: an empty folder.
+
+    Returns:
+        The copied files, relative to the folder.
+
+    Raises:
+        RayparError: it is more than Ray takes, or a folder that is no study's.
+    """
+    folder = study_file.parent
+    if folder in (Path.home(), Path(folder.anchor)):
+        raise RayparError(
+            f"{study_file}: lies in {folder}, and what lies beside a study travels with it",
+            hint="give the study a folder of its own",
+        )
+    always = {study_file, *modules}
+    ignored = not_ignored(folder)
+    found: list[Path] = []
+    sizes: dict[str, int] = {}
+    for path in _files(folder):
+        if path in always or ignored is None or path in ignored:
+            try:
+                size = path.stat().st_size
+            except OSError:  # a link to nowhere, or gone
+                continue
+            found.append(path)
+            top = path.relative_to(folder).parts[0]
+            sizes[top] = sizes.get(top, 0) + size
+    if (total := sum(sizes.values())) > MAX_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_NAMED]
+        named = ", ".join(f"{name} ({units.size(sizes[name])})" for name in largest)
+        raise RayparError(
+            f"{study_file}: what lies beside it is {units.size(total)}, and Ray takes {units.size(MAX_BYTES)}: {named}",
+            hint=TOO_LARGE_HINT,
+        )
+    for path in found:
+        copy = to / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(path, copy)
+        except OSError as error:
+            hint = "make it readable, or list it in a .gitignore beside the study"
+            raise RayparError(f"{path}: can't be read: {error.strerror}", hint=hint) from None
+    return tuple(path.relative_to(folder) for path in found)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files below, without those that never travel; links to folders are not followed."""
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if _may_travel(Path(root, name)))
+        for name in sorted(files):
+            path = Path(root, name)
+            if _may_travel(path) and path.is_file():
+                yield path
+
+
+def _may_travel(path: Path) -> bool:
+    name = path.name
+    return not (
+        name.startswith(".") or name in _MADE or path.suffix in _PRIVATE or (path / "pyvenv.cfg").exists()  # a venv
+    )
+
+
+def not_ignored(folder: Path) -> frozenset[Path] | None:
+    """The files below that git doesn't ignore, whether they are in a repository or not; None without a git."""
+    listed = _listed(["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+    if listed is None:
+        with tempfile.TemporaryDirectory() as empty:
+            if _listed(["git", "init", "--bare", "--quiet", empty]) is None:
+                return None
+            own = ["git", f"--git-dir={empty}", f"--work-tree={folder}", "-C", str(folder)]
+            listed = _listed([*own, "ls-files", "-z", "--others", "--exclude-standard"])
+    return None if listed is None else frozenset(folder / name for name in listed)
+
+
+def _listed(command: list[str]) -> list[str] | None:
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
 
 STUDIES = "raypar-studies"  # in the head's home
 # Read by `raypar study` on the head: the command that submitted it, and so the one that goes on with it.

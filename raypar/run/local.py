@@ -12,11 +12,9 @@ from types import TracebackType
 
 import cloudpickle
 
-from raypar.run.capacity import CoreLeases
-from raypar.run.events import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted
-from raypar.run.processes import ForkClient, ForkServer, RankProcess, SpawnedRank
-from raypar.run.runner import RunSettings, is_retried
-from raypar.run.supervise import RankEnd, cause, supervise
+from raypar.run.placement import CoreLeases
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, cause, supervise
+from raypar.run.runner import Listener, RunSettings, TrialEnded, TrialReported, TrialRetried, TrialStarted, is_retried
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import host_cores

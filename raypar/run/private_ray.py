@@ -17,9 +17,8 @@ import psutil
 
 from raypar.errors import ClusterError
 from raypar.masking import secret_variables
-from raypar.run.authentication import own_token
-from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster
-from raypar.run.head import head_processes, watch_of_own
+from raypar.run.auth import own_token
+from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, head_processes, watch_of_own
 from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, allowed_cores, pin

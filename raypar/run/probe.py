@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from raypar.errors import RayparError
-from raypar.run.events import Event, TrialEnded
 from raypar.run.local import LocalRunner
-from raypar.run.runner import RunSettings
+from raypar.run.runner import Event, RunSettings, TrialEnded
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
 from raypar.study.workload import Workload

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from raypar.run.processes import is_running
+from raypar.run.ranks import is_running
 
 STUDY = """
 from dataclasses import replace

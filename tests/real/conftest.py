@@ -10,7 +10,7 @@ from telling import HERE, PRELOAD
 
 from raypar.run.cluster import this_machine
 from raypar.run.private_ray import private_ray
-from raypar.run.processes import ForkServer
+from raypar.run.ranks import ForkServer
 from raypar.train.affinity import allowed_cores
 
 NUM_CORES = len(allowed_cores())

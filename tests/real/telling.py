@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raypar import Study
-from raypar.run.events import Event, TrialEnded
-from raypar.run.runner import Runner, RunSettings
+from raypar.run.runner import Event, Runner, RunSettings, TrialEnded
 from raypar.study.trial import TrialResult, TrialSpec
 
 E = TypeVar("E")

@@ -14,7 +14,7 @@ import pytest
 from commands import TIMEOUT_S, Cli, runs_of
 from telling import until
 
-from raypar.run.processes import is_running
+from raypar.run.ranks import is_running
 from raypar.train.affinity import allowed_cores
 
 pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
@@ -226,7 +226,7 @@ def test_sigterm_while_a_study_is_planned_starts_nothing(cli: Cli) -> None:
 
 
 def test_a_fork_server_ends_with_its_owner_and_removes_its_socket() -> None:
-    own = "from raypar.run.processes import ForkServer; s = ForkServer(); print(s.pid, s.address, flush=True); input()"
+    own = "from raypar.run.ranks import ForkServer; s = ForkServer(); print(s.pid, s.address, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:

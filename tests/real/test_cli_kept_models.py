@@ -15,8 +15,8 @@ from mlflow import MlflowClient
 from telling import run, settings_at
 
 from raypar import Study
-from raypar.run.events import TrialEnded
-from raypar.run.tuner import TuneRunner
+from raypar.run.runner import TrialEnded
+from raypar.run.tune import TuneRunner
 from raypar.train.job import MODEL_FOLDER
 from raypar.train.saved_model import WEIGHTS_FILE
 

@@ -12,9 +12,8 @@ from telling import settings_at
 from raypar import Study, Workload
 from raypar.analysis.checks import Check
 from raypar.analysis.speedup import analyse
-from raypar.run.events import Event, TrialEnded, TrialReported
 from raypar.run.local import LocalRunner
-from raypar.run.runner import Runner
+from raypar.run.runner import Event, Runner, TrialEnded, TrialReported
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.runs import result_from_tags, result_tags
 from raypar.train.affinity import allowed_cores

@@ -17,9 +17,9 @@ from loops import acting, lr_func
 from telling import HERE, PRELOAD, Meanwhile, Told, losses, run, settings_at, until
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
-from raypar.run.events import GangReady, GangStarting, TrialReported, TrialRetried, TrialStarted
-from raypar.run.processes import ForkServer, is_running
-from raypar.run.tuner import TuneRunner
+from raypar.run.ranks import ForkServer, is_running
+from raypar.run.runner import GangReady, GangStarting, TrialReported, TrialRetried, TrialStarted
+from raypar.run.tune import TuneRunner
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 
 pytestmark = pytest.mark.ray

@@ -14,9 +14,9 @@ from loops import NUM_TRAIN, acting, train_func
 from telling import Told, losses, run, settings_at, until
 
 from raypar import Study, Workload
-from raypar.run.events import TrialEnded, TrialReported, TrialRetried, TrialStarted
 from raypar.run.local import LocalRunner
-from raypar.run.tuner import TuneRunner
+from raypar.run.runner import TrialEnded, TrialReported, TrialRetried, TrialStarted
+from raypar.run.tune import TuneRunner
 from raypar.signals import is_running
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.train.affinity import CAN_PIN, allowed_cores

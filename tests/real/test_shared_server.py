@@ -18,7 +18,7 @@ import pytest
 from commands import Cli
 from telling import until
 
-from raypar.run.processes import is_running
+from raypar.run.ranks import is_running
 from raypar.track.server import free_port
 
 

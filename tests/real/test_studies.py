@@ -21,7 +21,7 @@ from raypar.analysis.speedup import analyse
 from raypar.planning import check_data, make_plan
 from raypar.run.cluster import this_machine
 from raypar.run.local import LocalRunner
-from raypar.run.tuner import TuneRunner
+from raypar.run.tune import TuneRunner
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import allowed_cores

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raypar.run.capacity import needed, shares
-from raypar.run.room import Node, On
-from raypar.run.schedule import Phase, Rules, Standing, Waiting, decide
+from raypar.run.placement import Node, On, needed, shares
+from raypar.run.scheduler import Phase, Rules, Standing, Waiting, decide
 from raypar.study.trial import Placement
 
 TINY = {"CPU": 0.001}

@@ -14,7 +14,7 @@ from raypar import execution as module
 from raypar.execution import execute
 from raypar.options import Options
 from raypar.run.cluster import Cluster
-from raypar.run.events import Event, Listener, Notice, TrialEnded
+from raypar.run.runner import Event, Listener, Notice, TrialEnded
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 

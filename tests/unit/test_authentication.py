@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import ClusterError
-from raypar.run import authentication
-from raypar.run.authentication import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitted, own_token, token_source
+from raypar.run import auth as authentication
+from raypar.run.auth import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitted, own_token, token_source
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from raypar import grid
 from raypar.errors import DataError, StudyError
 from raypar.execution import CHANGED_CODE
 from raypar.planning import check_data
-from raypar.run.events import TrialEnded
+from raypar.run.runner import TrialEnded
 from raypar.study.trial import TrialResult
 
 

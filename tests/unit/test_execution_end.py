@@ -13,7 +13,7 @@ from raypar import Study
 from raypar import execution as module
 from raypar.errors import StoreError
 from raypar.execution import STOPPING
-from raypar.run.events import Notice
+from raypar.run.runner import Notice
 from raypar.signals import Interrupted
 from raypar.study.trial import TrialResult, TrialSpec
 

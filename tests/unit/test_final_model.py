@@ -15,7 +15,7 @@ from raypar import Data, Split, Study, Workload, grid
 from raypar.analysis.speedup import analyse
 from raypar.errors import RayparError
 from raypar.final_model import FINAL_MODEL_FILE, check_can_log, is_logged, log_final_model, other_trials, with_models
-from raypar.run.events import Event, Notice
+from raypar.run.runner import Event, Notice
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.saved_model import NUM_EXAMPLES, WEIGHTS_FILE, exported
 from raypar.workloads import digits, gpt2_code

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from raypar.run.events import Listener, TrialEnded, TrialReported
+from raypar.run.runner import Listener, TrialEnded, TrialReported
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
 

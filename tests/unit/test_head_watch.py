@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import ClusterError
-from raypar.run.head import watch_of_cluster, watch_of_own
+from raypar.run.cluster import watch_of_cluster, watch_of_own
 from raypar.signals import abort_reason, handle_signals
 
 
@@ -81,7 +81,7 @@ STUCK = """
 import sys, time
 from pathlib import Path
 from raypar.cli.common import quiet
-from raypar.run import head
+from raypar.run import cluster as head
 from raypar.signals import handle_signals, uninterrupted
 
 head.GRACE_S = 0.0

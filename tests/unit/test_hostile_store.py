@@ -20,8 +20,7 @@ from raypar import Study, Workload, grid
 from raypar.errors import RayparError
 from raypar.keeper import Keeper
 from raypar.options import ResumeFlags
-from raypar.run.events import Event, Notice, TrialEnded
-from raypar.run.runner import ARTIFACT_FOLDER
+from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track import spool
 from raypar.track.names import join_tag, split_tag

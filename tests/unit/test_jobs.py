@@ -20,9 +20,8 @@ from nothing_starts import NOWHERE
 from raypar.cli.submitting import words_of, write
 from raypar.errors import ClusterError
 from raypar.run import jobs
-from raypar.run.authentication import VARIABLES
-from raypar.run.dashboard import OVERRIDES, check_dashboard
-from raypar.run.jobs import STUDY_KEY, Jobs, RunsAlready, command_on_head, connected
+from raypar.run.auth import VARIABLES
+from raypar.run.jobs import OVERRIDES, STUDY_KEY, Jobs, RunsAlready, check_dashboard, command_on_head, connected
 
 
 @pytest.mark.parametrize(

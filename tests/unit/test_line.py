@@ -9,11 +9,11 @@ import pytest
 from results import make_result
 from scheduled import cluster, rules
 
-from raypar.run import line as line_module
-from raypar.run.gangs import Gang
-from raypar.run.line import COME_BACK_S, Line
-from raypar.run.room import Node
-from raypar.run.schedule import Rules, Standing
+from raypar.run import dispatcher as line_module
+from raypar.run.dispatcher import COME_BACK_S, Line
+from raypar.run.gang_pool import Gang
+from raypar.run.placement import Node
+from raypar.run.scheduler import Rules, Standing
 from raypar.study.trial import Failure, FailureKind, TrialSpec
 
 

@@ -160,7 +160,7 @@ def test_nothing_inside_imports_the_package_itself_but_for_its_version() -> None
 
 
 def test_reports_take_only_the_events_from_run() -> None:
-    wrong = [i for i in OWN if i.folder == "report" and folder_of(i.name) == "run" and i.name != "raypar.run.events"]
+    wrong = [i for i in OWN if i.folder == "report" and folder_of(i.name) == "run" and i.name != "raypar.run.runner"]
     assert not wrong, told(wrong)
 
 

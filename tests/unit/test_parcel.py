@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import RayparError
-from raypar.run import parcel
-from raypar.run.parcel import pack
+from raypar.run import jobs as parcel
+from raypar.run.jobs import pack
 
 
 def make(folder: Path, *names: str) -> None:

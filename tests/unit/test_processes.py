@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raypar.run.processes import ForkClient, ForkServer
+from raypar.run.ranks import ForkClient, ForkServer
 from raypar.signals import is_running
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from raypar.analysis.question import Question
 from raypar.report.live import MAX_SHOWN, REFRESH_PER_S, LiveView
-from raypar.run.events import (
+from raypar.run.runner import (
     GangReady,
     GangStarting,
     Notice,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduled import Job, Ran, bound_s, cluster, on_empty, rules, simulate, workers
 
-from raypar.run.room import Node, num_machines
-from raypar.run.schedule import LOOKAHEAD, Phase, Rules, Standing, Waiting, decide
+from raypar.run.placement import Node, num_machines
+from raypar.run.scheduler import LOOKAHEAD, Phase, Rules, Standing, Waiting, decide
 from raypar.study.trial import Placement
 
 FOUR = cluster(4, 4, 4, 4)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from raypar.run.ranks import RankEnd, cause, num_memory_kills
 from raypar.run.runner import is_retried
-from raypar.run.supervise import RankEnd, cause, num_memory_kills
 from raypar.study.trial import Failure, FailureKind
 from raypar.train.worker import failure_kind
 

@@ -16,12 +16,11 @@ import psutil
 import ray
 from ray._private.state import available_resources_per_node
 
-from raypar.run.capacity import CoreLeases, needed
 from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
-from raypar.run.processes import answers
-from raypar.run.room import Node, On
+from raypar.run.placement import CoreLeases, Node, On, needed
+from raypar.run.ranks import answers
 from raypar.run.runner import RunSettings
-from raypar.run.schedule import ROUNDING, Phase, Rules, Standing
+from raypar.run.scheduler import ROUNDING, Phase, Rules, Standing
 from raypar.study.placement import label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
@@ -107,7 +106,7 @@ class GangPool:
         return {node.id for node in before} != {node.id for node in self.nodes}
 
     def standings(self, ends_in_s: Callable[[Gang], float | None]) -> list[Standing]:
-        """How every gang stands, for `raypar.run.schedule`."""
+        """How every gang stands, for `raypar.run.scheduler`."""
         return [
             Standing(gang.id, gang.placement, gang.phase, gang.on, gang.last_used_s, ends_in_s(gang))
             for gang in self.gangs.values()

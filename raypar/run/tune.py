@@ -2,6 +2,8 @@
 
 Tune sees thin trainables on the head node, which ask the broker to run something and wait. So whatever searches,
 schedules or stops in Tune works as ever.
+
+All of Tune's trials are alike, so that its actor cache always hits.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -23,18 +26,161 @@ from ray.tune.search import BasicVariantGenerator
 
 from raypar.errors import ClusterError, RayparError
 from raypar.run.broker import Broker
-from raypar.run.brokered import ON_HEAD, BrokeredTrial, Driver
 from raypar.run.cluster import TRAIN_ENVIRONMENT
-from raypar.run.dispatch import DispatchConfig
-from raypar.run.events import Event, Listener, Notice, TrialEnded
-from raypar.run.gangs import GangPolicy
-from raypar.run.listening import Ears, Slots
-from raypar.run.runner import RunSettings
-from raypar.signals import Interrupted, abort_reason, was_interrupted
+from raypar.run.dispatcher import DispatchConfig
+from raypar.run.gang_pool import GangPolicy
+from raypar.run.runner import ClusterChanged, Event, Listener, Notice, RunSettings, TrialEnded
+from raypar.signals import Interrupted, abort_reason, uninterrupted, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
-from raypar.study.trial import TrialSpec
+from raypar.study.trial import TrialSpec, TrialState
 from raypar.trace import mark
+
+
+class Slots:
+    """How many trials Tune lets run at a time; more where machines join. A listener that passes on what it hears."""
+
+    def __init__(self, count: int, listener: Listener) -> None:
+        self.count, self._listener = count, listener
+        self._generator: BasicVariantGenerator | None = None
+
+    def follow(self, generator: BasicVariantGenerator) -> None:
+        """From now on this one is told."""
+        self._generator = generator
+        generator.max_concurrent = self.count
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ClusterChanged):
+            self.count = event.num_slots
+            if self._generator is not None:
+                self._generator.max_concurrent = self.count
+        self._listener(event)
+
+
+class Ears:
+    """Listens to the broker's news in a thread; what it tells comes one event at a time."""
+
+    def __init__(self, broker: Any, listener: Listener) -> None:
+        self._broker, self._listener = broker, listener
+        self._lock = threading.Lock()
+        self._closed = False
+        self._num_heard = 0
+        self._heard = threading.Condition()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def tell(self, event: Any) -> None:
+        with self._lock:
+            self._listener(event)
+
+    def catch_up(self, num_news: int) -> None:
+        """Wait until so many news have been told, so that what came before a trial's end is told before it."""
+        with self._heard:
+            while self._num_heard < num_news and self._thread.is_alive():
+                self._heard.wait(1.0)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                events = ray.get(self._broker.news.remote())
+            except Exception:  # the broker is gone, and with it the news
+                return
+            for event in events:
+                self.tell(event)
+            with self._heard:
+                self._num_heard += len(events)
+                self._heard.notify_all()
+
+
+# A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
+ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
+
+
+class TrialFailed(RuntimeError):
+    """Tells Tune (and a searcher) that a trial gave no result; the broker's result says why."""
+
+
+class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
+    """What Tune runs: asks the broker, waits, and hands the reports on."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        # By name: a handle in the config would make Tune treat every restart as a new study.
+        self._broker = ray.get_actor(config["broker"])
+        self._seen = 0
+
+    def step(self) -> dict[str, Any]:
+        while True:
+            reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
+            if reports and self.config["in_lockstep"]:
+                self._seen += 1
+                return {**reports[0], "done": False}
+            self._seen += len(reports)
+            self._last = reports[-1] if reports else getattr(self, "_last", {})
+            if state == TrialState.FAILED:
+                raise TrialFailed(self.trial_id)
+            if state is not None:
+                return {**self._last, "done": True}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._seen, self._last = 0, {}
+        return True
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        return {}
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        pass
+
+
+class Driver(tune.Callback):  # type: ignore[misc]
+    """On the driver: says what each Tune trial is to do, and takes its result at once when it ends.
+
+    Args:
+        spec_of: makes a trial of what a search drew; None where the broker knows the trials.
+    """
+
+    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None, ears: Ears) -> None:
+        self._broker, self._spec_of, self._ears = broker, spec_of, ears
+        self._running: set[str] = set()
+        self.num_ended = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its callbacks for a restore that is not used here
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.trial_id not in self._running:
+            self._running.add(trial.trial_id)
+            spec = self._spec_of(trial.config) if self._spec_of else None
+            ray.get(self._broker.define.remote(trial.trial_id, spec))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._end(trial.trial_id)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.trial_id in self._running:
+            # Where it is only the trainable that was lost, its trial still runs, and has a result in the end.
+            ray.get(self._broker.run_on.remote(trial.trial_id))
+        self._end(trial.trial_id)
+
+    def _end(self, trial_id: str) -> None:
+        if trial_id not in self._running:
+            return
+        self._running.discard(trial_id)
+        with uninterrupted():  # a trial that has ended is told
+            self._tell_end(trial_id)
+
+    def _tell_end(self, trial_id: str) -> None:
+        # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
+        self._broker.stop.remote(trial_id)
+        result, artifacts, num_news = ray.get(self._broker.take.remote(trial_id))
+        self._ears.catch_up(num_news)
+        self.num_ended += 1
+        # Before Tune starts the next trial: writing the result takes no time from a trial that is being timed.
+        self._ears.tell(TrialEnded(result, artifacts))
+
 
 QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from raypar.run.room import Node, On, Room, num_machines
+from raypar.run.placement import Node, On, Room, num_machines
 from raypar.study.trial import Placement
 
 LOOKAHEAD = 8  # trials per machine that may come after one that finds no room, and start before it
