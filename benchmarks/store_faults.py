@@ -24,8 +24,8 @@ from pathlib import Path
 from common import begin, parser_for, progress, scratch
 from driven import RAYPAR, finished, head_of_table, num_doubled, row, said, start
 
+from raypar.track.journal import spools
 from raypar.track.server import Server, free_port, start_server
-from raypar.track.spool import spools
 from raypar.track.store import default_tracking_uri
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

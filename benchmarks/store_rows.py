@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from raypar.track.client import sqlite_path
-from raypar.track.inputs import Input
 from raypar.track.names import clip
-from raypar.track.runs import Point
-from raypar.track.writer import RunRef, RunWriter
+from raypar.track.runs import Input, Point
+from raypar.track.uploader import RunRef, RunWriter
 
 MAX_RUN_NAME_LENGTH = 500
 

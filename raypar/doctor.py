@@ -27,8 +27,8 @@ from raypar.masking import masked
 from raypar.provenance import cpu_model, gpu_model, versions
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
+from raypar.track.journal import read_ack, spools, target
 from raypar.track.server import FIRST_PORT, free_port
-from raypar.track.spool import read_ack, spools, target
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
 from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, ensure_image_set, named_dir

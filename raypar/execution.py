@@ -31,10 +31,10 @@ from raypar.study.code import changed_files, files_text
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
-from raypar.track.models import MODEL_NAME
+from raypar.track.client import MODEL_NAME
 from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.store import Store
-from raypar.track.system import SystemMonitor
+from raypar.track.system_metrics import SystemMonitor
 
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
 OPEN_CLUSTER = (

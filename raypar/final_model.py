@@ -87,7 +87,7 @@ def log_final_model(
         notice(Notice(NOT_LOGGED.format(f"{best.spec.label}, the best trial, has kept none")))
         return
     try:
-        from raypar.track.models import save_model
+        from raypar.track.client import save_model
         from raypar.train.saved_model import exported
 
         whole = exported(study.workload, best.spec.config, kept)

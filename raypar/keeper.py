@@ -19,7 +19,7 @@ from raypar.signals import uninterrupted
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.recorder import Recorder
-from raypar.track.system import SystemMonitor
+from raypar.track.system_metrics import SystemMonitor
 from raypar.train.job import CHECKPOINT_FOLDER, PROFILE_FOLDER
 
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"

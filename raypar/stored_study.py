@@ -79,8 +79,7 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
     """
     from raypar.analysis.question import question_from_dict
     from raypar.track.names import join_tag
-    from raypar.track.reader import RunReader
-    from raypar.track.store import Store
+    from raypar.track.store import RunReader, Store
 
     store = Store(tracking_uri, folder)
     results = store.results(name)

@@ -24,7 +24,7 @@ from raypar.track.client import (
     store_errors,
     unreachable,
 )
-from raypar.track.spool import spool_dir
+from raypar.track.journal import spool_dir
 
 EMBEDDED = ("sqlite",)
 DATABASES = ("postgresql", "mysql", "mssql")

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from raypar.errors import StoreError
 from raypar.study.trial import TrialResult
-from raypar.track import spool
+from raypar.track import journal as spool
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
-from raypar.track.replay import num_pending, replay
 from raypar.track.runs import Point, shown_of
-from raypar.track.upload import Uploader
+from raypar.track.uploader import RunWriter, Uploader, num_pending, replay
 from raypar.track.view import Shown
-from raypar.track.writer import RunWriter
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -183,7 +181,7 @@ class Recorder:
             )
 
     def record_model(self, identity: str, folder: Path) -> None:
-        """A folder of `raypar.track.models.save_model`, which stays there, as a model of the trial's run.
+        """A folder of `raypar.track.client.save_model`, which stays there, as a model of the trial's run.
 
         Raises StoreError as `record` does.
         """

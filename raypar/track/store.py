@@ -1,22 +1,253 @@
-"""What is known: results of all executions of a study, from the store and from what has not reached it yet."""
+"""Stored results of all executions of a study, from MLflow and from the journal.
+
+Reads five tables of the schemas that it knows, as MLflow's own searches do, and never writes. Everything else is
+`Unfamiliar`, and then to be asked for through MLflow.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Iterator
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from raypar.study.trial import TrialResult, latest
-from raypar.track import spool
-from raypar.track.check import check_writable
-from raypar.track.names import join_tag
-from raypar.track.reader import RunReader
+from raypar.track import journal as spool
+from raypar.track.check import check_readable, check_writable
+from raypar.track.client import (
+    Rejected,
+    Unreachable,
+    artifact_root,
+    connect,
+    local_folder,
+    sqlite_path,
+    store_errors,
+    unreachable,
+)
+from raypar.track.names import experiment_name, join_tag
 from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, result_from_tags, without_step_times
 from raypar.train.job import MODEL_FOLDER
+
+# Alembic's versions in which experiments, runs and their tags are as they are read here.
+SCHEMAS = frozenset({"dc11669786a5"})  # MLflow 3.17
+# A writer holds the database for milliseconds; MLflow, which is asked then, waits longer.
+LOCK_TIMEOUT_S = 2.0
+_WORKSPACE = "default"
+_WORKSPACES_VARIABLE = "MLFLOW_ENABLE_WORKSPACES"
+
+
+class Unfamiliar(Exception):
+    """The database is not one that can be read here: another schema, locked, damaged, with workspaces."""
+
+
+class EmbeddedRuns:
+    """The database of a ``sqlite:`` URI. Every method opens it, asks in one transaction, and closes it.
+
+    Raises:
+        Unfamiliar: by every method, where MLflow is to be asked instead.
+    """
+
+    def __init__(self, tracking_uri: str) -> None:
+        parts = urlsplit(tracking_uri)
+        plain = parts.scheme == "sqlite" and not (parts.netloc or parts.query or parts.fragment)
+        self._path: Path | None = sqlite_path(tracking_uri) if plain else None
+
+    def experiments(self) -> dict[str, str]:
+        """Study name to experiment id; deleted ones are not among them."""
+        query = """
+            SELECT t.value, e.experiment_id FROM experiments AS e JOIN experiment_tags AS t USING (experiment_id)
+            WHERE t.key = 'raypar.study' AND t.value != '' AND e.lifecycle_stage = 'active'
+            ORDER BY e.creation_time DESC, e.experiment_id
+        """
+        with self._opened() as database:
+            return {str(study): str(experiment_id) for study, experiment_id in database.execute(query)}
+
+    def experiment_id(self, name: str) -> str | None:
+        """None if there is none of this name, or it is deleted."""
+        query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+        with self._opened() as database:
+            found = database.execute(query, [name]).fetchone()
+        return str(found[0]) if found else None
+
+    def search(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> list[StoredRun]:
+        """The runs that have all of the tags, the latest first; deleted ones are not among them."""
+        where = [f"experiment_id IN ({', '.join('?' * len(experiment_ids))})", "lifecycle_stage = 'active'"]
+        values: list[object] = [int(experiment_id) for experiment_id in experiment_ids]
+        for key, value in tags.items():
+            where.append(
+                "EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ? AND tags.value = ?)"
+            )
+            values += [key, value]
+        wanted = f"FROM runs WHERE {' AND '.join(where)}"
+        with self._opened() as database:
+            order = "ORDER BY start_time IS NULL, start_time DESC, run_uuid"
+            runs = database.execute(f"SELECT run_uuid, artifact_uri, start_time {wanted} {order}", values).fetchall()
+            own: dict[str, dict[str, str]] = {run_id: {} for run_id, _, _ in runs}
+            of_those = f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN (SELECT run_uuid {wanted})"
+            for run_id, key, value in database.execute(of_those, values):
+                own[run_id][key] = value
+        return [StoredRun(run_id, uri or "", start_ms or 0, own[run_id]) for run_id, uri, start_ms in runs]
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The database for reading, as it stands now, however long that takes."""
+        if self._path is None or os.environ.get(_WORKSPACES_VARIABLE, "").lower() not in ("", "false", "0"):
+            raise Unfamiliar
+        # MLflow opens the same path: SQLite's URI keeps it from making the file, and from changing it.
+        address = f"{self._path.absolute().as_uri()}?mode=ro"
+        try:
+            with closing(sqlite3.connect(address, uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as database:
+                database.execute("BEGIN")
+                versions = [version for (version,) in database.execute("SELECT version_num FROM alembic_version")]
+                if len(versions) != 1 or versions[0] not in SCHEMAS:
+                    raise Unfamiliar
+                elsewhere = "SELECT 1 FROM experiments WHERE workspace != ? LIMIT 1"
+                if database.execute(elsewhere, [_WORKSPACE]).fetchone():
+                    raise Unfamiliar
+                yield database
+        except sqlite3.Error as error:
+            raise Unfamiliar from error
+
+
+_PAGE_SIZE = 250  # a server that is asked for thousands at once takes longer than a request may
+
+
+class RunReader:
+    """Every method raises StoreError where the store can't be read; an embedded one that is not there yet is empty."""
+
+    def __init__(self, tracking_uri: str, project_dir: Path) -> None:
+        self._tracking_uri = tracking_uri
+        self._project_dir = project_dir
+        self._embedded = EmbeddedRuns(tracking_uri)
+        self._connection: Any = None
+
+    def experiments(self) -> dict[str, str]:
+        """Study name to experiment id; deleted ones are not among them."""
+        if self._is_missing():
+            return {}
+        try:
+            return self._embedded.experiments()
+        except Unfamiliar:
+            return dict(self._experiments_by_mlflow())
+
+    def experiment_id(self, study: str) -> str | None:
+        """None if there is none, or it is deleted."""
+        if self._is_missing():
+            return None
+        name = experiment_name(study)
+        try:
+            return self._embedded.experiment_id(name)
+        except Unfamiliar:
+            with self._told():
+                found = self._client().get_experiment_by_name(name)
+            return str(found.experiment_id) if found is not None and found.lifecycle_stage == "active" else None
+
+    def runs(self, study: str, **tags: str) -> Iterable[StoredRun]:
+        """The study's runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
+        experiment_id = self.experiment_id(study)
+        return self.search([experiment_id] if experiment_id else [], **tags)
+
+    def search(self, experiment_ids: Sequence[str], **tags: str) -> Iterable[StoredRun]:
+        """The experiments' runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
+        if not experiment_ids or self._is_missing():
+            return ()
+        wanted = {f"raypar.{key}": value for key, value in tags.items()}
+        try:
+            return self._embedded.search(experiment_ids, wanted)
+        except Unfamiliar:
+            return self._search_by_mlflow(experiment_ids, wanted)
+
+    def _experiments_by_mlflow(self) -> Iterator[tuple[str, str]]:
+        client, token = self._client(), None
+        while True:
+            with self._told():
+                page = client.search_experiments(
+                    filter_string="tags.`raypar.study` != ''", max_results=1000, page_token=token
+                )
+            for experiment in page:
+                yield experiment.tags["raypar.study"], str(experiment.experiment_id)
+            token = page.token
+            if not token:
+                return
+
+    def _search_by_mlflow(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> Iterator[StoredRun]:
+        client, token = self._client(), None
+        while True:
+            with self._told():
+                page = client.search_runs(
+                    list(experiment_ids),
+                    " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items()),
+                    max_results=_PAGE_SIZE,
+                    order_by=["attributes.start_time DESC"],
+                    page_token=token,
+                )
+            for run in page:
+                yield StoredRun(run.info.run_id, run.info.artifact_uri, run.info.start_time or 0, run.data.tags)
+            token = page.token
+            if not token:
+                return
+
+    def read_file(self, run: StoredRun, name: str) -> str | None:
+        """A text among a run's artifacts; None if it isn't there."""
+        folder = local_folder(run.artifact_uri)
+        try:
+            if folder is not None:
+                return (self._moved(folder) / name).read_text(encoding="utf-8")
+            with tempfile.TemporaryDirectory() as there, store_errors():
+                path = self._client().download_artifacts(run.run_id, name, there)
+                return Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError, Unreachable, Rejected):
+            return None
+
+    def read_folder(self, run: StoredRun, name: str, to: Path) -> Path | None:
+        """A folder among a run's artifacts, brought to `to` where it is not on this machine; None if it isn't there."""
+        folder = local_folder(run.artifact_uri)
+        try:
+            if folder is not None:
+                here = self._moved(folder) / name
+                return here if here.is_dir() else None
+            to.mkdir(parents=True, exist_ok=True)
+            with store_errors():
+                path = Path(self._client().download_artifacts(run.run_id, name, str(to)))
+            return path if path.is_dir() else None
+        except (OSError, ValueError, Unreachable, Rejected):
+            return None
+
+    def _moved(self, folder: Path) -> Path:
+        """Where a run's files are if the project's folder was moved as a whole since."""
+        root = artifact_root(self._tracking_uri, self._project_dir)
+        if folder.exists() or root is None or root.name not in folder.parts:
+            return folder
+        at = len(folder.parts) - folder.parts[::-1].index(root.name)
+        return root.joinpath(*folder.parts[at:])
+
+    def _is_missing(self) -> bool:
+        """Whether the embedded database is not there yet, or empty: reading should not make one."""
+        database = sqlite_path(self._tracking_uri)
+        return database is not None and (not database.exists() or (database.is_file() and not database.stat().st_size))
+
+    def _client(self) -> Any:
+        if self._connection is None:
+            check_readable(self._tracking_uri)
+            with self._told():
+                self._connection = connect(self._tracking_uri)
+        return self._connection
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            with store_errors():
+                yield
+        except (Unreachable, Rejected) as e:
+            raise unreachable(self._tracking_uri, e) from e
+
 
 log = logging.getLogger(__name__)
 

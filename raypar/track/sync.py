@@ -9,11 +9,9 @@ from typing import Any
 
 from raypar.errors import StoreError
 from raypar.masking import masked
-from raypar.track import spool
-from raypar.track.replay import Replay, num_pending, replay
+from raypar.track import journal as spool
 from raypar.track.store import default_tracking_uri
-from raypar.track.upload import Uploader
-from raypar.track.writer import RunWriter
+from raypar.track.uploader import Replay, RunWriter, Uploader, num_pending, replay
 
 LOCK_TIMEOUT_S = 60.0
 

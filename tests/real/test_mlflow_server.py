@@ -18,9 +18,9 @@ from raypar.errors import StoreError
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.track.check import check_writable
 from raypar.track.client import connect
+from raypar.track.journal import spools
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.server import free_port, start_server
-from raypar.track.spool import spools
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.sync import SyncReport, sync
 

@@ -17,8 +17,8 @@ import pytest
 from commands import TIMEOUT_S, Cli
 from telling import HERE, until
 
+from raypar.track.journal import spools
 from raypar.track.server import start_server
-from raypar.track.spool import spools
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.affinity import allowed_cores
 

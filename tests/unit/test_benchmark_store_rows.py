@@ -16,7 +16,7 @@ from recording import new_store
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
-from raypar.track.writer import RunWriter
+from raypar.track.uploader import RunWriter
 
 TABLES = ("experiments", "experiment_tags", "runs", "tags", "params", "metrics", "latest_metrics", "datasets", "inputs")
 WRITTEN_AT = ("creation_time", "last_update_time")

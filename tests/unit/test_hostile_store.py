@@ -22,7 +22,7 @@ from raypar.keeper import Keeper
 from raypar.options import ResumeFlags
 from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
-from raypar.track import spool
+from raypar.track import journal as spool
 from raypar.track.names import join_tag, split_tag
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store

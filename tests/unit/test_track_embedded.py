@@ -14,11 +14,9 @@ import pytest
 from recording import new_store
 
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
-from raypar.track.embedded import EmbeddedRuns, Unfamiliar
-from raypar.track.reader import RunReader
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.runs import StoredRun
-from raypar.track.store import Store
+from raypar.track.store import EmbeddedRuns, RunReader, Store, Unfamiliar
 
 ODD = 'it\'s "quoted" `so`, naïve 研究 100%'
 LONG = "x" * 600
@@ -203,7 +201,7 @@ def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path, content):
 
 
 def test_a_locked_database_is_left_to_mlflow(copied, monkeypatch):
-    monkeypatch.setattr("raypar.track.embedded.LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("raypar.track.store.LOCK_TIMEOUT_S", 0.0)
     with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         with pytest.raises(Unfamiliar):
@@ -213,7 +211,7 @@ def test_a_locked_database_is_left_to_mlflow(copied, monkeypatch):
 
 
 def test_a_writer_in_the_middle_of_a_transaction_is_not_waited_for_and_not_seen(copied, monkeypatch):
-    monkeypatch.setattr("raypar.track.embedded.LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("raypar.track.store.LOCK_TIMEOUT_S", 0.0)
     before = EmbeddedRuns(by_sql(copied)).experiments()
     with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from raypar.track.journal import spool_dir, spool_path
 from raypar.track.names import (
     MAX_EXPERIMENT_NAME_LENGTH,
     MAX_TAG_LENGTH,
@@ -18,7 +19,6 @@ from raypar.track.names import (
     safe_name,
     split_tag,
 )
-from raypar.track.spool import spool_dir, spool_path
 
 HOSTILE = ["../../x", "a/b", "..", ".", "", "/etc/passwd", "naïve 研究", "x" * 300, "a\0b", "new\nline", "~", "\udcff"]
 

@@ -9,11 +9,10 @@ from store_parts import Clock, block, client, make_result, recorder, runs, strip
 
 from raypar.errors import StoreError
 from raypar.study.trial import TrialState
-from raypar.track.spool import spools
+from raypar.track.journal import spools
 from raypar.track.store import Store
 from raypar.track.sync import SyncReport, sync
-from raypar.track.upload import Uploader
-from raypar.track.writer import RunWriter
+from raypar.track.uploader import RunWriter, Uploader
 
 
 def test_nothing_is_left_in_the_spool_of_a_finished_study(project, uri):

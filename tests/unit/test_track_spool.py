@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from raypar.track import spool
-from raypar.track.spool import Journal, read_ack, read_lines, write_ack
+from raypar.track import journal as spool
+from raypar.track.journal import Journal, read_ack, read_lines, write_ack
 
 
 def record(n: int) -> str:

@@ -10,9 +10,9 @@ from recording import new_store
 from store_parts import DATA, Clock, block, client, data_sets, make_result, recorder, runs, stripped, unblock
 
 from raypar.errors import StoreError
-from raypar.track import spool
+from raypar.track import journal as spool
+from raypar.track.journal import Journal, spools, write_ack
 from raypar.track.recorder import Execution, Recorder
-from raypar.track.spool import Journal, spools, write_ack
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.sync import sync
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from raypar.track import system as module
-from raypar.track.system import SystemMonitor
+from raypar.track import system_metrics as module
+from raypar.track.system_metrics import SystemMonitor
 
 KEYS = {
     "system/cpu_utilization_percentage",

@@ -19,6 +19,7 @@ from raypar.track.names import safe_name
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+
 SUFFIX = ".jsonl"
 
 
