@@ -28,18 +28,15 @@ import cloudpickle
 from common import BUSY_CORES, LOG_TAIL_CHARS, Figure, begin, parser_for, progress, scratch, tell, times
 
 from raypar import Study, units
-from raypar.analysis.all_reduce import Algorithm
-from raypar.analysis.calibration import calibrate
 from raypar.analysis.laws import Scaling
-from raypar.analysis.measured import measured_points, variation_of
-from raypar.analysis.network import Network, parse_network
-from raypar.analysis.predict import Prediction, predict
-from raypar.analysis.training import Training, communication_of
+from raypar.predict.calibration import calibrate, measured_points, variation_of
+from raypar.predict.layers import layer_costs
+from raypar.predict.network import Algorithm, Network, parse_network
+from raypar.predict.predict import Prediction, Training, communication_of, predict
 from raypar.run.ranks import ALLOCATOR
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankJob, RankOutcome, merge
-from raypar.train.layers import layer_costs
 from raypar.workloads import wide_mlp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

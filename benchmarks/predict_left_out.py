@@ -16,18 +16,15 @@ from pathlib import Path
 from common import begin, local_trial, parser_for, progress, scratch, tell
 
 from raypar import units, workloads
-from raypar.analysis.all_reduce import fit_network
-from raypar.analysis.calibration import calibrate
-from raypar.analysis.left_out import LeftOut, leave_one_out
-from raypar.analysis.measured import choose_results, measured_points, variation_of
-from raypar.analysis.network import Network
-from raypar.analysis.training import communication_of
-from raypar.run.probe import probe_all_reduces
+from raypar.predict.calibration import calibrate, choose_results, measured_points, variation_of
+from raypar.predict.layers import layer_costs
+from raypar.predict.network import Network, fit_network
+from raypar.predict.predict import LeftOut, communication_of, leave_one_out
+from raypar.predict.probe import probe_all_reduces
 from raypar.study.options import OPTIONS
 from raypar.study.overrides import parse_value
 from raypar.study.trial import TrialResult
 from raypar.track.store import Store, default_tracking_uri
-from raypar.train.layers import layer_costs
 
 NUM_WORKERS = 2
 # Batch of all workers, and whether they send their gradients.

@@ -15,9 +15,9 @@ import numpy as np
 from common import begin, parser_for, tell
 
 from raypar import Study, units
-from raypar.analysis.network import Network, Topology, parse_network
-from raypar.analysis.step_model import Communication, LayerCost, StepTimes, simulate_steps
-from raypar.train.layers import layer_costs
+from raypar.predict.layers import layer_costs
+from raypar.predict.network import Network, Topology, parse_network
+from raypar.predict.step_model import Communication, LayerCost, StepTimes, simulate_steps
 from raypar.workloads import resnet
 
 PRINTED = 0.992

@@ -21,11 +21,11 @@ from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
 from raypar.errors import NotForTraining, RayparError, check_for_training
 
 if TYPE_CHECKING:
-    from raypar.analysis.network import Network, Topology
+    from raypar.predict.network import Network, Topology
+    from raypar.predict.step_model import LayerCost
     from raypar.study.space import Value
     from raypar.study.trial import TrialResult
     from raypar.study.workload import Workload
-    from raypar.train.layer_cost import LayerCost
 
 MEASURED = "measured"  # --network measured: probe this machine
 WITHIN_NODE = "10GB/s,10us"  # unless given: PCI Express 3.0 with 16 lanes, of whose 15.8 GB/s about as much arrives
@@ -82,13 +82,17 @@ def predict(
 ) -> None:
     """Predict time, throughput and efficiency with more workers or another network, from a study that was measured."""
     with told(debug):
-        from raypar.analysis.calibration import calibrate, fit_study_network
         from raypar.analysis.laws import Scaling
-        from raypar.analysis.measured import choose_results, measured_points, variation_of
-        from raypar.analysis.network import Network, Topology, parse_network
-        from raypar.analysis.predict import predict as predicted
-        from raypar.analysis.predict import worker_counts
-        from raypar.analysis.training import communication_of, training_of
+        from raypar.predict.calibration import (
+            calibrate,
+            choose_results,
+            fit_study_network,
+            measured_points,
+            variation_of,
+        )
+        from raypar.predict.network import Network, Topology, parse_network
+        from raypar.predict.predict import communication_of, training_of, worker_counts
+        from raypar.predict.predict import predict as predicted
         from raypar.report.predict import Told, check_plot_path, print_prediction, write_plot
         from raypar.stored_study import read_study
 
@@ -160,8 +164,8 @@ def _usual_algorithm(config: Mapping[str, Any], *, is_given: bool, nodes_of: int
 
 def _probed(device: str) -> Network:
     """The link between two workers of this machine."""
-    from raypar.analysis.all_reduce import fit_network
-    from raypar.run.probe import probe_all_reduces
+    from raypar.predict.network import fit_network
+    from raypar.predict.probe import probe_all_reduces
 
     typer.echo("measuring all-reduces between two workers …", err=True)
     with quiet(Path.cwd() / ".raypar" / "logs" / "probe.log"):
@@ -209,7 +213,7 @@ def _with_step_times(store: Any, name: str, results: Sequence[TrialResult]) -> l
 
 def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) -> tuple[tuple[LayerCost, ...], str]:
     """The layers of a trial's network, and a sentence on how they are known."""
-    from raypar.train.layer_cost import one_layer, read_layers, write_layers
+    from raypar.predict.step_model import one_layer, read_layers, write_layers
 
     at_the_end = "the layers are not known: all gradients are there at the end of the backward pass"
     counted = "computing is shared out among the layers by counted work"
@@ -233,7 +237,7 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
     if (known := read_layers(kept)) is not None:
         return known, counted
     check_for_training(NO_LOOK)
-    from raypar.train.layers import is_one_layer, layer_costs
+    from raypar.predict.layers import is_one_layer, layer_costs
 
     layers = layer_costs(workload, config)
     if is_one_layer(layers):
@@ -245,7 +249,7 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
 def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequence[str]) -> str:
     """Of what the layers follow from: the code that makes the network, and its hyperparameters."""
     from raypar import __version__
-    from raypar.analysis.measured import FREE_KEYS
+    from raypar.predict.calibration import FREE_KEYS
 
     assert workload.model is not None
     try:

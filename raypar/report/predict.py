@@ -13,14 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from raypar import units
-from raypar.analysis.all_reduce import Algorithm
-from raypar.analysis.calibration import Calibration
 from raypar.analysis.laws import Scaling
-from raypar.analysis.network import Network, Topology
-from raypar.analysis.predict import Prediction, Sweep
-from raypar.analysis.step_model import Communication, Limit
-from raypar.analysis.training import Training
 from raypar.errors import RayparError
+from raypar.predict.calibration import Calibration
+from raypar.predict.network import Algorithm, Network, Topology
+from raypar.predict.predict import Prediction, Sweep, Training
+from raypar.predict.step_model import Communication, Limit
 from raypar.report.figures_vega import (
     COLOURS,
     GREY,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raypar.analysis.all_reduce import all_reduce_s, fit_network
 from raypar.errors import RayparError
-from raypar.run.probe import probe_all_reduces
+from raypar.predict.network import all_reduce_s, fit_network
+from raypar.predict.probe import probe_all_reduces
 from raypar.train.affinity import allowed_cores
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raypar.analysis.step_model import Communication, LayerCost, StepTime, simulate_steps
+from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
 
 
 def simulate_step(

@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.analysis.all_reduce import Algorithm, all_reduce_cost, all_reduce_s, fit_network
-from raypar.analysis.network import DEFAULT_LATENCY_S, PAYLOAD_SHARE, Network, Topology, parse_network
 from raypar.errors import RayparError
+from raypar.predict.network import (
+    DEFAULT_LATENCY_S,
+    PAYLOAD_SHARE,
+    Algorithm,
+    Network,
+    Topology,
+    all_reduce_cost,
+    all_reduce_s,
+    fit_network,
+    parse_network,
+)
 
 LINK = Network(1e-3, 1e6)  # 1 ms, 1 MB/s
 NODES = Topology(4, Network(1e-5, 1e8), LINK)

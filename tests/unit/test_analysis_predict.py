@@ -14,15 +14,22 @@ from hypothesis import strategies as st
 from one_step import simulate_step
 from results import make_result
 
-from raypar.analysis.calibration import Calibration, calibrate, drawn_medians, fit_study_network
 from raypar.analysis.laws import Scaling
-from raypar.analysis.left_out import leave_one_out
-from raypar.analysis.measured import Measured, choose_results, epoch_samples, measured_points, variation_of
-from raypar.analysis.network import Network, Topology
-from raypar.analysis.predict import predict, worker_counts
-from raypar.analysis.step_model import Communication, LayerCost, Limit
-from raypar.analysis.training import Training, communication_of, training_of
 from raypar.errors import RayparError
+from raypar.predict.calibration import (
+    Calibration,
+    Measured,
+    calibrate,
+    choose_results,
+    drawn_medians,
+    epoch_samples,
+    fit_study_network,
+    measured_points,
+    variation_of,
+)
+from raypar.predict.network import Network, Topology
+from raypar.predict.predict import Training, communication_of, leave_one_out, predict, training_of, worker_counts
+from raypar.predict.step_model import Communication, LayerCost, Limit
 from raypar.study.trial import TrialResult, TrialState
 
 LAYERS = tuple(LayerCost(f"layer{i}", 2_000_000, 0.2, 0.1) for i in range(4))

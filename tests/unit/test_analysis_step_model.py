@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_step import simulate_step
 
-from raypar.analysis.all_reduce import all_reduce_s
-from raypar.analysis.buckets import MIB, buckets
-from raypar.analysis.network import Network, Topology
-from raypar.analysis.step_model import (
+from raypar.errors import RayparError
+from raypar.predict.network import Network, Topology, all_reduce_s
+from raypar.predict.step_model import (
+    MIB,
     Communication,
     LayerCost,
     Limit,
     StepTime,
+    buckets,
     expected_max_of_normals,
     one_layer,
     simulate_steps,
 )
-from raypar.errors import RayparError
 
 # One step computes 1 s: 0.4 s forward, then c, b and a backward in 0.1, 0.2 and 0.3 s.
 LAYERS = (LayerCost("a", 100, 0.3, 0.2), LayerCost("b", 0, 0.2, 0.1), LayerCost("c", 300, 0.1, 0.1))

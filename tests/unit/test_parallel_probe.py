@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raypar.parallel.probe import all_reduce_times
+from raypar.predict.probe import all_reduce_times
 
 
 @pytest.fixture

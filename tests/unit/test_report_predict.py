@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raypar.analysis.calibration import calibrate
 from raypar.analysis.laws import Scaling
-from raypar.analysis.measured import Measured
-from raypar.analysis.network import Network, Topology
-from raypar.analysis.predict import predict
-from raypar.analysis.step_model import Communication, LayerCost
-from raypar.analysis.training import Training
 from raypar.errors import RayparError
+from raypar.predict.calibration import Measured, calibrate
+from raypar.predict.network import Network, Topology
+from raypar.predict.predict import Training, predict
+from raypar.predict.step_model import Communication, LayerCost
 from raypar.report.predict import BAR_WIDTH, Told, check_plot_path, plot_of, print_prediction
 
 LAYERS = (LayerCost("a", 4_000_000, 0.3, 0.2), LayerCost("b", 8_000_000, 0.3, 0.2))

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from raypar import workloads
-from raypar.analysis.step_model import one_layer
 from raypar.errors import DataError, RayparError
+from raypar.predict.layers import count_layers, is_one_layer, layer_costs
+from raypar.predict.step_model import LayerCost, one_layer
 from raypar.study.options import resolve
 from raypar.study.workload import Workload
 from raypar.train.flops import count_work
-from raypar.train.layer_cost import LayerCost
-from raypar.train.layers import count_layers, is_one_layer, layer_costs
 
 
 def counted(model: nn.Module, *shape: int, **config: Any) -> tuple[LayerCost, ...]:

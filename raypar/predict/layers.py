@@ -17,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from raypar.errors import RayparError
+from raypar.predict.step_model import LayerCost, one_layer
 from raypar.study.workload import Config, Workload
 from raypar.train.flops import FLOP_PER_MAC, few_inputs, looked_at
-from raypar.train.layer_cost import LayerCost, one_layer
 
 FP64_BYTES = 8
 

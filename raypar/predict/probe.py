@@ -1,10 +1,15 @@
-"""All-reduces between workers of this machine, timed: ranks are forked, measure, and are gone."""
+"""Timing of all-reduces between workers of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from raypar.errors import RayparError
 from raypar.run.local import LocalRunner
@@ -54,7 +59,45 @@ def probe_all_reduces(num_workers: int, log_dir: Path, device: str = "cpu") -> t
 def _loop(_: Mapping[str, Any]) -> None:
     import ray.train.torch
 
-    from raypar.parallel.probe import all_reduce_times
-
     for num_bytes, time_s in all_reduce_times(ray.train.torch.get_device()):
         ray.train.report({"num_bytes": num_bytes, "time_s": time_s})
+
+
+# From what is latency alone to what a large bucket of gradients is.
+SIZES_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20, 32 * 2**20)
+NUM_REPEATS = 9
+FLOAT_BYTES = 4
+
+
+def all_reduce_times(
+    device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES, num_repeats: int = NUM_REPEATS
+) -> Iterator[tuple[int, float]]:
+    """Each size with the median seconds of an all-reduce of it; every rank calls it and gets the same.
+
+    Of each repeat the slowest rank counts, from a barrier on. Two more are done first and not counted.
+
+    Args:
+        device: where the gradients would be.
+        sizes_bytes: multiples of 4, rounded down.
+        num_repeats: all-reduces of each size.
+    """
+    for size in sizes_bytes:
+        values = torch.ones(max(1, size // FLOAT_BYTES), device=device)
+        times_s = [_one(values) for _ in range(2 + num_repeats)][2:]
+        slowest = torch.tensor(times_s, dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        yield values.numel() * FLOAT_BYTES, statistics.median(slowest.tolist())
+
+
+def _one(values: torch.Tensor) -> float:
+    _wait_for(values)
+    dist.barrier()
+    start_s = time.perf_counter()
+    dist.all_reduce(values)
+    _wait_for(values)
+    return time.perf_counter() - start_s
+
+
+def _wait_for(values: torch.Tensor) -> None:
+    if values.device.type == "cuda":
+        torch.cuda.synchronize(values.device)

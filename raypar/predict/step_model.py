@@ -1,4 +1,4 @@
-"""The time of a step of synchronous data-parallel SGD, simulated layer by layer.
+"""Time of a step of synchronous data-parallel SGD, simulated layer by layer.
 
 A worker computes forward, then backward from the last layer to the first. Gradients fill buckets in the order in which
 they are ready, and a full bucket is all-reduced while the backward pass goes on, one at a time or two (wait-free
@@ -10,21 +10,102 @@ Everything is computed for many worker counts at once.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from raypar.analysis.all_reduce import Algorithm, all_reduce_cost
-from raypar.analysis.buckets import buckets
-from raypar.analysis.network import Network, Topology
 from raypar.errors import RayparError
-from raypar.train.layer_cost import LayerCost as LayerCost  # what this model is given
-from raypar.train.layer_cost import one_layer as one_layer
+from raypar.predict.network import Algorithm, Network, Topology, all_reduce_cost
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer; the shares of all layers add up to 1, forward and backward together.
+
+    Attributes:
+        name: as the model calls it.
+        num_gradient_bytes: of its own gradients, which are sent as they are (not compressed).
+        backward_share: of the time that a step computes, what its gradients take.
+        forward_share: the same of its forward pass.
+        num_gradients: tensors of them (weights, biases), which are sent one by one where nothing is fused.
+    """
+
+    name: str
+    num_gradient_bytes: int
+    backward_share: float
+    forward_share: float
+    num_gradients: int = 1
+
+
+def one_layer(num_gradient_bytes: int) -> tuple[LayerCost, ...]:
+    """A network of which nothing but its size is known: all gradients are there at the end of the backward pass."""
+    # The backward pass computes gradients by weights and by inputs: twice the work of the forward pass.
+    return (LayerCost("all layers", num_gradient_bytes, 2 / 3, 1 / 3),)
+
+
+def read_layers(path: Path) -> tuple[LayerCost, ...] | None:
+    """What `write_layers` has put there; None where there is nothing that can be read."""
+    try:
+        return tuple(LayerCost(**raw) for raw in json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_layers(path: Path, layers: tuple[LayerCost, ...]) -> None:
+    """Keep layers for a later call: importing torch and building a network take seconds. A full disk is no error."""
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps([asdict(layer) for layer in layers]), encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+MIB = 2**20
+# torch's DistributedDataParallel; the first bucket is small so that sending begins early.
+DEFAULT_BUCKET_BYTES = 25 * MIB
+FIRST_BUCKET_BYTES = 1 * MIB
+
+
+def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> list[tuple[float, float]]:
+    """What is sent as one, in that order: (bytes, share of the backward pass after which they are ready).
+
+    A bucket is closed by the layer with which it holds its bytes, as torch does it with single tensors.
+
+    Args:
+        layers: in the order of the forward pass.
+        bucket_bytes: as in `Communication`.
+    """
+    found: list[tuple[float, float]] = []
+    filled, passed = 0.0, 0.0
+    for layer in reversed(layers):
+        passed += layer.backward_share
+        filled += layer.num_gradient_bytes
+        if bucket_bytes == 0:  # a layer's tensors are taken to be alike: what counts is how many messages they are
+            if layer.num_gradient_bytes:
+                found += [(layer.num_gradient_bytes / layer.num_gradients, passed)] * layer.num_gradients
+            filled = 0.0
+            continue
+        if bucket_bytes is not None:
+            full = bucket_bytes
+        else:
+            full = DEFAULT_BUCKET_BYTES if found else FIRST_BUCKET_BYTES
+        if filled and filled >= full:
+            found.append((filled, passed))
+            filled = 0.0
+    if filled:
+        found.append((filled, passed))
+    return found
+
 
 Floats: TypeAlias = NDArray[np.float64]
 
