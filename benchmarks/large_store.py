@@ -28,8 +28,8 @@ from common import Figure, begin, interleaved, judge, local_trial, parser_for, p
 from store_rows import RowWriter
 
 from raypar import Study, grid, units
+from raypar.analysis.analyse import pair_speedups
 from raypar.analysis.question import question_of
-from raypar.analysis.speedup import pair_speedups
 from raypar.study.space import loguniform, randint
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.track.recorder import Execution, Recorder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import question_from_dict
-from raypar.analysis.speedup import analyse
 from raypar.report.console import print_report
 from raypar.track.store import Store, default_tracking_uri
 

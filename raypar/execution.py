@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.chosen import with_final_test
-from raypar.analysis.speedup import StudyAnalysis, analyse
 from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError, check_for_training
 from raypar.final_model import is_logged, log_final_model, other_trials
 from raypar.final_test import final_test, last_final_test

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.chosen import chosen_point
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.errors import RayparError
 from raypar.provenance import versions
 from raypar.run.runner import Listener, Notice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.chosen import FINAL_TEST_FILE, FinalTest, chosen_point, stored_final_test, with_final_test
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.recorder import Recorder

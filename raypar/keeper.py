@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from raypar.analysis.analyse import pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
-from raypar.analysis.speedup import pair_speedups
 from raypar.masking import masked
 from raypar.run.runner import ARTIFACT_FOLDER, Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import uninterrupted

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raypar.analysis.last_asked import last_asked
-from raypar.analysis.question import question_of
+from raypar.analysis.question import last_asked, question_of
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases, absent_cores, cores_text

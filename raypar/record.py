@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.question import question_of
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.masking import masked
 from raypar.options import Options, ResumeFlags

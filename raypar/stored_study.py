@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from raypar.errors import RayparError, suggest
 
 if TYPE_CHECKING:
+    from raypar.analysis.analyse import StudyAnalysis
     from raypar.analysis.compare import Origin
-    from raypar.analysis.last_asked import LastAsked
-    from raypar.analysis.question import Question
-    from raypar.analysis.speedup import StudyAnalysis
+    from raypar.analysis.question import LastAsked, Question
     from raypar.study.trial import TrialResult
     from raypar.track.store import Store
 
@@ -43,8 +42,8 @@ class StoredStudy:
     @cached_property
     def analysis(self) -> StudyAnalysis:
         """What the results say, with the final test's outcome where there was one."""
+        from raypar.analysis.analyse import analyse
         from raypar.analysis.chosen import with_final_test
-        from raypar.analysis.speedup import analyse
         from raypar.final_test import last_final_test
 
         return with_final_test(analyse(self.question, self.results), last_final_test(self.store, self.name))
@@ -52,7 +51,7 @@ class StoredStudy:
     @cached_property
     def last_asked(self) -> LastAsked:
         """The trials of what was asked last, and the others."""
-        from raypar.analysis.last_asked import last_asked
+        from raypar.analysis.question import last_asked
 
         return last_asked(self.question, self.results)
 

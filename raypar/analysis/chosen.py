@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import median_estimate
 from raypar.study.space import Value
 from raypar.study.trial import gain, point_label

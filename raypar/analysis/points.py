@@ -1,26 +1,88 @@
-"""The numbers of each point: medians with intervals, speedup and parallel efficiency.
+"""Numbers of each point: medians with intervals, speedup, parallel efficiency, energy, cost.
 
 Speedup S(N) = T(baseline) / T(N), from trials of the same block where there are such (see `ratio_of`). Parallel
 efficiency is S(N) · N0 / N, for N workers against a baseline of N0.
 
 Strong scaling (``batch_size`` fixed) and weak scaling (``per_worker_batch_size`` fixed) need no two formulas: an epoch
 is the same number of samples either way. Where the number differs (``drop_last``), rates are compared, not times.
+
+Energies are compared only where they are of the same parts: with the packages' share in all of them, or in none.
+
+Nodes are the machines that its workers ran on, each paid for whole, however many of its cores were used. The hours are
+those of the time that is compared; what a study leaves out of it (start-up, evaluation) is not paid for here either.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from raypar.analysis.cost import cost_of, num_nodes
-from raypar.analysis.energy import energy_of, energy_source
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, median_estimate, ratio_estimate, reference
 from raypar.study.space import Value
-from raypar.study.trial import TrialState
+from raypar.study.trial import TrialResult, TrialState
+from raypar.units import HOUR_S
+
+PACKAGES = "CPU packages"
+MIXED = "the energies of some trials hold that of the CPU packages, those of others don't"
+NOT_MEASURED = "no trial says what energy it used"
+
+
+def energy_source(gathered: Iterable[PointSamples]) -> str:
+    """What the trials' energies are of: "CPU packages", "GPUs" or both; empty where there is none to be compared."""
+    told = {str(r.environment.get("energy_of")) for p in gathered for r in _measured(p)}
+    if len({PACKAGES in parts for parts in told}) != 1:
+        return ""
+    return max(told, key=len)  # on CPUs alone some trials have no GPUs to count
+
+
+def energy_of(samples: PointSamples) -> Estimate | None:
+    """Of a whole training: median over the finished trials that tell it."""
+    joules = [r.energy_j for r in _measured(samples) if r.energy_j]
+    return median_estimate(joules) if joules else None
+
+
+def energy_to(samples: PointSamples, times: Mapping[int, float]) -> Estimate | None:
+    """Of a training up to some time after its first timed step, in seconds by repeat.
+
+    Power is taken as constant: a share of the timed region uses that share of its energy.
+    """
+    joules = [
+        r.energy_j * min(1.0, times[r.spec.repeat] / r.train_time_s)
+        for r in _measured(samples)
+        if r.energy_j and r.train_time_s and r.spec.repeat in times
+    ]
+    return median_estimate(joules) if joules else None
+
+
+def why_no_energy(results: Sequence[TrialResult]) -> str:
+    """Why no energies can be compared, in words of the machine where it has some."""
+    if any(r.energy_j is not None for r in results):
+        return MIXED
+    reasons = dict.fromkeys(str(r.environment["no_energy"]) for r in results if r.environment.get("no_energy"))
+    return "; ".join(reasons) or NOT_MEASURED
+
+
+def _measured(samples: PointSamples) -> list[TrialResult]:
+    return [r for r in samples.results if r.state is TrialState.FINISHED and r.energy_j is not None]
+
+
+def num_nodes(samples: PointSamples) -> int | None:
+    """On how many machines the workers of a point's trials ran, the most of any trial; None where unknown."""
+    listed = [result.environment.get("node") for result in samples.results]
+    counts = [len(set(nodes)) for nodes in listed if isinstance(nodes, Sequence) and not isinstance(nodes, str)]
+    return max((count for count in counts if count), default=None)
+
+
+def cost_of(time_s: Estimate | None, nodes: int | None, price_per_node_hour: float | None) -> Estimate | None:
+    """In the currency of the price; None where anything is unknown."""
+    if time_s is None or nodes is None or price_per_node_hour is None:
+        return None
+    return time_s.scaled(nodes * price_per_node_hour / HOUR_S)
+
 
 # Less than one sample in a million: what rounding may do to throughput × time.
 SAME_WORK_TOLERANCE = 1e-6

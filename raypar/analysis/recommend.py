@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from raypar import units
-from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, median_s
-from raypar.analysis.energy import energy_source, why_no_energy
+from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, is_time_apart, median_s
 from raypar.analysis.goodput import BatchGroup, batch_groups
-from raypar.analysis.last_asked import last_asked
-from raypar.analysis.pareto import is_time_apart
-from raypar.analysis.question import Question, collect, time_metric_of
-from raypar.analysis.settle import MARGIN, Confidence, confidence_of, joint_share, repeats_to_settle, time_ratio
+from raypar.analysis.pairwise import MARGIN, Confidence, confidence_of, joint_share, repeats_to_settle, time_ratio
+from raypar.analysis.points import energy_source, why_no_energy
+from raypar.analysis.question import Question, collect, last_asked, time_metric_of
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import Start, reported_metrics
 from raypar.errors import RayparError, suggest

@@ -1,4 +1,4 @@
-"""How a training scales with its workers: the numbers of each worker count, and the laws fitted to them.
+"""Scaling of a study or of a CSV file: numbers by worker count, and the laws fitted to them.
 
 Speedup S(N) is the rate of N workers over that of N0, the baseline; parallel efficiency is S(N) · N0 / N. In strong
 scaling every worker count does the same work, so that rates are 1 / time; in weak scaling N workers do N times the
@@ -8,20 +8,193 @@ The laws' intervals are percentiles of a bootstrap over the repeats of each work
 spread by sqrt(n / (n - 1)) around their mean first: n of them, drawn with replacement, vary that much too little.
 Simulated with 3 % noise and six worker counts, intervals hold the truth in about 95 % of cases from three repeats on,
 with two in about 80 %.
+
+One column says how many workers there were, one how long they took or how much they did in a second; the names are in
+the first line. Lines with the same worker count are repeats. Other columns are left alone, and so are empty lines and
+such as start with ``#``.
+
+What is compared are rates: samples per second of the timed region, or trainings per second where raypar can't look
+into the training. They need no factor, for an epoch is the same number of samples whatever the worker count. In strong
+scaling (``batch_size`` fixed) a rate is the work of all over the time of all. In weak scaling
+(``per_worker_batch_size`` fixed) the work grows with the workers in a step, not in an epoch, which has fewer steps
+instead: the rate of N workers is N times that of one of them, and over the rate of one worker alone it is N times what
+is left of a worker's rate among N, which is Gustafson's scaled speedup. Twice the samples per second on two workers
+are a speedup of 2 either way; only the law differs that is fitted to it.
+
+Speedups are those of `raypar.analysis.points`, from trials of the same block. The laws' bootstrap draws the repeats of
+each worker count on their own: what disturbed a whole block makes its intervals wider, never narrower.
 """
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
+from raypar import units
 from raypar.analysis.laws import LAWS, Fit, Floats, Law, Refused, Scaling, better_law, fit_law
+from raypar.analysis.points import ratio_of
+from raypar.analysis.question import PointKey, PointSamples, Question, collect, last_asked, point_key, time_metric_of
 from raypar.analysis.stats import Estimate, median_estimate, ratio_estimate, reference
-from raypar.analysis.table import Quantity, Runs
-from raypar.errors import RayparError
+from raypar.errors import Mistake, RayparError
+from raypar.study.space import Value
+from raypar.study.trial import TrialResult, TrialState, point_label
+
+WORKER_COLUMNS = ("workers", "num_workers")
+TIME_COLUMNS = ("time", "time_s", "seconds")
+RATE_COLUMNS = ("throughput",)
+DELIMITERS = ",;\t"
+MAX_WORKERS = 1_000_000
+# Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
+MIN_VALUE, MAX_VALUE = 1e-15, 1e15
+MAX_TOLD = 20  # mistakes told one by one
+EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
+
+Line: TypeAlias = tuple[int, list[str]]  # its number, from 1, and its cells
+
+
+class Quantity(StrEnum):
+    """What was measured."""
+
+    TIME = "time"  # seconds
+    THROUGHPUT = "throughput"  # work per second, in whatever unit
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was measured, by worker count: one value greater than 0 for each repeat, at least one."""
+
+    values: Mapping[int, tuple[float, ...]]
+    quantity: Quantity = Quantity.TIME
+
+
+def read_table(path: Path) -> Runs:
+    """The runs in a CSV file, in the order of its lines; cells are parted by commas, semicolons or tabs.
+
+    Raises:
+        RayparError: the file can't be read, or has mistakes; all of them are told.
+    """
+    lines = _lines(path)
+    if not lines:
+        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
+    head_line, head = lines[0]
+    workers_at, value_at, mistakes = _columns(head_line, head)
+    if workers_at is None or value_at is None:
+        raise _told(path, mistakes)
+    quantity = Quantity.THROUGHPUT if _plain(head[value_at]) in RATE_COLUMNS else Quantity.TIME
+    values: dict[int, list[float]] = {}
+    for number, cells in lines[1:]:
+        workers = _workers(number, head[workers_at], _cell(cells, workers_at), mistakes)
+        value = _value(number, head[value_at], _cell(cells, value_at), mistakes)
+        if workers is not None and value is not None:
+            values.setdefault(workers, []).append(value)
+    if mistakes:
+        raise _told(path, mistakes)
+    if not values:
+        raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
+    return Runs({workers: tuple(repeats) for workers, repeats in values.items()}, quantity)
+
+
+def _lines(path: Path) -> list[Line]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise RayparError(f"{path}: there is no such file", hint="name a CSV file") from None
+    except IsADirectoryError:
+        raise RayparError(f"{path}: is a folder", hint="name a CSV file") from None
+    except OSError as error:
+        raise RayparError(f"{path}: can't be read: {error.strerror}", hint="name a file that you may read") from None
+    except UnicodeDecodeError as error:
+        message = f"{path}: is not text in UTF-8, at byte {error.start}"
+        raise RayparError(message, hint="save the table as CSV in UTF-8") from None
+    # Line by line: a quote that is never closed would swallow all that follows, line numbers included.
+    rows = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip() and not line.startswith("#")]
+    if not rows:
+        return []
+    delimiter = max(DELIMITERS, key=rows[0][1].count)
+    try:
+        lines = [(i, [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]) for i, line in rows]
+    except csv.Error as error:
+        raise RayparError(f"{path}: is no CSV file: {error}", hint=EXAMPLE) from None
+    return [(i, cells) for i, cells in lines if any(cells)]
+
+
+def _columns(number: int, head: Sequence[str]) -> tuple[int | None, int | None, list[Mistake]]:
+    """Where worker counts and values are; None, with a mistake, for what can't be told."""
+    mistakes: list[Mistake] = []
+    places: list[int | None] = []
+    wanted = (("how many workers", WORKER_COLUMNS), ("how long they took", (*TIME_COLUMNS, *RATE_COLUMNS)))
+    for what, names in wanted:
+        found = [i for i, name in enumerate(head) if _plain(name) in names]
+        places.append(found[0] if len(found) == 1 else None)
+        if len(found) > 1:
+            several = ",".join(head[i] for i in found)
+            hint = "keep one of them, or give the others another name"
+            mistakes.append(Mistake(f"line {number}, head", several, f"{len(found)} columns say {what}", hint))
+        elif not found:
+            hint = f"name a column {' or '.join(names)}"
+            mistakes.append(Mistake(f"line {number}, head", ",".join(head), f"no column says {what}", hint))
+    return places[0], places[1], mistakes
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower()
+
+
+def _cell(cells: Sequence[str], at: int) -> str:
+    return cells[at] if at < len(cells) else ""
+
+
+def _workers(line: int, column: str, cell: str, mistakes: list[Mistake]) -> int | None:
+    number = _number(cell)
+    # Tools that know one kind of number write 4 workers as 4.0.
+    if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
+        return int(number)
+    problem = f"is no whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
+    mistakes.append(Mistake(f"line {line}, {column}", cell, problem, "write the worker count, such as 4"))
+    return None
+
+
+def _value(line: int, column: str, cell: str, mistakes: list[Mistake]) -> float | None:
+    number = _number(cell)
+    if number is not None and MIN_VALUE <= number <= MAX_VALUE:
+        return number
+    if not cell:
+        problem, hint = "is missing", "leave out the line of a run that failed"
+    elif number is None:
+        problem, hint = "is no number", "write it without a unit and with a point, such as 12.5"
+    elif number <= 0:
+        problem, hint = "is not greater than 0", "leave out the line of a run that failed"
+    else:
+        problem, hint = f"is not within {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds"
+    mistakes.append(Mistake(f"line {line}, {column}", cell, problem, hint))
+    return None
+
+
+def _number(cell: str) -> float | None:
+    """The number in a cell; None for words, infinity and NaN among them, and for Python's own ``1_000``."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and "_" not in cell else None
+
+
+def _told(path: Path, mistakes: Iterable[Mistake]) -> RayparError:
+    every = list(mistakes)
+    head = f"{path}: " + ("1 mistake in the table" if len(every) == 1 else f"{len(every)} mistakes in the table")
+    lines = [head, *(f"  {mistake}" for mistake in every[:MAX_TOLD])]
+    if more := units.and_more(len(every) - MAX_TOLD):
+        lines.append(f" {more}")
+    return RayparError("\n".join(lines))
+
 
 NUM_RESAMPLES = 1000
 BOOTSTRAP_SEED = 19670418
@@ -165,3 +338,128 @@ def _resampled(logs: Mapping[int, Floats], num_resamples: int, seed: int) -> Flo
         spread = mean + math.sqrt(size / (size - 1)) * (logs[n] - mean)
         columns.append(np.median(spread[rng.integers(size, size=(num_resamples, size))], axis=1))
     return np.stack(columns, axis=1)
+
+
+SAMPLES_PER_S = "samples/s"
+TRAININGS_PER_S = "trainings/s"  # whole trainings: of train loops, whose samples raypar can't count
+# Fewer than for a file: a study has many groups. Bounds move by less than a tenth of an interval's width.
+NUM_GROUP_RESAMPLES = 300
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """Points that differ only in ``num_workers``, two or more with finished trials.
+
+    Attributes:
+        point: the other swept hyperparameters, which they share.
+        scaling: weak where the config fixes ``per_worker_batch_size``.
+        runs: the rates of the finished trials.
+        unit: of the rates.
+        baseline: the worker count that speedups are over: the study's, else the smallest that has finished trials.
+        speedups: over the baseline, by worker count, from the smallest; 1 for the baseline itself.
+        left_out: worker counts without a finished trial, and what became of theirs.
+    """
+
+    point: Mapping[str, Value]
+    scaling: Scaling
+    runs: Runs
+    unit: str
+    baseline: int
+    speedups: Mapping[int, Estimate]
+    left_out: Mapping[int, str]
+
+    @property
+    def label(self) -> str:
+        """``batch_size=64``; empty where nothing else is swept."""
+        return point_label(self.point) if self.point else ""
+
+    @property
+    def karp_flatt(self) -> dict[int, Estimate]:
+        """The serial fraction that each speedup shows, by worker count; the baseline shows none."""
+        return {n: karp_flatt_of(s, n / self.baseline) for n, s in self.speedups.items() if n != self.baseline}
+
+    @cached_property
+    def analysis(self) -> ScalingAnalysis:
+        """The same as `analyse` gives, made once."""
+        return self.analyse()
+
+    def analyse(self, num_resamples: int = NUM_GROUP_RESAMPLES) -> ScalingAnalysis:
+        """Its numbers and the laws fitted to them, which takes about a millisecond for each resample."""
+        return analyse_scaling(
+            self.runs, self.scaling, self.baseline, speedups=self.speedups, num_resamples=num_resamples
+        )
+
+
+def worker_groups(
+    question: Question, gathered: Sequence[PointSamples], baseline: int | None = None
+) -> tuple[WorkerGroup, ...]:
+    """The groups of a study, in the order of their points.
+
+    Args:
+        question: what the study asks.
+        gathered: the trials of each point.
+        baseline: the worker count to compare with; None: the study's.
+
+    Raises:
+        RayparError: a group has no finished trial with `baseline` workers.
+    """
+    by_rest: dict[PointKey, dict[int, PointSamples]] = {}
+    for samples in gathered:
+        if "num_workers" in samples.point and samples.num_workers is not None:
+            by_rest.setdefault(point_key(_rest(samples)), {})[samples.num_workers] = samples
+    groups = (_group(question, dict(sorted(by_count.items())), baseline) for by_count in by_rest.values())
+    return tuple(group for group in groups if group is not None)
+
+
+def groups_in(
+    question: Question, results: Sequence[TrialResult], baseline: int | None = None
+) -> tuple[WorkerGroup, ...]:
+    """The same from a study's results, in any order; those of other settings are left out."""
+    results = last_asked(question, results).results
+    return worker_groups(question, collect(question, results, time_metric_of(results)), baseline)
+
+
+def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: int | None) -> WorkerGroup | None:
+    """None for fewer than two worker counts with finished trials."""
+    timed = {n: samples for n, samples in by_count.items() if samples.all_of("time_s")}
+    if len(timed) < 2:
+        return None
+    first = next(iter(timed.values()))
+    rest = _rest(first)
+    asked = question.baseline.get("num_workers") if baseline is None else baseline
+    base = asked if isinstance(asked, int) and asked in timed else min(timed)
+    if baseline is not None and base != baseline:
+        at = f" at {point_label(rest)}" if rest else ""
+        raise RayparError(
+            f"no finished trial with {baseline} workers{at} to compare with",
+            hint=f"worker counts that have some: {', '.join(map(str, timed))}",
+        )
+    ratios = {n: reference(len(s.samples)) if n == base else ratio_of(timed[base], s) for n, s in timed.items()}
+    speedups = {n: ratio for n, ratio in ratios.items() if ratio is not None}
+    counts_samples = all(s.throughput is not None for p in timed.values() for s in p.samples.values())
+    return WorkerGroup(
+        point=rest,
+        scaling=Scaling.STRONG if first.config.get("per_worker_batch_size") is None else Scaling.WEAK,
+        runs=Runs({n: _rates(timed[n], counts_samples) for n in speedups}, Quantity.THROUGHPUT),
+        unit=SAMPLES_PER_S if counts_samples else TRAININGS_PER_S,
+        baseline=base,
+        speedups=speedups,
+        left_out={n: _fate(samples) for n, samples in by_count.items() if n not in speedups},
+    )
+
+
+def _rest(samples: PointSamples) -> dict[str, Value]:
+    return {key: value for key, value in samples.point.items() if key != "num_workers"}
+
+
+def _rates(samples: PointSamples, counts_samples: bool) -> tuple[float, ...]:
+    return tuple(samples.all_of("throughput") if counts_samples else (1 / t for t in samples.all_of("time_s")))
+
+
+def _fate(samples: PointSamples) -> str:
+    """What became of the trials of a point that has no time."""
+    if samples.num_in(TrialState.FAILED):
+        return "failed"
+    if samples.num_in(TrialState.STOPPED):
+        return "stopped early"
+    return "finished without a time" if samples.results else "not run yet"

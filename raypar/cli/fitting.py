@@ -45,15 +45,14 @@ def fit(
 
 def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.scaling import analyse_scaling
-    from raypar.analysis.table import read_table
+    from raypar.analysis.scaling import analyse_scaling, read_table
     from raypar.report.laws import print_scaling
 
     print_scaling(stdout(), analyse_scaling(read_table(path), Scaling(scaling), baseline))
 
 
 def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
-    from raypar.analysis.study_scaling import groups_in
+    from raypar.analysis.scaling import groups_in
     from raypar.report.laws import print_groups
     from raypar.stored_study import read_study
 

@@ -17,9 +17,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.breakdown import breakdown_section
 from raypar.report.effects import effect_lines

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.report.scaling import Line
 from raypar.study.space import Value

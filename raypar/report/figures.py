@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import Fit
-from raypar.analysis.speedup import StudyAnalysis
+from raypar.analysis.scaling import WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.analysis.study_scaling import WorkerGroup
 from raypar.errors import RayparError
 from raypar.report.figures_batches import goodput_curves
 from raypar.report.figures_points import heat_map, metric_heat_map, pareto

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raypar import units
-from raypar.analysis.speedup import StudyAnalysis
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.report.figures_vega import (
     PICK,
     PICKED,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from raypar import units
-from raypar.analysis.pareto import front_of, pareto_front
+from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.candidates import front_of, pareto_front
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.report.figures_vega import (
     PICK,

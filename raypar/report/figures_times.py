@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.breakdown import PARTS
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, point_key
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.report.breakdown import NAMES, WORTH_A_WORD
 from raypar.report.figures_vega import (

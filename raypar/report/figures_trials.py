@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.question import TRAIN_TIME, point_key
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.report.figures_vega import (
     MAX_SERIES,
     PICK,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped,unused-ignore]
 
+from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import StudyAnalysis, analyse
 from raypar.errors import RayparError, suggest
 from raypar.report.figures import figures_of
 from raypar.report.figures_vega import Figure, LeftOut, static_svg

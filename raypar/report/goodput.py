@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.goodput import BatchGroup
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.study.trial import point_label
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.candidates import Ask
 from raypar.analysis.recommend import recommend
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.errors import RayparError
 from raypar.provenance import versions
 from raypar.report.effects import effect_lines

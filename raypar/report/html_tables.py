@@ -14,9 +14,9 @@ from datetime import datetime
 from markupsafe import Markup, escape
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis, pair_speedups
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
-from raypar.analysis.speedup import StudyAnalysis, pair_speedups
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.figures_vega import is_number
 from raypar.report.plain import harmless

@@ -13,10 +13,8 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.laws import USL, Fit, Refused, Scaling
-from raypar.analysis.scaling import ScalingAnalysis, ScalingPoint
+from raypar.analysis.scaling import Quantity, ScalingAnalysis, ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.analysis.study_scaling import WorkerGroup
-from raypar.analysis.table import Quantity
 from raypar.report.plain import encodable
 from raypar.report.wrapping import hanging
 

@@ -20,9 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raypar import units
+from raypar.analysis.progress import Kind, SoFar, Timed, best_so_far, kind_of, remaining_s
 from raypar.analysis.question import Question
-from raypar.analysis.remaining import Kind, Timed, kind_of, remaining_s
-from raypar.analysis.so_far import SoFar, best_so_far
 from raypar.report.plain import encodable
 from raypar.report.progress import ended_text, progress_text, so_far_text
 from raypar.run.runner import (

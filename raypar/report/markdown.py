@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.question import TRAIN_TIME
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.analysis.stats import Estimate
 from raypar.report.plain import as_utf8
 from raypar.study.trial import point_label

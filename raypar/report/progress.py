@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raypar import units
-from raypar.analysis.so_far import SPEEDUP, SoFar
+from raypar.analysis.progress import SPEEDUP, SoFar
 from raypar.study.trial import TrialResult, TrialSpec, TrialState, point_label
 
 

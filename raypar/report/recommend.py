@@ -12,10 +12,10 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.candidates import Candidate
-from raypar.analysis.energy import PACKAGES
+from raypar.analysis.pairwise import MARGIN, Confidence
+from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Outcome, Recommendation, Settling
-from raypar.analysis.settle import MARGIN, Confidence
 from raypar.analysis.time_to_target import Fate, Start, Target
 from raypar.report.goodput import batch_lines
 from raypar.report.plain import encodable

@@ -10,9 +10,8 @@ from typing import TypeAlias
 
 from raypar import units
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Law, Refused, Scaling
-from raypar.analysis.scaling import ScalingAnalysis
+from raypar.analysis.scaling import ScalingAnalysis, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.analysis.study_scaling import WorkerGroup
 from raypar.report.laws import about_workers, interval_caveat, left_out, parameter, ratio
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar import units
-from raypar.analysis.last_asked import last_asked
-from raypar.analysis.question import Question
-from raypar.analysis.speedup import pair_speedups
+from raypar.analysis.analyse import pair_speedups
+from raypar.analysis.question import Question, last_asked
 from raypar.report.plain import as_utf8
 from raypar.study.trial import TrialResult
 

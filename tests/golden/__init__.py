@@ -34,7 +34,7 @@ from unittest.mock import patch
 from typer.testing import CliRunner
 
 from raypar import __version__
-from raypar.analysis.study_scaling import WorkerGroup
+from raypar.analysis.scaling import WorkerGroup
 from raypar.cli import app
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult

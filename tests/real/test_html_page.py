@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from browser import Browser, Page, browser
 
-from raypar.analysis.speedup import analyse
+from raypar.analysis.analyse import analyse
 from raypar.report.html import Origin, html_report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # studies made by hand

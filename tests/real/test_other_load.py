@@ -10,8 +10,8 @@ from loops import acting, train_func
 from telling import settings_at
 
 from raypar import Study, Workload
+from raypar.analysis.analyse import analyse
 from raypar.analysis.checks import Check
-from raypar.analysis.speedup import analyse
 from raypar.run.local import LocalRunner
 from raypar.run.runner import Event, Runner, TrialEnded, TrialReported
 from raypar.study.trial import TrialResult, TrialState

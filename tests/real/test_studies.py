@@ -17,7 +17,7 @@ import cloudpickle
 import pytest
 from telling import HERE, run, settings_at
 
-from raypar.analysis.speedup import analyse
+from raypar.analysis.analyse import analyse
 from raypar.planning import check_data, make_plan
 from raypar.run.cluster import this_machine
 from raypar.run.local import LocalRunner

@@ -13,7 +13,7 @@ from html_studies import results
 from hypothesis import HealthCheck, settings
 from recording import new_store
 
-from raypar.analysis.speedup import StudyAnalysis
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.report.figures_vega import Figure
 
 # Small layers only wait for a second thread, and very long beside other tests; before torch is imported.

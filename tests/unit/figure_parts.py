@@ -7,8 +7,8 @@ from typing import Any
 
 from html_studies import question
 
+from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import StudyAnalysis, analyse
 from raypar.report.figures import figures_of
 from raypar.report.figures_vega import Figure
 from raypar.study.trial import TrialResult

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from raypar.analysis.laws import Fit, Law, Scaling
-from raypar.analysis.scaling import ScalingAnalysis
+from raypar.analysis.scaling import Quantity, Runs, ScalingAnalysis
 from raypar.analysis.stats import Estimate
-from raypar.analysis.table import Quantity, Runs
 
 COUNTS = (1, 2, 4, 8, 16)
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.breakeven import MAX_LINES, Outcome, break_even_lines, break_evens, crossing_of
+from raypar.analysis.analyse import analyse
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import analyse
 from raypar.analysis.stats import Estimate, Method
+from raypar.analysis.verdicts import MAX_LINES, Outcome, break_even_lines, break_evens, crossing_of
 from raypar.study.space import Value
 
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))

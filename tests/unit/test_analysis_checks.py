@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from results import make_result
 
+from raypar.analysis.analyse import Question, analyse
 from raypar.analysis.checks import CHECKS, Check, Finding
-from raypar.analysis.speedup import Question, analyse
 from raypar.study.trial import TrialResult, TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.checks import Check, Evidence, Finding
-from raypar.analysis.checks_over_time import (
+from raypar.analysis.analyse import Question, analyse
+from raypar.analysis.checks import (
+    Check,
+    Evidence,
+    Finding,
     Series,
     drift_in_trials,
     drift_over_study,
@@ -22,7 +25,6 @@ from raypar.analysis.checks_over_time import (
     trend_of,
 )
 from raypar.analysis.question import collect
-from raypar.analysis.speedup import Question, analyse
 from raypar.study.trial import TrialResult
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from results import make_result
 
+from raypar.analysis.analyse import Question, analyse
 from raypar.analysis.checks import Check, Finding
-from raypar.analysis.speedup import Question, analyse
 from raypar.study.trial import TrialResult
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from results import make_result
 
+from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.chosen import FinalTest, chosen_point, stored_final_test, with_final_test
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import StudyAnalysis, analyse
 
 
 def study_of(mode: str, **accuracies: tuple[float, ...]) -> StudyAnalysis:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import CONFIG, make_result
 
-from raypar.analysis.compare import Comparison, Difference, Gate, Side, compare
-from raypar.analysis.matching import MEANS, match
+from raypar.analysis.compare import MEANS, Comparison, Difference, Gate, Side, compare, match
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, Method, difference_estimate, median_estimate
 from raypar.errors import RayparError

@@ -11,11 +11,11 @@ import pytest
 from results import make_result
 from rich.console import Console
 
+from raypar.analysis.analyse import Question, analyse
 from raypar.analysis.candidates import Ask
-from raypar.analysis.energy import energy_source
+from raypar.analysis.points import energy_source
 from raypar.analysis.question import collect
 from raypar.analysis.recommend import Recommendation, recommend
-from raypar.analysis.speedup import Question, analyse
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError
 from raypar.report.console import print_report

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.question import Question, collect
-from raypar.analysis.speedup import analyse
 from raypar.analysis.time_to_target import Target
 from raypar.report.goodput import goodput_lines
 from raypar.study.trial import TrialResult

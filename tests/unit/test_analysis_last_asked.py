@@ -9,14 +9,13 @@ from dataclasses import asdict, replace
 import pytest
 
 from raypar import Study, grid
+from raypar.analysis.analyse import analyse, pair_speedups
 from raypar.analysis.candidates import Ask
 from raypar.analysis.checks import Check
 from raypar.analysis.compare import Side, compare
-from raypar.analysis.last_asked import last_asked
-from raypar.analysis.question import Question, question_from_dict, question_of
+from raypar.analysis.question import Question, last_asked, question_from_dict, question_of
 from raypar.analysis.recommend import recommend
-from raypar.analysis.speedup import analyse, pair_speedups
-from raypar.analysis.study_scaling import groups_in
+from raypar.analysis.scaling import groups_in
 from raypar.planning import make_plan
 from raypar.report.trial_rows import rows_of
 from raypar.run.cluster import this_machine

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from law_runs import COUNTS, as_times, fit_of, holds, runs_of
 
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, NO_EFFECT, USL, Law, Refused, Scaling
-from raypar.analysis.scaling import analyse_scaling
-from raypar.analysis.table import Runs
+from raypar.analysis.scaling import Runs, analyse_scaling
 
 SOME_COUNTS = st.lists(st.integers(1, 512), min_size=4, max_size=8, unique=True).map(sorted)
 SHARES = st.floats(0, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.analysis.pareto import dominates, pareto_front
+from raypar.analysis.candidates import dominates, pareto_front
 
 ROWS = st.integers(1, 3).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 5).map(float), min_size=width, max_size=width), max_size=12)

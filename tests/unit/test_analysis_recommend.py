@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from results import make_result
 
 from raypar.analysis.candidates import Ask
+from raypar.analysis.pairwise import MARGIN, Basis, confidence_of, repeats_to_settle, time_ratio
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Outcome, Recommendation, recommend
-from raypar.analysis.settle import MARGIN, Basis, confidence_of, repeats_to_settle, time_ratio
 from raypar.analysis.time_to_target import Target
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState

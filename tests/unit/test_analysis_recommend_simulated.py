@@ -10,9 +10,9 @@ import pytest
 from results import make_result
 
 from raypar.analysis.candidates import Ask
+from raypar.analysis.pairwise import joint_share
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Outcome, Recommendation, recommend
-from raypar.analysis.settle import joint_share
 from raypar.study.trial import TrialResult
 
 QUESTION = Question("s", {}, ("lr",))

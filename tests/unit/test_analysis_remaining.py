@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_spec
 
-from raypar.analysis.remaining import Kind, kind_of, remaining_s
+from raypar.analysis.progress import Kind, kind_of, remaining_s
 
 ONE, TWO, WIDE = (
     kind_of(make_spec(p)) for p in ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "lr": 0.3})

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from law_runs import COUNTS, fit_of, runs_of
 
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
-from raypar.analysis.scaling import analyse_scaling, karp_flatt, karp_flatt_of
+from raypar.analysis.scaling import Runs, analyse_scaling, karp_flatt, karp_flatt_of
 from raypar.analysis.stats import Estimate, Method, reference
-from raypar.analysis.table import Runs
 from raypar.errors import RayparError
 
 

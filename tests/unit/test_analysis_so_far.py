@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from results import make_result
 
+from raypar.analysis.analyse import analyse
+from raypar.analysis.progress import best_so_far
 from raypar.analysis.question import Question
-from raypar.analysis.so_far import best_so_far
-from raypar.analysis.speedup import analyse
 from raypar.study.trial import TrialState
 
 SCALING = Question("s", {"num_workers": 1}, ("num_workers", "lr"))

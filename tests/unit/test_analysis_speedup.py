@@ -9,8 +9,8 @@ import pytest
 from results import make_result, make_spec
 
 from raypar import Study, Workload, grid, uniform
+from raypar.analysis.analyse import Question, StudyAnalysis, analyse, pair_speedups, question_of
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.speedup import Question, StudyAnalysis, analyse, pair_speedups, question_of
 from raypar.analysis.stats import Method
 from raypar.study.trial import TrialResult, TrialState
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar import units
-from raypar.analysis.bootstrap import BOOTSTRAP_SEED, NUM_RESAMPLES
 from raypar.analysis.stats import (
+    BOOTSTRAP_SEED,
     LEVEL,
+    NUM_RESAMPLES,
     Method,
     censored_median_estimate,
     median_estimate,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from law_runs import fit_of, holds
 from results import make_result
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Refused, Scaling
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import analyse
-from raypar.analysis.study_scaling import SAMPLES_PER_S, TRAININGS_PER_S, WorkerGroup, groups_in
+from raypar.analysis.scaling import SAMPLES_PER_S, TRAININGS_PER_S, WorkerGroup, groups_in
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raypar.analysis.table import MAX_TOLD, Quantity, read_table
+from raypar.analysis.scaling import MAX_TOLD, Quantity, read_table
 from raypar.errors import RayparError
 
 

@@ -10,7 +10,7 @@ import pytest
 from html_studies import question, results
 from typer.testing import CliRunner
 
-from raypar.analysis.study_scaling import WorkerGroup
+from raypar.analysis.scaling import WorkerGroup
 from raypar.cli import app
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store

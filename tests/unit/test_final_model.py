@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from raypar import Data, Split, Study, Workload, grid
-from raypar.analysis.speedup import analyse
+from raypar.analysis.analyse import analyse
 from raypar.errors import RayparError
 from raypar.final_model import FINAL_MODEL_FILE, check_can_log, is_logged, log_final_model, other_trials, with_models
 from raypar.run.runner import Event, Notice

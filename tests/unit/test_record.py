@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from results import make_result
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import analyse
 from raypar.record import scaling_metrics
 
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))

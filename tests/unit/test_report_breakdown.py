@@ -12,9 +12,9 @@ from results import make_result
 from rich.cells import cell_len
 from rich.console import Console
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.breakdown import COMMUNICATION, PARTS, STRAGGLERS, Breakdown, Profile
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import analyse
 from raypar.report.breakdown import NAMES, print_profile, sentences
 from raypar.report.console import print_report
 

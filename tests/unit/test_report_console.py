@@ -10,7 +10,7 @@ from results import make_result
 from rich.cells import cell_len
 from rich.console import Console
 
-from raypar.analysis.speedup import Question, StudyAnalysis, analyse
+from raypar.analysis.analyse import Question, StudyAnalysis, analyse
 from raypar.report.console import print_report, render
 from raypar.study.trial import TrialResult, TrialState
 

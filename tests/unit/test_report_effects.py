@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 from results import make_result
 
-from raypar.analysis.speedup import Question, StudyAnalysis, analyse
+from raypar.analysis.analyse import Question, StudyAnalysis, analyse
 from raypar.report.effects import effect_lines
 from raypar.study.space import Value
 

@@ -14,7 +14,7 @@ from html_studies import question, results
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.analysis.speedup import StudyAnalysis, analyse
+from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.errors import RayparError
 from raypar.report.figures import figures_of, write_figures
 from raypar.report.figures_vega import Figure, LeftOut, for_page, static_svg, thinned

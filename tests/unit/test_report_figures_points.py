@@ -8,10 +8,10 @@ import pytest
 from figure_parts import made, rows_of
 from results import make_result
 
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.candidates import Ask
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.report import figures_points
 from raypar.report.figures_vega import Figure
 from raypar.study.trial import point_label

@@ -6,7 +6,7 @@ import pytest
 from figure_parts import made, own_rows, rows_of
 from results import make_result
 
-from raypar.analysis.speedup import StudyAnalysis
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.report.figures import IDEAL
 from raypar.report.figures_vega import MAX_SERIES, Figure
 

@@ -11,8 +11,8 @@ from figure_parts import made, rows_of
 from html_studies import results
 from results import make_result
 
+from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import StudyAnalysis
 from raypar.report import figures_trials
 from raypar.report.figures_vega import Figure, for_page
 

@@ -16,10 +16,10 @@ from html_studies import question, results
 from results import make_result
 
 from raypar import units
+from raypar.analysis.analyse import analyse
 from raypar.analysis.candidates import Ask
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
-from raypar.analysis.speedup import analyse
 from raypar.analysis.stats import Estimate, Method
 from raypar.errors import RayparError
 from raypar.report import html_tables

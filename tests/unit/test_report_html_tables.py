@@ -8,7 +8,7 @@ import pytest
 from html_studies import question, results
 from results import make_result
 
-from raypar.analysis.speedup import analyse
+from raypar.analysis.analyse import analyse
 from raypar.report import html_tables
 from raypar.study.trial import TrialState
 

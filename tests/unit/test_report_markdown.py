@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from results import make_result
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import analyse
 from raypar.report.markdown import markdown_of, provenance_line
 from raypar.study.trial import TrialResult
 

@@ -11,7 +11,7 @@ from results import make_result
 
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law
 from raypar.analysis.question import Question
-from raypar.analysis.study_scaling import WorkerGroup, groups_in
+from raypar.analysis.scaling import WorkerGroup, groups_in
 from raypar.report.scaling import MAX_GROUPS, scaling_lines
 from raypar.study.trial import TrialResult, TrialState
 

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
-from raypar.analysis.speedup import analyse
 from raypar.report.console import print_report
 from raypar.report.plain import harmless
 from raypar.report.plan import print_trials

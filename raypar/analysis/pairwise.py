@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr
 
-from raypar.analysis.bootstrap import NUM_RESAMPLES, resampled_medians
 from raypar.analysis.stats import (
     LEVEL,
     MEDIAN_TO_MEAN_ERROR,
     MIN_RANKED,
+    NUM_RESAMPLES,
     Estimate,
     ratio_estimate,
+    resampled_medians,
 )
 
 MARGIN = 0.1  # a loss of time that is not worth more trials

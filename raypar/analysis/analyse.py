@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, find_all
 from raypar.analysis.effects import Effects, effects_of
-from raypar.analysis.energy import energy_source
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
-from raypar.analysis.last_asked import last_asked
-from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, same_work
-from raypar.analysis.question import PointSamples, Question, Sample, collect, point_key, question_of, time_metric_of
-from raypar.analysis.study_scaling import WorkerGroup, worker_groups
+from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, energy_source, same_work
+from raypar.analysis.question import (
+    PointSamples,
+    Question,
+    Sample,
+    collect,
+    last_asked,
+    point_key,
+    question_of,
+    time_metric_of,
+)
+from raypar.analysis.scaling import WorkerGroup, worker_groups
 from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdicts import verdicts
 from raypar.study.space import Value
