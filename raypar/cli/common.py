@@ -15,7 +15,7 @@ import typer
 
 from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
 from raypar.masking import masked
-from raypar.report.plain import harmless
+from raypar.report.text import harmless
 from raypar.signals import Interrupted, redirected_stderr
 from raypar.stored_study import unknown_study as unknown_study
 
@@ -95,7 +95,7 @@ def say(console: Console, text: str) -> None:
 
 
 def stdout() -> Console:
-    from raypar.report.terminal import TerminalConsole
+    from raypar.report.text import TerminalConsole
 
     return TerminalConsole(soft_wrap=False)
 
@@ -108,7 +108,7 @@ def quiet(log_path: Path) -> Iterator[Console]:
     Raises:
         StoreError: the log can't be written.
     """
-    from raypar.report.terminal import TerminalConsole
+    from raypar.report.text import TerminalConsole
 
     made = [folder for folder in log_path.parents if not folder.exists()]
     try:

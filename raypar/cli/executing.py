@@ -70,7 +70,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
 def tell(console: Console, outcome: Outcome, resume: str) -> None:
     """What came of an execution."""
     from raypar.report.console import print_report
-    from raypar.report.plan import print_failures
+    from raypar.report.listings import print_failures
 
     name = outcome.analysis.study_name
     if outcome.partial and outcome.num_done:

@@ -26,8 +26,7 @@ def export(
     step.
     """
     with told(debug):
-        from raypar.report.export import MARKDOWN, check_path, write, write_text
-        from raypar.report.markdown import markdown_of
+        from raypar.report.export import MARKDOWN, check_path, markdown_of, write, write_text
         from raypar.stored_study import read_study
 
         check_path(path, force=force)

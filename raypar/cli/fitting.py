@@ -46,14 +46,14 @@ def fit(
 def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
     from raypar.analysis.laws import Scaling
     from raypar.analysis.scaling import analyse_scaling, read_table
-    from raypar.report.laws import print_scaling
+    from raypar.report.fit import print_scaling
 
     print_scaling(stdout(), analyse_scaling(read_table(path), Scaling(scaling), baseline))
 
 
 def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
     from raypar.analysis.scaling import groups_in
-    from raypar.report.laws import print_groups
+    from raypar.report.fit import print_groups
     from raypar.stored_study import read_study
 
     study = read_study(name, uri_of(tracking_uri), Path.cwd())

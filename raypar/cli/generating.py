@@ -11,7 +11,7 @@ import typer
 from raypar.cli.common import shipped_workloads, store_of, told, unknown_study
 from raypar.cli.options import Debug, StudyName, TrackingUri
 from raypar.errors import RayparError
-from raypar.report.plain import harmless
+from raypar.report.text import harmless
 
 
 def generate(

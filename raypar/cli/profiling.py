@@ -84,8 +84,8 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
 
 def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
     from raypar.execution import execute
-    from raypar.report.breakdown import print_profile
-    from raypar.report.plan import print_failures
+    from raypar.report.listings import print_failures
+    from raypar.report.profile import print_profile
     from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice
     from raypar.study.trial import point_label
     from raypar.train.job import PROFILE_FOLDER

@@ -189,7 +189,7 @@ def check_can_profile(study: Study, asked: str) -> None:
 def show_plan(loaded: LoadedStudy, options: Options) -> None:
     from raypar.execution import changed_code, cluster_at, stored_results
     from raypar.planning import check_data, make_plan
-    from raypar.report.plan import print_plan
+    from raypar.report.listings import print_plan
 
     check_data(loaded.study)
     done = stored_results(loaded.study.name, options)

@@ -38,7 +38,7 @@ class FigureFormat(StrEnum):
 def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """List the studies in the store."""
     with told(debug):
-        from raypar.report.plan import print_studies
+        from raypar.report.listings import print_studies
 
         studies = store_of(tracking_uri).studies()
         if not studies:
@@ -51,7 +51,7 @@ def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None
 def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """Show every trial of a study."""
     with told(debug):
-        from raypar.report.plan import print_trials
+        from raypar.report.listings import print_trials
 
         store = store_of(tracking_uri)
         results = store.results(name)
@@ -109,7 +109,7 @@ def workloads(
 ) -> None:
     """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
     with told(debug):
-        from raypar.report.workloads import print_workload, print_workloads
+        from raypar.report.listings import print_workload, print_workloads
 
         if name is None:
             print_workloads(stdout(), shipped_workloads().values())

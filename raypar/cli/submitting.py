@@ -18,7 +18,7 @@ from raypar.cli.common import EXIT_FAILED, told
 from raypar.cli.options import Debug
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
-from raypar.report.plain import encodable, harmless
+from raypar.report.text import encodable, harmless
 from raypar.signals import Interrupted, handle_signals, uninterrupted
 
 if TYPE_CHECKING:

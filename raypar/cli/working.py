@@ -37,7 +37,7 @@ def work(
         workload = shipped_workload(name)
         config = config_of(workload, settings or [])
 
-        from raypar.report.work import Plan, print_work
+        from raypar.report.listings import Plan, print_work
         from raypar.train.flops import work_of
 
         counted = work_of(workload, config)

@@ -12,8 +12,7 @@ from raypar import units
 from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate
-from raypar.report.plain import encodable
-from raypar.report.wrapping import hanging
+from raypar.report.text import encodable, hanging
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 

@@ -21,12 +21,9 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate, Method
-from raypar.report.breakdown import breakdown_section
-from raypar.report.effects import effect_lines
-from raypar.report.goodput import goodput_lines
-from raypar.report.plain import encodable
-from raypar.report.scaling import Line, scaling_lines
-from raypar.report.wrapping import wrapped
+from raypar.report.profile import breakdown_section
+from raypar.report.sentences import Line, effect_lines, goodput_lines, scaling_lines
+from raypar.report.text import encodable, wrapped
 from raypar.study.trial import point_label
 
 GAP = "  "

@@ -1,4 +1,8 @@
-"""A study's trials as a file for other programs: `write`. The columns are those of `raypar.report.trial_rows`.
+"""Export of a study's trials as CSV, JSON, Parquet or Markdown.
+
+There is one row per trial and one column per quantity; the unit is in the name (`train_time_s`). What differs from
+study to study has a prefix: ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and
+``environment.`` (where it ran; several ranks' values are joined by spaces).
 
 ===========  ===================================================================================================
 file         what becomes of what it can't hold
@@ -16,15 +20,219 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from raypar.analysis.question import Question
+from raypar import units
+from raypar.analysis.analyse import StudyAnalysis, pair_speedups
+from raypar.analysis.question import TRAIN_TIME, Question, last_asked
+from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
-from raypar.report.plain import as_utf8
-from raypar.report.trial_rows import frame_of, rows_of
-from raypar.study.trial import TrialResult
+from raypar.report.text import as_utf8
+from raypar.study.trial import TrialResult, point_label
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
+
+
+Row: TypeAlias = Mapping[str, Any]
+
+QUANTITIES = (
+    "wall_s",
+    "startup_s",
+    "data_time_s",
+    "warmup_s",
+    "train_time_s",
+    "eval_time_s",
+    "throughput_samples_per_s",
+    "energy_j",
+)
+ENVIRONMENT = (
+    "node",
+    "device_name",
+    "cpu_model",
+    "cores",
+    "num_threads",
+    "cpu_wait_share",
+    "foreign_cpu_share",
+    "other_load_cores",
+    "num_node_cores",
+    "cpu_mhz_mean",
+    "throttles",
+    "energy_of",
+    "gang",
+)
+_LARGEST_INT = 2**63 - 1
+
+
+def rows_of(question: Question, results: Sequence[TrialResult]) -> list[Row]:
+    """One row per result, in the order in which they were started; all rows have the same keys in the same order.
+
+    Values are text, numbers, True and False, or None for what a trial has not; tuples become text as tables show it.
+    ``speedup`` is over the baseline's trial of the same block. ``set_aside``: the trial has other settings than those
+    that the study asked for last.
+    """
+    speedups = pair_speedups(question, results)
+    aside = {result.spec.identity for result in last_asked(question, results).aside}
+    rows = [
+        _row(result, speedups.get(result.spec.identity), is_aside=result.spec.identity in aside)
+        for result in sorted(results, key=lambda r: (r.started_at, r.spec.order))
+    ]
+    groups = _in_order(rows)
+    return [{key: row.get(key) for key in groups} for row in rows]
+
+
+def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
+    """The rows as a pandas frame: whole numbers as Int64, truth values as boolean, numbers as float64, text as string.
+
+    ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline`` and ``swept``.
+    """
+    import pandas as pd  # type: ignore[import-untyped,unused-ignore]
+
+    rows = rows_of(question, results)
+    columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
+    frame = pd.DataFrame({key: _series(pd, values) for key, values in columns.items()})
+    frame.attrs.update(
+        study=question.study_name,
+        metric=question.metric,
+        mode=question.mode,
+        baseline={key: list(v) if isinstance(v, tuple) else v for key, v in question.baseline.items()},
+        swept=list(question.space_keys),
+    )
+    return frame
+
+
+def _row(result: TrialResult, speedup: float | None, *, is_aside: bool) -> dict[str, Any]:
+    spec, failure = result.spec, result.failure
+    row: dict[str, Any] = {
+        "study": spec.study,
+        "workload": spec.workload,
+        "identity": spec.identity,
+        "state": result.state.value,
+        "set_aside": is_aside,
+        "repeat": spec.repeat,
+        "order": spec.order,
+        "seed": spec.seed,
+        "attempts": result.attempts,
+        "started_at_s": result.started_at,
+        **{f"point.{key}": value for key, value in spec.point.items()},
+        **{key: getattr(result, key) for key in QUANTITIES},
+        "speedup": speedup,
+        **{f"final.{key}": value for key, value in result.final.items()},
+        **{f"config.{key}": value for key, value in spec.config.items()},
+        **{f"environment.{key}": _of_ranks(result.environment.get(key)) for key in ENVIRONMENT},
+        "failure_kind": failure.kind.value if failure else None,
+        "failure": failure.message if failure else None,
+    }
+    return {as_utf8(key): _cell(value) for key, value in row.items()}
+
+
+def _in_order(rows: Iterable[Row]) -> list[str]:
+    """Every key once: those of later rows stand with their own kind, not at the end."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    places = {kind: i for i, kind in reversed(list(enumerate(key.partition(".")[0] for key in keys)))}
+    return sorted(keys, key=lambda key: places[key.partition(".")[0]])
+
+
+def _of_ranks(value: Any) -> Any:
+    """One value where all ranks have the same, else theirs by rank."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    shown = [",".join(map(str, each)) if isinstance(each, (list, tuple)) else each for each in value]
+    return shown[0] if shown and all(each == shown[0] for each in shown) else " ".join(map(str, shown))
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= _LARGEST_INT else str(value)
+    return as_utf8(value if isinstance(value, str) else units.value_of(value))
+
+
+def _series(pd: Any, values: Sequence[Any]) -> Any:
+    """One type for a whole column: where values have several, they are text."""
+    known = [v for v in values if v is not None]
+    if known and all(isinstance(v, bool) for v in known):
+        return pd.Series(values, dtype="boolean")
+    if any(isinstance(v, (str, bool)) for v in known) or not known:
+        return pd.Series([v if v is None or isinstance(v, str) else units.value_of(v) for v in values], dtype="string")
+    if all(isinstance(v, int) for v in known):
+        return pd.Series(values, dtype="Int64")
+    return pd.Series([math.nan if v is None else float(v) for v in values], dtype="float64")
+
+
+def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
+    """The study's findings for a paper or a pull request. Names stand in it as they are.
+
+    Args:
+        origin: the provenance of its executions, each key with every value that occurred; empty: not known.
+        description: what the study asks, in its author's words.
+    """
+    swept = ", ".join(analysis.space_keys) or "nothing"
+    asked = f"Swept: {swept}. "
+    if analysis.baseline:
+        asked += f"Compared with: {point_label(analysis.baseline)}. "
+    asked += f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}."
+    parts = [f"# {analysis.study_name}", description, asked]
+    if analysis.points:
+        timed = "the training steps alone" if analysis.time_metric == TRAIN_TIME else "the whole trial"
+        note = f"Time: {timed}. Medians with 95 % intervals; n: finished trials."
+        parts += ["\n".join(_markdown_table(analysis)), note]
+    parts.append("\n".join(f"- {verdict}" for verdict in analysis.verdicts))
+    warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
+    parts += ["\n".join(warnings), f"Provenance: {provenance_line(origin)}"]
+    return as_utf8("\n\n".join(part for part in parts if part)) + "\n"
+
+
+def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
+    """Versions, machine and commit in a sentence; several values of several executions with "or" between."""
+    if not origin:
+        return "not in the store."
+    told = {key: " or ".join(values) for key, values in origin.items()}
+    versions = [f"{key.removeprefix('version.')} {told[key]}" for key in told if key.startswith("version.")]
+    machine = [told[key] for key in ("cpu", "os") if key in told]
+    machine += [f"{told[key]} {what}" for key, what in (("cores", "cores"),) if key in told]
+    machine += [f"GPU {told['gpu']}"] if told.get("gpu", "none") != "none" else []
+    parts = [", ".join(versions), f"on {told['host']} ({'; '.join(machine)})" if "host" in told else "; ".join(machine)]
+    if "git.commit" in told:
+        changed = " with changes that no commit has" if "yes" in origin.get("git.dirty", ()) else ""
+        parts.append(f"commit {told['git.commit']}{changed}")
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _markdown_table(analysis: StudyAnalysis) -> Iterator[str]:
+    points = analysis.points
+    texts = [(key, [units.value_of(p.point.get(key)) for p in points]) for key in analysis.space_keys]
+    texts = texts or [("point", [point_label(p.point) for p in points])]
+    columns = list(texts)
+    columns.append(("time", [_shown(units.seconds_interval, p.time_s) for p in points]))
+    if analysis.baseline:
+        speedups = [_shown(units.ratio_interval, p.speedup) for p in points]
+        bases = [p.is_baseline and p.speedup is not None for p in points]
+        columns.append(("speedup", ["baseline" if b else s for s, b in zip(speedups, bases, strict=True)]))
+    if any(p.efficiency for p in points):
+        shares = [None if p.is_baseline else p.efficiency for p in points]
+        columns.append(("efficiency", [_shown(units.percent_interval, share) for share in shares]))
+    show = partial(units.score_interval, analysis.metric)
+    columns.append((analysis.metric, [_shown(show, p.metric) for p in points]))
+    if analysis.energy_source:
+        head = f"energy of {analysis.energy_source}"
+        columns.append((head, [_shown(units.energy_interval, p.energy_j) for p in points]))
+    wanted = [max(analysis.num_repeats or 0, p.num_trials) for p in points]
+    counts = [(p.num_finished, n) for p, n in zip(points, wanted, strict=True)]
+    columns.append(("n", [str(n) if finished == n else f"{finished} of {n}" for finished, n in counts]))
+    yield f"| {' | '.join(head for head, _ in columns)} |"
+    yield f"|{' --- |' * len(texts)}{' ---: |' * (len(columns) - len(texts))}"
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        yield f"| {' | '.join(cells)} |"
+
+
+def _shown(show: Callable[[float, float | None, float | None], str], estimate: Estimate | None) -> str:
+    return show(estimate.value, estimate.low, estimate.high) if estimate else units.MISSING
+
 
 StepTimes: TypeAlias = Callable[[str], Sequence[Sequence[float]]]
 

@@ -16,11 +16,9 @@ from raypar.analysis.laws import Fit
 from raypar.analysis.scaling import WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
-from raypar.report.figures_batches import goodput_curves
-from raypar.report.figures_points import heat_map, metric_heat_map, pareto
-from raypar.report.figures_times import breakdown_bars, times, trial_parts
-from raypar.report.figures_trials import drift, learning_curves
-from raypar.report.figures_vega import (
+from raypar.report.figures_points import goodput_curves, heat_map, metric_heat_map, pareto
+from raypar.report.figures_trials import breakdown_bars, drift, learning_curves, times, trial_parts
+from raypar.report.vega import (
     GREY,
     KINDS,
     MAX_SERIES,

@@ -12,9 +12,9 @@ import pandas as pd  # type: ignore[import-untyped,unused-ignore]
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
 from raypar.errors import RayparError, suggest
+from raypar.report.export import frame_of
 from raypar.report.figures import figures_of
-from raypar.report.figures_vega import Figure, LeftOut, static_svg
-from raypar.report.trial_rows import frame_of
+from raypar.report.vega import Figure, LeftOut, static_svg
 from raypar.study.trial import TrialResult
 
 
@@ -63,7 +63,7 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
 
     @classmethod
     def of(cls, question: Question, results: Sequence[TrialResult]) -> StudyFrame:
-        """The frame of `raypar.report.trial_rows.frame_of`, with what figures are made of."""
+        """The frame of `raypar.report.export.frame_of`, with what figures are made of."""
         plain = frame_of(question, results)
         frame = cls(plain)
         frame.attrs.update(plain.attrs)

@@ -19,7 +19,8 @@ from raypar.predict.calibration import Calibration
 from raypar.predict.network import Algorithm, Network, Topology
 from raypar.predict.predict import Prediction, Sweep, Training
 from raypar.predict.step_model import Communication, Limit
-from raypar.report.figures_vega import (
+from raypar.report.text import encodable, hanging
+from raypar.report.vega import (
     COLOURS,
     GREY,
     KINDS,
@@ -30,8 +31,6 @@ from raypar.report.figures_vega import (
     quantity,
     workers_axis,
 )
-from raypar.report.plain import encodable
-from raypar.report.wrapping import hanging
 
 BAR_WIDTH = 50
 NUM_CURVE_POINTS = 200

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from recording import new_store
 
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.report.figures_vega import Figure
+from raypar.report.vega import Figure
 
 # Small layers only wait for a second thread, and very long beside other tests; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"

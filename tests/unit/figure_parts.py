@@ -10,7 +10,7 @@ from html_studies import question
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
 from raypar.report.figures import figures_of
-from raypar.report.figures_vega import Figure
+from raypar.report.vega import Figure
 from raypar.study.trial import TrialResult
 
 

@@ -19,8 +19,8 @@ from raypar.analysis.recommend import Recommendation, recommend
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError
 from raypar.report.console import print_report
+from raypar.report.export import markdown_of
 from raypar.report.html import Origin, html_report
-from raypar.report.markdown import markdown_of
 from raypar.report.recommend import print_recommendation
 from raypar.study.trial import TrialResult
 

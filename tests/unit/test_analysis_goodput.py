@@ -15,7 +15,7 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.question import Question, collect
 from raypar.analysis.time_to_target import Target
-from raypar.report.goodput import goodput_lines
+from raypar.report.sentences import goodput_lines
 from raypar.study.trial import TrialResult
 
 TARGET = Target("accuracy", 0.9)

@@ -17,7 +17,7 @@ from raypar.analysis.question import Question, last_asked, question_from_dict, q
 from raypar.analysis.recommend import recommend
 from raypar.analysis.scaling import groups_in
 from raypar.planning import make_plan
-from raypar.report.trial_rows import rows_of
+from raypar.report.export import rows_of
 from raypar.run.cluster import this_machine
 from raypar.study.space import Choice, Domain, Value
 from raypar.study.trial import TrialResult, TrialState

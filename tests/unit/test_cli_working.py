@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from raypar.cli import app
-from raypar.report.work import scaled
+from raypar.report.listings import scaled
 
 PEAK = ("--peak-tflops", "1")
 

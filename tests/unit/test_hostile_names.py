@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
 from raypar.cli import app
-from raypar.report.plain import harmless
+from raypar.report.text import harmless
 from raypar.study.trial import TrialState
 from raypar.track.recorder import Execution, Recorder
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from raypar.analysis.analyse import analyse
 from raypar.analysis.breakdown import COMMUNICATION, PARTS, STRAGGLERS, Breakdown, Profile
 from raypar.analysis.question import Question
-from raypar.report.breakdown import NAMES, print_profile, sentences
 from raypar.report.console import print_report
+from raypar.report.profile import NAMES, print_profile, sentences
 
 
 def rank(hidden_s: float = 0.0, waits_for: dict[int, float] | None = None, **parts: float) -> Breakdown:

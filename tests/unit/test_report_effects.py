@@ -11,7 +11,7 @@ import numpy as np
 from results import make_result
 
 from raypar.analysis.analyse import Question, StudyAnalysis, analyse
-from raypar.report.effects import effect_lines
+from raypar.report.sentences import effect_lines
 from raypar.study.space import Value
 
 

@@ -16,8 +16,7 @@ from results import make_result
 
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
-from raypar.report.export import check_path, replacing, write
-from raypar.report.trial_rows import frame_of, rows_of
+from raypar.report.export import check_path, frame_of, replacing, rows_of, write
 from raypar.study.trial import TrialResult, TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))

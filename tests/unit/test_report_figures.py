@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.errors import RayparError
 from raypar.report.figures import figures_of, write_figures
-from raypar.report.figures_vega import Figure, LeftOut, for_page, static_svg, thinned
+from raypar.report.vega import Figure, LeftOut, for_page, static_svg, thinned
 
 HOSTILE = "</script><script>alert(1)</script> a.b['c'] \" ' & {{7*7}}"
 

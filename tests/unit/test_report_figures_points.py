@@ -13,7 +13,7 @@ from raypar.analysis.candidates import Ask
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
 from raypar.report import figures_points
-from raypar.report.figures_vega import Figure
+from raypar.report.vega import Figure
 from raypar.study.trial import point_label
 
 

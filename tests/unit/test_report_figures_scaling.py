@@ -8,7 +8,7 @@ from results import make_result
 
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.report.figures import IDEAL
-from raypar.report.figures_vega import MAX_SERIES, Figure
+from raypar.report.vega import MAX_SERIES, Figure
 
 
 def test_speedups_stand_in_the_figure_with_their_intervals_and_in_its_words(

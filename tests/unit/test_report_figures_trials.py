@@ -14,7 +14,7 @@ from results import make_result
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.question import Question
 from raypar.report import figures_trials
-from raypar.report.figures_vega import Figure, for_page
+from raypar.report.vega import Figure, for_page
 
 
 def test_a_learning_curve_is_over_the_time_trained_so_far(full: tuple[StudyAnalysis, dict[str, Figure]]) -> None:

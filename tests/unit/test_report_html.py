@@ -22,11 +22,11 @@ from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
 from raypar.analysis.stats import Estimate, Method
 from raypar.errors import RayparError
-from raypar.report import html_tables
+from raypar.report import html as html_tables
 from raypar.report.figures import figures_of
-from raypar.report.figures_vega import Figure, for_page, static_svg
 from raypar.report.html import Origin, brief, html_report, write_html
 from raypar.report.recommend import answer_lines
+from raypar.report.vega import Figure, for_page, static_svg
 from raypar.study.trial import TrialResult
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(1)>"\' onload="alert(1) --> <!-- {{7*7}}'

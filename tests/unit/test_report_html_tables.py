@@ -9,7 +9,7 @@ from html_studies import question, results
 from results import make_result
 
 from raypar.analysis.analyse import analyse
-from raypar.report import html_tables
+from raypar.report import html as html_tables
 from raypar.study.trial import TrialState
 
 

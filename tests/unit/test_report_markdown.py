@@ -8,7 +8,7 @@ from results import make_result
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
-from raypar.report.markdown import markdown_of, provenance_line
+from raypar.report.export import markdown_of, provenance_line
 from raypar.study.trial import TrialResult
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))

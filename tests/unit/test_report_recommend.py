@@ -16,8 +16,7 @@ from raypar.analysis.candidates import Ask
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
 from raypar.analysis.time_to_target import Start, Target
-from raypar.report.recommend import print_recommendation
-from raypar.report.recommend_table import MAX_ROWS
+from raypar.report.recommend import MAX_ROWS, print_recommendation
 from raypar.study.trial import TrialResult
 
 COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_size=grid(64)' --repeats 12"

@@ -12,7 +12,7 @@ from results import make_result
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law
 from raypar.analysis.question import Question
 from raypar.analysis.scaling import WorkerGroup, groups_in
-from raypar.report.scaling import MAX_GROUPS, scaling_lines
+from raypar.report.sentences import MAX_SCALING_GROUPS, scaling_lines
 from raypar.study.trial import TrialResult, TrialState
 
 QUESTION = Question("study", {"num_workers": 1}, ("batch_size", "num_workers"))
@@ -141,7 +141,7 @@ def test_two_worker_counts_have_their_serial_fraction_in_one_line() -> None:
 def test_many_groups_of_two_worker_counts_have_their_range_in_one_line() -> None:
     results = [
         result
-        for i in range(1, MAX_GROUPS + 2)
+        for i in range(1, MAX_SCALING_GROUPS + 2)
         for result in trials(AMDAHL, 0.1 * i, counts=(1, 2), batch_sizes=(2**i,), noise=(1.0,))
     ]
     assert lines_of(results) == [
@@ -150,9 +150,9 @@ def test_many_groups_of_two_worker_counts_have_their_range_in_one_line() -> None
 
 
 def test_of_many_groups_the_first_are_told_and_the_rest_counted() -> None:
-    sizes = [2**i for i in range(MAX_GROUPS + 2)]
+    sizes = [2**i for i in range(MAX_SCALING_GROUPS + 2)]
     lines = lines_of(trials(AMDAHL, 0.1, counts=(1, 2, 4), batch_sizes=sizes, noise=(1.0,)))
-    assert sum(text.startswith("Scaling at") for text in lines) == MAX_GROUPS
+    assert sum(text.startswith("Scaling at") for text in lines) == MAX_SCALING_GROUPS
     assert lines[-1] == "2 more groups of points that differ only in num_workers: `raypar fit study` shows all."
 
 

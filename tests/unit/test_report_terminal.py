@@ -17,10 +17,8 @@ from rich.text import Text
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.report.console import print_report
-from raypar.report.plain import harmless
-from raypar.report.plan import print_trials
-from raypar.report.terminal import TerminalConsole
-from raypar.report.wrapping import hanging, wrapped
+from raypar.report.listings import print_trials
+from raypar.report.text import TerminalConsole, hanging, harmless, wrapped
 from raypar.study.trial import TrialState
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.breakdown import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profile
-from raypar.report.plain import encodable
-from raypar.report.work import scaled
+from raypar.report.listings import scaled
+from raypar.report.text import encodable
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 

@@ -15,8 +15,7 @@ from raypar import units
 from raypar.analysis.laws import USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import Quantity, ScalingAnalysis, ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.report.plain import encodable
-from raypar.report.wrapping import hanging
+from raypar.report.text import encodable, hanging
 
 FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.scaling
 
