@@ -49,6 +49,6 @@ def load(study: str, tracking_uri: str | None = None, folder: Path | str | None 
     Raises:
         RayparError: there is no such study, or the store can't be read.
     """
-    from raypar.notebook import load as load_study
+    from raypar.execution.stored import load as load_study
 
     return load_study(study, tracking_uri, folder)

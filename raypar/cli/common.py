@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
+from raypar.execution.stored import unknown_study as unknown_study
 from raypar.masking import masked
 from raypar.report.text import harmless
 from raypar.signals import Interrupted, redirected_stderr
-from raypar.stored_study import unknown_study as unknown_study
 
 if TYPE_CHECKING:
     from rich.console import Console

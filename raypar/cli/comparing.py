@@ -38,9 +38,9 @@ def compare(
         allowed = None if fail_if_slower is None else share_of(fail_if_slower)
         from raypar.analysis.compare import Gate, Side
         from raypar.analysis.compare import compare as compared
+        from raypar.execution.stored import read_study
         from raypar.masking import masked
         from raypar.report.compare import print_comparison, print_gate
-        from raypar.stored_study import read_study
 
         uris = [baseline_uri or uri_of(tracking_uri), uri_of(tracking_uri)]
         if a == b and uris[0] == uris[1]:

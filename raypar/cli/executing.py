@@ -16,9 +16,9 @@ from raypar.signals import uninterrupted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raypar.execution import Outcome
-    from raypar.options import Options
-    from raypar.planning import Plan
+    from raypar.execution.execute import Outcome
+    from raypar.execution.options import Options
+    from raypar.execution.plan import Plan
     from raypar.study.loader import LoadedStudy
 
 
@@ -30,7 +30,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         RayparError: what the study broke off for.
     """
     from raypar.analysis.question import question_of
-    from raypar.execution import check_can_train, execute
+    from raypar.execution.execute import check_can_train, execute
     from raypar.masking import masked
     from raypar.report.live import LiveView
     from raypar.run.runner import Notice
@@ -95,8 +95,8 @@ def tell(console: Console, outcome: Outcome, resume: str) -> None:
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:
     """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
+    from raypar.execution.options import is_in_folder, is_of_this_machine
     from raypar.masking import masked
-    from raypar.options import is_in_folder, is_of_this_machine
     from raypar.run.jobs import SUBMITTED_AS
     from raypar.track.store import default_tracking_uri
 

@@ -26,8 +26,8 @@ def export(
     step.
     """
     with told(debug):
+        from raypar.execution.stored import read_study
         from raypar.report.export import MARKDOWN, check_path, markdown_of, write, write_text
-        from raypar.stored_study import read_study
 
         check_path(path, force=force)
         study = read_study(name, uri_of(tracking_uri), Path.cwd())

@@ -53,8 +53,8 @@ def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
 
 def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
     from raypar.analysis.scaling import groups_in
+    from raypar.execution.stored import read_study
     from raypar.report.fit import print_groups
-    from raypar.stored_study import read_study
 
     study = read_study(name, uri_of(tracking_uri), Path.cwd())
     groups = groups_in(study.question, study.results, baseline)

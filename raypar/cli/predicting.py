@@ -83,6 +83,7 @@ def predict(
     """Predict time, throughput and efficiency with more workers or another network, from a study that was measured."""
     with told(debug):
         from raypar.analysis.laws import Scaling
+        from raypar.execution.stored import read_study
         from raypar.predict.calibration import (
             calibrate,
             choose_results,
@@ -94,7 +95,6 @@ def predict(
         from raypar.predict.predict import communication_of, training_of, worker_counts
         from raypar.predict.predict import predict as predicted
         from raypar.report.predict import Told, check_plot_path, print_prediction, write_plot
-        from raypar.stored_study import read_study
 
         asked = _counts(workers)
         worker_counts(asked)  # before anything slow: a mistake is told at once

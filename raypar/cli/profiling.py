@@ -83,7 +83,7 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
 
 
 def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
-    from raypar.execution import execute
+    from raypar.execution.execute import execute
     from raypar.report.listings import print_failures
     from raypar.report.profile import print_profile
     from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice

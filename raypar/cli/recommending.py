@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raypar.analysis.question import Question
     from raypar.analysis.recommend import Settling
     from raypar.analysis.time_to_target import Target
-    from raypar.options import ResumeFlags
+    from raypar.execution.options import ResumeFlags
     from raypar.study.space import Value
     from raypar.track.store import Store
 
@@ -61,8 +61,8 @@ def recommend(
         from raypar.analysis.candidates import Ask
         from raypar.analysis.recommend import recommend as recommended
         from raypar.analysis.time_to_target import Start
+        from raypar.execution.stored import read_study
         from raypar.report.recommend import print_recommendation
-        from raypar.stored_study import read_study
 
         _check_limits(max_cost, min_efficiency, min_metric)
         check_positive("--price", price)
@@ -163,7 +163,7 @@ def _only(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
 
 
 def _last_flags(store: Store, study: str) -> ResumeFlags | None:
-    from raypar.options import ResumeFlags
+    from raypar.execution.options import ResumeFlags
 
     with contextlib.suppress(RayparError):
         return ResumeFlags.from_stored(study, store.resume_info(study))

@@ -42,7 +42,7 @@ from raypar.errors import NotForTraining, RayparError
 from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
-    from raypar.options import Options
+    from raypar.execution.options import Options
     from raypar.study.loader import LoadedStudy
     from raypar.study.study import Study
 
@@ -136,7 +136,7 @@ def resume(
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
     with told(debug), handle_signals():
-        from raypar.options import ResumeFlags
+        from raypar.execution.options import ResumeFlags
 
         store = store_of(tracking_uri)
         stored = store.resume_info(name)
@@ -164,14 +164,14 @@ def load(
 
 def options_here(tracking_uri: str | None) -> Options:
     """Return the options of a command in this folder that was given no other flags."""
-    from raypar.options import Options
+    from raypar.execution.options import Options
 
     return Options(project_dir=Path.cwd(), tracking_uri=uri_of(tracking_uri), command=("raypar", *sys.argv[1:]))
 
 
 def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
     """The study as ``--log-model`` needs it. Raises RayparError where its models can't be logged."""
-    from raypar.final_model import check_can_log, with_models
+    from raypar.execution.best_model import check_can_log, with_models
 
     check_can_log(loaded.study)
     return replace(loaded, study=with_models(loaded.study))
@@ -187,8 +187,8 @@ def check_can_profile(study: Study, asked: str) -> None:
 
 
 def show_plan(loaded: LoadedStudy, options: Options) -> None:
-    from raypar.execution import changed_code, cluster_at, stored_results
-    from raypar.planning import check_data, make_plan
+    from raypar.execution.execute import changed_code, cluster_at, stored_results
+    from raypar.execution.plan import check_data, make_plan
     from raypar.report.listings import print_plan
 
     check_data(loaded.study)

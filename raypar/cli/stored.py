@@ -78,8 +78,8 @@ def report(
 ) -> None:
     """Say what a study found, from the store; nothing is run."""
     with told(debug):
+        from raypar.execution.stored import read_study
         from raypar.report.console import print_report
-        from raypar.stored_study import read_study
 
         if open_html and html is None:
             raise RayparError("--open: there is no file to open", hint="name one: --html FILE")

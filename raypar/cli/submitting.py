@@ -22,7 +22,7 @@ from raypar.report.text import encodable, harmless
 from raypar.signals import Interrupted, handle_signals, uninterrupted
 
 if TYPE_CHECKING:
-    from raypar.options import Options
+    from raypar.execution.options import Options
     from raypar.run.jobs import Job, Jobs
 
 EXIT_STOPPED = 143  # what a study that SIGTERM has ended exits with

@@ -18,7 +18,7 @@ import pytest
 from telling import HERE, run, settings_at
 
 from raypar.analysis.analyse import analyse
-from raypar.planning import check_data, make_plan
+from raypar.execution.plan import check_data, make_plan
 from raypar.run.cluster import this_machine
 from raypar.run.local import LocalRunner
 from raypar.run.tune import TuneRunner

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from raypar import Study, Workload, grid
-from raypar import execution as module
-from raypar.execution import execute
-from raypar.options import Options
+from raypar.execution import execute as module
+from raypar.execution.execute import execute
+from raypar.execution.options import Options
 from raypar.run.cluster import Cluster
 from raypar.run.runner import Event, Listener, Notice, TrialEnded
 from raypar.study.loader import LoadedStudy

@@ -8,8 +8,8 @@ import pytest
 from results import make_result
 
 from raypar.analysis.analyse import StudyAnalysis, analyse
-from raypar.analysis.chosen import FinalTest, chosen_point, stored_final_test, with_final_test
 from raypar.analysis.question import Question
+from raypar.execution.best_model import FinalTest, chosen_point, stored_final_test, with_final_test
 
 
 def study_of(mode: str, **accuracies: tuple[float, ...]) -> StudyAnalysis:

@@ -16,7 +16,7 @@ from raypar.analysis.compare import Side, compare
 from raypar.analysis.question import Question, last_asked, question_from_dict, question_of
 from raypar.analysis.recommend import recommend
 from raypar.analysis.scaling import groups_in
-from raypar.planning import make_plan
+from raypar.execution.plan import make_plan
 from raypar.report.export import rows_of
 from raypar.run.cluster import this_machine
 from raypar.study.space import Choice, Domain, Value

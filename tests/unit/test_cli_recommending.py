@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from raypar.analysis.question import Question, point_key, question_of
 from raypar.cli import app
-from raypar.options import Options, ResumeFlags
+from raypar.execution.options import Options, ResumeFlags
 from raypar.study.loader import load_study
 
 STUDY_FILE = """

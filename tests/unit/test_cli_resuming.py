@@ -12,8 +12,8 @@ import pytest
 from raypar import Study
 from raypar.cli.executing import resume_command
 from raypar.errors import RayparError
-from raypar.options import Options, ResumeFlags, is_in_folder, is_of_this_machine
-from raypar.record import execution_record
+from raypar.execution.options import Options, ResumeFlags, is_in_folder, is_of_this_machine
+from raypar.execution.results import execution_record
 from raypar.study.loader import LoadedStudy
 from raypar.track.store import default_tracking_uri
 from raypar.workloads import digits

@@ -11,8 +11,8 @@ from stage import Stage, a_study, finished
 
 from raypar import grid
 from raypar.errors import DataError, StudyError
-from raypar.execution import CHANGED_CODE
-from raypar.planning import check_data
+from raypar.execution.execute import CHANGED_CODE
+from raypar.execution.plan import check_data
 from raypar.run.runner import TrialEnded
 from raypar.study.trial import TrialResult
 

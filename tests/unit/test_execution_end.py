@@ -10,9 +10,9 @@ import pytest
 from stage import Stage, a_study, failed, finished
 
 from raypar import Study
-from raypar import execution as module
 from raypar.errors import StoreError
-from raypar.execution import STOPPING
+from raypar.execution import execute as module
+from raypar.execution.execute import STOPPING
 from raypar.run.runner import Notice
 from raypar.signals import Interrupted
 from raypar.study.trial import TrialResult, TrialSpec

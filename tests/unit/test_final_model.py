@@ -14,7 +14,14 @@ from torch import nn
 from raypar import Data, Split, Study, Workload, grid
 from raypar.analysis.analyse import analyse
 from raypar.errors import RayparError
-from raypar.final_model import FINAL_MODEL_FILE, check_can_log, is_logged, log_final_model, other_trials, with_models
+from raypar.execution.best_model import (
+    FINAL_MODEL_FILE,
+    check_can_log,
+    is_logged,
+    log_final_model,
+    other_trials,
+    with_models,
+)
 from raypar.run.runner import Event, Notice
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.saved_model import NUM_EXAMPLES, WEIGHTS_FILE, exported

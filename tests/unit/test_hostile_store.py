@@ -18,8 +18,8 @@ from results import make_result
 
 from raypar import Study, Workload, grid
 from raypar.errors import RayparError
-from raypar.keeper import Keeper
-from raypar.options import ResumeFlags
+from raypar.execution.options import ResumeFlags
+from raypar.execution.results import Keeper
 from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track import journal as spool

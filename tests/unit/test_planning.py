@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
-from raypar.planning import check_data, make_plan
+from raypar.execution.plan import check_data, make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import Core

@@ -7,7 +7,7 @@ from results import make_result
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
-from raypar.record import scaling_metrics
+from raypar.execution.results import scaling_metrics
 
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raypar import Study, choice, grid, loguniform
-from raypar.study.about import about
+from raypar.execution.results import about
 from raypar.workloads import digits
 
 

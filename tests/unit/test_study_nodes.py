@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from raypar import Study, StudyError, grid
-from raypar.planning import make_plan
+from raypar.execution.plan import make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.placement import label_of, label_problem, nodes_problem
 from raypar.workloads import digits

@@ -1,4 +1,4 @@
-"""A study as its store has it, with all that reports are made of: `read_study`."""
+"""Stored studies: read from the store with all that reports need, also as a frame in a notebook."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypar.errors import RayparError, suggest
+from raypar.track.store import default_tracking_uri
 
 if TYPE_CHECKING:
     from raypar.analysis.analyse import StudyAnalysis
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from raypar.analysis.question import LastAsked, Question
     from raypar.study.trial import TrialResult
     from raypar.track.store import Store
+if TYPE_CHECKING:
+    from raypar.report.frame import StudyFrame
+
 
 # Tags of an execution that say where its results come from, see raypar.provenance.
 _ORIGIN = ("host", "os", "cpu", "cores", "gpu", "command", "load")
@@ -43,8 +47,7 @@ class StoredStudy:
     def analysis(self) -> StudyAnalysis:
         """What the results say, with the final test's outcome where there was one."""
         from raypar.analysis.analyse import analyse
-        from raypar.analysis.chosen import with_final_test
-        from raypar.final_test import last_final_test
+        from raypar.execution.best_model import last_final_test, with_final_test
 
         return with_final_test(analyse(self.question, self.results), last_final_test(self.store, self.name))
 
@@ -110,3 +113,14 @@ def unknown_study(name: str, store: Any) -> RayparError:
         return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
     hint = suggest(name, known) if known else "the store is empty: `raypar study FILE` makes a study"
     return RayparError(f"no study `{name}` in the store", hint=hint)
+
+
+def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> StudyFrame:
+    """See `raypar.load`."""
+    from raypar.report.frame import StudyFrame
+
+    project = Path.cwd() if folder is None else Path(folder)
+    if not project.is_dir():
+        raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
+    found = read_study(study, tracking_uri or default_tracking_uri(project), project)
+    return StudyFrame.of(found.question, found.results)

@@ -1,4 +1,4 @@
-"""What happens to a trial's result when it ends: kept, stored, and only then shown."""
+"""Results of an execution as they come in: stored first, then shown."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Mapping
-from dataclasses import replace
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from raypar.analysis.analyse import pair_speedups
+from raypar.analysis.analyse import StudyAnalysis, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
+from raypar.analysis.stats import Estimate
+from raypar.execution.options import Options, ResumeFlags
 from raypar.masking import masked
+from raypar.provenance import provenance
 from raypar.run.runner import ARTIFACT_FOLDER, Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import uninterrupted
+from raypar.study.loader import LoadedStudy
+from raypar.study.space import Choice, Domain, Grid, Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
-from raypar.track.recorder import Recorder
+from raypar.track.recorder import Execution, Recorder
 from raypar.track.system_metrics import SystemMonitor
+from raypar.track.view import IDEAL
 from raypar.train.job import CHECKPOINT_FOLDER, PROFILE_FOLDER
+from raypar.units import value_of
 
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
 BREAKDOWN_FILE = "breakdown.json"
@@ -129,3 +139,100 @@ def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:
     recorded = result.profile.get("recorded")
     profile = profile_of(recorded, result.spec.config) if recorded else None
     return replace(result, profile=profile.to_dict() if profile else {}), profile
+
+
+def about(study: Study, command: Sequence[str] = ()) -> str:
+    """Question, workload, space, baseline, repeats, metric, fixed hyperparameters and the command that ran it last."""
+    workload = study.workload
+    what = "; ".join(text for text in (workload.description, workload.dataset) if text)
+    facts = {
+        "Trains": f"`{workload.name}`" + (f" ({what})" if what else ""),
+        "Sweeps": "; ".join(f"`{key}` {domain_text(domain)}" for key, domain in study.space.items()) or "nothing",
+        "Runs": _runs(study),
+        "Compares with": _pairs(study.baseline) + " (else alike)" if study.baseline else "",
+        "Judges by": f"{study.metric} (the {'higher' if study.mode == 'max' else 'lower'} the better)",
+        "Holds fixed": _pairs(study.config),
+        "Run by": f"`{' '.join(command)}`" if command else "",
+    }
+    lines = "\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text)
+    return f"{study.description}\n\n{lines}" if study.description else lines
+
+
+def _runs(study: Study) -> str:
+    points = len(study.points())
+    if study.is_search:
+        return f"{study.num_trials * points} trials, whose points are drawn"
+    return f"{points} point{'s' * (points > 1)} × {study.num_repeats} repeat{'s' * (study.num_repeats > 1)}, timed"
+
+
+def domain_text(domain: Domain) -> str:
+    """``1, 2, 4`` for a grid; what a search draws from as a study file says it: ``loguniform(0.001, 1)``."""
+    match domain:
+        case Grid(values):
+            return ", ".join(map(value_of, values))
+        case Choice(values):
+            return f"choice({', '.join(map(value_of, values))})"
+        case _:
+            return f"{type(domain).__name__.lower()}({value_of(domain.low)}, {value_of(domain.high)})"
+
+
+def _pairs(chosen: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}` {value_of(value)}" for key, value in chosen.items())
+
+
+def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
+    """A new execution of the study, with all that ``raypar resume`` needs to go on with it."""
+    study = loaded.study
+    started_at = datetime.now().timestamp()
+    return Execution(
+        uid=uuid.uuid4().hex,
+        study=study.name,
+        started_at=started_at,
+        params={
+            "workload": study.workload.name,
+            "num_repeats": str(study.num_repeats),
+            "seed": str(study.seed),
+            **{key: masked(str(value)) for key, value in study.config.items()},
+            **{f"space.{key}": masked(domain_text(domain)) for key, domain in study.space.items()},
+            **{f"baseline.{key}": masked(str(value)) for key, value in study.baseline.items()},
+        },
+        tags={
+            **provenance(loaded.path, options.command),
+            "raypar.question": json.dumps(asdict(question_of(study)), separators=(",", ":")),
+            ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
+        },
+        description=masked(study.description),
+        about=masked(about(study, options.command)),
+        score=study.metric,
+        compares=bool(study.baseline),
+        study_file=loaded.path,
+        study_source=loaded.source,
+    )
+
+
+def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
+    """Speedup, efficiency and serial fraction as metrics over the number of workers, so that MLflow draws curves.
+
+    Beside them the ideal speedup, where the baseline is a number of workers.
+    """
+    found: list[tuple[str, float, int]] = []
+
+    def add(name: str, point: Mapping[str, Value], estimate: Estimate, num_workers: int) -> None:
+        name = f"scaling/{name}" + "".join(f" {k} {v}" for k, v in point.items() if k != "num_workers")
+        found.append((name, estimate.value, num_workers))
+        for side, value in (("low", estimate.low), ("high", estimate.high)):
+            if value is not None:
+                found.append((f"{name} {side}", value, num_workers))
+
+    for point in analysis.points:
+        for name, estimate in (("speedup", point.speedup), ("efficiency", point.efficiency)):
+            if estimate is not None and point.num_workers is not None:
+                add(name, point.point, estimate, point.num_workers)
+    for group in analysis.worker_groups:
+        for num_workers, fraction in group.karp_flatt.items():
+            add("karp_flatt", group.point, fraction, num_workers)
+    base = analysis.baseline.get("num_workers")
+    if isinstance(base, int):
+        counts = {point.num_workers for point in analysis.points if point.speedup is not None and point.num_workers}
+        found += [(IDEAL, num_workers / base, num_workers) for num_workers in sorted(counts)]
+    return found

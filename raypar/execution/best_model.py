@@ -1,0 +1,208 @@
+"""The chosen model at the end of a study: selected on the validation set, tested once, logged on request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.stats import median_estimate
+from raypar.errors import RayparError
+from raypar.provenance import versions
+from raypar.run.runner import Listener, Notice
+from raypar.study.space import Value
+from raypar.study.study import Study
+from raypar.study.trial import TrialResult, TrialSpec, TrialState, best_first, gain, point_label
+from raypar.track.recorder import Recorder
+from raypar.track.store import Store
+
+FINAL_TEST_FILE = "test.json"
+
+
+@dataclass(frozen=True)
+class FinalTest:
+    """What the models of the chosen point do on samples that nothing was chosen by.
+
+    Attributes:
+        point: the chosen one.
+        metric: what it was chosen by, on the validation set.
+        scores: of each of its models on the test set.
+        look: the how manieth look at the test set this was: a study that goes on after it looks again.
+    """
+
+    point: Mapping[str, Value]
+    metric: str
+    scores: tuple[Mapping[str, float], ...]
+    look: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> FinalTest:
+        """Raises KeyError or TypeError where it is none."""
+        return cls(dict(raw["point"]), raw["metric"], tuple(raw["scores"]), raw["look"])
+
+    def sentence(self) -> str:
+        """For the report."""
+        key = self.metric.removeprefix("val_")
+        values = [score[key] for score in self.scores if key in score]
+        if not values:
+            return ""
+        estimate = median_estimate(values, log_scale=False)
+        shown = units.score_interval(key, estimate.value, estimate.low, estimate.high)
+        seen = "seen once" if self.look == 1 else f"looked at {self.look} times, each worth less"
+        return (
+            f"Test set, {seen}, by the {units.counted(len(values), 'model')} of the point that is best on the "
+            f"validation set ({point_label(self.point)}): {key} {shown}."
+        )
+
+
+def stored_final_test(text: str | None) -> FinalTest | None:
+    """What `FinalTest.to_json` gave; None where there is none."""
+    try:
+        return FinalTest.from_dict(json.loads(text)) if text else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
+    """The analysis with the sentence of a final test, if there was one."""
+    sentence = final.sentence() if final else ""
+    return replace(analysis, verdicts=(*analysis.verdicts, sentence)) if sentence else analysis
+
+
+def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
+    """The point with the best median of the study's metric; of equals, the first. None where no point has it."""
+    scored = [(p, p.metric) for p in analysis.points if p.metric is not None]
+    return max(scored, key=lambda entry: gain(analysis.mode, entry[1].value))[0] if scored else None
+
+
+FINAL_MODEL_FILE = "model.json"
+OTHER_TRIALS = (
+    "--log-model keeps each trial's model, which makes it another trial: {} without a model in the store are not "
+    "taken instead"
+)
+NOT_LOGGED = "no model was logged: {}"
+
+
+def check_can_log(study: Study) -> None:
+    """Raises RayparError where trials keep nothing that could be logged as a model."""
+    workload, asked = study.workload, "--log-model"
+    if workload.is_train_loop:
+        raise RayparError(
+            f"{asked}: workload {workload.name} is a train loop, whose model raypar can't look into",
+            hint="call mlflow.pytorch.log_model in the loop, or make a Workload of model and data",
+        )
+    if workload.save is not None:
+        raise RayparError(
+            f"{asked}: workload {workload.name} saves its models in a way of its own",
+            hint="say --set keep_model=true: what it saves is among the trial's files in the store",
+        )
+
+
+def with_models(study: Study) -> Study:
+    """The study whose trials keep their models."""
+    if "keep_model" in study.space:
+        return study
+    return replace(study, config={**study.config, "keep_model": True})
+
+
+def other_trials(stored: Sequence[TrialResult], missing: Sequence[TrialSpec]) -> str:
+    """What to tell of results that would do but for their model; empty if there are none."""
+    wanted = {spec.identity for spec in missing}
+    kept = [replace(r.spec, config={**r.spec.config, "keep_model": True}) for r in stored if r.is_complete]
+    num = sum(spec.identity in wanted for spec in kept)
+    return OTHER_TRIALS.format(units.counted(num, "trial")) if num else ""
+
+
+def is_logged(study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store) -> bool:
+    """Whether the model of what is the best trial now has been logged before."""
+    best = _best(analysis, results)
+    logged = store.artifact(study.name, FINAL_MODEL_FILE)
+    return bool(best and logged and json.loads(logged).get("identity") == best.spec.identity)
+
+
+def log_final_model(
+    study: Study,
+    analysis: StudyAnalysis,
+    results: Mapping[str, TrialResult],
+    store: Store,
+    recorder: Recorder,
+    folder: Path,
+    notice: Listener,
+) -> None:
+    """Log the model of the best trial of the best point. What goes wrong with it is told, and costs nothing else.
+
+    Args:
+        folder: where it is written first; it stays there until the store has it.
+    """
+    best = _best(analysis, results)
+    if best is None:
+        notice(Notice(NOT_LOGGED.format(f"no trial has reported {analysis.metric}")))
+        return
+    kept = store.model_folder(study.name, best.spec.identity)
+    if kept is None:
+        notice(Notice(NOT_LOGGED.format(f"{best.spec.label}, the best trial, has kept none")))
+        return
+    try:
+        from raypar.track.client import save_model
+        from raypar.train.saved_model import exported
+
+        whole = exported(study.workload, best.spec.config, kept)
+        shutil.rmtree(folder, ignore_errors=True)
+        about = {"study": study.name, "trial": best.spec.label, "identity": best.spec.identity}
+        save_model(whole.module, whole.inputs, whole.outputs, folder, metadata=about, versions=versions())
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        notice(Notice(NOT_LOGGED.format(f"{type(error).__name__}: {first}; the weights of {best.spec.label} are kept")))
+        return
+    recorder.record_model(best.spec.identity, folder)
+    recorder.add_artifact(FINAL_MODEL_FILE, json.dumps(about))
+
+
+def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialResult | None:
+    """Of the best point's trials the one whose kept weights scored best."""
+    point = chosen_point(analysis)
+    mine = [r for r in results.values() if point and r.spec.point == point.point]
+    return next(iter(best_first(mine, analysis.metric, analysis.mode)), None)
+
+
+def final_test(
+    study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store, recorder: Recorder
+) -> StudyAnalysis:
+    """Test the models that the trials of the best point have kept; the analysis with what came of it.
+
+    The scores are metrics of the trials' runs (``test/accuracy``), and a file of the execution's, for later reports.
+    """
+    point = chosen_point(analysis)
+    if point is None:
+        return analysis
+    mine = [r.spec for r in results.values() if r.state is TrialState.FINISHED and r.spec.point == point.point]
+    folders = [(spec, store.model_folder(study.name, spec.identity)) for spec in mine]
+    from raypar.train.evaluate import final_scores
+    from raypar.train.saved_model import WEIGHTS_FILE
+
+    kept = [(spec, folder) for spec, folder in folders if folder is not None and (folder / WEIGHTS_FILE).is_file()]
+    if not kept:
+        return analysis
+    scores = {spec.identity: final_scores(study.workload, spec.config, folder) for spec, folder in kept}
+    recorder.record_trial_metrics(
+        {identity: {f"test/{key}": value for key, value in own.items()} for identity, own in scores.items()}
+    )
+    recorder.record_trial_inputs({identity: results[identity].data for identity in scores}, ("test",))
+    before = last_final_test(store, study.name)
+    found = FinalTest(point.point, analysis.metric, tuple(scores.values()), look=before.look + 1 if before else 1)
+    recorder.add_artifact(FINAL_TEST_FILE, found.to_json())
+    return with_final_test(analysis, found)
+
+
+def last_final_test(store: Store, study_name: str) -> FinalTest | None:
+    """Of the latest execution that had one."""
+    return stored_final_test(store.artifact(study_name, FINAL_TEST_FILE))
