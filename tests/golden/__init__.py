@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 
 from raypar import __version__
 from raypar.analysis.scaling import WorkerGroup
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult
 from raypar.track.client import Unreachable

@@ -114,7 +114,7 @@ def test_a_plan_starts_nothing_and_keeps_nothing(arguments: tuple[str, ...], tmp
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     code = """
 import sys
-from raypar.cli import main
+from raypar.cli.app import main
 sys.argv[0] = "raypar"
 try:
     main()

@@ -17,7 +17,7 @@ from typing import Any
 import requests  # noqa: F401 - when it is imported, it binds a socket once, to learn about IPv6
 import typer
 
-from raypar.cli import app
+from raypar.cli.app import app
 
 STARTS = (
     "subprocess.Popen",

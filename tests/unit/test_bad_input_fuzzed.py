@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nothing_starts import Done, raypar
 
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.errors import RayparError
 from raypar.study.loader import load_study
 from raypar.study.validation import MAX_TRIALS

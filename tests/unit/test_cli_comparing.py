@@ -12,8 +12,8 @@ from test_cli_exporting import ORIGIN
 from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
-from raypar.cli import app
-from raypar.cli.comparing import share_of
+from raypar.cli.app import app
+from raypar.cli.store import share_of
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult
 

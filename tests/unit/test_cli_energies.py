@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raypar.cli.energies import joules
+from raypar.cli.recommend import joules
 from raypar.errors import RayparError
 
 

@@ -12,7 +12,7 @@ from results import make_result
 from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
-from raypar.cli import app
+from raypar.cli.app import app
 
 ORIGIN = {
     "version.torch": "2.15.0",

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from raypar.analysis import scaling
 from raypar.analysis.question import Question
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.study.trial import TrialState
 
 TIMES = (

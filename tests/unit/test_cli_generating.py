@@ -11,7 +11,8 @@ from results import make_result
 from typer.testing import CliRunner
 
 import raypar.workloads
-from raypar.cli import app, generating
+from raypar.cli import store as generating
+from raypar.cli.app import app
 from raypar.study.trial import TrialResult, TrialState, best_first
 
 

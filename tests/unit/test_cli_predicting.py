@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from raypar import workloads
 from raypar.analysis.question import Question
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.study.options import resolve
 from raypar.study.trial import TrialResult
 

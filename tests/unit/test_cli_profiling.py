@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raypar import Study, Workload, choice, grid, uniform
-from raypar.cli.profiling import point_of
-from raypar.cli.running import check_can_profile
+from raypar.cli.profile import point_of
+from raypar.cli.study import check_can_profile
 from raypar.errors import RayparError
 from raypar.study.overrides import with_flags
 from raypar.workloads import digits

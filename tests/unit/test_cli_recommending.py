@@ -14,7 +14,7 @@ from results import make_result
 from typer.testing import CliRunner
 
 from raypar.analysis.question import Question, point_key, question_of
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.execution.options import Options, ResumeFlags
 from raypar.study.loader import load_study
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raypar import Study
-from raypar.cli.executing import resume_command
+from raypar.cli.study import resume_command
 from raypar.errors import RayparError
 from raypar.execution.options import Options, ResumeFlags, is_in_folder, is_of_this_machine
 from raypar.execution.results import execution_record

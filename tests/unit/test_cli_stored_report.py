@@ -11,7 +11,7 @@ from html_studies import question, results
 from typer.testing import CliRunner
 
 from raypar.analysis.scaling import WorkerGroup
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.report.listings import scaled
 
 PEAK = ("--peak-tflops", "1")

@@ -13,7 +13,7 @@ from results import make_result
 from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
-from raypar.cli import app
+from raypar.cli.app import app
 from raypar.report.text import harmless
 from raypar.study.trial import TrialState
 from raypar.track.recorder import Execution, Recorder

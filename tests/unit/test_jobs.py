@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from nothing_starts import NOWHERE
 
-from raypar.cli.submitting import words_of, write
+from raypar.cli.cluster import words_of, write
 from raypar.errors import ClusterError
 from raypar.run import jobs
 from raypar.run.auth import VARIABLES

@@ -1,4 +1,4 @@
-"""The command that predicts what more workers, or another network, would bring."""
+"""Commands that fit laws, predict other worker counts, and count a network's work."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raypar.cli.common import quiet, set_data_dir, shipped_workloads, stdout, told, uri_of
-from raypar.cli.options import DataDir, Debug, StudyName, TrackingUri
+from raypar.cli.common import (
+    DataDir,
+    Debug,
+    StudyName,
+    TrackingUri,
+    quiet,
+    say,
+    set_data_dir,
+    shipped_workload,
+    shipped_workloads,
+    stdout,
+    told,
+    uri_of,
+)
 from raypar.errors import NotForTraining, RayparError, check_for_training
 
 if TYPE_CHECKING:
@@ -26,6 +38,9 @@ if TYPE_CHECKING:
     from raypar.study.space import Value
     from raypar.study.trial import TrialResult
     from raypar.study.workload import Workload
+if TYPE_CHECKING:
+    from raypar.study.workload import Config, Workload
+
 
 MEASURED = "measured"  # --network measured: probe this machine
 WITHIN_NODE = "10GB/s,10us"  # unless given: PCI Express 3.0 with 16 lanes, of whose 15.8 GB/s about as much arrives
@@ -292,3 +307,139 @@ def _parameters(text: str) -> int:
     if number < 1:
         raise RayparError(f"--parameters {text}: is no number of parameters", hint="write --parameters 25.6M")
     return round(number)
+
+
+def fit(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="STUDY|FILE", help="A study, or a CSV file with columns workers and time (or throughput)."
+        ),
+    ],
+    scaling: Annotated[
+        Literal["strong", "weak"] | None,
+        typer.Option(
+            help="Of a file: strong, the same work for all; weak, N workers do N times as much. (default: strong)"
+        ),
+    ] = None,
+    baseline: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the study's own, or the fewest)"),
+    ] = None,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study, or to any times by worker count."""
+    with told(debug):
+        if source.lower().endswith(".csv") or Path(source).is_file():
+            _fit_file(Path(source), scaling or "strong", baseline)
+        elif scaling is not None:
+            hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
+            raise RayparError(f"--scaling {scaling} is for files, and `{source}` is none", hint=hint)
+        else:
+            _fit_study(source, tracking_uri, baseline)
+
+
+def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
+    from raypar.analysis.laws import Scaling
+    from raypar.analysis.scaling import analyse_scaling, read_table
+    from raypar.report.fit import print_scaling
+
+    print_scaling(stdout(), analyse_scaling(read_table(path), Scaling(scaling), baseline))
+
+
+def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
+    from raypar.analysis.scaling import groups_in
+    from raypar.execution.stored import read_study
+    from raypar.report.fit import print_groups
+
+    study = read_study(name, uri_of(tracking_uri), Path.cwd())
+    groups = groups_in(study.question, study.results, baseline)
+    if not groups:
+        hint = "sweep num_workers, say with --set num_workers=1,2,4"
+        raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
+    print_groups(stdout(), name, groups)
+    if aside := study.last_asked.sentence():
+        say(stdout(), aside)
+
+
+def work(
+    name: Annotated[str, typer.Argument(metavar="WORKLOAD", help="One that ships, as `raypar workloads` lists them.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fix a hyperparameter.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples of an iteration.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Reckon with so many epochs.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of a training set of this size.")] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(metavar="X", help="Reckon with this peak, in TFLOP/s. (default: measured)")
+    ] = None,
+    data_dir: DataDir = None,
+    debug: Debug = False,
+) -> None:
+    """Count a workload's multiply-accumulates by type of layer, and the least time that its training can take."""
+    with told(debug):
+        if peak_tflops is not None and not (math.isfinite(peak_tflops) and peak_tflops > 0):
+            raise RayparError(f"--peak-tflops {peak_tflops}: must be greater than 0", hint="write --peak-tflops 112")
+        set_data_dir(data_dir)
+        workload = shipped_workload(name)
+        config = config_of(workload, settings or [])
+
+        from raypar.report.listings import Plan, print_work
+        from raypar.train.flops import work_of
+
+        counted = work_of(workload, config)
+        if peak_tflops is not None:
+            peak, source = peak_tflops * 1e12, "as given"
+        else:
+            peak, source = measured_peak(config)
+        plan = Plan(
+            batch_size=batch_size or config["batch_size"],
+            epochs=epochs or config["epochs"],
+            num_samples=samples or config["num_samples"] or workload.train_size(config),
+            peak_flops=peak,
+            peak_source=source,
+        )
+        print_work(stdout(), " ".join([workload.name, *(settings or [])]), counted, plan)
+
+
+def config_of(workload: Workload, settings: list[str]) -> Config:
+    """The complete config of a workload with these settings.
+
+    Raises:
+        RayparError: a setting is wrong, or sweeps.
+    """
+    from raypar.study.overrides import with_flags
+    from raypar.study.study import Study
+
+    study = with_flags(Study(workload=workload, num_repeats=1), settings)
+    if study.space:
+        keys = ", ".join(study.space)
+        raise RayparError(f"several values of {keys}: work is counted for one", hint="give one value: --set key=value")
+    return study.trial({}, 0, default_device="auto").config
+
+
+def measured_peak(config: Config) -> tuple[float, str]:
+    """FLOP/s of all workers of a config together on this machine, and what was measured.
+
+    Raises:
+        RayparError: the machine has no such device.
+    """
+    import torch
+
+    from raypar.train.flops import peak_flops
+    from raypar.train.precision import numerics_of
+
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind = config["device"] if config["device"] != "auto" else "cuda" if has["cuda"] else "cpu"
+    if not has[kind]:
+        raise RayparError(f"this machine has no {kind}", hint="leave device out, or give a peak: --peak-tflops X")
+    device, num_workers = torch.device(kind), config["num_workers"]
+    numerics = numerics_of(config, device)
+    dtype, precision = numerics.mixed or numerics.dtype, config["precision"]
+    if kind == "cpu":  # workers share one machine: their threads are measured together
+        num_threads = num_workers * config["num_threads"]
+        threads = f"{num_threads} thread" + ("s" if num_threads > 1 else "")
+        return peak_flops(device, dtype, num_threads), f"measured: matrix products, {precision}, cpu, {threads}"
+    peak = num_workers * peak_flops(device, dtype, 1)
+    return peak, f"measured: matrix products, {precision}, {num_workers} × {kind}"

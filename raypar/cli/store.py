@@ -1,7 +1,9 @@
-"""The commands that look at what there is."""
+"""Commands on stored studies: list, show, report, export, compare, generate, sync, ui."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +12,12 @@ import typer
 
 from raypar.cli.common import (
     EXIT_FAILED,
+    Address,
+    DataDir,
+    Debug,
+    Price,
+    StudyName,
+    TrackingUri,
     charts_url,
     check_positive,
     quiet,
@@ -23,9 +31,9 @@ from raypar.cli.common import (
     unknown_study,
     uri_of,
 )
-from raypar.cli.options import Address, DataDir, Debug, Price, StudyName, TrackingUri
 from raypar.errors import RayparError
 from raypar.masking import masked
+from raypar.report.text import harmless
 
 
 class FigureFormat(StrEnum):
@@ -194,3 +202,137 @@ def doctor(
                     console.print(f"      → {finding.mend}", highlight=False, markup=False)
         if not all_well:
             raise typer.Exit(EXIT_FAILED)
+
+
+def export(
+    name: StudyName,
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="All trials as .csv, .json or .parquet; a summary as .md.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Write a study's trials into a file for other programs, or a summary for a paper or a pull request.
+
+    A table has a row per trial; units stand in the columns' names. A .json also has the reports and the time of every
+    step.
+    """
+    with told(debug):
+        from raypar.execution.stored import read_study
+        from raypar.report.export import MARKDOWN, check_path, markdown_of, write, write_text
+
+        check_path(path, force=force)
+        study = read_study(name, uri_of(tracking_uri), Path.cwd())
+        if path.suffix.lower() == MARKDOWN:
+            write_text(path, markdown_of(study.analysis, study.origin, study.description))
+            say(stdout(), f"wrote a summary of {name} to {path}")
+            return
+        write(path, study.question, study.results, lambda identity: study.store.step_times(name, identity))
+        say(stdout(), f"wrote the {len(study.results)} trials of {name} to {path}")
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="The study that is the reference.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The study that is held against it.")],
+    baseline_uri: Annotated[
+        str | None, typer.Option(metavar="URI", help="The MLflow store of A. (default: that of B)")
+    ] = None,
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="5%: exit code 1 if B is slower at some point by more than that, beyond the noise: the whole interval "
+            "of B/A lies above 1.05.",
+        ),
+    ] = None,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Put two studies side by side: other machines, versions or branches.
+
+    Points with the same values are compared, as independent samples; what else differs is told.
+    """
+    with told(debug):
+        allowed = None if fail_if_slower is None else share_of(fail_if_slower)
+        from raypar.analysis.compare import Gate, Side
+        from raypar.analysis.compare import compare as compared
+        from raypar.execution.stored import read_study
+        from raypar.masking import masked
+        from raypar.report.compare import print_comparison, print_gate
+
+        uris = [baseline_uri or uri_of(tracking_uri), uri_of(tracking_uri)]
+        if a == b and uris[0] == uris[1]:
+            hint = "name two studies, or give the store of A with --baseline-uri"
+            raise RayparError(f"`{a}` is compared with itself", hint=hint)
+        studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
+        sides = [Side(study.question, study.results, study.origin) for study in studies]
+        comparison = compared(sides[0], sides[1])
+        places = (masked(uris[0]), masked(uris[1])) if uris[0] != uris[1] else ("", "")
+        print_comparison(stdout(), comparison, places)
+        if allowed is None:
+            return
+        if not any(point.ratio for point in comparison.matched):
+            raise RayparError(
+                f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so there is nothing to judge",
+                hint="run both studies with the same swept values and the same config",
+            )
+        print_gate(stdout(), comparison, allowed)
+        if comparison.gate(allowed)[Gate.SLOWER]:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def share_of(text: str) -> float:
+    """0.05 of ``5%``. Raises RayparError for what is no percentage of 0 or more."""
+    number, sign, rest = text.strip().partition("%")
+    try:
+        percent = float(number)
+    except ValueError:
+        percent = math.nan
+    if not sign or rest or "_" in number or not 0 <= percent < math.inf:
+        raise RayparError(
+            f"--fail-if-slower {text}: must be a percentage of 0 or more", hint="write --fail-if-slower 5%"
+        )
+    return percent / 100
+
+
+def generate(
+    name: StudyName,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What the model is to go on from.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Write at most so many tokens.")] = 128,
+    tracking_uri: TrackingUri = None,
+    debug: Debug = False,
+) -> None:
+    """Let the best model that a study has kept write on from a prompt."""
+    with told(debug):
+        from raypar.study.trial import best_first
+
+        store = store_of(tracking_uri)
+        results = store.results(name)
+        if not results:
+            raise unknown_study(name, store)
+        question = store.question(name)
+        for result in best_first(results, question.get("metric", ""), question.get("mode", "max")):
+            folder = store.model_folder(name, result.spec.identity)
+            if folder is not None:
+                write = generator_of(result.spec.workload)
+                typer.echo(harmless(f"{result.spec.label} writes:"), err=True)
+                typer.echo(harmless(write(folder, prompt, max_new_tokens)))
+                return
+        raise RayparError(
+            f"study `{name}` has kept no model",
+            hint="run it with --set keep_model=true --fresh",
+        )
+
+
+def generator_of(workload: str) -> Callable[[Path, str, int], str]:
+    """What makes text of a model of the shipped workload of that name."""
+    every = shipped_workloads()
+    writers = ", ".join(key for key, w in every.items() if w.generate is not None)
+    if workload not in every:
+        message = f"workload `{workload}` does not ship with raypar, so its way to generate text is not known here"
+        raise RayparError(message, hint=f"these write: {writers}")
+    write = every[workload].generate
+    if write is None:
+        raise RayparError(f"workload `{workload}` generates no text", hint=f"these do: {writers}")
+    return write

@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raypar.cli.common import EXIT_FAILED, quiet, say, told
-from raypar.cli.options import Address, DataDir, Debug, NoRay, Settings, StudyFile, Timeout, TrackingUri
-from raypar.cli.running import check_can_profile, load, options_here
+from raypar.cli.common import (
+    EXIT_FAILED,
+    Address,
+    DataDir,
+    Debug,
+    NoRay,
+    Settings,
+    StudyFile,
+    Timeout,
+    TrackingUri,
+    quiet,
+    say,
+    told,
+)
+from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
 from raypar.signals import handle_signals
 
@@ -19,6 +31,7 @@ if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy
     from raypar.study.space import Value
     from raypar.study.study import Study
+
 
 MAX_STEPS = 1000  # a trace of more is of no use, and does not fit into memory
 

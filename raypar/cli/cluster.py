@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raypar.cli.common import EXIT_FAILED, told
-from raypar.cli.options import Debug
+from raypar.cli.common import EXIT_FAILED, Debug, told
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
 from raypar.report.text import encodable, harmless
@@ -24,6 +23,7 @@ from raypar.signals import Interrupted, handle_signals, uninterrupted
 if TYPE_CHECKING:
     from raypar.execution.options import Options
     from raypar.run.jobs import Job, Jobs
+
 
 EXIT_STOPPED = 143  # what a study that SIGTERM has ended exits with
 # What Ray writes at the start of a job's log.

@@ -1,4 +1,4 @@
-"""The command that says which configuration to take."""
+"""The command that recommends a configuration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from raypar.cli.common import check_positive, stdout, told, uri_of
-from raypar.cli.energies import MaxEnergy, joules
-from raypar.cli.options import Debug, Price, StudyName, TrackingUri
+from raypar.cli.common import Debug, Price, StudyName, TrackingUri, check_positive, stdout, told, uri_of
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
@@ -25,6 +23,30 @@ if TYPE_CHECKING:
     from raypar.execution.options import ResumeFlags
     from raypar.study.space import Value
     from raypar.track.store import Store
+
+
+MaxEnergy = Annotated[
+    str | None,
+    typer.Option("--max-energy", metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh."),
+]
+_UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
+
+
+def joules(flag: str, text: str) -> float:
+    """Joules of ``500J``, ``5 kJ``, ``2Wh``, ``0.1kWh``; a number alone is in joules. M is mega in either case.
+
+    Raises:
+        RayparError: it is none, or not greater than 0.
+    """
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmg]?(?:j|wh)|)\s*", text.lower())
+    try:
+        value = float(found[1]) * _UNITS_J[found[2]] if found else 0.0
+    except (ValueError, KeyError):
+        value = 0.0
+    if not (math.isfinite(value) and value > 0):
+        raise RayparError(f"{flag} {text}: is no energy greater than 0", hint=f"write {flag} 500J, 5kJ or 2Wh")
+    return value
+
 
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 

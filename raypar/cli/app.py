@@ -1,0 +1,134 @@
+"""Command line: verbs only. Heavy imports happen inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from raypar.cli.cluster import attach, stop
+from raypar.cli.predict import fit, predict, work
+from raypar.cli.profile import profile
+from raypar.cli.recommend import recommend
+from raypar.cli.store import compare, doctor, export, generate, list_studies, report, show, sync, ui, workloads
+from raypar.cli.study import plan, resume, study
+from raypar.errors import EXIT_BAD_INPUT, shortened
+from raypar.signals import EXIT_CODES
+
+# Typer has its own click, or takes the one that is installed, and exports neither's UsageError.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class Verbs(TyperGroup):
+    """The group of all commands."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        if not standalone_mode or not words:  # no word: the help
+            return super().main(words, prog_name, complete_var, standalone_mode, windows_expand_args, **extra)
+        try:
+            Path.cwd()
+            code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
+        except FileNotFoundError:
+            typer.echo("error: the folder that you are in is gone\n  → cd to one that is there", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except _UsageError as error:
+            typer.echo(f"error: {told(error, words)}", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except typer.Abort:
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def told(error: Any, words: Sequence[str]) -> str:
+    """What is wrong, and where the right way is told."""
+    context, parameter = error.ctx, getattr(error, "param", None)
+    verb = [word for word in words[:1] if not word.startswith("-")]
+    command = context.command_path if context is not None else " ".join(["raypar", *verb])
+    way_out = f"`{command} --help` shows how"
+    message = error.format_message().rstrip(".")
+    if parameter is not None and (given := list(_given(parameter.opts, words))) and error.message:
+        problem = error.message.removeprefix("Input ").partition(", unable to")[0].rstrip(".")
+        message = f"{parameter.opts[0]} {shortened(given[-1])}: {problem}"
+        about = " ".join(str(getattr(parameter, "help", None) or "").split()).rstrip(".")
+        way_out = f"{about}; {way_out}" if about else way_out
+    elif (close := getattr(error, "possibilities", None)) and " (" in message:
+        message, way_out = message.partition(" (")[0], f"did you mean {' or '.join(sorted(close))}? {way_out}"
+    return f"{message}\n  → {way_out}"
+
+
+def _given(flags: Sequence[str], words: Sequence[str]) -> Iterator[str]:
+    """The values of an option in a command line."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in flags:
+            yield value if equals else after
+
+
+app = typer.Typer(
+    name="raypar",
+    cls=Verbs,
+    help="Declare a training study, run it on warm Ray Train gangs, and learn what parallelism bought.",
+    epilog="Examples:  raypar study studies/quickstart.py    raypar report quickstart    raypar ui",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False) -> None:
+    if version:
+        from raypar import __version__
+
+        typer.echo(f"raypar {__version__}")
+        raise typer.Exit
+
+
+app.command(epilog="Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")(study)
+app.command(epilog="Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")(plan)
+app.command(epilog="Example:  raypar resume batch_size")(resume)
+app.command(epilog="Example:  raypar attach batch_size --address http://127.0.0.1:8265")(attach)
+app.command(epilog="Example:  raypar stop batch_size --address http://127.0.0.1:8265")(stop)
+app.command("list")(list_studies)
+app.command()(show)
+app.command()(report)
+app.command(epilog="Examples:  raypar export batch_size trials.csv    raypar export batch_size summary.md --force")(
+    export
+)
+app.command(epilog="Example:  raypar compare main_branch my_branch --fail-if-slower 5%")(compare)
+app.command(epilog="Example:  raypar workloads mnist_cnn")(workloads)
+app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(generate)
+app.command(epilog="Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")(fit)
+app.command(epilog="Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")(predict)
+app.command(epilog="Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7")(recommend)
+app.command(epilog="Example:  raypar profile studies/strong_scaling.py --set num_workers=2")(profile)
+app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(work)
+app.command()(sync)
+app.command(epilog="Examples:  raypar ui    raypar ui batch_size --port 5050")(ui)
+app.command()(doctor)
+
+
+def main() -> None:
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code in EXIT_CODES:
+            # Everything is put away: what libraries still do (an import in a thread, say) is not waited for.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+        raise
