@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from raypar.analysis.breakdown import Profile
-from raypar.analysis.checks import Evidence, Finding, find_all
+from raypar.analysis.checks import Evidence, Finding, run_checks
 from raypar.analysis.effects import Effects, effects_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, energy_source, same_work
@@ -19,7 +19,7 @@ from raypar.analysis.question import (
     Question,
     Sample,
     collect,
-    last_asked,
+    current_results,
     point_key,
     question_of,
     time_metric_of,
@@ -98,7 +98,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
             other settings than those of the question are set aside, and a warning says so.
     """
     question = question_of(asked) if isinstance(asked, Study) else asked
-    parted = last_asked(question, results)
+    parted = current_results(question, results)
     results = parted.results
     time_metric = time_metric_of(results)
     gathered = collect(question, results, time_metric)
@@ -114,7 +114,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         mode=question.mode,
         num_repeats=question.num_repeats,
         points=points,
-        warnings=find_all(Evidence(question, time_metric, gathered, points, parted.sentence())),
+        warnings=run_checks(Evidence(question, time_metric, gathered, points, parted.sentence())),
         verdicts=verdicts(question, gathered, points),
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),
@@ -138,7 +138,7 @@ def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[st
     A trial whose block holds no finished baseline is left out, or that has other settings than the study asks for; so
     are all where the study names no baseline.
     """
-    results = last_asked(question, results).results
+    results = current_results(question, results).results
     gathered = collect(question, results, time_metric_of(results))
     by_key = {point_key(p.point): p for p in gathered}
     speedups: dict[str, float] = {}

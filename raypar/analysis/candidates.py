@@ -33,15 +33,15 @@ from raypar.analysis.points import (
 )
 from raypar.analysis.question import PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, median_estimate
-from raypar.analysis.time_to_target import Fate, PointToTarget, Start, Target, time_to_target
+from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
 from raypar.study.trial import TrialState, gain
 
-CanTell: TypeAlias = Callable[[int, int, int], bool]
+Differs: TypeAlias = Callable[[int, int, int], bool]
 
 
-class Judged(Protocol):
+class Objectives(Protocol):
     """A point with its objectives: seconds that count by repeat, and medians."""
 
     @property
@@ -56,7 +56,7 @@ class Judged(Protocol):
     def energy_j(self) -> Estimate | None: ...
 
 
-def front_of(points: Sequence[Judged], mode: str) -> frozenset[int]:
+def front_of(points: Sequence[Objectives], mode: str) -> frozenset[int]:
     """Return the indices of the points on the front of time, metric, cost and energy, of those that have a time.
 
     Args:
@@ -78,17 +78,17 @@ def front_of(points: Sequence[Judged], mode: str) -> frozenset[int]:
             columns.append([q.value if is_less_better else -q.value for q in complete])
             estimates.append(complete)
 
-    def can_tell(one: int, other: int, objective: int) -> bool:
+    def differs(one: int, other: int, objective: int) -> bool:
         if objective == 0:
             return is_time_apart(timed[one], timed[other])
         return _are_apart(estimates[objective][one], estimates[objective][other])
 
     is_repeated = any(len(p.times) > 1 for p in timed)
     rows = np.transpose(columns).tolist() if timed else []
-    return frozenset(indices[i] for i in pareto_front(rows, can_tell if is_repeated else _always))
+    return frozenset(indices[i] for i in pareto_front(rows, differs if is_repeated else _always))
 
 
-def is_time_apart(one: Judged, other: Judged) -> bool:
+def is_time_apart(one: Objectives, other: Objectives) -> bool:
     """Whether the times of two points that have one differ significantly."""
     if one.time_s and other.time_s and _are_apart(one.time_s, other.time_s):
         return True
@@ -112,12 +112,12 @@ def _always(_one: int, _other: int, _objective: int) -> bool:
     return True
 
 
-def pareto_front(medians: Sequence[Sequence[float]], can_tell: CanTell = _always) -> tuple[int, ...]:
+def pareto_front(medians: Sequence[Sequence[float]], differs: Differs = _always) -> tuple[int, ...]:
     """Return the indices of the points on the front, in their order.
 
     Args:
         medians: ``[point][objective]``, finite; less is better: what is to be large comes with its sign turned.
-        can_tell: whether point `one` differs significantly from point `other` in an objective; asked for differing
+        differs: whether point `one` differs significantly from point `other` in an objective; asked for differing
             medians.
     """
     table = np.asarray(medians, dtype=float)
@@ -126,21 +126,21 @@ def pareto_front(medians: Sequence[Sequence[float]], can_tell: CanTell = _always
         # Of thousands of points few are as good in all: those alone are looked at one by one, the fastest first.
         beats = np.flatnonzero((table <= table[i]).all(axis=1) & (table < table[i]).any(axis=1))
         ordered = beats[np.argsort(table[beats, 0], kind="stable")]
-        if not any(dominates(medians, int(j), i, can_tell) for j in ordered):
+        if not any(dominates(medians, int(j), i, differs) for j in ordered):
             front.append(i)
     return tuple(front)
 
 
-def dominates(medians: Sequence[Sequence[float]], one: int, other: int, can_tell: CanTell = _always) -> bool:
+def dominates(medians: Sequence[Sequence[float]], one: int, other: int, differs: Differs = _always) -> bool:
     """Whether point `one` is at least as good as `other` in all objectives, and significantly better in one."""
     pairs = list(zip(medians[one], medians[other], strict=True))
     if any(first > second for first, second in pairs):
         return False
-    return any(first < second and can_tell(one, other, k) for k, (first, second) in enumerate(pairs))
+    return any(first < second and differs(one, other, k) for k, (first, second) in enumerate(pairs))
 
 
 @dataclass(frozen=True)
-class Ask:
+class Constraints:
     """What a configuration is wanted for.
 
     Attributes:
@@ -176,7 +176,7 @@ class Candidate:
         cost: None where the price or the number of nodes is unknown.
         to_target: None where no target is asked for.
         energy_j: of the time that counts; None where it can't be read, or that starts before the first timed step.
-        why_not: why it can't be chosen; empty: it can.
+        exclusion: why it can't be chosen; empty: it can.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
         is_on_front: whether no other beats it in time, metric, cost and energy.
     """
@@ -191,34 +191,38 @@ class Candidate:
     cost: Estimate | None
     to_target: PointToTarget | None
     energy_j: Estimate | None = None
-    why_not: str = ""
+    exclusion: str = ""
     is_close_call: bool = False
     is_on_front: bool = False
 
 
-def candidates_of(question: Question, gathered: Sequence[PointSamples], ask: Ask) -> tuple[Candidate, ...]:
+def candidates_of(
+    question: Question, gathered: Sequence[PointSamples], constraints: Constraints
+) -> tuple[Candidate, ...]:
     """One for each point that has the values asked for, in the order given.
 
     Raises:
         RayparError: no point has them.
     """
     analysed = analyse_points(question, gathered)
-    kept = [(g, a) for g, a in zip(gathered, analysed, strict=True) if is_asked_for(g, ask.only)]
+    kept = [(g, a) for g, a in zip(gathered, analysed, strict=True) if has_values(g, constraints.only)]
     if not kept:
-        raise _no_such_point(gathered, ask.only)
-    found = [_candidate(question, ask, g, a) for g, a in kept]
-    return _with_front(_without_worse(found, [g for g, _ in kept], question, ask), question)
+        raise _no_such_point(gathered, constraints.only)
+    found = [_candidate(question, constraints, g, a) for g, a in kept]
+    return _with_front(_without_worse(found, [g for g, _ in kept], question, constraints), question)
 
 
-def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: PointAnalysis) -> Candidate:
-    to_target = time_to_target(samples, ask.target, ask.start) if ask.target else None
+def _candidate(
+    question: Question, constraints: Constraints, samples: PointSamples, analysed: PointAnalysis
+) -> Candidate:
+    to_target = time_to_target(samples, constraints.target, constraints.start) if constraints.target else None
     energy_j = analysed.energy_j
     if to_target is None:
         times, time_s = analysed.times, analysed.time_s
     else:
         times, time_s = to_target.times, to_target.time_s
         if energy_j is not None:
-            energy_j = energy_to(samples, times) if ask.start is Start.FIRST_STEP else None
+            energy_j = energy_to(samples, times) if constraints.start is Start.FIRST_STEP else None
     nodes = num_nodes(samples)
     found = Candidate(
         samples.point,
@@ -232,31 +236,31 @@ def _candidate(question: Question, ask: Ask, samples: PointSamples, analysed: Po
         to_target,
         energy_j,
     )
-    return _judged(question, ask, samples, found)
+    return _judged(question, constraints, samples, found)
 
 
-def _judged(question: Question, ask: Ask, samples: PointSamples, found: Candidate) -> Candidate:
+def _judged(question: Question, constraints: Constraints, samples: PointSamples, found: Candidate) -> Candidate:
     """With the first reason why it can't be chosen, if there is one."""
     if found.to_target is not None and not found.to_target.is_always_reached:
-        return replace(found, why_not=_why_not_reached(found.to_target))
+        return replace(found, exclusion=_why_not_reached(found.to_target))
     if found.time_s is None:
-        return replace(found, why_not=_why_no_time(samples))
+        return replace(found, exclusion=_why_no_time(samples))
     # Whether less is asked for, the limit, what it is of, the quantity.
     limits: tuple[tuple[float, float | None, str, Estimate | None], ...] = (
-        (-1, ask.max_time_s, "time", found.time_s),
-        (-1, ask.max_cost, "cost", found.cost),
-        (-1, ask.max_energy_j, "energy", found.energy_j),
-        (1, ask.min_efficiency, "efficiency", found.efficiency),
-        (gain(question.mode, 1), ask.min_metric, question.metric, found.metric),
+        (-1, constraints.max_time_s, "time", found.time_s),
+        (-1, constraints.max_cost, "cost", found.cost),
+        (-1, constraints.max_energy_j, "energy", found.energy_j),
+        (1, constraints.min_efficiency, "efficiency", found.efficiency),
+        (gain(question.mode, 1), constraints.min_metric, question.metric, found.metric),
     )
     for side, limit, name, quantity in limits:
         if limit is None:
             continue
         if quantity is None:
-            return replace(found, why_not=f"{name} unknown")
+            return replace(found, exclusion=f"{name} unknown")
         if (quantity.value - limit) * side < 0:
             is_close = quantity.low is not None and not quantity.excludes(limit)
-            return replace(found, why_not=_limit_told(name, side, limit), is_close_call=is_close)
+            return replace(found, exclusion=_limit_told(name, side, limit), is_close_call=is_close)
     return found
 
 
@@ -272,15 +276,19 @@ def _limit_told(name: str, side: float, limit: float) -> str:
 
 
 def _why_not_reached(found: PointToTarget) -> str:
-    fates = {fate: found.num_in(fate) for fate in Fate}
-    counted = len(found.trials) - fates[Fate.FAILED]
+    fates = {fate: found.num_in(fate) for fate in TargetStatus}
+    counted = len(found.trials) - fates[TargetStatus.FAILED]
     if not found.trials:
         return "not run yet"
     if not counted:
         return "failed"
-    if fates[Fate.UNKNOWN]:
+    if fates[TargetStatus.UNKNOWN]:
         return "time to the target unknown"
-    return "target not reached" if not fates[Fate.REACHED] else f"reached by {fates[Fate.REACHED]} of {counted}"
+    return (
+        "target not reached"
+        if not fates[TargetStatus.REACHED]
+        else f"reached by {fates[TargetStatus.REACHED]} of {counted}"
+    )
 
 
 def _why_no_time(samples: PointSamples) -> str:
@@ -290,27 +298,27 @@ def _why_no_time(samples: PointSamples) -> str:
 
 
 def _without_worse(
-    candidates: Sequence[Candidate], gathered: Sequence[PointSamples], question: Question, ask: Ask
+    candidates: Sequence[Candidate], gathered: Sequence[PointSamples], question: Question, constraints: Constraints
 ) -> tuple[Candidate, ...]:
     """Without a target: those out whose metric can be told from the best one."""
     name, rank = question.metric, partial(gain, question.mode)
     both = list(zip(candidates, gathered, strict=True))
-    scored = [(g, c.metric.value) for c, g in both if c.metric and not c.why_not]
-    if ask.target is not None or not scored:
+    scored = [(g, c.metric.value) for c, g in both if c.metric and not c.exclusion]
+    if constraints.target is not None or not scored:
         return tuple(candidates)
     best, best_value = max(scored, key=lambda entry: rank(entry[1]))
     found = []
     for c, g in both:
-        if c.why_not:
+        if c.exclusion:
             found.append(c)
         elif c.metric is None:
-            found.append(replace(c, why_not=f"{name} unknown"))
+            found.append(replace(c, exclusion=f"{name} unknown"))
         elif rank(best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
             found.append(c)
         elif len(changes := differences(g, best)) < 2:
-            found.append(replace(c, why_not=f"{name} worse than the best", is_close_call=True))
+            found.append(replace(c, exclusion=f"{name} worse than the best", is_close_call=True))
         elif median_estimate(changes, log_scale=False).excludes(0.0):
-            found.append(replace(c, why_not=f"{name} worse than the best"))
+            found.append(replace(c, exclusion=f"{name} worse than the best"))
         else:
             found.append(c)
     return tuple(found)
@@ -332,7 +340,7 @@ def median_s(candidate: Candidate) -> float:
     return candidate.time_s.value if candidate.time_s else math.inf
 
 
-def is_asked_for(samples: PointSamples, only: Mapping[str, tuple[Value, ...]]) -> bool:
+def has_values(samples: PointSamples, only: Mapping[str, tuple[Value, ...]]) -> bool:
     """Whether a point has one of the values of each of these hyperparameters."""
     chosen = {**samples.config, **samples.point}
     return all(key in chosen and chosen[key] in values for key, values in only.items())
@@ -345,6 +353,6 @@ def _no_such_point(gathered: Sequence[PointSamples], only: Mapping[str, tuple[Va
         if key not in known:
             return RayparError(f"--set {key}={wanted}: no trial has `{key}`", hint=suggest(key, known))
         there = list(dict.fromkeys(units.value_of({**g.config, **g.point}.get(key)) for g in gathered))
-        if not any(is_asked_for(g, {key: values}) for g in gathered):
+        if not any(has_values(g, {key: values}) for g in gathered):
             return RayparError(f"--set {key}={wanted}: no point has it", hint=f"there are: {', '.join(there)}")
     return RayparError("no point has all the values of --set at once", hint="leave one out")

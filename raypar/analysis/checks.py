@@ -465,14 +465,14 @@ def _numbers(told: Any) -> list[float]:
     return [float(n) for n in listed if isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)]
 
 
-__all__ = ["CHECKS", "Check", "Evidence", "Finding", "find_all"]
+__all__ = ["CHECKS", "Check", "Evidence", "Finding", "run_checks"]
 
 MIN_REPEATS = 5
 MIN_TIME_S = 1.0
 MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
 
 
-def find_all(evidence: Evidence) -> tuple[Finding, ...]:
+def run_checks(evidence: Evidence) -> tuple[Finding, ...]:
     """Every finding, in the order of `CHECKS`."""
     return tuple(finding for check in CHECKS for finding in check(evidence))
 
@@ -497,8 +497,8 @@ def _baseline_missing(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _other_settings(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.aside:
-        yield Finding(Check.OTHER_SETTINGS, evidence.aside)
+    if evidence.excluded:
+        yield Finding(Check.OTHER_SETTINGS, evidence.excluded)
 
 
 def _other_code(evidence: Evidence) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from raypar.analysis.question import (
     PointSamples,
     Question,
     collect,
-    last_asked,
+    current_results,
     point_key,
     time_metric_of,
 )
@@ -32,7 +32,7 @@ from raypar.study.space import Value
 from raypar.study.trial import TrialResult
 
 # How a trial is run, not what it computes: may differ between points that are compared, and is told.
-MEANS = (
+EXECUTION_KEYS = (
     *("device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads", "compile", "channels_last"),
     *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
     *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
@@ -54,8 +54,8 @@ def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], ke
     """The points of A and B that agree.
 
     They have the same values of all that either study sweeps: what one sweeps stands in the other's config. Those that
-    also agree in the rest of what their trials compute are pairs, the others are `unlike`. `MEANS` may differ, and so
-    may a hyperparameter that only one of them knows: a newer version has more.
+    also agree in the rest of what their trials compute are pairs, the others are `unlike`. `EXECUTION_KEYS` may differ,
+    and so may a hyperparameter that only one of them knows: a newer version has more.
 
     Args:
         points_a: different points, each with its config.
@@ -94,11 +94,11 @@ def config_changes(
 
 
 def is_work(key: str) -> bool:
-    return key not in MEANS
+    return key not in EXECUTION_KEYS
 
 
 def is_means(key: str) -> bool:
-    return key in MEANS
+    return key in EXECUTION_KEYS
 
 
 Point: TypeAlias = Mapping[str, Value]
@@ -137,7 +137,7 @@ class MatchedPoint:
         ratio: how many times as long B takes as A for the same work; None where either has no time.
         metrics: A's metric after the last epoch.
         metric_change: that of B minus that of A; None where either has none.
-        means: hyperparameters of `MEANS` that differ, as pairs.
+        execution_changes: hyperparameters of `EXECUTION_KEYS` that differ, as pairs.
     """
 
     point: Point
@@ -146,7 +146,7 @@ class MatchedPoint:
     ratio: Estimate | None
     metrics: tuple[Estimate | None, Estimate | None]
     metric_change: Estimate | None
-    means: Mapping[str, tuple[Value, Value]]
+    execution_changes: Mapping[str, tuple[Value, Value]]
 
     @property
     def difference(self) -> Difference:
@@ -191,7 +191,7 @@ class Comparison:
         origins: what differs in where they come from (versions, machine, commit): key to the values of each.
         is_known: whether the store says where a study comes from; unless both do, `origins` is of the trials alone.
         uncommitted: whether a study ran code that no commit has.
-        aside: sentences on trials of other settings; empty where there are none.
+        excluded: sentences on trials of other settings; empty where there are none.
     """
 
     names: tuple[str, str]
@@ -204,7 +204,7 @@ class Comparison:
     origins: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
     is_known: tuple[bool, bool]
     uncommitted: tuple[bool, bool]
-    aside: tuple[str, str] = ("", "")
+    excluded: tuple[str, str] = ("", "")
 
     def points_with(self, difference: Difference) -> tuple[MatchedPoint, ...]:
         return tuple(p for p in self.matched if p.difference is difference)
@@ -234,7 +234,7 @@ def compare(a: Side, b: Side) -> Comparison:
     Raises:
         RayparError: they train different workloads.
     """
-    parted = [last_asked(side.question, side.results) for side in (a, b)]
+    parted = [current_results(side.question, side.results) for side in (a, b)]
     a, b = (replace(side, results=each.results) for side, each in zip((a, b), parted, strict=True))
     workloads = [{r.spec.workload for r in side.results} for side in (a, b)]
     if not workloads[0] & workloads[1]:
@@ -266,7 +266,7 @@ def compare(a: Side, b: Side) -> Comparison:
         only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
         origins=_origin_changes(origins[0], origins[1]),
         is_known=is_known,
-        aside=(parted[0].sentence(), parted[1].sentence()),
+        excluded=(parted[0].sentence(), parted[1].sentence()),
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
 
@@ -293,7 +293,7 @@ def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
         ratio=_time_ratio(a, b),
         metrics=(metric_a, metric_b),
         metric_change=difference_estimate(metric_a, metric_b) if metric_a and metric_b else None,
-        means=config_changes(a.config, b.config, is_means),
+        execution_changes=config_changes(a.config, b.config, is_means),
     )
 
 

@@ -99,13 +99,13 @@ class Effects:
         num_blocks: how many blocks of trials they rest on.
         main: what each hyperparameter does, in the order of the study's.
         interactions: of each level of every other hyperparameter with the most workers.
-        left_out: what is not told, and why, in sentences without a full stop.
+        omitted: what is not told, and why, in sentences without a full stop.
     """
 
     num_blocks: int
     main: tuple[MainEffect, ...]
     interactions: tuple[Interaction, ...]
-    left_out: tuple[str, ...]
+    omitted: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,12 @@ def effects_of(question: Question, gathered: Sequence[PointSamples]) -> Effects 
         return _untold(f"no block has finished trials of {units.percent(MIN_SHARE)} of the points")
     main, lacking = _main_effects(grid)
     interactions, lacking_too = _interactions(grid)
-    left_out = []
+    omitted = []
     if lacking:
-        left_out.append(f"{TOO_FEW} the effect of {named(lacking)}")
+        omitted.append(f"{TOO_FEW} the effect of {named(lacking)}")
     if lacking_too:
-        left_out.append(f"{TOO_FEW} whether the speedup depends on {named(lacking_too)}")
-    return Effects(grid.log_times.shape[-1], main, interactions, tuple(left_out))
+        omitted.append(f"{TOO_FEW} whether the speedup depends on {named(lacking_too)}")
+    return Effects(grid.log_times.shape[-1], main, interactions, tuple(omitted))
 
 
 def _untold(reason: str) -> Effects:

@@ -106,7 +106,7 @@ class Evidence:
     time_metric: str
     gathered: tuple[PointSamples, ...]
     points: tuple[PointAnalysis, ...]
-    aside: str = ""
+    excluded: str = ""
 
     @property
     def finished(self) -> list[TrialResult]:

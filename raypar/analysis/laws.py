@@ -95,7 +95,7 @@ class Fit:
         parameters: in the order of the law's; without bounds where there are too few repeats.
         rate: what one worker does in a second, as the law has it.
         residuals: by worker count, the measured rate over the fitted one, minus 1.
-        left_out: by worker count, how far off the law is at it, fitted to the others alone: abs(log(ratio)).
+        cv_errors: by worker count, how far off the law is at it, fitted to the others alone: abs(log(ratio)).
         extrapolated: speedups that the law predicts for worker counts beyond the measured ones.
         limit: Amdahl's: the speedup that no worker count exceeds; None where f can't be told from 0.
         peak: Gunther's: the worker count with the highest rate, sqrt((1 - s) / k); None where k can't be told from 0.
@@ -106,16 +106,16 @@ class Fit:
     parameters: tuple[Estimate, ...]
     rate: Estimate
     residuals: Mapping[int, float]
-    left_out: Mapping[int, float]
+    cv_errors: Mapping[int, float]
     extrapolated: Mapping[int, Estimate]
     limit: Estimate | None = None
     peak: Estimate | None = None
     peak_speedup: Estimate | None = None
 
     @property
-    def left_out_error(self) -> float:
-        """The mean of `left_out`."""
-        return float(np.mean(list(self.left_out.values())))
+    def cv_error(self) -> float:
+        """The mean of `cv_errors`."""
+        return float(np.mean(list(self.cv_errors.values())))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats |
     medians = np.array([np.median(logs[int(n)]) for n in counts])
     try:
         best = _fitted(law, counts, medians)
-        left_out = {int(n): _left_out_error(law, counts, medians, i, best[1:]) for i, n in enumerate(counts)}
+        cv_errors = {int(n): _left_out_error(law, counts, medians, i, best[1:]) for i, n in enumerate(counts)}
         rows = (
             None if draws is None else np.array([_fitted(law, counts, row, best[1:], DRAW_TOLERANCE) for row in draws])
         )
@@ -170,7 +170,7 @@ def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats |
         parameters=parameters,
         rate=told(lambda row: math.exp(row[0])),
         residuals={int(n): float(r) for n, r in zip(counts, np.expm1(medians - fitted), strict=True)},
-        left_out=left_out,
+        cv_errors=cv_errors,
         extrapolated={n: told(over_baseline(n)) for n in (factor * int(counts[-1]) for factor in EXTRAPOLATED)},
         limit=told(lambda row: _inverse(row[1] * law.speedup(baseline, row[1]))) if law is AMDAHL and bends else None,
         peak=peak,
@@ -184,10 +184,10 @@ def better_law(laws: tuple[Fit | Refused, ...]) -> tuple[Law | None, str]:
     Two laws are told apart where their errors differ by more than one standard error of the points' differences
     (the rule of Breiman et al., "Classification and Regression Trees", 1984).
     """
-    fits = sorted((law for law in laws if isinstance(law, Fit)), key=lambda fit: fit.left_out_error)
+    fits = sorted((law for law in laws if isinstance(law, Fit)), key=lambda fit: fit.cv_error)
     if len(fits) < 2:
         return None, "fewer than two laws could be fitted"
-    first, second = (np.maximum(list(fit.left_out.values()), EXACT) for fit in fits[:2])
+    first, second = (np.maximum(list(fit.cv_errors.values()), EXACT) for fit in fits[:2])
     gaps = second - first
     if not np.mean(gaps) > max(float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)), EXACT):
         return None, "they predict left-out points about equally well"

@@ -85,7 +85,7 @@ def joint_share(shares: Sequence[float]) -> float:
     return max(1 - sum(1 - share for share in shares), 1 / (len(shares) + 1))
 
 
-def repeats_to_settle(slow: Mapping[int, float], fast: Mapping[int, float]) -> int | None:
+def repeats_needed(slow: Mapping[int, float], fast: Mapping[int, float]) -> int | None:
     """About how many trials each of the two needs until the study can tell; None where no spread is known yet.
 
     It can tell when the ratio's interval excludes 1, or when it ends before a difference that matters (`MARGIN`):

@@ -58,7 +58,7 @@ def energy_to(samples: PointSamples, times: Mapping[int, float]) -> Estimate | N
     return median_estimate(joules) if joules else None
 
 
-def why_no_energy(results: Sequence[TrialResult]) -> str:
+def why_energy_unknown(results: Sequence[TrialResult]) -> str:
     """Why no energies can be compared, in words of the machine where it has some."""
     if any(r.energy_j is not None for r in results):
         return MIXED

@@ -17,21 +17,21 @@ SPEEDUP = "speedup"
 
 
 @dataclass(frozen=True)
-class SoFar:
+class Interim:
     """The best point of those that have finished trials.
 
     Attributes:
         quantity: ``speedup`` over its baseline, or the study's metric where it names no baseline.
-        is_told: a speedup: from 1; a metric: from that of the next best point.
+        is_significant: a speedup: from 1; a metric: from that of the next best point.
     """
 
     point: Mapping[str, Value]
     quantity: str
     estimate: Estimate
-    is_told: bool
+    is_significant: bool
 
 
-def best_so_far(question: Question, results: Sequence[TrialResult]) -> SoFar | None:
+def interim_best(question: Question, results: Sequence[TrialResult]) -> Interim | None:
     """The point with the best median; None where nothing can be compared yet.
 
     Cheap enough to be asked after every trial: only the best point's interval is worked out.
@@ -40,7 +40,7 @@ def best_so_far(question: Question, results: Sequence[TrialResult]) -> SoFar | N
     return _fastest(question, gathered) if question.baseline else _best(question, gathered)
 
 
-def _fastest(question: Question, gathered: Sequence[PointSamples]) -> SoFar | None:
+def _fastest(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
     by_key = {point_key(p.point): p for p in gathered}
     compared: list[tuple[float, PointSamples, PointSamples]] = []
     for samples in gathered:
@@ -51,7 +51,7 @@ def _fastest(question: Question, gathered: Sequence[PointSamples]) -> SoFar | No
         return None
     _, best, base = max(compared, key=lambda entry: entry[0])
     estimate = ratio_of(base, best)
-    return SoFar(best.point, SPEEDUP, estimate, estimate.excludes(1.0)) if estimate else None
+    return Interim(best.point, SPEEDUP, estimate, estimate.excludes(1.0)) if estimate else None
 
 
 def _rough(base: PointSamples, other: PointSamples) -> float | None:
@@ -63,37 +63,37 @@ def _rough(base: PointSamples, other: PointSamples) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def _best(question: Question, gathered: Sequence[PointSamples]) -> SoFar | None:
+def _best(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
     scored = [(p, metrics) for p in gathered if (metrics := p.all_of("metric"))]
     ordered = sorted(scored, key=lambda entry: gain(question.mode, statistics.median(entry[1])), reverse=True)
     if len(ordered) < 2:
         return None
     best, metrics = ordered[0]
     gains = differences(ordered[1][0], best)
-    is_told = len(gains) > 1 and median_estimate(gains, log_scale=False).excludes(0.0)
-    return SoFar(best.point, question.metric, median_estimate(metrics, log_scale=False), is_told)
+    is_significant = len(gains) > 1 and median_estimate(gains, log_scale=False).excludes(0.0)
+    return Interim(best.point, question.metric, median_estimate(metrics, log_scale=False), is_significant)
 
 
 @dataclass(frozen=True)
-class Kind:
+class TrialKind:
     """What tells how long a trial takes; both None for one that a search has still to draw."""
 
     point: PointKey | None = None
     placement: Placement | None = None
 
 
-def kind_of(spec: TrialSpec) -> Kind:
-    return Kind(point_key(spec.point), spec.placement)
+def trial_kind(spec: TrialSpec) -> TrialKind:
+    return TrialKind(point_key(spec.point), spec.placement)
 
 
-Timed: TypeAlias = tuple[Kind, float]
+TrialTime: TypeAlias = tuple[TrialKind, float]
 Key = TypeVar("Key", bound=Hashable)
 
 
 def remaining_s(
-    queued: Sequence[Kind],
-    running: Sequence[Timed],
-    ended: Sequence[Timed],
+    queued: Sequence[TrialKind],
+    running: Sequence[TrialTime],
+    ended: Sequence[TrialTime],
     *,
     num_slots: int = 1,
     overheads_s: Sequence[float] = (),
@@ -120,7 +120,7 @@ def remaining_s(
     by_placement = _medians([(kind.placement, seconds) for kind, seconds in ended])
     of_all = statistics.median(seconds for _, seconds in ended)
 
-    def typical(kind: Kind) -> float:
+    def typical(kind: TrialKind) -> float:
         if kind.point in by_point:
             return by_point[kind.point]
         return by_placement.get(kind.placement, of_all)

@@ -279,46 +279,46 @@ WORKLOAD = "workload"
 
 
 @dataclass(frozen=True)
-class LastAsked:
+class CurrentResults:
     """The trials of a study, parted.
 
     Attributes:
         results: those of what was asked last, in the order given; with its swept hyperparameters as their points.
-        aside: the others.
+        excluded: the others.
         settings: in what these differ: what was asked last, and every other value.
     """
 
     results: tuple[TrialResult, ...]
-    aside: tuple[TrialResult, ...]
+    excluded: tuple[TrialResult, ...]
     settings: Mapping[str, tuple[Value, tuple[Value, ...]]]
 
     def sentence(self) -> str:
         """What was set aside; empty where nothing was."""
-        return aside_told(len(self.aside), self.settings)
+        return excluded_sentence(len(self.excluded), self.settings)
 
 
-def last_asked(question: Question, results: Sequence[TrialResult]) -> LastAsked:
+def current_results(question: Question, results: Sequence[TrialResult]) -> CurrentResults:
     """The trials of this question and the others. All are of it where the store does not say what it fixes.
 
     Args:
         question: as the last execution asked it.
         results: of all executions.
     """
-    kept, aside = [], []
+    kept, excluded = [], []
     settings: dict[str, tuple[Value, dict[Value, None]]] = {}
     for result in results:
         others = _other_settings(question, result)
         if not others:
             kept.append(_as_asked(question, result))
             continue
-        aside.append(result)
+        excluded.append(result)
         for key, (wanted, own) in others.items():
             settings.setdefault(key, (wanted, {}))[1][own] = None
     told = {key: (wanted, tuple(values)) for key, (wanted, values) in settings.items()}
-    return LastAsked(tuple(kept), tuple(aside), told)
+    return CurrentResults(tuple(kept), tuple(excluded), told)
 
 
-def aside_told(num_trials: int, settings: Mapping[str, tuple[Value, tuple[Value, ...]]]) -> str:
+def excluded_sentence(num_trials: int, settings: Mapping[str, tuple[Value, tuple[Value, ...]]]) -> str:
     """A sentence on so many trials of other settings; empty for none."""
     if not num_trials:
         return ""

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from raypar import units
-from raypar.analysis.candidates import Ask, Candidate, candidates_of, is_asked_for, is_time_apart, median_s
+from raypar.analysis.candidates import Candidate, Constraints, candidates_of, has_values, is_time_apart, median_s
 from raypar.analysis.goodput import BatchGroup, batch_groups
-from raypar.analysis.pairwise import MARGIN, Confidence, confidence_of, joint_share, repeats_to_settle, time_ratio
-from raypar.analysis.points import energy_source, why_no_energy
-from raypar.analysis.question import Question, collect, last_asked, time_metric_of
+from raypar.analysis.pairwise import MARGIN, Confidence, confidence_of, joint_share, repeats_needed, time_ratio
+from raypar.analysis.points import energy_source, why_energy_unknown
+from raypar.analysis.question import Question, collect, current_results, time_metric_of
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import Start, reported_metrics
 from raypar.errors import RayparError, suggest
@@ -32,7 +32,7 @@ MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
 
 
-class Outcome(StrEnum):
+class Decision(StrEnum):
     CLEAR = "clear"  # faster than every other by more than chance
     TIED = "tied"  # none of those that it can't be told from can be faster by more than MARGIN
     UNCLEAR = "unclear"  # the study can't tell
@@ -61,7 +61,7 @@ class Recommendation:
     Attributes:
         time_metric: what the times are where no target is asked for.
         candidates: all points, in the order of their values.
-        chosen: None for `Outcome.NONE`.
+        chosen: None for `Decision.NONE`.
         runner_up: the one to take otherwise: the fastest of the others; None where there is none.
         lead: time of the runner-up over that of the chosen one; None without one.
         confidence: that the chosen one is faster than every other, or, if it was chosen for its workers, slower than
@@ -69,15 +69,15 @@ class Recommendation:
         rivals: points that can't be told from the leader, without the chosen one.
         settling: None where there is nothing to settle.
         batches: what the batch size does, where a target is asked for.
-        aside: a sentence on trials of other settings; empty where there are none.
+        excluded: a sentence on trials of other settings; empty where there are none.
         energy_source: what the candidates' energies are of; empty: they have none.
     """
 
     question: Question
-    ask: Ask
+    constraints: Constraints
     time_metric: str
     candidates: tuple[Candidate, ...]
-    outcome: Outcome
+    decision: Decision
     chosen: Candidate | None = None
     runner_up: Candidate | None = None
     lead: Estimate | None = None
@@ -85,7 +85,7 @@ class Recommendation:
     rivals: tuple[Candidate, ...] = ()
     settling: Settling | None = None
     batches: tuple[BatchGroup, ...] = ()
-    aside: str = ""
+    excluded: str = ""
     energy_source: str = ""
 
     @property
@@ -94,33 +94,35 @@ class Recommendation:
         return min(_eligible(self.candidates), key=median_s, default=None)
 
 
-def recommend(question: Question, results: Sequence[TrialResult], ask: Ask) -> Recommendation:
+def recommend(question: Question, results: Sequence[TrialResult], constraints: Constraints) -> Recommendation:
     """The point to take.
 
     Raises:
         RayparError: the target's metric is in no report, no point has the values asked for, or a limit is on what no
             point has.
     """
-    parted = last_asked(question, results)
+    parted = current_results(question, results)
     results = parted.results
-    _check_target(results, ask)
+    _check_target(results, constraints)
     time_metric = time_metric_of(results)
     gathered = collect(question, results, time_metric)
-    candidates = candidates_of(question, gathered, ask)
-    _check_limits(candidates, ask)
-    _check_energy(candidates, ask, results)
+    candidates = candidates_of(question, gathered, constraints)
+    _check_limits(candidates, constraints)
+    _check_energy(candidates, constraints, results)
     batches: tuple[BatchGroup, ...] = ()
-    if ask.target is not None:
-        batches = batch_groups([g for g in gathered if is_asked_for(g, ask.only)], ask.target, question.baseline)
+    if constraints.target is not None:
+        batches = batch_groups(
+            [g for g in gathered if has_values(g, constraints.only)], constraints.target, question.baseline
+        )
     return _chosen(
         Recommendation(
             question,
-            ask,
+            constraints,
             time_metric,
             candidates,
-            Outcome.NONE,
+            Decision.NONE,
             batches=batches,
-            aside=parted.sentence(),
+            excluded=parted.sentence(),
             energy_source=energy_source(gathered),
         )
     )
@@ -139,7 +141,7 @@ def _chosen(before: Recommendation) -> Recommendation:
     open_rivals += _doubted(before, chosen)
     found = replace(
         before,
-        outcome=Outcome.UNCLEAR if open_rivals else Outcome.TIED if tied else Outcome.CLEAR,
+        decision=Decision.UNCLEAR if open_rivals else Decision.TIED if tied else Decision.CLEAR,
         chosen=chosen,
         rivals=tuple(tied),
         settling=_settling(chosen, open_rivals) if open_rivals else None,
@@ -189,7 +191,7 @@ def _may_be_much_faster(rival: Candidate, chosen: Candidate) -> bool:
 
 def _settling(chosen: Candidate, rivals: Sequence[Candidate]) -> Settling:
     points = (chosen.point, *(c.point for c in rivals))
-    counts = [repeats_to_settle(c.times, chosen.times) for c in rivals]
+    counts = [repeats_needed(c.times, chosen.times) for c in rivals]
     known = [count for count in counts if count is not None]
     if len(known) < len(counts):
         return Settling(points, MIN_RANKED, spread_is_known=False)
@@ -198,36 +200,38 @@ def _settling(chosen: Candidate, rivals: Sequence[Candidate]) -> Settling:
 
 
 def _eligible(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return [c for c in candidates if not c.why_not]
+    return [c for c in candidates if not c.exclusion]
 
 
-def _check_limits(candidates: Sequence[Candidate], ask: Ask) -> None:
+def _check_limits(candidates: Sequence[Candidate], constraints: Constraints) -> None:
     """Refuses a limit on what no point has."""
     timed = [c for c in candidates if c.time_s is not None]
-    if ask.min_efficiency is not None and timed and all(c.efficiency is None for c in timed):
+    if constraints.min_efficiency is not None and timed and all(c.efficiency is None for c in timed):
         hint = 'compare with something: baseline={"num_workers": 1} in the study\'s file, or leave it out'
-        raise RayparError(f"--min-efficiency {ask.min_efficiency:g}: no point has an efficiency", hint=hint)
-    if ask.max_cost is not None and timed and all(c.cost is None for c in timed):
+        raise RayparError(f"--min-efficiency {constraints.min_efficiency:g}: no point has an efficiency", hint=hint)
+    if constraints.max_cost is not None and timed and all(c.cost is None for c in timed):
         hint = "leave it out, or run the study again: results of now say where they ran"
-        raise RayparError(f"--max-cost {ask.max_cost:g}: no result says on how many nodes it ran", hint=hint)
+        raise RayparError(f"--max-cost {constraints.max_cost:g}: no result says on how many nodes it ran", hint=hint)
 
 
-def _check_energy(candidates: Sequence[Candidate], ask: Ask, results: Sequence[TrialResult]) -> None:
+def _check_energy(candidates: Sequence[Candidate], constraints: Constraints, results: Sequence[TrialResult]) -> None:
     """Refuses a limit on energy where none is known."""
-    if ask.max_energy_j is None:
+    if constraints.max_energy_j is None:
         return
-    asked = f"--max-energy {units.energy(ask.max_energy_j)}"
-    if ask.target is not None and ask.start is not Start.FIRST_STEP:
+    asked = f"--max-energy {units.energy(constraints.max_energy_j)}"
+    if constraints.target is not None and constraints.start is not Start.FIRST_STEP:
         raise RayparError(f"{asked}: energy is known from the first timed step on", hint="leave --start out")
     if any(c.time_s for c in candidates) and not any(c.energy_j for c in candidates):
         hint = "leave it out, or run the study where it can be read"
-        raise RayparError(f"{asked}: {why_no_energy(results)}", hint=hint)
+        raise RayparError(f"{asked}: {why_energy_unknown(results)}", hint=hint)
 
 
-def _check_target(results: Sequence[TrialResult], ask: Ask) -> None:
-    if ask.target is None:
+def _check_target(results: Sequence[TrialResult], constraints: Constraints) -> None:
+    if constraints.target is None:
         return
     known = reported_metrics(results)
-    if ask.target.metric not in known:
-        hint = suggest(ask.target.metric, known) if known else "the trials report nothing: leave --target out"
-        raise RayparError(f"--target {ask.target.metric}=…: no trial reports `{ask.target.metric}`", hint=hint)
+    if constraints.target.metric not in known:
+        hint = suggest(constraints.target.metric, known) if known else "the trials report nothing: leave --target out"
+        raise RayparError(
+            f"--target {constraints.target.metric}=…: no trial reports `{constraints.target.metric}`", hint=hint
+        )

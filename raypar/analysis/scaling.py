@@ -41,7 +41,15 @@ import numpy as np
 from raypar import units
 from raypar.analysis.laws import LAWS, Fit, Floats, Law, Refused, Scaling, better_law, fit_law
 from raypar.analysis.points import ratio_of
-from raypar.analysis.question import PointKey, PointSamples, Question, collect, last_asked, point_key, time_metric_of
+from raypar.analysis.question import (
+    PointKey,
+    PointSamples,
+    Question,
+    collect,
+    current_results,
+    point_key,
+    time_metric_of,
+)
 from raypar.analysis.stats import Estimate, median_estimate, ratio_estimate, reference
 from raypar.errors import Mistake, RayparError
 from raypar.study.space import Value
@@ -357,7 +365,7 @@ class WorkerGroup:
         unit: of the rates.
         baseline: the worker count that speedups are over: the study's, else the smallest that has finished trials.
         speedups: over the baseline, by worker count, from the smallest; 1 for the baseline itself.
-        left_out: worker counts without a finished trial, and what became of theirs.
+        excluded: worker counts without a finished trial, and what became of theirs.
     """
 
     point: Mapping[str, Value]
@@ -366,7 +374,7 @@ class WorkerGroup:
     unit: str
     baseline: int
     speedups: Mapping[int, Estimate]
-    left_out: Mapping[int, str]
+    excluded: Mapping[int, str]
 
     @property
     def label(self) -> str:
@@ -415,7 +423,7 @@ def groups_in(
     question: Question, results: Sequence[TrialResult], baseline: int | None = None
 ) -> tuple[WorkerGroup, ...]:
     """The same from a study's results, in any order; those of other settings are left out."""
-    results = last_asked(question, results).results
+    results = current_results(question, results).results
     return worker_groups(question, collect(question, results, time_metric_of(results)), baseline)
 
 
@@ -444,7 +452,7 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
         unit=SAMPLES_PER_S if counts_samples else TRAININGS_PER_S,
         baseline=base,
         speedups=speedups,
-        left_out={n: _fate(samples) for n, samples in by_count.items() if n not in speedups},
+        excluded={n: _fate(samples) for n, samples in by_count.items() if n not in speedups},
     )
 
 

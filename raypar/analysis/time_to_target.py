@@ -32,7 +32,7 @@ class Start(StrEnum):
     LAUNCH = "launch"
 
 
-class Fate(StrEnum):
+class TargetStatus(StrEnum):
     """What became of a trial, as far as the target goes."""
 
     REACHED = "reached it"
@@ -70,7 +70,7 @@ class TrialToTarget:
     """
 
     repeat: int
-    fate: Fate
+    status: TargetStatus
     time_s: float | None = None
     num_samples: float | None = None
     best: float | None = None
@@ -90,15 +90,15 @@ class PointToTarget:
     trials: tuple[TrialToTarget, ...]
     time_s: Estimate | None
 
-    def num_in(self, fate: Fate) -> int:
+    def num_in(self, status: TargetStatus) -> int:
         """How many trials this became of."""
-        return sum(trial.fate is fate for trial in self.trials)
+        return sum(trial.status is status for trial in self.trials)
 
     @property
     def is_always_reached(self) -> bool:
         """Whether it was reached by every trial that did not fail, and there is one."""
-        fates = {trial.fate for trial in self.trials} - {Fate.FAILED}
-        return fates == {Fate.REACHED}
+        fates = {trial.status for trial in self.trials} - {TargetStatus.FAILED}
+        return fates == {TargetStatus.REACHED}
 
     @property
     def times(self) -> dict[int, float]:
@@ -127,7 +127,7 @@ def time_to_target(samples: PointSamples, target: Target, start: Start = Start.F
     """What the trials of a point say. Of trials that a scheduler stopped, what they had reached by then counts."""
     trials = tuple(trial_to_target(result, target, start) for result in samples.results)
     times = [trial.time_s for trial in trials if trial.time_s is not None]
-    num_missed = sum(trial.fate is Fate.MISSED for trial in trials)
+    num_missed = sum(trial.status is TargetStatus.MISSED for trial in trials)
     return PointToTarget(samples.point, trials, censored_median_estimate(times, num_missed))
 
 
@@ -135,19 +135,19 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
     """What one trial says. A report's ``train_time_s`` is of the steps since the report before."""
     repeat = result.spec.repeat
     if result.state is TrialState.FAILED:
-        return TrialToTarget(repeat, Fate.FAILED)
+        return TrialToTarget(repeat, TargetStatus.FAILED)
     values = [report.get(target.metric) for report in result.reports]
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
-        return TrialToTarget(repeat, Fate.UNKNOWN)
+        return TrialToTarget(repeat, TargetStatus.UNKNOWN)
     best = max(known, key=partial(gain, target.mode))
     at = next((i for i, value in enumerate(values) if target.is_reached_by(value)), None)
     if at is None:
-        return TrialToTarget(repeat, Fate.MISSED, best=best)
+        return TrialToTarget(repeat, TargetStatus.MISSED, best=best)
     time_s = _time_s(result, at, start)
     if time_s is None or time_s <= 0:
-        return TrialToTarget(repeat, Fate.UNKNOWN, best=best)
-    return TrialToTarget(repeat, Fate.REACHED, time_s, _num_samples(result, at), best)
+        return TrialToTarget(repeat, TargetStatus.UNKNOWN, best=best)
+    return TrialToTarget(repeat, TargetStatus.REACHED, time_s, _num_samples(result, at), best)
 
 
 def _time_s(result: TrialResult, at: int, start: Start) -> float | None:

@@ -22,7 +22,7 @@ from raypar.study.space import Value
 from raypar.study.trial import gain, point_label
 
 # What is spent on a training, so that one asks from where on it pays; an optimizer or a learning rate is not.
-MEANS = frozenset(
+RESOURCES = frozenset(
     {
         "num_workers",
         "device",
@@ -44,7 +44,7 @@ MAX_NAMED = 3  # settings of the other hyperparameters that a line tells one by 
 Curve: TypeAlias = Sequence[tuple[float, Estimate]]
 
 
-class Outcome(StrEnum):
+class CrossingKind(StrEnum):
     """In the order in which they are told."""
 
     STARTS = "starts to pay"
@@ -66,7 +66,7 @@ class Crossing:
         why: what keeps it unclear.
     """
 
-    outcome: Outcome
+    kind: CrossingKind
     first: float
     last: float
     between: tuple[float, float] | None = None
@@ -97,14 +97,14 @@ def crossing_of(curve: Curve) -> Crossing:
     clear = [i for i, side in enumerate(sides) if side]
     changes = [(i, j) for i, j in pairwise(clear) if sides[i] != sides[j]]
     if not changes and len(clear) == len(curve):
-        return Crossing(Outcome.ALWAYS if sides[0] > 0 else Outcome.NEVER, first, last)
+        return Crossing(CrossingKind.ALWAYS if sides[0] > 0 else CrossingKind.NEVER, first, last)
     if len(changes) == 1:
         below, above = changes[0]
         # What is not clear by itself, beyond the two, has to lie at least on the side that it should.
         beyond = [*curve[:below], *curve[above + 1 :]]
         wanted = [sides[below]] * below + [sides[above]] * (len(curve) - above - 1)
         if all((s.value - 1) * side > 0 for (_, s), side in zip(beyond, wanted, strict=True)):
-            outcome = Outcome.STARTS if sides[above] > 0 else Outcome.STOPS
+            outcome = CrossingKind.STARTS if sides[above] > 0 else CrossingKind.STOPS
             between = curve[below][0], curve[above][0]
             return Crossing(outcome, first, last, between, _interpolated(curve[below], curve[above]))
     if all(speedup.low is None for _, speedup in curve):
@@ -113,7 +113,7 @@ def crossing_of(curve: Curve) -> Crossing:
         why = "the speedups go up and down"
     else:
         why = f"{len(curve) - len(clear)} of {len(curve)} speedups can't be told from 1×"
-    return Crossing(Outcome.UNCLEAR, first, last, why=why)
+    return Crossing(CrossingKind.UNCLEAR, first, last, why=why)
 
 
 def break_evens(question: Question, points: Sequence[PointAnalysis]) -> tuple[BreakEven, ...]:
@@ -142,20 +142,20 @@ def break_even_lines(question: Question, points: Sequence[PointAnalysis]) -> lis
     """At most `MAX_LINES` sentences; crossings come first.
 
     Each is about one comparison along one hyperparameter, or about all that came out alike, without a crossing.
-    There are none where something else is compared than `MEANS`.
+    There are none where something else is compared than `RESOURCES`.
     """
-    if not MEANS.issuperset(question.compared_keys()):
+    if not RESOURCES.issuperset(question.compared_keys()):
         return []
     comparisons: dict[tuple[str, PointKey], list[BreakEven]] = {}
     for found in break_evens(question, points):
         comparisons.setdefault((found.key, point_key(found.who)), []).append(found)
-    groups: dict[tuple[str, Outcome | PointKey], list[BreakEven]] = {}
+    groups: dict[tuple[str, CrossingKind | PointKey], list[BreakEven]] = {}
     for (key, who), own in comparisons.items():
-        outcomes = {b.crossing.outcome for b in own}
+        outcomes = {b.crossing.kind for b in own}
         alike = outcomes.pop() if len(outcomes) == 1 and own[0].crossing.between is None else who
         groups.setdefault((key, alike), []).extend(own)
-    order = list(Outcome)
-    ranked = sorted(groups.values(), key=lambda group: min(order.index(b.crossing.outcome) for b in group))
+    order = list(CrossingKind)
+    ranked = sorted(groups.values(), key=lambda group: min(order.index(b.crossing.kind) for b in group))
     return [_line(group) for group in ranked[:MAX_LINES]]
 
 
@@ -179,8 +179,8 @@ def _line(group: Sequence[BreakEven]) -> str:
     key = group[0].key
     names = list(dict.fromkeys(_name(b.who) for b in group))
     name, many = _list(names), len(names) > 1 or names[0].endswith("workers")
-    by_outcome = {o: [b for b in group if b.crossing.outcome is o] for o in Outcome}
-    if by_outcome[Outcome.UNCLEAR] == list(group):
+    by_outcome = {o: [b for b in group if b.crossing.kind is o] for o in CrossingKind}
+    if by_outcome[CrossingKind.UNCLEAR] == list(group):
         why = f": {group[0].crossing.why}" if len(group) == 1 else ""
         return f"The study can't tell at which {key} {name} {'start' if many else 'starts'} to pay{_for(group)}{why}."
     parts = []
@@ -195,20 +195,23 @@ def _name(who: Mapping[str, Value]) -> str:
     return units.counted(workers, "worker") if len(who) == 1 and isinstance(workers, int) else point_label(who)
 
 
-def _told(outcome: Outcome, key: str, own: Sequence[BreakEven], *, many: bool, is_only: bool) -> str:
+def _told(outcome: CrossingKind, key: str, own: Sequence[BreakEven], *, many: bool, is_only: bool) -> str:
     num_settings = len({point_key(b.rest) for b in own})
     where = _for(own)
     if is_only and num_settings > MAX_NAMED:
         where = f", whatever {' and '.join(own[0].rest)} ({num_settings} settings)"
     match outcome:
-        case Outcome.STARTS | Outcome.STOPS:
-            does = {Outcome.STARTS: ("starts to pay", "start to pay"), Outcome.STOPS: ("stops paying", "stop paying")}
+        case CrossingKind.STARTS | CrossingKind.STOPS:
+            does = {
+                CrossingKind.STARTS: ("starts to pay", "start to pay"),
+                CrossingKind.STOPS: ("stops paying", "stop paying"),
+            }
             return f"{does[outcome][many]} {_list(_place(b) + _for([b]) for b in own)}"
-        case Outcome.NEVER:
+        case CrossingKind.NEVER:
             return f"never paid up to {key}={units.value_of(min(b.crossing.last for b in own))}{where}"
-        case Outcome.ALWAYS:
+        case CrossingKind.ALWAYS:
             return f"paid from {key}={units.value_of(max(b.crossing.first for b in own))}, the smallest, on{where}"
-        case Outcome.UNCLEAR:
+        case CrossingKind.UNCLEAR:
             return f"can't be told{where}"
 
 

@@ -127,12 +127,12 @@ def predict(
             check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
         set_data_dir(data_dir)
         study = read_study(name, uri_of(tracking_uri), Path.cwd())
-        store, results = study.store, choose_results(study.last_asked.results, wished)
+        store, results = study.store, choose_results(study.current_results.results, wished)
         training = training_of(results, wished, Scaling(scaling) if scaling else None, input_rate)
         config = results[0].spec.config
         layers, source = _layers(store, name, results[0], parameters)
         calibration = calibrate(measured_points(results), layers, variation_of(_with_step_times(store, name, results)))
-        sources = [note for note in (study.last_asked.sentence().rstrip("."), source) if note]
+        sources = [note for note in (study.current_results.sentence().rstrip("."), source) if note]
         link: Network | Topology
         if given is not None:
             link, origin = given, "as given"
@@ -359,7 +359,7 @@ def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> Non
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
     print_groups(stdout(), name, groups)
-    if aside := study.last_asked.sentence():
+    if aside := study.current_results.sentence():
         say(stdout(), aside)
 
 

@@ -80,7 +80,7 @@ def recommend(
 ) -> None:
     """Say which configuration of a study to take, why, how sure that is, and which trials would settle it."""
     with told(debug):
-        from raypar.analysis.candidates import Ask
+        from raypar.analysis.candidates import Constraints
         from raypar.analysis.recommend import recommend as recommended
         from raypar.analysis.time_to_target import Start
         from raypar.execution.stored import read_study
@@ -99,7 +99,7 @@ def recommend(
         question = study.question
         if max_cost is not None and question.price_per_node_hour is None:
             raise RayparError("--max-cost needs a price", hint="add --price 2.5, or price_per_node_hour to the study")
-        ask = Ask(
+        constraints = Constraints(
             target=_target(target, question) if target is not None else None,
             start=Start(start),
             max_time_s=max_time_s,
@@ -109,7 +109,7 @@ def recommend(
             min_metric=min_metric,
             only=only,
         )
-        found = recommended(question, study.results, ask)
+        found = recommended(question, study.results, constraints)
         command, instead = "", ""
         if found.settling is not None and found.settling.num_repeats is not None:
             last = _last_flags(study.store, name)

@@ -98,7 +98,7 @@ def report(
             from raypar.report.html import Origin, html_report, write_html
 
             origin = Origin(study.tags, study.description, study.source)
-            write_html(html, html_report(study.analysis, study.last_asked.results, origin))
+            write_html(html, html_report(study.analysis, study.current_results.results, origin))
             say(stdout(), f"wrote {html}")
             if open_html:
                 typer.launch(html.resolve().as_uri())
@@ -106,7 +106,7 @@ def report(
             from raypar.report.figures import figures_of, write_figures
 
             kinds = [figure_format.value] if figure_format else [kind.value for kind in FigureFormat]
-            written = write_figures(figures_of(study.analysis, study.last_asked.results), figures, kinds)
+            written = write_figures(figures_of(study.analysis, study.current_results.results), figures, kinds)
             names = ", ".join(dict.fromkeys(path.stem for path in written))
             say(stdout(), f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names or 'no figure'}")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raypar.analysis.question import last_asked, question_of
+from raypar.analysis.question import current_results, question_of
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases, absent_cores, cores_text
@@ -98,7 +98,7 @@ def make_plan(
     if mistakes := _impossible(study, specs, cluster):
         raise StudyError(mistakes, where=where)
     if study.is_search:
-        return Plan(study, (), last_asked(question_of(study), tuple(complete.values())).results, (), cluster)
+        return Plan(study, (), current_results(question_of(study), tuple(complete.values())).results, (), cluster)
     mine = {spec.identity for spec in specs}
     return Plan(
         study,

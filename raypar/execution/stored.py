@@ -13,7 +13,7 @@ from raypar.track.store import default_tracking_uri
 if TYPE_CHECKING:
     from raypar.analysis.analyse import StudyAnalysis
     from raypar.analysis.compare import Origin
-    from raypar.analysis.question import LastAsked, Question
+    from raypar.analysis.question import CurrentResults, Question
     from raypar.study.trial import TrialResult
     from raypar.track.store import Store
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class StoredStudy:
         return with_final_test(analyse(self.question, self.results), last_final_test(self.store, self.name))
 
     @cached_property
-    def last_asked(self) -> LastAsked:
+    def current_results(self) -> CurrentResults:
         """The trials of what was asked last, and the others."""
-        from raypar.analysis.question import last_asked
+        from raypar.analysis.question import current_results
 
-        return last_asked(self.question, self.results)
+        return current_results(self.question, self.results)
 
     @property
     def tags(self) -> dict[str, str]:

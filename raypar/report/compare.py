@@ -74,7 +74,7 @@ def gate_lines(comparison: Comparison, allowed_share: float) -> tuple[str, ...]:
 
 def left_out(comparison: Comparison) -> Iterator[str]:
     """The points that are not compared, and why; and the trials."""
-    for name, sentence in zip("AB", comparison.aside, strict=True):
+    for name, sentence in zip("AB", comparison.excluded, strict=True):
         if sentence:
             yield f"{name}: {sentence}"
     for name, points in zip("AB", comparison.only, strict=True):
@@ -89,7 +89,7 @@ def left_out(comparison: Comparison) -> Iterator[str]:
 
 def differences_told(comparison: Comparison) -> Iterator[str]:
     """What differs besides the studies' points, and so may be behind a difference of their times."""
-    means = dict.fromkeys(_changes(p.means) for p in comparison.matched if p.means)
+    means = dict.fromkeys(_changes(p.execution_changes) for p in comparison.matched if p.execution_changes)
     if means:
         yield f"They were run differently (A, B): {_listed(means)}."
     if comparison.origins:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
-from raypar.analysis.question import TRAIN_TIME, Question, last_asked
+from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.report.text import as_utf8
@@ -75,9 +75,9 @@ def rows_of(question: Question, results: Sequence[TrialResult]) -> list[Row]:
     that the study asked for last.
     """
     speedups = pair_speedups(question, results)
-    aside = {result.spec.identity for result in last_asked(question, results).aside}
+    excluded = {result.spec.identity for result in current_results(question, results).excluded}
     rows = [
-        _row(result, speedups.get(result.spec.identity), is_aside=result.spec.identity in aside)
+        _row(result, speedups.get(result.spec.identity), is_aside=result.spec.identity in excluded)
         for result in sorted(results, key=lambda r: (r.started_at, r.spec.order))
     ]
     groups = _in_order(rows)

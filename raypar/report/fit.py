@@ -27,7 +27,7 @@ def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup
         console.print(Text(encodable(title, console.encoding), style="bold", overflow="fold"))
         console.print()
         print_scaling(console, group.analyse(), group.unit)
-        if group.left_out:
+        if group.excluded:
             _paragraph(console, left_out(group))
 
 
@@ -84,7 +84,7 @@ def interval_caveat(analysis: ScalingAnalysis) -> str:
 def left_out(group: WorkerGroup) -> str:
     """Which worker counts have no finished trial, and why."""
     return (
-        "Left out: " + ", ".join(f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.left_out.items()) + "."
+        "Left out: " + ", ".join(f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.excluded.items()) + "."
     )
 
 
@@ -169,7 +169,7 @@ def _peak(peak: Estimate, speedup: Estimate, analysis: ScalingAnalysis) -> str:
 
 def _better(analysis: ScalingAnalysis) -> str:
     fits = [law for law in analysis.laws if isinstance(law, Fit)]
-    errors = ", ".join(f"{fit.law.name} {units.percent(fit.left_out_error, 1)}" for fit in fits)
+    errors = ", ".join(f"{fit.law.name} {units.percent(fit.cv_error, 1)}" for fit in fits)
     if analysis.better is not None:
         return (
             f"{analysis.better.name} fits better: it predicts a left-out worker count best. Off on average: {errors}."

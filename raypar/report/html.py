@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
-from raypar.analysis.candidates import Ask
+from raypar.analysis.candidates import Constraints
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import recommend
@@ -407,7 +407,7 @@ def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]
     """Which configuration to take, or that the study can't tell; empty where nothing is to be chosen from."""
     if not any(p.time_s for p in analysis.points) or len(analysis.points) < 2:
         return []
-    found = recommend(analysis.question, trials, Ask())
+    found = recommend(analysis.question, trials, Constraints())
     lines = [*answer_lines(found), *([settling_line(found.settling)] if found.settling else [])]
     return [f"Looked for: {asked_for(found)}.", *lines]
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypar import units
-from raypar.analysis.progress import SPEEDUP, Kind, SoFar, Timed, best_so_far, kind_of, remaining_s
+from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, TrialTime, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
 from raypar.report.text import encodable
 from raypar.run.runner import (
@@ -74,14 +74,14 @@ def ended_text(result: TrialResult) -> str:
     return "  ".join(parts)
 
 
-def so_far_text(best: SoFar) -> str:
+def interim_text(best: Interim) -> str:
     """``best so far 1.52× at num_workers=2``, and what is to be said against it."""
     if best.quantity == SPEEDUP:
         shown, other = units.ratio(best.estimate.value), "the baseline"
     else:
         shown, other = f"{best.quantity} {units.score(best.quantity, best.estimate.value)}", "the next"
     text = f"best so far {shown} at {point_label(best.point)}"
-    if best.is_told:
+    if best.is_significant:
         return text
     if best.estimate.num_samples == 1:
         return f"{text} (by one trial)"
@@ -131,11 +131,13 @@ class LiveView:
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._starting: dict[Placement, float] = {}
-        self._queued = {spec.identity: kind_of(spec) for spec in queued}
+        self._queued = {spec.identity: trial_kind(spec) for spec in queued}
         self._results = list(done)
         self._question = question
-        self._so_far: SoFar | None = None
-        self._ended: list[Timed] = [(kind_of(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None]
+        self._interim: Interim | None = None
+        self._ended: list[TrialTime] = [
+            (trial_kind(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None
+        ]
         self._num_slots = 1  # trials that were seen running side by side
         self._idle_since_s: float | None = None  # since a trial ended that ran alone
         self._pauses_s: list[float] = []
@@ -191,7 +193,7 @@ class LiveView:
                 self._running[spec.identity].report = report
             case TrialRetried(spec, reason):
                 self._running.pop(spec.identity, None)
-                self._queued[spec.identity] = kind_of(spec)
+                self._queued[spec.identity] = trial_kind(spec)
                 return f"{spec.label}  starting again: {reason}"
             case TrialEnded(result):
                 return self._end(result)
@@ -221,10 +223,10 @@ class LiveView:
         if not failed:
             seen_s = now_s - started.since_s if started else 0.0
             took_s = seen_s if result.wall_s is None else result.wall_s
-            self._ended.append((kind_of(result.spec), took_s))
+            self._ended.append((trial_kind(result.spec), took_s))
             late_s = max(0.0, seen_s - took_s)  # told after it was stored
             if self._question:
-                self._so_far = best_so_far(self._question, self._results)
+                self._interim = interim_best(self._question, self._results)
         if not self._running:
             self._idle_since_s = now_s - late_s
         if self._live and not failed:
@@ -233,8 +235,8 @@ class LiveView:
         parts = [f"[{self._num_done:>{width}}/{self._num_trials}] {ended_text(result)}"]
         if not failed and self._num_done < self._num_trials and (left_s := self.remaining_s()) is not None:
             parts.append(f"{units.seconds(round(left_s))} left")
-        if self._so_far and not failed:
-            parts.append(so_far_text(self._so_far))
+        if self._interim and not failed:
+            parts.append(interim_text(self._interim))
         return "; ".join(parts)
 
     def _say(self, line: str) -> None:
@@ -246,11 +248,11 @@ class LiveView:
         with self._lock:
             now_s = self._clock()
             queued = list(self._queued.values())[: self._num_queued]
-            queued += [Kind()] * (self._num_queued - len(queued))
+            queued += [TrialKind()] * (self._num_queued - len(queued))
             known = {*self._gang_starts_s, *self._starting}
             return remaining_s(
                 queued,
-                [(kind_of(trial.spec), now_s - trial.since_s) for trial in self._running.values()],
+                [(trial_kind(trial.spec), now_s - trial.since_s) for trial in self._running.values()],
                 self._ended,
                 num_slots=self._num_slots,
                 overheads_s=self._pauses_s[1:],  # the first one holds the first use of the store
@@ -265,8 +267,8 @@ class LiveView:
     def _render(self) -> RenderableType:
         with self._lock:
             lines: list[RenderableType] = [self._summary()]
-            if self._so_far:
-                lines.append(self._line(f"  {so_far_text(self._so_far)}"))
+            if self._interim:
+                lines.append(self._line(f"  {interim_text(self._interim)}"))
             now = self._clock()
             for placement, since_s in self._starting.items():
                 lines.append(self._line(f"  starting a gang of {placement}, {units.seconds(round(now - since_s))}"))

@@ -16,9 +16,9 @@ from raypar.analysis.candidates import Candidate, median_s
 from raypar.analysis.pairwise import MARGIN, Confidence
 from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
-from raypar.analysis.recommend import Outcome, Recommendation, Settling
+from raypar.analysis.recommend import Decision, Recommendation, Settling
 from raypar.analysis.stats import Estimate
-from raypar.analysis.time_to_target import Fate, Start, Target
+from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.report.sentences import batch_lines
 from raypar.report.text import encodable, hanging
 from raypar.study.trial import gain, point_label
@@ -32,7 +32,7 @@ def table_of(console: Console, found: Recommendation) -> Table:
     heads = [
         "",
         "point",
-        "reached" if found.ask.target else "n",
+        "reached" if found.constraints.target else "n",
         "time",
         found.question.metric,
         "eff.",
@@ -43,7 +43,7 @@ def table_of(console: Console, found: Recommendation) -> Table:
     shown = [True, True, True, True]
     shown += [
         any(values)
-        for values in zip(*((c.metric, c.efficiency, c.cost, c.energy_j, c.why_not) for c in rows), strict=True)
+        for values in zip(*((c.metric, c.efficiency, c.cost, c.energy_j, c.exclusion) for c in rows), strict=True)
     ]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for head, is_shown in zip(heads, shown, strict=True):
@@ -58,19 +58,19 @@ def table_of(console: Console, found: Recommendation) -> Table:
             )
     for c in rows:
         cells = [cell for cell, is_shown in zip(_cells(found, c), shown, strict=True) if is_shown]
-        style = "bold" if c is found.chosen else "dim" if c.why_not else ""
+        style = "bold" if c is found.chosen else "dim" if c.exclusion else ""
         table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells), style=style)
     return table
 
 
 def ranked(found: Recommendation) -> list[Candidate]:
     """The chosen one first, then the others that may be, by their time, then the rest."""
-    return sorted(found.candidates, key=lambda c: (c is not found.chosen, bool(c.why_not), median_s(c)))
+    return sorted(found.candidates, key=lambda c: (c is not found.chosen, bool(c.exclusion), median_s(c)))
 
 
 def _cells(found: Recommendation, c: Candidate) -> tuple[str, ...]:
     if c.to_target is not None:
-        num = f"{c.to_target.num_in(Fate.REACHED)}/{len(c.to_target.trials)}"
+        num = f"{c.to_target.num_in(TargetStatus.REACHED)}/{len(c.to_target.trials)}"
     else:
         num = str(len(c.times))
     return (
@@ -82,7 +82,7 @@ def _cells(found: Recommendation, c: Candidate) -> tuple[str, ...]:
         units.percent(c.efficiency.value) if c.efficiency else units.MISSING,
         units.number(c.cost.value, 3) if c.cost else units.MISSING,
         units.energy(c.energy_j.value) if c.energy_j else units.MISSING,
-        c.why_not,
+        c.exclusion,
     )
 
 
@@ -136,26 +136,26 @@ def print_recommendation(
 
 
 def _only(found: Recommendation) -> list[str]:
-    return [f"{key}={','.join(map(units.value_of, values))}" for key, values in found.ask.only.items()]
+    return [f"{key}={','.join(map(units.value_of, values))}" for key, values in found.constraints.only.items()]
 
 
 def asked_for(found: Recommendation) -> str:
     """What is looked for: ``the fastest whose accuracy can't be told from the best``."""
-    ask, question = found.ask, found.question
+    constraints, question = found.constraints, found.question
     limits = []
-    if ask.max_time_s is not None:
-        limits.append(f"in {units.seconds(ask.max_time_s)} at most")
-    if ask.max_cost is not None:
-        limits.append(f"for {ask.max_cost:g} at most")
-    if ask.max_energy_j is not None:
-        limits.append(f"with {units.energy(ask.max_energy_j)} at most")
-    if ask.min_efficiency is not None:
-        limits.append(f"with an efficiency of {units.percent(ask.min_efficiency)} or more")
-    if ask.min_metric is not None:
-        limits.append(f"with {_target(Target(question.metric, ask.min_metric, question.mode))} at the end")
+    if constraints.max_time_s is not None:
+        limits.append(f"in {units.seconds(constraints.max_time_s)} at most")
+    if constraints.max_cost is not None:
+        limits.append(f"for {constraints.max_cost:g} at most")
+    if constraints.max_energy_j is not None:
+        limits.append(f"with {units.energy(constraints.max_energy_j)} at most")
+    if constraints.min_efficiency is not None:
+        limits.append(f"with an efficiency of {units.percent(constraints.min_efficiency)} or more")
+    if constraints.min_metric is not None:
+        limits.append(f"with {_target(Target(question.metric, constraints.min_metric, question.mode))} at the end")
     what = "the fastest"
-    if ask.target is not None:
-        what += f" to {_target(ask.target)}"
+    if constraints.target is not None:
+        what += f" to {_target(constraints.target)}"
     elif any(c.metric for c in found.candidates):
         what += f" whose {question.metric} can't be told from the best"
     return ", ".join([what, *limits])
@@ -174,13 +174,13 @@ def answer_lines(found: Recommendation) -> Iterator[str]:
         yield from _nothing(found)
         return
     name = point_label(chosen.point)
-    if found.outcome is Outcome.UNCLEAR:
+    if found.decision is Decision.UNCLEAR:
         yield f"The study can't tell which is the fastest. Best guess: {name}, {_what(found, chosen)}{_why(found)}."
     else:
         yield f"Take {name}: {_what(found, chosen)}{_why(found)}."
     if found.runner_up is None or found.lead is None:
         left = "point" if len(found.candidates) == 1 else "one that does what is asked for"
-        doubt = ", by one trial each" if found.outcome is Outcome.UNCLEAR else ""
+        doubt = ", by one trial each" if found.decision is Decision.UNCLEAR else ""
         yield f"There is no runner-up: it is the only {left}{doubt}."
         return
     lead = units.ratio_interval(found.lead.value, found.lead.low, found.lead.high)
@@ -192,12 +192,12 @@ def _what(found: Recommendation, chosen: Candidate) -> str:
     cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
     cost += f", {units.energy(chosen.energy_j.value)}" if chosen.energy_j else ""
     time = time_told(chosen.time_s)
-    return f"{time} to {_target(found.ask.target)}{cost}" if found.ask.target else f"{time}{cost}"
+    return f"{time} to {_target(found.constraints.target)}{cost}" if found.constraints.target else f"{time}{cost}"
 
 
 def _why(found: Recommendation) -> str:
     if not found.rivals or found.chosen is None:
-        others = sum(not c.why_not for c in found.candidates) - 1
+        others = sum(not c.exclusion for c in found.candidates) - 1
         return f", faster than the {'other one' if others == 1 else f'{others} others'} by more than chance" * (
             others > 0
         )
@@ -210,7 +210,7 @@ def _why(found: Recommendation) -> str:
         reason = "it has no more workers, and the least time of those with as few"
     else:
         reason = "it has the fewest workers of them"
-    if found.outcome is Outcome.TIED:
+    if found.decision is Decision.TIED:
         return f"; it is tied with {tied}, and {reason}"
     return f"; it can't be told from {tied}" + (f", and {reason}" if found.chosen is not found.leader else "")
 
@@ -222,7 +222,7 @@ def _sure(found: Recommendation, confidence: Confidence | None) -> str:
         claim = "it is the fastest"
     else:
         claim = f"it takes at most {units.percent(MARGIN)} longer than the fastest"
-    num_others = sum(not c.why_not for c in found.candidates) - 1
+    num_others = sum(not c.exclusion for c in found.candidates) - 1
     if num_others > 1 and confidence.share <= 1 / (num_others + 1):
         return f"How sure: hardly. That {claim} is little more than a guess among {num_others + 1}."
     # Of several others, Bonferroni's bound.
@@ -235,9 +235,9 @@ def _sure(found: Recommendation, confidence: Confidence | None) -> str:
 
 def _nothing(found: Recommendation) -> Iterator[str]:
     yield "No point does what is asked for."
-    target = found.ask.target
+    target = found.constraints.target
     trials = [t for c in found.candidates if c.to_target for t in c.to_target.trials]
-    if target is not None and any(t.fate is Fate.UNKNOWN and target.is_reached_by(t.best) for t in trials):
+    if target is not None and any(t.status is TargetStatus.UNKNOWN and target.is_reached_by(t.best) for t in trials):
         yield "Some reached the target, but their reports don't say when: leave --target out, or say --min-metric."
     elif target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in found.candidates):
         seen = [(t.best, c) for c in found.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
@@ -273,11 +273,12 @@ def settling_line(settling: Settling) -> str:
 
 def _notes(found: Recommendation) -> Iterator[str]:
     """What to mind, and what the marks mean."""
-    if found.aside:
-        yield found.aside
+    if found.excluded:
+        yield found.excluded
     hidden = ranked(found)[MAX_ROWS:]
     if hidden:
-        yield f"{units.counted(len(hidden), 'more point')} not shown, {sum(bool(c.why_not) for c in hidden)} left out."
+        num_excluded = sum(bool(c.exclusion) for c in hidden)
+        yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} left out."
     priced = any(c.cost for c in found.candidates)
     energies = [c.energy_j for c in found.candidates if c.time_s]
     more = [axis for axis, is_known in (("cost", priced), ("energy", energies and all(energies))) if is_known]
@@ -287,8 +288,8 @@ def _notes(found: Recommendation) -> Iterator[str]:
         f"* on the Pareto front of {', '.join(axes[:-1])} and {axes[-1]}: no other point is at least as good in all of "
         f"them by its median, and better in one{' by more than chance' if is_repeated else ''}."
     )
-    if found.ask.target is not None:
-        yield _STARTS[found.ask.start]
+    if found.constraints.target is not None:
+        yield _STARTS[found.constraints.start]
         yield from _censored(found.candidates)
     elif found.time_metric != TRAIN_TIME:
         yield "Times are of whole trials: raypar can't look into a train loop."
@@ -309,7 +310,9 @@ def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:
     some = [
         point_label(c.point)
         for c in candidates
-        if c.to_target is not None and c.to_target.num_in(Fate.REACHED) and c.to_target.num_in(Fate.MISSED)
+        if c.to_target is not None
+        and c.to_target.num_in(TargetStatus.REACHED)
+        and c.to_target.num_in(TargetStatus.MISSED)
     ]
     if some:
         yield (

@@ -52,7 +52,7 @@ def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[Line]:
         yield 2, _better(fits, analysis)
     if fits and (caveat := interval_caveat(analysis)):
         yield 2, caveat
-    if group.left_out:
+    if group.excluded:
         yield 2, left_out(group)
 
 
@@ -85,7 +85,7 @@ def _peak(fit: Fit, analysis: ScalingAnalysis) -> str:
 
 
 def _better(fits: Sequence[Fit], analysis: ScalingAnalysis) -> str:
-    errors = " and ".join(f"{units.percent(fit.left_out_error, 1)} ({_short(fit.law)})" for fit in fits)
+    errors = " and ".join(f"{units.percent(fit.cv_error, 1)} ({_short(fit.law)})" for fit in fits)
     if analysis.better is None:
         return f"Which law predicts left-out worker counts better can't be told: off by {errors}."
     return f"{analysis.better.name} predicts left-out worker counts better: off by {errors}."
@@ -109,7 +109,7 @@ def _one_fraction(group: WorkerGroup, num_workers: int, fraction: Estimate) -> s
     at = f" at {group.label}" if group.label else ""
     shown = units.percent_interval(fraction.value, fraction.low, fraction.high, 1)
     text = f"Karp–Flatt serial fraction of {units.counted(num_workers, 'worker')}{at}: {shown}."
-    return f"{text} {left_out(group)}" if group.left_out else text
+    return f"{text} {left_out(group)}" if group.excluded else text
 
 
 MAX_GOODPUT_GROUPS = 2
@@ -162,7 +162,7 @@ def effect_lines(analysis: StudyAnalysis) -> tuple[Line, ...]:
     effects = analysis.effects
     if effects is None:
         return ()
-    return (*_main(effects, analysis.metric), *_interactions(effects), *((0, f"{why}.") for why in effects.left_out))
+    return (*_main(effects, analysis.metric), *_interactions(effects), *((0, f"{why}.") for why in effects.omitted))
 
 
 def _main(effects: Effects, metric: str) -> Iterator[Line]:

@@ -13,7 +13,7 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.verdicts import MAX_LINES, Outcome, break_even_lines, break_evens, crossing_of
+from raypar.analysis.verdicts import MAX_LINES, CrossingKind, break_even_lines, break_evens, crossing_of
 from raypar.study.space import Value
 
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
@@ -62,7 +62,7 @@ def test_a_power_law_gives_back_where_it_crosses(
     at = left * (right / left) ** where
     curve = [(float(v), known((v / at) ** power, width=1e-12)) for v in values]
     crossing = crossing_of(curve)
-    assert crossing.outcome is (Outcome.STARTS if power > 0 else Outcome.STOPS)
+    assert crossing.kind is (CrossingKind.STARTS if power > 0 else CrossingKind.STOPS)
     assert crossing.between == (left, right)
     assert crossing.at == pytest.approx(at, rel=1e-6)
 
@@ -78,7 +78,7 @@ def test_a_crossing_lies_between_the_nearest_points_that_are_clear(values: list[
         return
     assert crossing.at is not None and crossing.between[0] < crossing.at < crossing.between[1]
     clear = {v: s.value > 1 for v, s in curve if s.excludes(1.0)}
-    starts = crossing.outcome is Outcome.STARTS
+    starts = crossing.kind is CrossingKind.STARTS
     assert max(v for v, pays in clear.items() if pays is not starts) == crossing.between[0]
     assert min(v for v, pays in clear.items() if pays is starts) == crossing.between[1]
 
@@ -87,8 +87,8 @@ def test_a_crossing_lies_between_the_nearest_points_that_are_clear(values: list[
 def test_where_all_is_clear_and_on_one_side_it_always_or_never_paid(values: list[int], speedups: st.DataObject) -> None:
     slow = [(float(v), known(speedups.draw(st.floats(0.1, 0.9)))) for v in values]
     fast = [(v, known(1 / s.value)) for v, s in slow]
-    assert crossing_of(slow).outcome is Outcome.NEVER
-    assert crossing_of(fast).outcome is Outcome.ALWAYS
+    assert crossing_of(slow).kind is CrossingKind.NEVER
+    assert crossing_of(fast).kind is CrossingKind.ALWAYS
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_where_all_is_clear_and_on_one_side_it_always_or_never_paid(values: list
 )
 def test_what_the_intervals_do_not_show_is_not_said(speedups: list[Estimate], why: str) -> None:
     crossing = crossing_of([(float(2**i), s) for i, s in enumerate(speedups)])
-    assert (crossing.outcome, crossing.why, crossing.at) == (Outcome.UNCLEAR, why, None)
+    assert (crossing.kind, crossing.why, crossing.at) == (CrossingKind.UNCLEAR, why, None)
 
 
 def test_ties_widen_the_bracket_and_one_beyond_it_has_to_fit() -> None:
     curve = [(1.0, tied(0.8)), (2.0, known(0.5)), (4.0, tied(1.1)), (8.0, known(2.0)), (16.0, tied(1.9))]
     crossing = crossing_of(curve)
-    assert (crossing.outcome, crossing.between) == (Outcome.STARTS, (2.0, 8.0))
+    assert (crossing.kind, crossing.between) == (CrossingKind.STARTS, (2.0, 8.0))
     assert crossing.at == pytest.approx(4.0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import CONFIG, make_result
 
-from raypar.analysis.compare import MEANS, Comparison, Difference, Gate, Side, compare, match
+from raypar.analysis.compare import EXECUTION_KEYS, Comparison, Difference, Gate, Side, compare, match
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, Method, difference_estimate, median_estimate
 from raypar.errors import RayparError
@@ -225,8 +225,8 @@ def test_points_that_do_different_work_are_not_compared() -> None:
 
 def test_how_trials_are_run_may_differ_and_is_told() -> None:
     (point,) = compared(trials({"num_workers": 1}, device="cpu"), trials({"num_workers": 1}, device="cuda")).matched
-    assert point.means == {"device": ("cpu", "cuda")}
-    assert "lr" not in MEANS and "epochs" not in MEANS and "precision" not in MEANS
+    assert point.execution_changes == {"device": ("cpu", "cuda")}
+    assert "lr" not in EXECUTION_KEYS and "epochs" not in EXECUTION_KEYS and "precision" not in EXECUTION_KEYS
 
 
 def test_a_hyperparameter_that_only_one_version_knows_keeps_nothing_apart() -> None:

@@ -77,7 +77,7 @@ def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(
 ) -> None:
     by_size, by_workers = dict(zip(SIZES, sizes, strict=True)), dict(zip(WORKERS, workers, strict=True))
     found = effects(made(by_size, by_workers, blocks=tuple(blocks)))
-    assert found.num_blocks == len(blocks) and not found.left_out
+    assert found.num_blocks == len(blocks) and not found.omitted
     for key, factors in (("batch_size", by_size), ("num_workers", by_workers)):
         first, *others = factors
         for value in others:
@@ -167,7 +167,7 @@ def test_a_point_without_its_trials_is_matched_with_none() -> None:
     assert level(found, "num_workers", 8).num_points == 3
     assert level(found, "num_workers", 8).speedup.value == pytest.approx(5.0)
     assert not found.interactions  # all are with the point that is lost
-    assert found.left_out == (
+    assert found.omitted == (
         "Too few points have all their trials to tell whether the speedup depends on batch_size=64, batch_size=128, "
         "batch_size=256",
     )
@@ -181,7 +181,7 @@ def test_a_level_most_of_whose_points_failed_is_left_out_by_name() -> None:
         for r in plain()
     ]
     found = effects(results)
-    assert found.left_out == (
+    assert found.omitted == (
         "Too few points have all their trials to tell the effect of batch_size=512",
         "Too few points have all their trials to tell whether the speedup depends on batch_size=512",
     )
@@ -193,11 +193,11 @@ def test_points_that_are_drawn_or_too_few_are_no_grid() -> None:
     points = tuple({"batch_size": b, "num_workers": w} for b, w in product(SIZES, WORKERS))
     some = [r for r in plain() if r.spec.point in points[::2]]
     few = effects(some, replace(QUESTION, points=points[::2]))
-    assert few.left_out == ("Effects of the hyperparameters are not told: 5 points are too few of a grid of 9",)
+    assert few.omitted == ("Effects of the hyperparameters are not told: 5 points are too few of a grid of 9",)
     drawn = effects(plain(blocks=(1.0,)), replace(QUESTION, num_repeats=1))
-    assert "drawn, not a grid" in drawn.left_out[0] and not drawn.main
+    assert "drawn, not a grid" in drawn.omitted[0] and not drawn.main
     begun = effects(plain(blocks=(1.0,))[:3], replace(QUESTION, points=points))
-    assert "no block has finished trials of 67 % of the points" in begun.left_out[0]
+    assert "no block has finished trials of 67 % of the points" in begun.omitted[0]
 
 
 def test_one_swept_hyperparameter_or_no_time_has_no_effects_to_tell() -> None:

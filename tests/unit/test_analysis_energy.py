@@ -12,7 +12,7 @@ from results import make_result
 from rich.console import Console
 
 from raypar.analysis.analyse import Question, analyse
-from raypar.analysis.candidates import Ask
+from raypar.analysis.candidates import Constraints
 from raypar.analysis.points import energy_source
 from raypar.analysis.question import collect
 from raypar.analysis.recommend import Recommendation, recommend
@@ -47,7 +47,7 @@ def printed(results: list[TrialResult]) -> str:
     """The report and the recommendation."""
     console = Console(file=io.StringIO(), width=160, record=True)
     print_report(analyse(QUESTION, results), console)
-    print_recommendation(console, recommend(QUESTION, results, Ask()))
+    print_recommendation(console, recommend(QUESTION, results, Constraints()))
     return console.export_text()
 
 
@@ -105,16 +105,16 @@ def test_energy_is_an_axis_where_all_points_have_one() -> None:
 
 
 def test_more_energy_for_less_time_is_on_the_front_and_more_of_both_is_not() -> None:
-    assert on_front(recommend(QUESTION, trials({1: 4000.0, 2: 5000.0, 4: 6000.0}), Ask())) == [1, 2, 4]
-    assert on_front(recommend(QUESTION, trials({1: 4000.0, 2: 3000.0, 4: 3500.0}), Ask())) == [2, 4]
+    assert on_front(recommend(QUESTION, trials({1: 4000.0, 2: 5000.0, 4: 6000.0}), Constraints())) == [1, 2, 4]
+    assert on_front(recommend(QUESTION, trials({1: 4000.0, 2: 3000.0, 4: 3500.0}), Constraints())) == [2, 4]
     # Where one point's is unknown, energy is no axis.
-    assert on_front(recommend(QUESTION, trials({1: 4000.0, 2: 5000.0, 4: None}), Ask())) == [4]
+    assert on_front(recommend(QUESTION, trials({1: 4000.0, 2: 5000.0, 4: None}), Constraints())) == [4]
 
 
 def test_a_limit_on_energy_leaves_points_out() -> None:
-    found = recommend(QUESTION, trials({1: 4000.0, 2: 5000.0, 4: 6000.0}), Ask(max_energy_j=5500.0))
+    found = recommend(QUESTION, trials({1: 4000.0, 2: 5000.0, 4: 6000.0}), Constraints(max_energy_j=5500.0))
     assert found.chosen is not None and found.chosen.point == {"num_workers": 2}
-    assert [c.why_not for c in found.candidates] == ["", "", "energy above 5.50 kJ"]
+    assert [c.exclusion for c in found.candidates] == ["", "", "energy above 5.50 kJ"]
 
 
 def test_the_energy_to_a_target_is_that_share_of_the_trainings() -> None:
@@ -127,7 +127,7 @@ def test_the_energy_to_a_target_is_that_share_of_the_trainings() -> None:
         )
         for r in trials({1: 4000.0}, num_repeats=1)
     ]
-    asked = Ask(target=Target("accuracy", 0.95), max_energy_j=3500.0)
+    asked = Constraints(target=Target("accuracy", 0.95), max_energy_j=3500.0)
     (candidate,) = recommend(QUESTION, results, asked).candidates
     assert candidate.energy_j is not None and candidate.energy_j.value == pytest.approx(3000.0)  # three of four epochs
     with pytest.raises(RayparError, match=r"--max-energy 3.50 kJ: energy is known from the first timed step on"):
@@ -147,5 +147,5 @@ def test_the_energy_to_a_target_is_that_share_of_the_trainings() -> None:
 )
 def test_a_limit_on_energy_that_nothing_tells_is_refused_with_the_reason(results: list[TrialResult], told: str) -> None:
     with pytest.raises(RayparError, match=rf"--max-energy 50.0 J: {told}") as error:
-        recommend(QUESTION, results, Ask(max_energy_j=50.0))
+        recommend(QUESTION, results, Constraints(max_energy_j=50.0))
     assert error.value.hint == "leave it out, or run the study where it can be read"

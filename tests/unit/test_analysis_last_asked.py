@@ -10,10 +10,10 @@ import pytest
 
 from raypar import Study, grid
 from raypar.analysis.analyse import analyse, pair_speedups
-from raypar.analysis.candidates import Ask
+from raypar.analysis.candidates import Constraints
 from raypar.analysis.checks import Check
 from raypar.analysis.compare import Side, compare
-from raypar.analysis.question import Question, last_asked, question_from_dict, question_of
+from raypar.analysis.question import Question, current_results, question_from_dict, question_of
 from raypar.analysis.recommend import recommend
 from raypar.analysis.scaling import groups_in
 from raypar.execution.plan import make_plan
@@ -78,9 +78,9 @@ OTHERS: Sequence[tuple[Study, str]] = (
 @pytest.mark.parametrize(("other", "told"), OTHERS, ids=[told for _, told in OTHERS])
 def test_trials_of_other_settings_are_set_aside_and_said_so(other: Study, told: str) -> None:
     own, others = ran(ASKED), ran(other, FAST, started_at=9.0)
-    parted = last_asked(as_stored(question_of(ASKED)), [*own, *others])
+    parted = current_results(as_stored(question_of(ASKED)), [*own, *others])
     assert list(parted.results) == own
-    assert list(parted.aside) == others
+    assert list(parted.excluded) == others
     assert parted.sentence().startswith(f"{len(others)} trials of other settings set aside: ")
     assert told in parted.sentence()
 
@@ -95,19 +95,19 @@ def test_settings_that_follow_from_others_set_nothing_aside() -> None:
     ):
         asked = study(config, space)  # type: ignore[arg-type]
         results = [replace(r, spec=replace(r.spec, config={**r.spec.config})) for r in ran(asked)]
-        assert not last_asked(as_stored(question_of(asked)), results).aside, (config, space)
+        assert not current_results(as_stored(question_of(asked)), results).excluded, (config, space)
 
 
 def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay() -> None:
     results = [*ran(study({"epochs": 3}, {"num_workers": grid(1, 2, 4)}, num_repeats=4))]
-    assert not last_asked(question_of(ASKED), results).aside
+    assert not current_results(question_of(ASKED), results).excluded
 
 
 def test_a_trial_of_a_study_that_swept_more_stands_at_its_point_of_this_one() -> None:
     wider = ran(study({}, {**WORKERS, "epochs": grid(2, 3)}))
-    parted = last_asked(question_of(ASKED), wider)
+    parted = current_results(question_of(ASKED), wider)
     assert {tuple(r.spec.point) for r in parted.results} == {("num_workers",)}
-    assert len(parted.results) == len(parted.aside) == 4
+    assert len(parted.results) == len(parted.excluded) == 4
     assert [p.num_finished for p in analyse(ASKED, wider).points] == [2, 2]
 
 
@@ -120,7 +120,7 @@ def test_a_trial_of_a_study_that_swept_less_stands_at_its_point_of_this_one() ->
 
 def test_an_older_store_that_does_not_say_what_is_fixed_keeps_all() -> None:
     results = [*ran(ASKED), *ran(study({"epochs": 1}))]
-    parted = last_asked(replace(question_of(ASKED), config={}, seed=None, workload=""), results)
+    parted = current_results(replace(question_of(ASKED), config={}, seed=None, workload=""), results)
     assert parted.results == tuple(results)
     assert not parted.sentence()
 
@@ -136,12 +136,12 @@ def test_nothing_that_reads_a_study_mixes_them_in() -> None:
     assert [(w.check, w.detail) for w in both.warnings if w not in alone.warnings] == [(Check.OTHER_SETTINGS, told)]
 
     assert pair_speedups(question, mixed) == pair_speedups(question, own)
-    found = recommend(question, mixed, Ask())
-    assert found.candidates == recommend(question, own, Ask()).candidates and found.aside == told
+    found = recommend(question, mixed, Constraints())
+    assert found.candidates == recommend(question, own, Constraints()).candidates and found.excluded == told
     (group,), (same,) = groups_in(question, mixed), groups_in(question, own)
     assert group.runs == same.runs
     compared = compare(Side(question, tuple(own), {}), Side(question, tuple(mixed), {}))
-    assert compared.aside == ("", told)
+    assert compared.excluded == ("", told)
     assert [p.ratio.value for p in compared.matched if p.ratio] == [1.0, 1.0]
     rows = rows_of(question, mixed)
     assert [row["set_aside"] for row in rows] == [False] * 4 + [True] * 4

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.candidates import Ask
-from raypar.analysis.pairwise import MARGIN, Basis, confidence_of, repeats_to_settle, time_ratio
+from raypar.analysis.candidates import Constraints
+from raypar.analysis.pairwise import MARGIN, Basis, confidence_of, repeats_needed, time_ratio
 from raypar.analysis.question import Question
-from raypar.analysis.recommend import Outcome, Recommendation, recommend
+from raypar.analysis.recommend import Decision, Recommendation, recommend
 from raypar.analysis.time_to_target import Target
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState
@@ -47,8 +47,10 @@ def trials(
     ]
 
 
-def asked(results: Sequence[TrialResult], price_per_node_hour: float | None = None, **ask: Any) -> Recommendation:
-    return recommend(replace(QUESTION, price_per_node_hour=price_per_node_hour), results, Ask(**ask))
+def asked(
+    results: Sequence[TrialResult], price_per_node_hour: float | None = None, **constraints: Any
+) -> Recommendation:
+    return recommend(replace(QUESTION, price_per_node_hour=price_per_node_hour), results, Constraints(**constraints))
 
 
 def chosen(found: Recommendation) -> object:
@@ -56,12 +58,12 @@ def chosen(found: Recommendation) -> object:
 
 
 def why_not(found: Recommendation) -> dict[Any, str]:
-    return {c.point["num_workers"]: c.why_not for c in found.candidates if c.why_not}
+    return {c.point["num_workers"]: c.exclusion for c in found.candidates if c.exclusion}
 
 
 def test_the_fastest_is_chosen_where_it_can_be_told_from_all_others() -> None:
     found = asked(trials({1: 40.0, 2: 22.0, 4: 12.0}))
-    assert (chosen(found), found.outcome) == (4, Outcome.CLEAR)
+    assert (chosen(found), found.decision) == (4, Decision.CLEAR)
     assert found.runner_up is not None and found.runner_up.point == {"num_workers": 2}
     assert found.lead is not None and found.lead.value == pytest.approx(22 / 12, rel=0.02)
     assert found.confidence is not None and found.confidence.share > 0.99
@@ -70,7 +72,7 @@ def test_the_fastest_is_chosen_where_it_can_be_told_from_all_others() -> None:
 
 def test_of_equals_the_one_with_fewer_workers_is_preferred() -> None:
     found = asked(trials({1: 40.0, 2: 12.05, 4: 12.0}, NOISE))
-    assert (chosen(found), found.outcome) == (2, Outcome.TIED)
+    assert (chosen(found), found.decision) == (2, Decision.TIED)
     assert [c.point["num_workers"] for c in found.rivals] == [4]
     assert found.leader is not None and found.leader.point == {"num_workers": 4}
     assert found.confidence is not None and found.confidence.basis is Basis.BOOTSTRAP and found.confidence.share > 0.99
@@ -79,7 +81,7 @@ def test_of_equals_the_one_with_fewer_workers_is_preferred() -> None:
 
 def test_what_noise_hides_is_not_told_and_the_trials_that_would_settle_it_are_named() -> None:
     found = asked(trials({1: 90.0, 2: 13.0, 4: 12.0}, WILD))
-    assert found.outcome is Outcome.UNCLEAR
+    assert found.decision is Decision.UNCLEAR
     assert found.settling is not None and found.settling.spread_is_known
     assert {p["num_workers"] for p in found.settling.points} == {2, 4}
     assert found.settling.num_repeats is None or found.settling.num_repeats > 3
@@ -87,7 +89,7 @@ def test_what_noise_hides_is_not_told_and_the_trials_that_would_settle_it_are_na
 
 def test_one_trial_each_tells_nothing_and_the_fastest_is_the_best_guess() -> None:
     found = asked(trials({1: 40.0, 2: 22.0, 4: 21.0}, (1.0,)))
-    assert (chosen(found), found.outcome, found.confidence) == (4, Outcome.UNCLEAR, None)
+    assert (chosen(found), found.decision, found.confidence) == (4, Decision.UNCLEAR, None)
     assert found.settling is not None
     assert not found.settling.spread_is_known and found.settling.num_repeats == 6
 
@@ -100,7 +102,7 @@ def test_without_a_target_a_worse_metric_is_no_bargain() -> None:
 
 def test_with_one_trial_each_the_metrics_are_compared_as_they_are() -> None:
     found = asked(trials({1: 40.0, 2: 22.0}, (1.0,), accuracies={1: 0.97, 2: 0.5}))
-    assert (chosen(found), found.outcome, found.runner_up) == (1, Outcome.UNCLEAR, None)
+    assert (chosen(found), found.decision, found.runner_up) == (1, Decision.UNCLEAR, None)
     assert found.settling is not None and {p["num_workers"] for p in found.settling.points} == {1, 2}
 
 
@@ -111,7 +113,7 @@ def test_a_metric_that_differs_by_less_than_a_report_shows_is_as_good() -> None:
 
 def test_less_is_better_where_the_study_says_so() -> None:
     losses = trials({1: 40.0, 2: 22.0}, accuracies={1: 0.1, 2: 0.4})
-    found = recommend(replace(QUESTION, mode="min"), losses, Ask())
+    found = recommend(replace(QUESTION, mode="min"), losses, Constraints())
     assert chosen(found) == 1
 
 
@@ -125,11 +127,11 @@ def test_the_target_has_to_be_reached_by_every_trial() -> None:
 
 def test_where_nothing_reaches_the_target_nothing_is_recommended() -> None:
     found = asked(trials({1: 40.0, 2: 22.0}), target=Target("accuracy", 0.999))
-    assert (found.outcome, found.chosen, found.leader) == (Outcome.NONE, None, None)
+    assert (found.decision, found.chosen, found.leader) == (Decision.NONE, None, None)
 
 
 @pytest.mark.parametrize(
-    ("ask", "expected", "reasons"),
+    ("constraints", "expected", "reasons"),
     [
         ({"min_efficiency": 0.7}, 2, {4: "efficiency below 70 %"}),
         ({"max_time_s": 30.0}, 4, {1: "longer than 30.0 s"}),
@@ -137,8 +139,8 @@ def test_where_nothing_reaches_the_target_nothing_is_recommended() -> None:
         ({"min_metric": 0.99}, None, dict.fromkeys((1, 2, 4), "accuracy below 99.0 %")),
     ],
 )
-def test_limits_leave_points_out(ask: dict[str, Any], expected: object, reasons: dict[int, str]) -> None:
-    found = asked(trials({1: 40.0, 2: 22.0, 4: 15.0}) if "max_cost" not in ask else cheap(), **ask)
+def test_limits_leave_points_out(constraints: dict[str, Any], expected: object, reasons: dict[int, str]) -> None:
+    found = asked(trials({1: 40.0, 2: 22.0, 4: 15.0}) if "max_cost" not in constraints else cheap(), **constraints)
     assert chosen(found) == expected
     assert why_not(found) == reasons
 
@@ -177,11 +179,11 @@ def test_a_failed_point_is_told_and_never_chosen() -> None:
     results = [*trials({1: 40.0}), make_result({"num_workers": 2}, 0, state=TrialState.FAILED)]
     found = asked(results)
     assert (chosen(found), why_not(found)) == (1, {2: "failed"})
-    assert found.outcome is Outcome.CLEAR and found.runner_up is None
+    assert found.decision is Decision.CLEAR and found.runner_up is None
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("constraints", "message"),
     [
         ({"target": Target("acuracy", 0.9)}, "no trial reports `acuracy`"),
         ({"max_cost": 9.0, "price_per_node_hour": 1.0}, "--max-cost 9: no result says on how many nodes it ran"),
@@ -189,15 +191,15 @@ def test_a_failed_point_is_told_and_never_chosen() -> None:
         ({"only": {"num_workers": (3,)}}, "--set num_workers=3: no point has it"),
     ],
 )
-def test_what_the_study_does_not_have_is_told(ask: dict[str, Any], message: str) -> None:
+def test_what_the_study_does_not_have_is_told(constraints: dict[str, Any], message: str) -> None:
     with pytest.raises(RayparError) as caught:
-        asked([replace(r, environment={}) for r in trials({1: 40.0, 2: 22.0})], **ask)
+        asked([replace(r, environment={}) for r in trials({1: 40.0, 2: 22.0})], **constraints)
     assert message in caught.value.message and caught.value.hint
 
 
 def test_an_efficiency_needs_a_baseline() -> None:
     with pytest.raises(RayparError, match="no point has an efficiency"):
-        recommend(replace(QUESTION, baseline={}), trials({1: 40.0, 2: 22.0}), Ask(min_efficiency=0.7))
+        recommend(replace(QUESTION, baseline={}), trials({1: 40.0, 2: 22.0}), Constraints(min_efficiency=0.7))
 
 
 def test_values_can_be_fixed_by_any_hyperparameter() -> None:
@@ -231,7 +233,7 @@ def test_a_constant_factor_is_certain_in_pairs(first: dict[int, float], factor: 
 def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread() -> None:
     def pairs(spread: float) -> int:
         times = {r: math.exp(spread * (-1) ** r) for r in range(4)}
-        count = repeats_to_settle(times, dict.fromkeys(times, 1.0))
+        count = repeats_needed(times, dict.fromkeys(times, 1.0))
         assert count is not None
         return count
 
@@ -241,4 +243,4 @@ def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread() -> None
         deviation = spread * math.sqrt(4 / 3)
         assert pairs(spread) == math.ceil((per_spread * deviation) ** 2)
     assert pairs(0.001) == 6
-    assert repeats_to_settle({0: 1.0}, {0: 2.0}) is None
+    assert repeats_needed({0: 1.0}, {0: 2.0}) is None

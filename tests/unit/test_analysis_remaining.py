@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_spec
 
-from raypar.analysis.progress import Kind, kind_of, remaining_s
+from raypar.analysis.progress import TrialKind, remaining_s, trial_kind
 
 ONE, TWO, WIDE = (
-    kind_of(make_spec(p)) for p in ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "lr": 0.3})
+    trial_kind(make_spec(p)) for p in ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "lr": 0.3})
 )
-KINDS = st.sampled_from([ONE, TWO, WIDE, Kind()])
+KINDS = st.sampled_from([ONE, TWO, WIDE, TrialKind()])
 SECONDS = st.floats(0, 1e6)
 TIMED = st.lists(st.tuples(KINDS, SECONDS), max_size=12)
 
@@ -25,8 +25,8 @@ def test_a_trial_takes_as_long_as_its_point_else_as_its_placement_else_as_all() 
     ended = [(ONE, 40.0), (TWO, 10.0), (TWO, 12.0)]
     assert remaining_s([TWO], [], ended) == 11.0
     assert remaining_s([WIDE], [], ended) == 11.0  # two workers as well
-    assert remaining_s([kind_of(make_spec({"num_workers": 4}))], [], ended) == 12.0
-    assert remaining_s([Kind()], [], ended) == 12.0
+    assert remaining_s([trial_kind(make_spec({"num_workers": 4}))], [], ended) == 12.0
+    assert remaining_s([TrialKind()], [], ended) == 12.0
 
 
 def test_a_median_is_not_moved_by_one_slow_trial() -> None:

@@ -142,14 +142,14 @@ def test_a_worker_count_whose_trials_failed_is_left_out_and_named() -> None:
     ]
     group = only(groups_in(Question("s", {"num_workers": 1}, ("num_workers",), points=listed), results))
     assert tuple(group.speedups) == COUNTS
-    assert group.left_out == {16: "failed", 32: "not run yet"}
+    assert group.excluded == {16: "failed", 32: "not run yet"}
 
 
 def test_a_failed_baseline_gives_way_to_the_fewest_workers_that_finished() -> None:
     results = [r for r in trials(by_law(AMDAHL, 0.1)) if r.spec.placement.num_workers > 1]
     results.append(make_result({"num_workers": 1}, 0, state=TrialState.FAILED))
     group = only(groups_in(QUESTION, results))
-    assert (group.baseline, group.left_out) == (2, {1: "failed"})
+    assert (group.baseline, group.excluded) == (2, {1: "failed"})
     assert speedups(group)[2] == 1
 
 

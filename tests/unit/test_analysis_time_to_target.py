@@ -14,10 +14,10 @@ from results import make_result
 from raypar.analysis.question import Question, collect
 from raypar.analysis.stats import Estimate, Method
 from raypar.analysis.time_to_target import (
-    Fate,
     PointToTarget,
     Start,
     Target,
+    TargetStatus,
     mode_of,
     time_to_target,
     trial_to_target,
@@ -56,18 +56,18 @@ def point(*results: TrialResult, target: Target = TARGET) -> PointToTarget:
 
 def test_the_time_is_that_of_the_timed_steps_up_to_the_first_report_that_reaches_the_target() -> None:
     found = trial_to_target(trial([0.5, 0.91, 0.89, 0.95]), TARGET)
-    assert (found.fate, found.time_s, found.num_samples, found.best) == (Fate.REACHED, 4.0, 2000.0, 0.95)
+    assert (found.status, found.time_s, found.num_samples, found.best) == (TargetStatus.REACHED, 4.0, 2000.0, 0.95)
 
 
 def test_from_the_launch_on_start_up_warm_up_and_evaluations_count() -> None:
     result = trial([0.5, 0.91, 0.95])
     assert trial_to_target(result, TARGET, Start.LAUNCH).time_s == 4.0 + 3.0 + 0.25 + 2 * 0.5
-    assert trial_to_target(replace(result, startup_s=None), TARGET, Start.LAUNCH).fate is Fate.UNKNOWN
+    assert trial_to_target(replace(result, startup_s=None), TARGET, Start.LAUNCH).status is TargetStatus.UNKNOWN
 
 
 def test_a_trial_that_never_reaches_it_has_no_time_and_is_counted() -> None:
     found = point(trial([0.5, 0.91]), trial([0.5, 0.6], 1), trial([0.95], 2))
-    assert found.num_in(Fate.REACHED) == 2 and found.num_in(Fate.MISSED) == 1
+    assert found.num_in(TargetStatus.REACHED) == 2 and found.num_in(TargetStatus.MISSED) == 1
     assert not found.is_always_reached
     assert found.times == {0: 4.0, 2: 2.0}
     assert found.time_s is not None and (found.time_s.value, found.time_s.num_samples) == (4.0, 3)
@@ -84,12 +84,12 @@ def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half
 def test_a_trial_that_was_stopped_counts_by_what_it_had_reached() -> None:
     stopped = [trial(accuracies, i, state=TrialState.STOPPED) for i, accuracies in enumerate(([0.92], [0.3]))]
     found = point(*stopped)
-    assert [t.fate for t in found.trials] == [Fate.REACHED, Fate.MISSED]
+    assert [t.status for t in found.trials] == [TargetStatus.REACHED, TargetStatus.MISSED]
 
 
 def test_failed_trials_are_told_as_such_and_spoil_no_others() -> None:
     found = point(trial([0.95]), make_result({"num_workers": 2}, 1, state=TrialState.FAILED))
-    assert found.num_in(Fate.FAILED) == 1 and found.is_always_reached
+    assert found.num_in(TargetStatus.FAILED) == 1 and found.is_always_reached
     assert not point(make_result({"num_workers": 2}, 1, state=TrialState.FAILED)).is_always_reached
 
 
@@ -105,13 +105,13 @@ def test_reports_without_times_leave_only_the_end_of_the_training() -> None:
     """Of the last report the trial's own time is that of all steps; of an earlier one nothing is known."""
     assert trial_to_target(make_result({}, 0, 4.0, 0.97), TARGET).time_s == 4.0
     two = replace(make_result({}, 0, 4.0), reports=({"accuracy": 0.95}, {"accuracy": 0.96}))
-    assert trial_to_target(two, TARGET).fate is Fate.UNKNOWN
+    assert trial_to_target(two, TARGET).status is TargetStatus.UNKNOWN
 
 
 def test_the_times_in_a_train_loops_reports_are_not_taken_for_raypars() -> None:
     loop = replace(trial([0.95]), train_time_s=None)
     found = trial_to_target(loop, TARGET)
-    assert (found.fate, found.time_s, found.best) == (Fate.UNKNOWN, None, 0.95)
+    assert (found.status, found.time_s, found.best) == (TargetStatus.UNKNOWN, None, 0.95)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
@@ -128,4 +128,4 @@ def test_a_higher_target_is_never_reached_earlier(accuracies: list[float], value
     easy, hard = (trial_to_target(trial(accuracies), Target("accuracy", value)) for value in values)
     if hard.time_s is not None:
         assert easy.time_s is not None and easy.time_s <= hard.time_s
-    assert (hard.fate is Fate.REACHED) == (max(accuracies) >= values[1])
+    assert (hard.status is TargetStatus.REACHED) == (max(accuracies) >= values[1])

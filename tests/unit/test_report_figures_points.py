@@ -9,7 +9,7 @@ from figure_parts import made, rows_of
 from results import make_result
 
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.analysis.candidates import Ask
+from raypar.analysis.candidates import Constraints
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
 from raypar.report import figures_points
@@ -38,7 +38,7 @@ def test_the_front_is_that_of_recommend() -> None:
         asked = Question("s", {}, ("num_workers",))
         _, figures = made(trials, asked)
         drawn = {r["point"] for r in rows_of(figures["pareto"]) if r["series"] == figures_points.ON_FRONT}
-        marked = {point_label(c.point) for c in recommend(asked, trials, Ask()).candidates if c.is_on_front}
+        marked = {point_label(c.point) for c in recommend(asked, trials, Constraints()).candidates if c.is_on_front}
         assert drawn == marked >= {"num_workers=2", "num_workers=4"}
         assert ("num_workers=8" in drawn) == (repeats > 1)  # no significant difference from 4
 

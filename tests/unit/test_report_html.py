@@ -17,7 +17,7 @@ from results import make_result
 
 from raypar import units
 from raypar.analysis.analyse import analyse
-from raypar.analysis.candidates import Ask
+from raypar.analysis.candidates import Constraints
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
 from raypar.analysis.stats import Estimate, Method
@@ -216,7 +216,7 @@ def test_drawings_are_brief_in_their_geometry_and_not_in_their_words() -> None:
 def test_the_summary_recommends_a_point_or_says_that_it_can_not_tell(plain: str) -> None:
     page = page_of(plain)
     told = page.texts_by_id["summary"].replace("\N{NO-BREAK SPACE}", " ")
-    found = recommend(question(), results(), Ask())
+    found = recommend(question(), results(), Constraints())
     assert found.chosen is not None
     for line in answer_lines(found):
         assert line in told

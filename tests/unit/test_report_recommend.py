@@ -12,7 +12,7 @@ from results import make_result
 from rich.console import Console
 from test_analysis_recommend import NOISE, QUESTION, WILD, trials
 
-from raypar.analysis.candidates import Ask
+from raypar.analysis.candidates import Constraints
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
 from raypar.analysis.time_to_target import Start, Target
@@ -24,7 +24,7 @@ COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_
 
 def lines(
     results: Sequence[TrialResult],
-    ask: Ask | None = None,
+    ask: Constraints | None = None,
     *,
     to_settle: str = COMMAND,
     is_command: bool = True,
@@ -32,12 +32,12 @@ def lines(
     question: Question = QUESTION,
 ) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    print_recommendation(console, recommend(question, results, ask or Ask()), to_settle, is_command=is_command)
+    print_recommendation(console, recommend(question, results, ask or Constraints()), to_settle, is_command=is_command)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
 
-def text(results: Sequence[TrialResult], ask: Ask | None = None, **more: Any) -> str:
+def text(results: Sequence[TrialResult], ask: Constraints | None = None, **more: Any) -> str:
     return " ".join(" ".join(lines(results, ask, **more)).split())
 
 
@@ -59,7 +59,7 @@ def test_the_choice_its_reason_the_runner_up_and_how_sure_it_is() -> None:
 
 
 def test_the_chosen_point_comes_first_and_is_marked() -> None:
-    rows = table(lines(trials({1: 40.0, 2: 22.0, 4: 12.0}), Ask(min_efficiency=0.88)))
+    rows = table(lines(trials({1: 40.0, 2: 22.0, 4: 12.0}), Constraints(min_efficiency=0.88)))
     assert rows[0].split() == ["point", "n", "time", "accuracy", "eff.", "left", "out", "because"]
     assert rows[1].startswith(">  num_workers=2 ")
     assert rows[2].startswith("   num_workers=1 ")
@@ -112,27 +112,27 @@ def test_more_than_a_hundred_repeats_are_not_asked_for() -> None:
 
 
 def test_where_nothing_reaches_the_target_the_best_value_is_told() -> None:
-    told = text(trials({1: 40.0, 2: 22.0}), Ask(target=Target("accuracy", 0.999)))
+    told = text(trials({1: 40.0, 2: 22.0}), Constraints(target=Target("accuracy", 0.999)))
     assert "No point does what is asked for. The best accuracy of any evaluation was 97.0 %, at num_workers=1" in told
     assert "target not reached" in told and "0/3" in told
 
 
 def test_limits_that_no_point_meets_are_not_blamed_on_the_target() -> None:
-    told = text(trials({1: 40.0, 2: 22.0}), Ask(max_time_s=1.0))
+    told = text(trials({1: 40.0, 2: 22.0}), Constraints(max_time_s=1.0))
     assert "Ask for less: the table says which limit each point misses." in told
     assert told.count("longer than 1.00 s") == 2
 
 
 def test_a_train_loops_target_has_no_time() -> None:
     loops = [replace(r, train_time_s=None) for r in trials({1: 40.0, 2: 22.0})]
-    told = text(loops, Ask(target=Target("accuracy", 0.9)))
+    told = text(loops, Constraints(target=Target("accuracy", 0.9)))
     assert "Some reached the target, but their reports don't say when" in told
 
 
 def test_trials_that_missed_the_target_are_not_passed_over() -> None:
     results = trials({1: 40.0, 2: 22.0})
     results[-1] = replace(results[-1], reports=({"accuracy": 0.2},))
-    told = text(results, Ask(target=Target("accuracy", 0.9)))
+    told = text(results, Constraints(target=Target("accuracy", 0.9)))
     assert "reached by 2 of 3" in told
     assert "Not every trial reached the target at num_workers=2: the others count as longer" in told
     assert "start-up, warm-up and evaluation are not in them" in told
@@ -140,7 +140,7 @@ def test_trials_that_missed_the_target_are_not_passed_over() -> None:
 
 def test_from_the_launch_on_is_said() -> None:
     results = [replace(r, startup_s=1.0, warmup_s=0.5, eval_time_s=0.5) for r in trials({1: 40.0, 2: 22.0})]
-    told = text(results, Ask(target=Target("accuracy", 0.9), start=Start.LAUNCH))
+    told = text(results, Constraints(target=Target("accuracy", 0.9), start=Start.LAUNCH))
     assert "Take num_workers=2: 24.0 s" in told and "start-up, warm-up and evaluations are in them" in told
 
 
@@ -152,7 +152,7 @@ def test_a_batch_size_is_split_into_hardware_and_statistics() -> None:
             parts = {"train_time_s": 1000 / rate, "throughput_samples_per_s": rate}
             reports = tuple({"accuracy": 0.95 if i == epochs - 1 else 0.5, **parts} for i in range(epochs))
             results.append(replace(made, reports=reports))
-    told = text(results, Ask(target=Target("accuracy", 0.9)), question=Question("s", {}, ("batch_size",)))
+    told = text(results, Constraints(target=Target("accuracy", 0.9)), question=Question("s", {}, ("batch_size",)))
     assert "Against batch_size=32: samples/s × progress per sample = speed towards the target." in told
     assert "- batch_size=256: 4.00× [4.00, 4.00] × 0.50× [0.50, 0.50] = 2.00× [2.00, 2.00]" in told
 
@@ -167,7 +167,7 @@ def test_a_price_makes_a_cost() -> None:
 def test_it_fits_the_console_and_loses_no_number(width: int) -> None:
     results = trials({1: 40.0, 2: 22.0, 4: 12.0}, accuracies={1: 0.97, 2: 0.97, 4: 0.9})
     priced = replace(QUESTION, price_per_node_hour=36.0)
-    shown = lines(results, Ask(max_time_s=30.0), width=width, question=priced)
+    shown = lines(results, Constraints(max_time_s=30.0), width=width, question=priced)
     assert max(map(len, shown)) <= width
     assert "\x1b" not in "".join(shown) and "…" not in "".join(shown)
     if width >= 80:
@@ -181,7 +181,7 @@ def test_many_points_are_cut_short_and_counted() -> None:
 
 def test_it_reads_the_same_where_a_console_has_no_signs() -> None:
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=80)
-    print_recommendation(console, recommend(QUESTION, trials({1: 40.0, 2: 22.0}), Ask()))
+    print_recommendation(console, recommend(QUESTION, trials({1: 40.0, 2: 22.0}), Constraints()))
     console.file.flush()
     assert isinstance(console.file, io.TextIOWrapper) and isinstance(console.file.buffer, io.BytesIO)
     assert b"which takes 1.8" in console.file.buffer.getvalue()
