@@ -186,13 +186,13 @@ def final_test(
         return analysis
     mine = [r.spec for r in results.values() if r.state is TrialState.FINISHED and r.spec.point == point.point]
     folders = [(spec, store.model_folder(study.name, spec.identity)) for spec in mine]
-    from raypar.train.evaluate import final_scores
+    from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
 
     kept = [(spec, folder) for spec, folder in folders if folder is not None and (folder / WEIGHTS_FILE).is_file()]
     if not kept:
         return analysis
-    scores = {spec.identity: final_scores(study.workload, spec.config, folder) for spec, folder in kept}
+    scores = {spec.identity: evaluate_test_split(study.workload, spec.config, folder) for spec, folder in kept}
     recorder.record_trial_metrics(
         {identity: {f"test/{key}": value for key, value in own.items()} for identity, own in scores.items()}
     )

@@ -176,9 +176,9 @@ def _unsplittable(study: Study, specs: Sequence[TrialSpec]) -> Iterator[Mistake]
         if (key := json.dumps(own, sort_keys=True, default=str)) in seen:
             continue
         seen.add(key)
-        from raypar.parallel.compatibility import why_not
+        from raypar.parallel.strategy import check_compatible
 
-        if (problem := why_not(study.workload, config)) is not None:
+        if (problem := check_compatible(study.workload, config)) is not None:
             yield Mistake(
                 "strategy", config["strategy"], f"{problem[0]} (workload {study.workload.name})", hint=problem[1]
             )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from raypar.parallel.strategy import Alone, Batch, Pass, Task, same_share_everywhere
+from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, same_share_everywhere
 from raypar.study.workload import Config
 
 Hook: TypeAlias = Callable[[GradBucket], torch.futures.Future[Tensor]]
@@ -19,17 +19,17 @@ Hook: TypeAlias = Callable[[GradBucket], torch.futures.Future[Tensor]]
 UNFUSED_MB = 1 / 2**20
 
 
-class AllReduce(Alone):
+class AllReduce(NoParallelism):
     """torch's DistributedDataParallel (Li et al. 2020, https://arxiv.org/abs/2006.15704)."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.share = same_share_everywhere(task)
-        config, place = task.config, task.place
+        config, context = task.config, task.context
         bucket_mb = config["bucket_mb"]
         self._ddp = nn.parallel.DistributedDataParallel(
             task.model,
-            device_ids=[place.device.index] if place.device.type == "cuda" else None,
+            device_ids=[context.device.index] if context.device.type == "cuda" else None,
             bucket_cap_mb=max(bucket_mb, UNFUSED_MB) if bucket_mb is not None else None,
             gradient_as_bucket_view=True,
             static_graph=config["static_graph"],
@@ -38,14 +38,14 @@ class AllReduce(Alone):
         self._compression = _Compression(config)
         if config["compression"] != "none" or not config["overlap"]:
             hook: Hook = self._compression
-            hook = hook if config["overlap"] else AfterBackward(hook, place.device)
+            hook = hook if config["overlap"] else AfterBackward(hook, context.device)
             self._ddp.register_comm_hook(None, lambda _, bucket: hook(bucket))
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         return do.run_in_parts(self.module, batch, self._num_parts, self._ddp.no_sync)
 
-    def forget(self) -> None:
-        self._compression.forget()
+    def reset_state(self) -> None:
+        self._compression.reset_state()
 
 
 class _Compression:
@@ -53,9 +53,9 @@ class _Compression:
 
     def __init__(self, config: Config) -> None:
         self._name, self._rank = config["compression"], config["powersgd_rank"]
-        self.forget()
+        self.reset_state()
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         """PowerSGD carries its errors and its last factors from step to step."""
         self._state: Any = None
         if self._name == "powersgd":

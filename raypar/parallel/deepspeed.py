@@ -21,25 +21,33 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raypar.parallel.fsdp import agree_on_buffers
-from raypar.parallel.strategy import Alone, Batch, Pass, Task, parts_of, same_share_everywhere
+from raypar.parallel.strategy import (
+    Batch,
+    ForwardBackward,
+    NoParallelism,
+    StepOptimizer,
+    Task,
+    parts_of,
+    same_share_everywhere,
+)
 from raypar.study.workload import Config
 
 
-class DeepSpeed(Alone):
+class DeepSpeed(NoParallelism):
     """DeepSpeed's engine around the model, with raypar's optimizer in it."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.share = same_share_everywhere(task)
-        self._place, self._config = task.place, task.config
+        self._context, self._config = task.context, task.config
         self._stage: int = task.config["zero_stage"]
         # An engine takes its model's parameters apart and keeps weights of its own: a new start takes a new one.
         self._initial = copy.deepcopy(task.model)
         self._complete = task.model
         self._engine: Any = None
-        self.forget()
+        self.reset_state()
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         """Also puts the first weights back: what is written into an engine's module does not reach its own copy."""
         if self._engine is not None:
             self._engine.destroy()
@@ -50,16 +58,16 @@ class DeepSpeed(Alone):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": [p for p in self._model.parameters() if p.requires_grad]}]
 
-    def adopt(self, optimizer: Optimizer) -> Steps:
+    def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
         """Start the engine. It puts flat parts of its own into the optimizer's groups; the lr stays the schedule's."""
-        deepspeed = _package(self._place.device)
+        deepspeed = _package(self._context.device)
         self._engine, *_ = deepspeed.initialize(
-            model=self._model, optimizer=optimizer, config=engine_config(self._config, self._place.world_size)
+            model=self._model, optimizer=optimizer, config=engine_config(self._config, self._context.world_size)
         )
         self.module = self._engine
-        return Steps(self._engine, optimizer, self._note_norm)
+        return EngineOptimizer(self._engine, optimizer, self._note_norm)
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         loss: Tensor | None = None
         for i, (part, share) in enumerate(parts_of(batch, self._num_parts)):
             if i:
@@ -77,11 +85,11 @@ class DeepSpeed(Alone):
         """At stages 1 to 3 the engine clips in its step: the norm is in the tensor after it."""
         if not self._stage:
             return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
-        self._norm = torch.zeros((), device=self._place.device)
+        self._norm = torch.zeros((), device=self._context.device)
         return self._norm
 
     @torch.no_grad()
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         for own, full in zip(self._model.parameters(), self._complete.parameters(), strict=True):
             with self._gathered(own):  # one at a time: together they would be one more whole model
                 full.copy_(own)
@@ -97,14 +105,14 @@ class DeepSpeed(Alone):
     def _gathered(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[object]:
         if self._stage < 3 or self._engine is None:
             return contextlib.nullcontext()
-        gathered: contextlib.AbstractContextManager[object] = _package(self._place.device).zero.GatheredParameters(
+        gathered: contextlib.AbstractContextManager[object] = _package(self._context.device).zero.GatheredParameters(
             [parameter]
         )
         return gathered
 
 
-class Steps:
-    """What a step needs of an optimizer, done by the engine."""
+class EngineOptimizer:
+    """`StepOptimizer` whose step the engine does."""
 
     def __init__(self, engine: Any, optimizer: Optimizer, after: Callable[[], None]) -> None:
         self._engine, self._after = engine, after

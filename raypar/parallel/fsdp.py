@@ -17,17 +17,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from raypar.parallel.strategy import Alone, Batch, Pass, Task, clip, same_share_everywhere
+from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, clip, same_share_everywhere
 
 
-class FullyShard(Alone):
+class FullyShard(NoParallelism):
     """torch's ``fully_shard``, around every unit of the model and around what is left of it."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.share = same_share_everywhere(task)
         self._complete = copy.deepcopy(task.model)
-        mesh = init_device_mesh(task.place.device.type, (task.place.world_size,))
+        mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
         reshard = task.config["fsdp_reshard"]
         for unit in units_of(task.model):
             fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
@@ -35,13 +35,13 @@ class FullyShard(Alone):
         assert isinstance(sharded, FSDPModule)
         self._sharded = sharded
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         return do.run_in_parts(self.module, batch, self._num_parts, self._no_sync)
 
     def clip(self, max_norm: float) -> Tensor:
         return clip(list(self._model.parameters()), max_norm)
 
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         gather(self._model, self._complete)
         agree_on_buffers(self._complete)
         return self._complete

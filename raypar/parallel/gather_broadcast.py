@@ -12,36 +12,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from raypar.parallel.strategy import Alone, Task, same_share_everywhere
+from raypar.parallel.strategy import NoParallelism, Task, same_share_everywhere
 
 MASTER = 0
 
 
-class GatherBroadcast(Alone):
+class GatherBroadcast(NoParallelism):
     """Gather, step at the master, broadcast."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.share = same_share_everywhere(task)
-        self.steps_here = task.place.rank == MASTER
-        self._world_size = task.place.world_size
+        self.runs_optimizer = task.context.rank == MASTER
+        self._world_size = task.context.world_size
         self._trained = [p for p in task.model.parameters() if p.requires_grad]
         # What a step changes beside the weights, say batch norm's running means: the master's count.
         self._buffers = list(task.model.buffers())
 
-    def combine(self) -> None:
+    def sync_gradients(self) -> None:
         for p in self._trained:
             if p.grad is None:  # took no part in this batch; every rank has to send as much as the others
                 p.grad = torch.zeros_like(p)
         flat = torch.cat([p.grad.reshape(-1) for p in self._trained if p.grad is not None])
-        if not self.steps_here:
+        if not self.runs_optimizer:
             dist.gather(flat, dst=MASTER)
             return
         parts = [torch.empty_like(flat) for _ in range(self._world_size)]
         dist.gather(flat, parts, dst=MASTER)
         _write_gradients(torch.stack(parts).mean(0), self._trained)
 
-    def spread(self) -> None:
+    def sync_weights(self) -> None:
         with torch.no_grad():
             flat = parameters_to_vector(self._trained)
             dist.broadcast(flat, src=MASTER)

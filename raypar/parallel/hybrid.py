@@ -18,21 +18,21 @@ from torch.distributed.tensor import DTensor
 
 from raypar.parallel.fsdp import agree_on_buffers, gather
 from raypar.parallel.pipeline import Stages
-from raypar.parallel.strategy import Alone, Batch, Pass, Task, by_layout, clip
+from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, by_layout, clip
 from raypar.parallel.tensor import plan_of, split_layers
 from raypar.study.workload import Config
 
 DEFAULT_BUCKET_MB = 25.0  # as DDP has it
 
 
-class Hybrid(Alone):
+class Hybrid(NoParallelism):
     """``num_workers = data x pipeline_size x tensor_size``; the data dimension is what is left."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         config = task.config
         sizes = mesh_of(config)
-        mesh = init_device_mesh(task.place.device.type, sizes, mesh_dim_names=("data", "pipeline", "tensor"))
+        mesh = init_device_mesh(task.context.device.type, sizes, mesh_dim_names=("data", "pipeline", "tensor"))
         self._data, self._pipeline = mesh.get_group("data"), mesh.get_group("pipeline")
         self._num_replicas, num_stages, num_splits = sizes
         self.share = mesh.get_local_rank("data"), self._num_replicas
@@ -43,20 +43,20 @@ class Hybrid(Alone):
             own = self._stages.own_names
             plan = {k: v for k, v in plan.items() if any(k == name or k.startswith(f"{name}.") for name in own)}
         split_layers(task.model, plan, mesh["tensor"])
-        self.counts_here = mesh.get_local_rank("tensor") == 0
+        self.counts_samples = mesh.get_local_rank("tensor") == 0
         if self._stages is not None:
-            self.knows_shapes = True
-            self.counts_here = self.counts_here and self._stages.is_last
+            self.depends_on_shape = True
+            self.counts_samples = self.counts_samples and self._stages.is_last
             self.module = nn.ModuleList(self._stages.modules.values())
         bucket_mb = config["bucket_mb"]
         self._bucket_bytes = int((DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb) * 2**20)
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         if self._stages is not None:
             return self._stages.forward_backward(batch, do)
         return super().forward_backward(batch, do)
 
-    def combine(self) -> None:
+    def sync_gradients(self) -> None:
         if self._num_replicas > 1:
             _take_mean(list(self.module.parameters()), self._data, self._bucket_bytes)
 
@@ -66,7 +66,7 @@ class Hybrid(Alone):
     def clip(self, max_norm: float) -> Tensor:
         return clip(list(self.module.parameters()), max_norm, self._pipeline if self._stages is not None else None)
 
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         gather(self._model, self._complete)
         if self._stages is not None:
             self._stages.fill(self._complete)

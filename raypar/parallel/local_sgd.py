@@ -17,10 +17,10 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from raypar.parallel.fsdp import agree_on_buffers
-from raypar.parallel.strategy import Alone, Batch, Pass, Task, same_share_everywhere
+from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, same_share_everywhere
 
 
-class LocalSgd(Alone):
+class LocalSgd(NoParallelism):
     """Averaging every ``config["sync_every"]`` steps, by torch's own averager."""
 
     def __init__(self, task: Task) -> None:
@@ -28,16 +28,16 @@ class LocalSgd(Alone):
         self.share = same_share_everywhere(task)
         self._period = task.config["sync_every"]
         self._average = copy.deepcopy(task.model)
-        self.forget()
+        self.reset_state()
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         # A rank's own mean, not its part of the global one; without a sample of its own it stays where it is.
         return super().forward_backward(batch._replace(weight=float(batch.num_samples > 0)), do)
 
-    def spread(self) -> None:
+    def sync_weights(self) -> None:
         self._averager.average_parameters(iter(self._model.parameters()))
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         self._averager = PeriodicModelAverager(self._period)
         self._averager.step = 1  # torch's averages after steps 0, k, 2k, …; here it is after k, 2k, …
 
@@ -47,7 +47,7 @@ class LocalSgd(Alone):
     def load(self, state: Mapping[str, Any]) -> None:
         self._averager.step = state["step"]
 
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         """The average of the ranks' weights; they go on with their own. Of buffers, the first rank's."""
         self._average.load_state_dict(self._model.state_dict())
         assert dist.group.WORLD is not None

@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.utils.flop_counter import FlopCounterMode
 
 from raypar.parallel.fsdp import gather
-from raypar.parallel.strategy import Alone, Batch, Pass, Task, clip
+from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, clip
 from raypar.study.workload import Config, Workload
 
 NUM_TIMED = 3
@@ -43,7 +43,7 @@ def names_of(model: nn.Module, layers: Sequence[nn.Module]) -> list[str]:
     return [known.get(id(layer), "") for layer in layers]
 
 
-def cut(
+def partition(
     model: nn.Module, layers: Sequence[nn.Module], sample: Tensor, num_stages: int, how: str | tuple[str, ...]
 ) -> list[range]:
     """Which layers each stage has.
@@ -146,13 +146,13 @@ class Stages:
     def __init__(self, task: Task, group: dist.ProcessGroup) -> None:
         config = task.config
         self._rank, self._size, self._group = dist.get_rank(group), dist.get_world_size(group), group
-        self._device = task.place.device
+        self._device = task.context.device
         self._schedule_name: str = config["pipeline_schedule"]
         self._num_microbatches: int = config["num_microbatches"]
         num_stages = num_stages_of(config, self._size)
         layers = layers_of(task.workload, task.model)
         assert layers is not None, "planning refuses models that don't split"
-        self._ranges = cut(task.model, layers, task.sample, num_stages, config["pipeline_split"])
+        self._ranges = partition(task.model, layers, task.sample, num_stages, config["pipeline_split"])
         self.modules = {
             stage: nn.Sequential(*(layers[i] for i in self._ranges[stage]))
             for stage in range(self._rank, num_stages, self._size)
@@ -160,7 +160,7 @@ class Stages:
         self.is_last = num_stages - 1 in self.modules
         self._names = names_of(task.model, layers)
         self._schedules: dict[int, tuple[int, Any]] = {}
-        self._do: Pass | None = None
+        self._do: ForwardBackward | None = None
         self._weight = 1.0
         self._losses: list[Tensor] = []
 
@@ -169,7 +169,7 @@ class Stages:
         """What this rank's layers are called in the model."""
         return [self._names[i] for stage in self.modules for i in self._ranges[stage]]
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         self._do, self._weight = do, batch.weight
         self._losses.clear()
         num_microbatches, schedule = self._schedule(len(batch.targets))
@@ -216,10 +216,10 @@ class Stages:
         return self._do.scaled(loss * self._weight)
 
 
-class Pipeline(Alone):
+class Pipeline(NoParallelism):
     """torch's pipeline stages and schedules over all ranks; every rank loads the whole batch."""
 
-    knows_shapes = True
+    depends_on_shape = True
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -228,9 +228,9 @@ class Pipeline(Alone):
         self._group = dist.group.WORLD
         self._stages = Stages(task, self._group)
         self.module = nn.ModuleList(self._stages.modules.values())
-        self.counts_here = self._stages.is_last
+        self.counts_samples = self._stages.is_last
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         return self._stages.forward_backward(batch, do)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -239,7 +239,7 @@ class Pipeline(Alone):
     def clip(self, max_norm: float) -> Tensor:
         return clip(list(self.module.parameters()), max_norm, self._group)
 
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         gather(self._model, self._complete)
         self._stages.fill(self._complete)
         return self._complete
@@ -260,8 +260,8 @@ def micro_batches_for(batch_size: int, wanted: int, num_ranks: int) -> int:
     )
 
 
-def why_not(workload: Workload, model: nn.Module, config: Config, num_ranks: int) -> tuple[str, str] | None:
-    """What keeps a model from being cut into stages, and the way out."""
+def check_compatible(workload: Workload, model: nn.Module, config: Config, num_ranks: int) -> tuple[str, str] | None:
+    """Return why a model can't be cut into stages, and the fix; None if it can."""
     layers = layers_of(workload, model)
     if layers is None:
         hint = "give the Workload layers=, or a model that is an nn.Sequential"

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -15,11 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from raypar.study.options import pipeline_size, tensor_size
 from raypar.study.workload import Config, Workload
 
 
 @dataclass(frozen=True)
-class Place:
+class DistContext:
     """This rank's place in its trial's process group (there is none for one rank)."""
 
     rank: int
@@ -72,7 +74,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardBackward:
     """How a loss comes from a batch, and gradients from a loss.
 
     Attributes:
@@ -176,11 +178,11 @@ class Task:
     config: Config
     model: nn.Module
     sample: Tensor
-    place: Place
+    context: DistContext
 
 
-class Steps(Protocol):
-    """What a step needs of an optimizer."""
+class StepOptimizer(Protocol):
+    """The part of an optimizer that a training step uses."""
 
     param_groups: list[dict[str, Any]]
 
@@ -190,31 +192,34 @@ class Steps(Protocol):
 
 
 class Strategy(Protocol):
-    """One step is: `forward_backward` on this rank's share, `combine`, the optimizer where `steps_here`, `spread`.
+    """The parallel part of a step.
+
+    A step is `forward_backward` on this rank's share, `sync_gradients`, the optimizer where `runs_optimizer` is set,
+    `sync_weights`.
 
     Attributes:
         module: what this rank computes with; may be exchanged for its compiled form.
         share: which share of every global batch this rank works on, and how many there are.
-        counts_here: whether this rank's samples and losses count: one rank of those with the same share.
-        steps_here: whether this rank runs the optimizer.
-        knows_shapes: a batch of another size costs something once, and is to be shown in the warm-up.
+        counts_samples: whether this rank's samples and losses count: one rank of those with the same share.
+        runs_optimizer: whether this rank runs the optimizer.
+        depends_on_shape: a batch of another size costs something once, and is to be shown in the warm-up.
     """
 
     module: nn.Module
     share: tuple[int, int]
-    counts_here: bool
-    steps_here: bool
-    knows_shapes: bool
+    counts_samples: bool
+    runs_optimizer: bool
+    depends_on_shape: bool
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
-        """Gradients of the weighted loss are where `combine` expects them; returns this rank's mean loss."""
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
+        """Gradients of the weighted loss are where `sync_gradients` expects them; returns this rank's mean loss."""
         ...
 
-    def combine(self) -> None:
+    def sync_gradients(self) -> None:
         """The mean gradients are where the optimizer runs."""
         ...
 
-    def spread(self) -> None:
+    def sync_weights(self) -> None:
         """After the optimizer: every rank has its weights."""
         ...
 
@@ -222,7 +227,7 @@ class Strategy(Protocol):
         """What this rank's optimizer updates, as torch's optimizers take it."""
         ...
 
-    def adopt(self, optimizer: Optimizer) -> Steps:
+    def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
         """Take the optimizer of these groups into service; what is returned is used in its place."""
         ...
 
@@ -234,55 +239,55 @@ class Strategy(Protocol):
         """
         ...
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         """Drop what former steps left behind, other than weights: the training starts anew."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What `forget` drops, for a checkpoint."""
+        """What `reset_state` drops, for a checkpoint."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
         ...
 
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         """The complete model with the weights as they are, on every rank; not to be trained. All ranks call it."""
         ...
 
 
-class Alone:
+class NoParallelism:
     """One rank: nothing to agree on. What strategies have in common is theirs from here."""
 
     share = (0, 1)
-    counts_here = True
-    steps_here = True
-    knows_shapes = False
+    counts_samples = True
+    runs_optimizer = True
+    depends_on_shape = False
 
     def __init__(self, task: Task) -> None:
         self.module = task.model
         self._model = task.model
         self._num_parts: int = task.config["accumulation_steps"]
 
-    def forward_backward(self, batch: Batch, do: Pass) -> Tensor:
+    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         return do.run_in_parts(self.module, batch, self._num_parts)
 
-    def combine(self) -> None:
+    def sync_gradients(self) -> None:
         pass
 
-    def spread(self) -> None:
+    def sync_weights(self) -> None:
         pass
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": list(self._model.parameters())}]
 
-    def adopt(self, optimizer: Optimizer) -> Steps:
+    def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
         return optimizer
 
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         pass
 
     def state(self) -> dict[str, Any]:
@@ -291,7 +296,7 @@ class Alone:
     def load(self, state: Mapping[str, Any]) -> None:
         pass
 
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         return self._model
 
 
@@ -310,11 +315,43 @@ _STRATEGIES = {
 
 def build_strategy(task: Task) -> Strategy:
     """The strategy that the config names."""
-    if task.place.world_size == 1:
-        return Alone(task)
+    if task.context.world_size == 1:
+        return NoParallelism(task)
     module, name = _STRATEGIES[task.config["strategy"]].split(".")
     built: Strategy = getattr(import_module(f"raypar.parallel.{module}"), name)(task)
     return built
+
+
+def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
+    """Return why a workload can't be trained by the strategy of a config, and the fix; None if it can.
+
+    Called before anything is started. The model is built, on torch's meta device where that is possible, only for
+    strategies that split it.
+    """
+    if config["num_workers"] == 1:
+        return None
+    if config["strategy"] == "deepspeed" and find_spec("deepspeed") is None:
+        hint = "pip install 'raypar[deepspeed]' on every machine that runs workers"
+        return "needs the package deepspeed, which is not installed", hint
+    stages, splits = pipeline_size(config), tensor_size(config)
+    if stages == splits == 1:
+        return None
+    from raypar.parallel import pipeline, tensor
+
+    model = _model_without_numbers(workload, config)
+    if stages > 1 and (problem := pipeline.check_compatible(workload, model, config, stages)) is not None:
+        return problem
+    return tensor.check_compatible(workload, model, splits) if splits > 1 else None
+
+
+def _model_without_numbers(workload: Workload, config: Config) -> nn.Module:
+    """Build the model on the meta device, where a large one takes no memory."""
+    assert workload.model is not None
+    try:
+        with torch.device("meta"):
+            return workload.model(config)
+    except (RuntimeError, NotImplementedError, TypeError):  # it looks at numbers when it is built
+        return workload.model(config)
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:
@@ -331,7 +368,7 @@ def restore(module: nn.Module, state: dict[str, Tensor]) -> None:
 
 def same_share_everywhere(task: Task) -> tuple[int, int]:
     """Data parallelism: as many shares as ranks."""
-    return task.place.rank, task.place.world_size
+    return task.context.rank, task.context.world_size
 
 
 def by_layout(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from raypar.parallel.fsdp import gather
-from raypar.parallel.strategy import Alone, Task, by_layout, clip
+from raypar.parallel.strategy import NoParallelism, Task, by_layout, clip
 from raypar.study.workload import Workload
 
 STYLES: Mapping[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
@@ -30,14 +30,14 @@ ELEMENTWISE = (
 )
 
 
-class TensorParallel(Alone):
+class TensorParallel(NoParallelism):
     """torch's ``parallelize_module`` over all ranks; every rank takes the whole batch."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.counts_here = task.place.rank == 0
+        self.counts_samples = task.context.rank == 0
         self._complete = copy.deepcopy(task.model)
-        mesh = init_device_mesh(task.place.device.type, (task.place.world_size,))
+        mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
         split_layers(task.model, plan_of(task.workload, task.model), mesh)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ class TensorParallel(Alone):
     def clip(self, max_norm: float) -> Tensor:
         return clip(list(self._model.parameters()), max_norm)
 
-    def whole(self) -> nn.Module:
+    def full_model(self) -> nn.Module:
         gather(self._model, self._complete)
         return self._complete
 
@@ -70,8 +70,8 @@ def split_layers(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
     parallelize_module(model, mesh, styles)
 
 
-def why_not(workload: Workload, model: nn.Module, num_ranks: int) -> tuple[str, str] | None:
-    """What keeps a model's layers from being split among so many ranks, and the way out."""
+def check_compatible(workload: Workload, model: nn.Module, num_ranks: int) -> tuple[str, str] | None:
+    """Return why a model's layers can't be split among `num_ranks` ranks, and the fix; None if they can."""
     plan = plan_of(workload, model)
     if not plan:
         hint = "give the Workload tensor_plan=, or a model with nn.Linear layers in an nn.Sequential"

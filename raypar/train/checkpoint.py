@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from raypar.fsync import sync_folder
-from raypar.parallel.strategy import Place
+from raypar.parallel.strategy import DistContext
 
 _SPLIT = "split"  # marks this rank's part of a tensor that is split among ranks
 
@@ -35,8 +35,8 @@ class Checkpoints:
         why_not: why a checkpoint that some rank has was not used; empty where there was none, or it was.
     """
 
-    def __init__(self, folder: Path | None, place: Place) -> None:
-        self._folder, self._place = folder, place
+    def __init__(self, folder: Path | None, context: DistContext) -> None:
+        self._folder, self._context = folder, context
         self.time_s = 0.0
         self.why_not = ""
 
@@ -45,9 +45,9 @@ class Checkpoints:
         if self._folder is None:
             return None
         own = self._steps()
-        common, most = (int(n) for n in self._place.max([-max(own, default=0), max(own, default=0)]))
+        common, most = (int(n) for n in self._context.max([-max(own, default=0), max(own, default=0)]))
         state = self._read(-common) if common else None
-        num_without = round(self._place.max([float(state is None)])[0])
+        num_without = round(self._context.max([float(state is None)])[0])
         if not num_without:
             return state
         if most:
@@ -68,7 +68,7 @@ class Checkpoints:
             os.fsync(file.fileno())
         unfinished.replace(path)
         sync_folder(self._folder)
-        self._place.barrier()
+        self._context.barrier()
         for older in self._steps():
             if older != step:
                 self._path(older).unlink(missing_ok=True)
@@ -78,18 +78,18 @@ class Checkpoints:
         """The trial is over on every rank."""
         if self._folder is None:
             return
-        self._place.barrier()
-        for path in self._folder.glob(f"rank{self._place.rank}-*"):
+        self._context.barrier()
+        for path in self._folder.glob(f"rank{self._context.rank}-*"):
             path.unlink(missing_ok=True)
 
     def _path(self, step: int) -> Path:
         assert self._folder is not None
-        return self._folder / f"rank{self._place.rank}-step{step}.pt"
+        return self._folder / f"rank{self._context.rank}-step{step}.pt"
 
     def _steps(self) -> list[int]:
         """After how many steps this rank has saved states."""
         assert self._folder is not None
-        names = [path.stem for path in self._folder.glob(f"rank{self._place.rank}-step*.pt")]
+        names = [path.stem for path in self._folder.glob(f"rank{self._context.rank}-step*.pt")]
         return [int(name.rpartition("step")[2]) for name in names]
 
     def _read(self, step: int) -> dict[str, Any] | None:

@@ -98,7 +98,7 @@ class Gpu:
 
 
 @dataclass
-class EnergyWatch:
+class EnergyMonitor:
     """Sums up, over the timed regions, the energy of this machine's packages and of the rank's GPU.
 
     Two reads a region, at its start and end.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from raypar.parallel.strategy import Place
+from raypar.parallel.strategy import DistContext
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
@@ -30,15 +30,17 @@ class Evaluation:
         num_steps: batches that this rank evaluates.
     """
 
-    def __init__(self, workload: Workload, data: Data, config: Config, numerics: Numerics, place: Place) -> None:
+    def __init__(
+        self, workload: Workload, data: Data, config: Config, numerics: Numerics, context: DistContext
+    ) -> None:
         self._loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
         self._metrics = metrics_of(workload)
-        self._numerics, self._place, self._transform = numerics, place, data.transform
+        self._numerics, self._context, self._transform = numerics, context, data.transform
         batch_size = config["eval_batch_size"]
         whole = data.val if data.val is not None else data.val_dataset
         assert whole is not None, "a workload's data has val or val_dataset"
         self.size = len(whole)  # type: ignore[arg-type]
-        begin, end = (part * self.size // place.world_size for part in (place.rank, place.rank + 1))
+        begin, end = (part * self.size // context.world_size for part in (context.rank, context.rank + 1))
         # A rank without a sample of its own takes one that doesn't count: it has to know the shapes.
         self._counts = end > begin
         self._mine = range(begin, max(end, begin + 1))
@@ -72,7 +74,7 @@ class Evaluation:
                 sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
         found = {}
         for name, own in sums.items():
-            total = self._place.sum(own.cpu() if self._counts else torch.zeros_like(own, device="cpu"))
+            total = self._context.sum(own.cpu() if self._counts else torch.zeros_like(own, device="cpu"))
             whole = self._metrics.get(name)
             found[name] = whole.finish(total) if isinstance(whole, Statistic) else float(total) / self.size
         return found
@@ -92,7 +94,7 @@ class Evaluation:
             yield self._numerics.cast(x.to(self._numerics.device)), y.to(self._numerics.device)
 
 
-def final_scores(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
+def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
     """``loss`` and every metric of a kept model on ``Data.test``, in this process and on the CPU.
 
     Raises:
@@ -104,8 +106,8 @@ def final_scores(workload: Workload, config: Config, model_dir: Path) -> dict[st
     if data.test is None:
         raise ValueError(f"workload {workload.name} says has_test, but its data has no test split")
     numerics = numerics_of(config, device)
-    model = numerics.place(workload.model(config))
+    model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
-    evaluation = Evaluation(workload, replace(data, val=data.test), config, numerics, Place(0, 1, device))
+    evaluation = Evaluation(workload, replace(data, val=data.test), config, numerics, DistContext(0, 1, device))
     scores = evaluation(model)
     return {"loss": scores.pop("val_loss"), **scores}

@@ -78,7 +78,7 @@ class RankOutcome:
     num_samples: int | None = None
     step_times_s: tuple[float, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
-    counted: machines.Counted | None = None
+    counters: machines.RankCounters | None = None
     artifacts: bytes = b""
     profile: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def merge(
     else:
         state = TrialState.STOPPED if any(o.stopped for o in ranks) else TrialState.FINISHED
     keys = dict.fromkeys(key for o in ranks for key in o.environment)
-    measured, energy_j = _measured([o.counted for o in ranks])
+    measured, energy_j = _measured([o.counters for o in ranks])
     return TrialResult(
         spec=spec,
         state=state,
@@ -144,10 +144,10 @@ def merge(
     )
 
 
-def _measured(counted: Sequence[machines.Counted | None]) -> tuple[dict[str, Any], float | None]:
+def _measured(counters: Sequence[machines.RankCounters | None]) -> tuple[dict[str, Any], float | None]:
     """What the ranks' counters say together, for the environment; and the energy in joules."""
-    known = [c for c in counted if c is not None]
-    if not known or len(known) < len(counted):
+    known = [c for c in counters if c is not None]
+    if not known or len(known) < len(counters):
         return {}, None
     found: dict[str, Any] = {"num_node_cores": [c.num_cores for c in known]}
     loads = machines.other_loads(known)

@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raypar.parallel.strategy import Batch, Place, Span, Strategy, Task, build_strategy, no_span, restore, snapshot
+from raypar.parallel.strategy import (
+    Batch,
+    DistContext,
+    Span,
+    Strategy,
+    Task,
+    build_strategy,
+    no_span,
+    restore,
+    snapshot,
+)
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import data as batches
@@ -21,10 +31,10 @@ from raypar.train.data import fingerprint
 from raypar.train.evaluate import Evaluation
 from raypar.train.job import Channel, RankOutcome
 from raypar.train.precision import numerics_of
-from raypar.train.profile import NOTHING, ProfiledPass, Wanted, profile
-from raypar.train.saved_model import Keeper
+from raypar.train.profile import NO_PROFILE, ProfiledPass, ProfileRequest, profile
+from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
-from raypar.train.telemetry import Watch
+from raypar.train.telemetry import Telemetry
 
 
 class StepTimer:
@@ -84,7 +94,7 @@ NO_ENERGY = "the training went on from a checkpoint, and what it took before was
 
 
 @dataclass
-class _Timed:
+class TrainTotals:
     """What the counted steps add up to on this rank."""
 
     train_time_s: float = 0.0
@@ -99,12 +109,12 @@ def train(
     workload: Workload,
     config: Config,
     seed: int,
-    place: Place,
+    context: DistContext,
     cores: tuple[int, ...],
     channel: Channel,
     start_s: float,
     model_dir: Path | None = None,
-    profiling: Wanted = NOTHING,
+    profiling: ProfileRequest = NO_PROFILE,
     checkpoint_dir: Path | None = None,
 ) -> RankOutcome:
     """Train one trial's rank and tell what it took.
@@ -121,7 +131,7 @@ def train(
     (up to the rounding of a different order of summation).
     """
     assert workload.model is not None and workload.data is not None
-    numerics = numerics_of(config, place.device)
+    numerics = numerics_of(config, context.device)
     data_start_s = time.monotonic()
     data = workload.data(config)
     num_samples = _num_samples(batches.num_train_samples(data), config)
@@ -131,9 +141,9 @@ def train(
         raise ValueError(f"batch_size={config['batch_size']} leaves no full batch of {num_samples} samples")
     total_steps = steps_per_epoch * config["epochs"]
     torch.manual_seed(seed)  # the same weights on every rank
-    model = numerics.place(workload.model(config))
-    evaluation = Evaluation(workload, data, config, numerics, place)
-    strategy = build_strategy(Task(workload, config, model, evaluation.sample(), place))
+    model = numerics.convert(workload.model(config))
+    evaluation = Evaluation(workload, data, config, numerics, context)
+    strategy = build_strategy(Task(workload, config, model, evaluation.sample(), context))
     if config["compile"]:
         strategy.module = compiled(strategy.module)
     share, num_shares = strategy.share
@@ -145,15 +155,15 @@ def train(
         drop_last=config["drop_last"],
     )
     if config["loader"] == "resident":
-        stream = batches.resident(data, num_samples, numerics.cast, place.device, split_order)
+        stream = batches.resident(data, num_samples, numerics.cast, context.device, split_order)
     else:
-        stream = batches.dataloader(data, numerics.cast, place.device, split_order, config)
+        stream = batches.dataloader(data, numerics.cast, context.device, split_order, config)
     loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
 
     def new_stepper(span: Span = no_span) -> Stepper:
         # Dropout and the like: a stream of its own for every share of a batch.
         torch.manual_seed(seed * 7919 + share + 1)
-        strategy.forget()
+        strategy.reset_state()
         return Stepper(strategy, numerics, loss_of, config, total_steps, span)
 
     mark("rank: first step")
@@ -162,16 +172,16 @@ def train(
     warmup_s = time.monotonic() - warm_start_s
 
     stepper = new_stepper()
-    keeper = Keeper(workload, config, model_dir if place.rank == 0 and config["keep_model"] else None)
-    watch = Watch(cores, place.device)
-    timed = _Timed()
+    best_weights = BestWeights(workload, config, model_dir if context.rank == 0 and config["keep_model"] else None)
+    watch = Telemetry(cores, context.device)
+    timed = TrainTotals()
     stopped = False
     whole = model
     num_epochs = 0 if profiling.instead_of_training else config["epochs"]
     checkpoint_every = config.get("checkpoint_every_epochs")
-    checkpoints = Checkpoints(checkpoint_dir if checkpoint_every and num_epochs else None, place)
+    checkpoints = Checkpoints(checkpoint_dir if checkpoint_every and num_epochs else None, context)
     if saved := checkpoints.load():
-        timed = _put_back(saved, strategy, stepper, keeper, place)
+        timed = _put_back(saved, strategy, stepper, best_weights, context)
         # The runner counts an attempt's reports from the first.
         stopped = any(not channel.report(report) for report in timed.reports)
     num_resumed_steps = timed.num_steps
@@ -179,13 +189,13 @@ def train(
     order_of = partial(batches.epoch_order, num_samples, seed)
     orders = batches.orders(order_of, missing, steps_per_epoch, config["batch_size"])
     for steps in batches.segments((stream(order) for order in orders), len(missing), config["eval_every_steps"]):
-        place.barrier()
+        context.barrier()
         watch.start()
-        place.barrier()  # reading counters takes one rank longer than another
-        timer = StepTimer(place.device)
+        context.barrier()  # reading counters takes one rank longer than another
+        timer = StepTimer(context.device)
         losses, sizes = _run_segment(stepper, strategy, steps, timer)
         watch.stop()
-        whole = strategy.whole()
+        whole = strategy.full_model()
         eval_start_s = time.perf_counter()
         val = evaluation(whole)
         eval_time_s = time.perf_counter() - eval_start_s
@@ -195,8 +205,8 @@ def train(
         timed.num_samples += sum(sizes)
         timed.num_steps += len(sizes)
         weighted = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
-        loss_sum, count = place.sum(torch.tensor([weighted, sum(sizes)], dtype=torch.float64)).tolist()
-        slowest_s, slowest_eval_s = place.max([timer.total_s, eval_time_s])
+        loss_sum, count = context.sum(torch.tensor([weighted, sum(sizes)], dtype=torch.float64)).tolist()
+        slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
         epoch = timed.num_steps / steps_per_epoch
         report = {
             "epoch": int(epoch) if epoch.is_integer() else epoch,
@@ -211,7 +221,7 @@ def train(
             "eval_samples_per_s": evaluation.size / slowest_eval_s,
             "eval_steps_per_s": evaluation.num_steps / slowest_eval_s,
         }
-        keeper.look_at(whole, report)
+        best_weights.update(whole, report)
         timed.reports.append(report)
         if not channel.report(report):
             stopped = timed.num_steps < total_steps
@@ -219,25 +229,25 @@ def train(
         if checkpoint_every and timed.num_steps < total_steps:
             period = checkpoint_every * steps_per_epoch
             if timed.num_steps // period > (timed.num_steps - len(sizes)) // period:
-                checkpoints.save(timed.num_steps, _state_of(strategy, stepper, keeper, timed, place))
-    keeper.save(whole)
+                checkpoints.save(timed.num_steps, _state_of(strategy, stepper, best_weights, timed, context))
+    best_weights.save(whole)
     profiled: Mapping[str, Any] = {}
     if profiling.num_steps and not stopped:
         more = batches.full_batches(order_of, config["epochs"] + 1, stream, config["batch_size"])
-        looked_into = ProfiledPass(new_stepper, more, place, strategy.module)
+        looked_into = ProfiledPass(new_stepper, more, context, strategy.module)
         profiled = profile(
-            looked_into, profiling, place, numerics, config["num_threads"], strategy.whole(), evaluation.sample()
+            looked_into, profiling, context, numerics, config["num_threads"], strategy.full_model(), evaluation.sample()
         )
     checkpoints.remove()
     environment = watch.summary() if timed.num_steps else {}
-    counted = watch.counted() if timed.num_steps else None
+    counters = watch.counters() if timed.num_steps else None
     if checkpoint_every:
         environment["checkpoint_s"] = checkpoints.time_s
     if checkpoints.why_not:
         environment["not_resumed"] = checkpoints.why_not
-    if num_resumed_steps and counted is not None:
+    if num_resumed_steps and counters is not None:
         environment["resumed_at_epoch"] = num_resumed_steps / steps_per_epoch
-        counted = replace(counted, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
+        counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
     return RankOutcome(
         stopped=stopped,
         startup_s=warm_start_s - start_s,
@@ -248,30 +258,34 @@ def train(
         num_samples=timed.num_samples if timed.num_steps else None,
         step_times_s=tuple(timed.step_times_s),
         environment=environment,
-        counted=counted,
+        counters=counters,
         profile=profiled,
-        data=fingerprint(workload, data, num_samples) if place.rank == 0 else {},
+        data=fingerprint(workload, data, num_samples) if context.rank == 0 else {},
     )
 
 
-def _state_of(strategy: Strategy, stepper: Stepper, keeper: Keeper, timed: _Timed, place: Place) -> dict[str, Any]:
+def _state_of(
+    strategy: Strategy, stepper: Stepper, best_weights: BestWeights, timed: TrainTotals, context: DistContext
+) -> dict[str, Any]:
     """All that the rest of the training depends on, and what there is to tell of it so far."""
     return {
         "weights": weights_of(strategy.module),
         "stepper": stepper.state(),
-        "keeper": keeper.state(),
-        "generators": generator_states(place.device),
+        "keeper": best_weights.state(),
+        "generators": generator_states(context.device),
         "timed": asdict(timed),
     }
 
 
-def _put_back(state: Mapping[str, Any], strategy: Strategy, stepper: Stepper, keeper: Keeper, place: Place) -> _Timed:
+def _put_back(
+    state: Mapping[str, Any], strategy: Strategy, stepper: Stepper, best_weights: BestWeights, context: DistContext
+) -> TrainTotals:
     """The inverse of `_state_of`."""
     set_weights(strategy.module, state["weights"])
     stepper.load(state["stepper"])
-    keeper.load(state["keeper"])
-    set_generator_states(state["generators"], place.device)
-    return _Timed(**state["timed"])
+    best_weights.load(state["keeper"])
+    set_generator_states(state["generators"], context.device)
+    return TrainTotals(**state["timed"])
 
 
 def _num_samples(available: int, config: Config) -> int:
@@ -289,7 +303,7 @@ def _run_segment(
     losses: list[Tensor] = []
     sizes: list[int] = []
     timer.start()
-    counts = int(strategy.counts_here)
+    counts = int(strategy.counts_samples)
     for batch in steps:
         losses.append(stepper.step(batch))
         sizes.append(batch.num_samples * counts)
@@ -313,7 +327,7 @@ def _warm_up(
     strategy.module.train()
     for batch in stream(order[: num_steps * batch_size]):
         stepper.step(batch)
-    minds_size = config["compile"] or strategy.knows_shapes
+    minds_size = config["compile"] or strategy.depends_on_shape
     if minds_size and not config["drop_last"] and (last := len(order) % batch_size):
         for batch in stream(order[:last]):  # made ready for a batch of another size as well
             stepper.step(batch)

@@ -29,7 +29,7 @@ class Numerics:
     needs_scaling: bool
     channels_last: bool
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def convert(self, model: nn.Module) -> nn.Module:
         """The model on its device, in its dtype and layout."""
         model = model.to(self.device, self.dtype)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model

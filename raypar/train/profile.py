@@ -23,7 +23,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from raypar.parallel.strategy import Batch, Place, Span, no_span
+from raypar.parallel.strategy import Batch, DistContext, Span, no_span
 from raypar.train.flops import count_work, peak_flops
 from raypar.train.precision import Numerics
 from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
@@ -37,7 +37,7 @@ _CLOCK = MARK + "clock"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProfileRequest:
     """What is to be profiled, and whether there is a training before it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Wanted:
     folder: Path | None = None
 
 
-NOTHING = Wanted()
+NO_PROFILE = ProfileRequest()
 
 
 class ProfiledPass:
@@ -62,11 +62,11 @@ class ProfiledPass:
     """
 
     def __init__(
-        self, new_stepper: Callable[[Span], Stepper], batches: Iterator[Batch], place: Place, module: nn.Module
+        self, new_stepper: Callable[[Span], Stepper], batches: Iterator[Batch], context: DistContext, module: nn.Module
     ) -> None:
-        self._new_stepper, self._batches, self._place = new_stepper, batches, place
+        self._new_stepper, self._batches, self._context = new_stepper, batches, context
         self._module = module
-        self._offset_s, self._shares_clock = _clock_offset_s(place)
+        self._offset_s, self._shares_clock = _clock_offset_s(context)
 
     def run(self, num_steps: int) -> dict[str, Any]:
         """What the rank did in so many steps, and how long as many take without the profiler.
@@ -83,7 +83,7 @@ class ProfiledPass:
             profiled = self._steps(marked, num_steps, self._mark)
         after = self._steps(plain, num_steps // 2, no_span)
         events = list(profiler.events() or ())
-        spans = spans_of(_trace_events(events, anchors_s), on_gpu=self._place.device.type == "cuda")
+        spans = spans_of(_trace_events(events, anchors_s), on_gpu=self._context.device.type == "cuda")
         return {
             "spans": [[name, start - self._offset_s, end - self._offset_s] for name, start, end in spans],
             "step_times_s": [*before, *after],
@@ -100,7 +100,7 @@ class ProfiledPass:
 
     def _steps(self, stepper: Stepper, num_steps: int, span: Span) -> list[float]:
         """Seconds that each step takes, the fetching of its batch included."""
-        self._place.barrier()
+        self._context.barrier()
         times_s: list[float] = []
         for _ in range(num_steps):
             start_s = time.perf_counter()
@@ -113,11 +113,11 @@ class ProfiledPass:
         return times_s
 
     def _profiler(self) -> torch_profile:
-        on_gpu = self._place.device.type == "cuda"
+        on_gpu = self._context.device.type == "cuda"
         return torch_profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])])
 
     def _mark(self, name: str) -> contextlib.AbstractContextManager[object]:
-        return self._synchronised(name) if self._place.device.type == "mps" else record_function(MARK + name)
+        return self._synchronised(name) if self._context.device.type == "mps" else record_function(MARK + name)
 
     @contextlib.contextmanager
     def _synchronised(self, name: str) -> Iterator[None]:
@@ -128,16 +128,16 @@ class ProfiledPass:
 
     def _wait_for_device(self) -> None:
         """So that a step ends where it ends, and no other one's work is in it."""
-        if self._place.device.type == "cuda":
-            torch.cuda.synchronize(self._place.device)
-        elif self._place.device.type == "mps":
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)
+        elif self._context.device.type == "mps":
             torch.mps.synchronize()
 
 
 def profile(
     steps: ProfiledPass,
-    wanted: Wanted,
-    place: Place,
+    wanted: ProfileRequest,
+    context: DistContext,
     numerics: Numerics,
     num_threads: int,
     whole: nn.Module,
@@ -156,16 +156,16 @@ def profile(
     """
     found = steps.run(wanted.num_steps)
     if wanted.folder is not None:
-        _leave_traces(steps, wanted.folder, place)
-    place.barrier()
+        _leave_traces(steps, wanted.folder, context)
+    context.barrier()
     dtype = numerics.mixed or numerics.dtype
-    found["peak_flops"] = peak_flops(place.device, dtype, num_threads)
-    if place.rank == 0:
+    found["peak_flops"] = peak_flops(context.device, dtype, num_threads)
+    if context.rank == 0:
         found["flop_per_sample"] = _flop_per_sample(whole, sample)
     return found
 
 
-def _leave_traces(steps: ProfiledPass, folder: Path, place: Place) -> None:
+def _leave_traces(steps: ProfiledPass, folder: Path, context: DistContext) -> None:
     """Rank 0 takes the others' as well: their disks may be elsewhere."""
     import tempfile
 
@@ -173,11 +173,11 @@ def _leave_traces(steps: ProfiledPass, folder: Path, place: Place) -> None:
         path = Path(own) / "trace.json.gz"
         steps.trace(path)
         traces: list[Any] = [path.read_bytes()]
-    if place.world_size > 1:
+    if context.world_size > 1:
         own_trace = traces[0]
-        traces = [None] * place.world_size
-        dist.gather_object(own_trace, traces if place.rank == 0 else None)
-    if place.rank == 0:
+        traces = [None] * context.world_size
+        dist.gather_object(own_trace, traces if context.rank == 0 else None)
+    if context.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         for rank, trace in enumerate(traces):
             (folder / f"rank{rank}.trace.json.gz").write_bytes(trace)
@@ -192,26 +192,26 @@ def _flop_per_sample(whole: nn.Module, sample: Tensor) -> int | None:
         return None
 
 
-def _clock_offset_s(place: Place) -> tuple[float, bool]:
+def _clock_offset_s(context: DistContext) -> tuple[float, bool]:
     """What to take off this rank's clock to have rank 0's, and whether they are the same one.
 
     Ranks on one machine have one monotonic clock. Else it is read at the end of barriers, which the ranks leave within
     about a network latency of each other.
     """
-    if place.world_size == 1:
+    if context.world_size == 1:
         return time.perf_counter(), True
-    hosts: list[Any] = [None] * place.world_size
+    hosts: list[Any] = [None] * context.world_size
     dist.all_gather_object(hosts, socket.gethostname())
     looks: list[list[float]] = []
     for _ in range(NUM_CLOCK_LOOKS):
-        place.barrier()
+        context.barrier()
         looks.append([time.perf_counter()])
-    every: list[Any] = [None] * place.world_size
+    every: list[Any] = [None] * context.world_size
     dist.all_gather_object(every, [look[0] for look in looks])
     start_s: float = every[0][0]
     if len(set(hosts)) == 1:
         return start_s, True
-    own: list[float] = every[place.rank]
+    own: list[float] = every[context.rank]
     return start_s + statistics.median(mine - first for mine, first in zip(own, every[0], strict=True)), False
 
 

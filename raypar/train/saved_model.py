@@ -19,7 +19,7 @@ from raypar.train.precision import Numerics, numerics_of
 WEIGHTS_FILE = "weights.pt"
 
 
-class Keeper:
+class BestWeights:
     """Remembers the best weights so far; does nothing without a folder to leave them in."""
 
     def __init__(self, workload: Workload, config: Config, folder: Path | None) -> None:
@@ -27,7 +27,7 @@ class Keeper:
         self._best: float | None = None
         self._weights: dict[str, Tensor] = {}
 
-    def look_at(self, model: nn.Module, report: Mapping[str, float]) -> None:
+    def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
         """Copy the weights if this report is the best one yet; without the workload's metric in it, the last is."""
         if self._folder is None:
             return
@@ -107,7 +107,7 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> Exported:
     assert workload.model is not None and workload.data is not None
     numerics = replace(numerics_of(config, torch.device("cpu")), channels_last=False)
     data = workload.data(config)
-    model = numerics.place(workload.model(config))
+    model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
     # `numerics_of` sets these switches one by one, and torch.export refuses to run before they are set in one go.
     torch.backends.cudnn.allow_tf32 = False

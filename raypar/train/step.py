@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raypar.parallel.strategy import Batch, Pass, Span, Strategy, no_span
+from raypar.parallel.strategy import Batch, ForwardBackward, Span, Strategy, no_span
 from raypar.study.workload import Config
 from raypar.train.checkpoint import optimizer_state, set_optimizer_state
 from raypar.train.optim import build_optimizer, build_schedule
@@ -38,10 +38,12 @@ class Stepper:
         self._strategy, self._span = strategy, span
         optimizer = self._bare_optimizer = build_optimizer(strategy.parameter_groups(), config)
         self._schedule = build_schedule(optimizer, config, num_steps)
-        self._optimizer = strategy.adopt(optimizer)
+        self._optimizer = strategy.wrap_optimizer(optimizer)
         self._max_norm = config["clip_grad_norm"]
         self._scaler = torch.amp.GradScaler(numerics.device.type) if numerics.needs_scaling else None
-        self._pass = Pass(loss_of, numerics.autocast, self._scaler.scale if self._scaler else _as_it_is, span)
+        self._pass = ForwardBackward(
+            loss_of, numerics.autocast, self._scaler.scale if self._scaler else _as_it_is, span
+        )
         self.lr = float(self._optimizer.param_groups[0]["lr"])
         self._grad_norms: list[Tensor] = []
 
@@ -50,12 +52,12 @@ class Stepper:
         self._optimizer.zero_grad()
         loss = self._strategy.forward_backward(batch, self._pass)
         with self._span("combine"):
-            self._strategy.combine()
-        if self._strategy.steps_here:
+            self._strategy.sync_gradients()
+        if self._strategy.runs_optimizer:
             with self._span("optimizer"):
                 self._update()
         with self._span("spread"):
-            self._strategy.spread()
+            self._strategy.sync_weights()
         if self._schedule is not None:
             self.lr = float(self._optimizer.param_groups[0]["lr"])
             self._schedule.step()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from raypar.train.energy import EnergyWatch
+from raypar.train.energy import EnergyMonitor
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class _Snapshot:
     own_s: float
 
 
-class CpuWatch:
+class CpuMonitor:
     """Sums up, over the timed regions, who had the cores. It looks at their starts and ends, and never in between.
 
     ``cpu_wait_share`` is the share of the threads' runnable time that they spent waiting for a core (Linux
@@ -124,7 +124,7 @@ def _busy_s(cores: Sequence[Any]) -> float:
 CPUS = Path("/sys/devices/system/cpu")
 
 
-class ClockWatch:
+class ClockMonitor:
     """Looks at the clocks of the rank's cores at the end of every timed region, while they still run at their load."""
 
     def __init__(self, cores: tuple[int, ...], folder: Path = CPUS) -> None:
@@ -178,7 +178,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class Counted:
+class RankCounters:
     """What one rank's counters went up by over the timed regions, and whose they are.
 
     Attributes:
@@ -212,7 +212,7 @@ def this_machine() -> str:
         return platform.node()
 
 
-def other_loads(ranks: Sequence[Counted]) -> list[float | None]:
+def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
     """For each rank, how many cores of its machine were busy with other work than the trial's; None: can't be told."""
     loads = {}
     for machine, there in _by_machine(ranks).items():
@@ -223,7 +223,7 @@ def other_loads(ranks: Sequence[Counted]) -> list[float | None]:
     return [loads[rank.machine] for rank in ranks]
 
 
-def energy(ranks: Sequence[Counted]) -> tuple[float, str] | None:
+def energy(ranks: Sequence[RankCounters]) -> tuple[float, str] | None:
     """Joules over all machines, each package and GPU once, and of what: "CPU packages", "GPUs" or both.
 
     None where something that the trial used can't be read: its GPUs, if it trains on some, else its machines' packages;
@@ -243,23 +243,23 @@ def energy(ranks: Sequence[Counted]) -> tuple[float, str] | None:
     return (sum(gpu_j) + sum(known), "CPU packages and GPUs") if has_packages else (sum(gpu_j), "GPUs")
 
 
-def _by_machine(ranks: Sequence[Counted]) -> Mapping[str, list[Counted]]:
-    found: dict[str, list[Counted]] = {}
+def _by_machine(ranks: Sequence[RankCounters]) -> Mapping[str, list[RankCounters]]:
+    found: dict[str, list[RankCounters]] = {}
     for rank in ranks:
         found.setdefault(rank.machine, []).append(rank)
     return found
 
 
-class Watch:
+class Telemetry:
     """All of it, for one rank."""
 
     def __init__(self, cores: tuple[int, ...], device: torch.device) -> None:
         import torch
 
         self._gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-        self._cpu = CpuWatch(cores)
-        self._clocks = ClockWatch(cores)
-        self._energy = EnergyWatch(self._gpu)
+        self._cpu = CpuMonitor(cores)
+        self._clocks = ClockMonitor(cores)
+        self._energy = EnergyMonitor(self._gpu)
 
     def start(self) -> None:
         self._cpu.start()  # first, and last below: it looks for child processes, which takes the longest
@@ -272,12 +272,12 @@ class Watch:
         self._cpu.stop()
 
     def summary(self) -> dict[str, Any]:
-        """For the trial's environment: see `CpuWatch` and `ClockWatch`."""
+        """For the trial's environment: see `CpuMonitor` and `ClockMonitor`."""
         return {**self._cpu.summary(), **self._clocks.summary()}
 
-    def counted(self) -> Counted:
+    def counters(self) -> RankCounters:
         """For what takes all ranks of a machine together."""
-        return Counted(
+        return RankCounters(
             this_machine(),
             psutil.cpu_count() or 1,
             self._cpu.elapsed_s,

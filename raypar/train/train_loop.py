@@ -14,7 +14,7 @@ from typing import Any
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.train.job import Channel, RankJob, RankOutcome, StopTrial
-from raypar.train.telemetry import Watch
+from raypar.train.telemetry import Telemetry
 
 # Not for the loop: what raypar itself keeps in a config.
 OWN_KEYS = ("device", "cpus_per_worker", "num_threads")
@@ -62,7 +62,7 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         return box[0]
 
 
-def run_train_loop(loop: Callable[..., Any], job: RankJob, channel: Channel, watch: Watch) -> RankOutcome:
+def run_train_loop(loop: Callable[..., Any], job: RankJob, channel: Channel, watch: Telemetry) -> RankOutcome:
     """Call the loop with the trial's config, under the watch; what it spends its time on stays its own secret."""
     import inspect
 
@@ -76,4 +76,4 @@ def run_train_loop(loop: Callable[..., Any], job: RankJob, channel: Channel, wat
     except StopTrial:
         stopped = True
     watch.stop()
-    return RankOutcome(stopped=stopped, startup_s=startup_s, environment=watch.summary(), counted=watch.counted())
+    return RankOutcome(stopped=stopped, startup_s=startup_s, environment=watch.summary(), counters=watch.counters())

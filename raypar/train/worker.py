@@ -101,24 +101,24 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
     with _process_group(job, device, listen_fd):
         workload = pickle.loads(job.workload)
         if workload.is_train_loop:
-            from raypar.train.telemetry import Watch
+            from raypar.train.telemetry import Telemetry
             from raypar.train.train_loop import run_train_loop
 
-            outcome = run_train_loop(workload.train_loop, job, channel, Watch(cores, device))
+            outcome = run_train_loop(workload.train_loop, job, channel, Telemetry(cores, device))
         else:
-            from raypar.parallel.strategy import Place
+            from raypar.parallel.strategy import DistContext
             from raypar.train.loop import train
-            from raypar.train.profile import Wanted
+            from raypar.train.profile import ProfileRequest
             from raypar.train.saved_model import pack
 
-            place = Place(job.rank, job.world_size, device)
+            context = DistContext(job.rank, job.world_size, device)
             kept = Path(job.artifact_dir)
-            wanted = Wanted(job.num_profiled_steps, job.only_profiles, kept / PROFILE_FOLDER)
+            wanted = ProfileRequest(job.num_profiled_steps, job.only_profiles, kept / PROFILE_FOLDER)
             outcome = train(
                 workload,
                 job.config,
                 job.seed,
-                place,
+                context,
                 cores,
                 channel,
                 started_at_s,

@@ -19,7 +19,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from raypar.parallel.strategy import Place
+from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.study.workload import Workload
 from raypar.train.loop import train
@@ -37,18 +37,18 @@ class Reports(list[dict[str, float]]):
 
 def trained(workload: Workload, config: Mapping[str, Any], num_ranks: int = 1, seed: int = 0) -> list[Reports]:
     """What every rank reports of a training."""
-    return on_ranks(lambda place: reports_of(workload, config, place, seed), num_ranks)
+    return on_ranks(lambda context: reports_of(workload, config, context, seed), num_ranks)
 
 
-def reports_of(workload: Workload, config: Mapping[str, Any], place: Place, seed: int = 0) -> Reports:
+def reports_of(workload: Workload, config: Mapping[str, Any], context: DistContext, seed: int = 0) -> Reports:
     """What this rank reports of a training."""
     reports = Reports()
-    complete = resolve(workload, {**config, "num_workers": place.world_size})
-    train(workload, complete, seed, place, (), reports, 0.0)
+    complete = resolve(workload, {**config, "num_workers": context.world_size})
+    train(workload, complete, seed, context, (), reports, 0.0)
     return reports
 
 
-def on_ranks(do: Callable[[Place], Any], num_ranks: int) -> list[Any]:
+def on_ranks(do: Callable[[DistContext], Any], num_ranks: int) -> list[Any]:
     """What each of so many ranks returns; raises what one of them raised. `do` may be a closure."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.fsdp", "raypar.train.loop"])
@@ -58,7 +58,7 @@ def on_ranks(do: Callable[[Place], Any], num_ranks: int) -> list[Any]:
     pickled = cloudpickle.dumps(do)
     lines = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     processes = [
-        context.Process(target=_rank, args=(pickled, Place(r, num_ranks, torch.device("cpu")), port, lines[r][1]))
+        context.Process(target=_rank, args=(pickled, DistContext(r, num_ranks, torch.device("cpu")), port, lines[r][1]))
         for r in range(num_ranks)
     ]
     try:
@@ -86,22 +86,22 @@ def _answer(line: Connection) -> tuple[str, Any]:
     return kind, value
 
 
-def _rank(do: bytes, place: Place, port: int, line: Connection) -> None:
+def _rank(do: bytes, context: DistContext, port: int, line: Connection) -> None:
     torch.set_num_threads(1)
     try:
-        with _group(place, port):
-            line.send(("done", cloudpickle.loads(do)(place)))
+        with _group(context, port):
+            line.send(("done", cloudpickle.loads(do)(context)))
     except BaseException:
-        line.send(("error", f"rank {place.rank}: {traceback.format_exc()}"))
+        line.send(("error", f"rank {context.rank}: {traceback.format_exc()}"))
 
 
 @contextlib.contextmanager
-def _group(place: Place, port: int) -> Iterator[None]:
-    if place.world_size == 1:
+def _group(context: DistContext, port: int) -> Iterator[None]:
+    if context.world_size == 1:
         yield
         return
-    store = dist.TCPStore("127.0.0.1", port, place.world_size, is_master=place.rank == 0, timeout=TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT)
+    store = dist.TCPStore("127.0.0.1", port, context.world_size, is_master=context.rank == 0, timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.world_size, timeout=TIMEOUT)
     yield
     dist.barrier()
     dist.destroy_process_group()

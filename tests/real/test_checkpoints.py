@@ -12,7 +12,7 @@ from ranks import Reports, on_ranks
 from telling import losses, run, settings_at
 
 from raypar import Study, Workload
-from raypar.parallel.strategy import Place
+from raypar.parallel.strategy import DistContext
 from raypar.run.local import LocalRunner
 from raypar.study.options import resolve
 from raypar.train.affinity import allowed_cores
@@ -58,9 +58,11 @@ class CutShort(Reports):
         return True
 
 
-def trained(workload: Workload, config: Mapping[str, Any], place: Place, channel: Reports, folder: Path) -> RankOutcome:
-    complete = resolve(workload, {"checkpoint_every_epochs": 1, **config, "num_workers": place.world_size})
-    return train(workload, complete, 5, place, (), channel, 0.0, checkpoint_dir=folder)
+def trained(
+    workload: Workload, config: Mapping[str, Any], context: DistContext, channel: Reports, folder: Path
+) -> RankOutcome:
+    complete = resolve(workload, {"checkpoint_every_epochs": 1, **config, "num_workers": context.world_size})
+    return train(workload, complete, 5, context, (), channel, 0.0, checkpoint_dir=folder)
 
 
 def learned(reports: Reports) -> list[list[str]]:
@@ -85,12 +87,12 @@ def learned(reports: Reports) -> list[list[str]]:
 def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(
     tmp_path: Path, workload: Workload, config: dict[str, Any], num_ranks: int
 ) -> None:
-    def both(place: Place) -> tuple[Reports, Reports, float]:
+    def both(context: DistContext) -> tuple[Reports, Reports, float]:
         whole, before, after = Reports(), CutShort(), Reports()
-        trained(workload, config, place, whole, tmp_path / "whole")
+        trained(workload, config, context, whole, tmp_path / "whole")
         with pytest.raises(PowerCut):
-            trained(workload, config, place, before, tmp_path / "cut")
-        outcome = trained(workload, config, place, after, tmp_path / "cut")
+            trained(workload, config, context, before, tmp_path / "cut")
+        outcome = trained(workload, config, context, after, tmp_path / "cut")
         return whole, after, outcome.environment["resumed_at_epoch"]
 
     for whole, after, resumed_at in on_ranks(both, num_ranks):
@@ -100,17 +102,17 @@ def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(
 
 
 def test_ranks_of_which_one_has_lost_its_checkpoint_all_begin_anew(tmp_path: Path) -> None:
-    def both(place: Place) -> tuple[Reports, Reports, str]:
+    def both(context: DistContext) -> tuple[Reports, Reports, str]:
         whole, before, after = Reports(), CutShort(), Reports()
-        trained(ODD, {}, place, whole, tmp_path / "whole")
+        trained(ODD, {}, context, whole, tmp_path / "whole")
         with pytest.raises(PowerCut):
-            trained(ODD, {}, place, before, tmp_path / "cut")
-        place.barrier()
-        if place.rank == 1:
+            trained(ODD, {}, context, before, tmp_path / "cut")
+        context.barrier()
+        if context.rank == 1:
             for path in (tmp_path / "cut").glob("rank1-*"):
                 path.unlink()
-        place.barrier()
-        outcome = trained(ODD, {}, place, after, tmp_path / "cut")
+        context.barrier()
+        outcome = trained(ODD, {}, context, after, tmp_path / "cut")
         assert "resumed_at_epoch" not in outcome.environment
         return whole, after, outcome.environment["not_resumed"]
 
@@ -119,9 +121,9 @@ def test_ranks_of_which_one_has_lost_its_checkpoint_all_begin_anew(tmp_path: Pat
 
 
 def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_have(tmp_path: Path) -> None:
-    def both(place: Place) -> tuple[Reports, Reports, float]:
+    def both(context: DistContext) -> tuple[Reports, Reports, float]:
         whole, after = Reports(), Reports()
-        trained(ODD, {}, place, whole, tmp_path / "whole")
+        trained(ODD, {}, context, whole, tmp_path / "whole")
 
         class Dies(Reports):
             def report(self, metrics: Mapping[str, float]) -> bool:
@@ -131,12 +133,12 @@ def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_
                 return True
 
         with pytest.raises(PowerCut):
-            trained(ODD, {}, place, Dies(), tmp_path / "cut")
-        if place.rank == 0:
+            trained(ODD, {}, context, Dies(), tmp_path / "cut")
+        if context.rank == 0:
             (first,) = (tmp_path / "cut").glob("rank0-*")
             first.with_name("rank0-step8.pt").write_bytes(first.read_bytes())
-        place.barrier()
-        outcome = trained(ODD, {}, place, after, tmp_path / "cut")
+        context.barrier()
+        outcome = trained(ODD, {}, context, after, tmp_path / "cut")
         return whole, after, outcome.environment["resumed_at_epoch"]
 
     for whole, after, resumed_at in on_ranks(both, 2):

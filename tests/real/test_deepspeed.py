@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ranks import Reports, on_ranks, reports_of
 
-from raypar.parallel.strategy import Place
+from raypar.parallel.strategy import DistContext
 from raypar.workloads.transformer import transformer
 from raypar.workloads.wide_mlp import wide_mlp
 
@@ -26,9 +26,9 @@ CASES = {
 
 @pytest.mark.parametrize(("num_ranks", "names"), [(2, tuple(WORKLOADS)), (4, ("wide_mlp",))])
 def test_every_stage_gives_the_losses_of_one_process(num_ranks: int, names: tuple[str, ...]) -> None:
-    def run_all(place: Place) -> dict[tuple[str, str], Reports]:
+    def run_all(context: DistContext) -> dict[tuple[str, str], Reports]:
         return {
-            (name, case): reports_of(WORKLOADS[name][0], {**COMMON, **WORKLOADS[name][1], **extra}, place)
+            (name, case): reports_of(WORKLOADS[name][0], {**COMMON, **WORKLOADS[name][1], **extra}, context)
             for name in names
             for case, extra in CASES.items()
         }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raypar import Workload
 from raypar.parallel import ddp
-from raypar.parallel.strategy import Batch, Pass, Place, Strategy, Task, build_strategy
+from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Strategy, Task, build_strategy
 from raypar.study.options import resolve
 
 NUM_STEPS = 5
@@ -22,7 +22,7 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
 }
-PASS = Pass(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
+PASS = ForwardBackward(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
 
 
 def _normalised() -> nn.Module:
@@ -38,51 +38,51 @@ def _deep() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(8, 3)).double()
 
 
-def _built(place: Place, make: Callable[[], nn.Module], **config: Any) -> Strategy:
+def _built(context: DistContext, make: Callable[[], nn.Module], **config: Any) -> Strategy:
     workload = Workload(name="own", model=lambda _: make(), data=lambda _: None)  # type: ignore[arg-type,return-value]
-    complete = resolve(workload, {"num_workers": place.world_size, **config})
+    complete = resolve(workload, {"num_workers": context.world_size, **config})
     sample = torch.randn(2, 6 if make is _normalised else 8, dtype=torch.float64)
-    return build_strategy(Task(workload, complete, make(), sample, place))
+    return build_strategy(Task(workload, complete, make(), sample, context))
 
 
-def _batches(num_features: int, place: Place, num_shares: int = 2, num: int = 10) -> Iterator[Batch]:
+def _batches(num_features: int, context: DistContext, num_shares: int = 2, num: int = 10) -> Iterator[Batch]:
     """A rank's share of the same batches for all; every second rank's, where there are two shares."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(NUM_STEPS):
         inputs = torch.randn(num_shares, num, num_features, generator=generator, dtype=torch.float64)
         targets = torch.randint(3, (num_shares, num), generator=generator)
-        mine = place.rank % num_shares
+        mine = context.rank % num_shares
         yield Batch(inputs[mine], targets[mine], 1.0, num)
 
 
 def _step(strategy: Strategy, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     strategy.forward_backward(batch, PASS)
-    strategy.combine()
-    if strategy.steps_here:
+    strategy.sync_gradients()
+    if strategy.runs_optimizer:
         optimizer.step()
-    strategy.spread()
+    strategy.sync_weights()
 
 
 def _sgd(strategy: Strategy) -> torch.optim.Optimizer:
     return torch.optim.SGD(strategy.parameter_groups(), lr=0.1)
 
 
-def _side_by_side(place: Place) -> None:
+def _side_by_side(context: DistContext) -> None:
     names = ("ddp", "gather_broadcast")
     for make in MAKERS.values():
-        strategies = {name: _built(place, _normalised, strategy=name) for name in names}
+        strategies = {name: _built(context, _normalised, strategy=name) for name in names}
         optimizers = {name: make(strategy.parameter_groups()) for name, strategy in strategies.items()}
         start = _normalised().state_dict()
-        for batch in _batches(6, place):
+        for batch in _batches(6, context):
             for name, strategy in strategies.items():
                 _step(strategy, batch, optimizers[name])
-            first, second = (strategies[name].whole().state_dict() for name in names)
+            first, second = (strategies[name].full_model().state_dict() for name in names)
             for key, value in first.items():
                 if "running" not in key:  # each rank of DDP has its own running means, and the master's count
                     torch.testing.assert_close(second[key], value, rtol=1e-12, atol=1e-12)
             assert not torch.equal(first["0.weight"], start["0.weight"])
-        for value in strategies["gather_broadcast"].whole().state_dict().values():
+        for value in strategies["gather_broadcast"].full_model().state_dict().values():
             copied = value.clone()
             dist.broadcast(copied, src=0)
             assert torch.equal(copied, value)  # to the bit, batch norm's means as well
@@ -98,7 +98,7 @@ def _held(strategy: Strategy) -> int:
     return sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in parameters)
 
 
-def _holdings(place: Place) -> dict[str, tuple[int, int]]:
+def _holdings(context: DistContext) -> dict[str, tuple[int, int]]:
     configs: dict[str, dict[str, Any]] = {
         "ddp": {},
         "fsdp": {"strategy": "fsdp"},
@@ -108,8 +108,8 @@ def _holdings(place: Place) -> dict[str, tuple[int, int]]:
     }
     found = {}
     for name, config in configs.items():
-        strategy = _built(place, _deep, **config)
-        found[name] = _held(strategy), sum(p.numel() for p in strategy.whole().parameters())
+        strategy = _built(context, _deep, **config)
+        found[name] = _held(strategy), sum(p.numel() for p in strategy.full_model().parameters())
     return found
 
 
@@ -126,7 +126,7 @@ def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them() -> 
     assert sum(held["hybrid"]) == 2 * 2 * (32 + 4 + 32 + 8) + 2 * last
 
 
-def _sent(place: Place) -> dict[str, list[tuple[int, bool]]]:
+def _sent(context: DistContext) -> dict[str, list[tuple[int, bool]]]:
     """Of one step, the size of every bucket and whether the backward pass was over when it was sent."""
     found = {}
     for name, config in {
@@ -134,9 +134,9 @@ def _sent(place: Place) -> dict[str, list[tuple[int, bool]]]:
         "unfused": {"overlap": False, "bucket_mb": 0.0},
         "unfused, overlapping": {"compression": "fp16", "bucket_mb": 0.0},
     }.items():
-        strategy = _built(place, _deep, **config)
+        strategy = _built(context, _deep, **config)
         optimizer, sent = _sgd(strategy), []
-        first = next(iter(strategy.whole().parameters()))
+        first = next(iter(strategy.full_model().parameters()))
         inner = ddp._Compression.__call__
 
         def spy(self: Any, bucket: Any, sent: list[Any] = sent, inner: Any = inner, first: Any = first) -> Any:
@@ -146,7 +146,7 @@ def _sent(place: Place) -> dict[str, list[tuple[int, bool]]]:
 
         ddp._Compression.__call__ = spy  # type: ignore[method-assign]
         try:
-            for batch in _batches(8, place):
+            for batch in _batches(8, context):
                 sent.clear()
                 optimizer.zero_grad()
                 strategy.forward_backward(batch, PASS)
@@ -165,11 +165,11 @@ def test_gradients_are_fused_and_sent_when_the_options_say() -> None:
         assert sizes["unfused"] == sizes["unfused, overlapping"]
 
 
-def _local(place: Place) -> list[bool]:
+def _local(context: DistContext) -> list[bool]:
     """After each step, whether this rank has the other's weights."""
-    strategy = _built(place, _deep, strategy="local_sgd", sync_every=3)
+    strategy = _built(context, _deep, strategy="local_sgd", sync_every=3)
     optimizer, equal = _sgd(strategy), []
-    for batch in _batches(8, place):
+    for batch in _batches(8, context):
         _step(strategy, batch, optimizer)
         own = nn.utils.parameters_to_vector(strategy.module.parameters()).detach()
         first = own.clone()
@@ -177,7 +177,7 @@ def _local(place: Place) -> list[bool]:
         equal.append(torch.equal(first, own))
         mean: Tensor = own.clone()
         dist.all_reduce(mean)
-        whole = nn.utils.parameters_to_vector(strategy.whole().parameters())
+        whole = nn.utils.parameters_to_vector(strategy.full_model().parameters())
         torch.testing.assert_close(whole, mean / 2)
     return equal
 

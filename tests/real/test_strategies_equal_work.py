@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ranks import Reports, on_ranks, reports_of, trained
 
-from raypar.parallel.strategy import Place
+from raypar.parallel.strategy import DistContext
 from raypar.workloads.transformer import transformer
 from raypar.workloads.wide_mlp import wide_mlp
 
@@ -70,9 +70,9 @@ def told(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Reports]]
     """What every rank reports, by workload and case; one gang runs them all."""
     num_ranks = request.param
 
-    def run_all(place: Place) -> dict[tuple[str, str], Reports]:
+    def run_all(context: DistContext) -> dict[tuple[str, str], Reports]:
         return {
-            (name, case): reports_of(workload, {**COMMON, **config, **extra}, place)
+            (name, case): reports_of(workload, {**COMMON, **config, **extra}, context)
             for name, (workload, config) in WORKLOADS.items()
             for case, extra in _cases(num_ranks).items()
         }

@@ -188,7 +188,7 @@ def test_a_text_that_unpacks_into_gigabytes_is_not_unpacked() -> None:
 
 
 def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
-    from raypar.train.evaluate import final_scores
+    from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
     from raypar.workloads import iris
     from raypar.workloads.gpt2_code import generate_text
@@ -197,7 +197,7 @@ def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
     for name in (WEIGHTS_FILE, "pytorch_model.bin", "model.safetensors"):
         (tmp_path / name).write_bytes(pickle.dumps(Bomb(mark)))
     with pytest.raises(Exception):  # noqa: B017, PT011 - torch's own
-        final_scores(iris, {**iris.options, "epochs": 1, "precision": "fp32"}, tmp_path)
+        evaluate_test_split(iris, {**iris.options, "epochs": 1, "precision": "fp32"}, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 4}')
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(Exception):  # noqa: B017, PT011 - transformers' own

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raypar import Workload
-from raypar.parallel.compatibility import why_not
 from raypar.parallel.fsdp import units_of
-from raypar.parallel.pipeline import balanced, cut, layers_of, micro_batches_for, names_of
-from raypar.parallel.strategy import Batch, Pass, parts_of
+from raypar.parallel.pipeline import balanced, layers_of, micro_batches_for, names_of, partition
+from raypar.parallel.strategy import Batch, ForwardBackward, check_compatible, parts_of
 from raypar.parallel.tensor import plan_of
 from raypar.study.options import resolve
 from raypar.workloads import digits, resnet, transformer, wide_mlp
@@ -38,18 +37,18 @@ def test_no_other_cut_has_a_cheaper_costliest_stage(costs: list[float], data: st
 
 def test_a_cut_by_counted_work_puts_the_wide_layers_into_stages_of_their_own() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 400), nn.Flatten())
-    assert cut(model, list(model), torch.randn(2, 4), 2, "counted") == [range(4), range(4, 6)]
+    assert partition(model, list(model), torch.randn(2, 4), 2, "counted") == [range(4), range(4, 6)]
 
 
 def test_named_layers_begin_stages() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
-    assert cut(model, list(model), torch.randn(2, 2), 3, ("3", "1")) == [range(1), range(1, 3), range(3, 5)]
+    assert partition(model, list(model), torch.randn(2, 2), 3, ("3", "1")) == [range(1), range(1, 3), range(3, 5)]
 
 
 def test_looking_for_costs_leaves_a_batch_norm_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    cut(model, list(model), torch.randn(2, 4), 2, "counted")
+    partition(model, list(model), torch.randn(2, 4), 2, "counted")
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all(layer.training for layer in model)
 
@@ -72,7 +71,7 @@ def test_gradients_of_parts_add_up_to_those_of_the_batch(size: int, num: int) ->
     generator = torch.Generator().manual_seed(size * 10 + num)
     inputs = torch.randn(size, 3, generator=generator, dtype=torch.float64)
     targets = torch.randint(2, (size,), generator=generator)
-    do = Pass(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
+    do = ForwardBackward(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
     found = []
     for parts in (1, num):
         torch.manual_seed(0)
@@ -142,7 +141,7 @@ CASES = [
 def test_a_model_that_a_strategy_cannot_take_is_refused_with_a_way_out(
     workload: Workload, chosen: dict[str, object], expected: str
 ) -> None:
-    problem = why_not(workload, resolve(workload, {"num_workers": 2, **chosen}))  # type: ignore[dict-item]
+    problem = check_compatible(workload, resolve(workload, {"num_workers": 2, **chosen}))  # type: ignore[dict-item]
     assert problem is not None
     assert expected in problem[0] and problem[1]
 
@@ -154,7 +153,7 @@ def test_a_model_that_a_strategy_cannot_take_is_refused_with_a_way_out(
 )
 def test_models_that_can_be_split_are_not_refused(workload: Workload, strategy: str) -> None:
     sizes = {"tensor_size": 2, "pipeline_size": 2} if strategy == "hybrid" else {}
-    assert why_not(workload, resolve(workload, {"num_workers": 4, "strategy": strategy, **sizes})) is None
+    assert check_compatible(workload, resolve(workload, {"num_workers": 4, "strategy": strategy, **sizes})) is None
 
 
 def test_layers_that_share_weights_are_not_cut_apart() -> None:
@@ -164,5 +163,5 @@ def test_layers_that_share_weights_are_not_cut_apart() -> None:
         return nn.Sequential(first, second)
 
     workload = Workload(name="own", model=tied, data=lambda _: None)  # type: ignore[arg-type,return-value]
-    problem = why_not(workload, resolve(workload, {"num_workers": 2, "strategy": "pipeline"}))
+    problem = check_compatible(workload, resolve(workload, {"num_workers": 2, "strategy": "pipeline"}))
     assert problem is not None and "share weights" in problem[0]

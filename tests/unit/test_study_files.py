@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from raypar.parallel.compatibility import why_not
 from raypar.parallel.pipeline import micro_batches_for
+from raypar.parallel.strategy import check_compatible
 from raypar.study.loader import LoadedStudy, load_study
 from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES, impossible
 from raypar.study.overrides import with_flags
@@ -225,7 +225,7 @@ def test_every_schedule_of_a_pipeline_is_run_with_micro_batches_that_it_can_do()
     assert {p["pipeline_schedule"] for p in study.points()} == set(PIPELINE_SCHEDULES)
     for config in (t.config for t in study.trials()):
         assert config["strategy"] == "pipeline" and list(impossible(config)) == []
-        assert why_not(study.workload, config) is None
+        assert check_compatible(study.workload, config) is None
         # What is asked for is run, not fewer of them.
         num = config["num_microbatches"]
         assert micro_batches_for(config["batch_size"], num, 2) == num

@@ -14,13 +14,13 @@ from torch import nn
 
 from raypar import Data, Split, Study, StudyError, Workload, grid
 from raypar.analysis.question import question_of
-from raypar.parallel.strategy import Place
+from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.job import RankOutcome
 from raypar.train.loop import NO_ENERGY, train
 
-ALONE = Place(0, 1, torch.device("cpu"))
+ALONE = DistContext(0, 1, torch.device("cpu"))
 EPOCHS, STEPS_PER_EPOCH = 5, 4
 
 
@@ -117,7 +117,7 @@ def test_every_step_is_timed_once_and_what_a_lost_attempt_did_after_its_checkpoi
     assert after.reports[2]["train_time_s"] != before.reports[2]["train_time_s"]
     assert len(outcome.step_times_s) == EPOCHS * STEPS_PER_EPOCH and outcome.num_samples == EPOCHS * 60
     assert outcome.train_time_s == pytest.approx(sum(r["train_time_s"] for r in after.reports))
-    assert outcome.counted is not None and outcome.counted.no_energy == (NO_ENERGY,)
+    assert outcome.counters is not None and outcome.counters.no_energy == (NO_ENERGY,)
 
 
 def test_a_finished_training_leaves_no_checkpoint_and_one_without_them_writes_none(tmp_path: Path) -> None:

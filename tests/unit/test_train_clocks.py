@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raypar.train.telemetry import ClockWatch
+from raypar.train.telemetry import ClockMonitor
 
 
 def a_core(folder: Path, number: int, mhz: float | None = None, throttles: tuple[int, int] | None = None) -> None:
@@ -22,7 +22,7 @@ def a_core(folder: Path, number: int, mhz: float | None = None, throttles: tuple
 
 
 def test_clocks_are_the_mean_of_the_ranks_cores_at_the_regions_ends(tmp_path: Path) -> None:
-    watch = ClockWatch((0, 2), tmp_path)
+    watch = ClockMonitor((0, 2), tmp_path)
     for mhz in (3000, 2700, 2400):
         a_core(tmp_path, 0, 800)  # idle between the regions
         watch.start()
@@ -34,7 +34,7 @@ def test_clocks_are_the_mean_of_the_ranks_cores_at_the_regions_ends(tmp_path: Pa
 
 
 def test_throttles_of_cores_add_up_and_those_of_a_package_count_once(tmp_path: Path) -> None:
-    watch = ClockWatch((0, 1), tmp_path)
+    watch = ClockMonitor((0, 1), tmp_path)
     before = [(5, 7), (1, 7)]
     for _ in range(2):
         for number, counts in enumerate(before):
@@ -49,7 +49,7 @@ def test_throttles_of_cores_add_up_and_those_of_a_package_count_once(tmp_path: P
 def test_what_a_machine_does_not_show_is_not_told(tmp_path: Path) -> None:
     (tmp_path / "cpu0/cpufreq").mkdir(parents=True)
     (tmp_path / "cpu0/cpufreq/scaling_cur_freq").write_text("<unknown>\n")
-    watch = ClockWatch((0,), tmp_path)
+    watch = ClockMonitor((0,), tmp_path)
     watch.start()
     watch.stop()
     assert watch.summary() == {}

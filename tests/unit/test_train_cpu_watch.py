@@ -15,19 +15,19 @@ import pytest
 
 from raypar.train import telemetry as cpu_watch
 from raypar.train.affinity import CAN_PIN, allowed_cores
-from raypar.train.telemetry import CpuWatch, other_load_cores
+from raypar.train.telemetry import CpuMonitor, other_load_cores
 
 needs_pinning = pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
 needs_schedstat = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel keeps no schedstat")
 
-# Burns half a second of CPU time on the last core under a CpuWatch.
+# Burns half a second of CPU time on the last core under a CpuMonitor.
 WATCHED = """
     import json, time
     from raypar.train.affinity import allowed_cores, pin
-    from raypar.train.telemetry import CpuWatch
+    from raypar.train.telemetry import CpuMonitor
     core = allowed_cores()[-1]
     pin([core])
-    watch = CpuWatch((core,))
+    watch = CpuMonitor((core,))
     watch.start()
     until = time.process_time() + 0.5
     while time.process_time() < until:
@@ -103,7 +103,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def test_what_a_rank_and_its_loader_processes_burn_is_not_foreign(clock: Clock) -> None:
-    watch = CpuWatch((0, 1))
+    watch = CpuMonitor((0, 1))
     for _ in range(2):  # what happens between the regions doesn't count
         watch.start()
         clock.now_s += 4
@@ -116,7 +116,7 @@ def test_what_a_rank_and_its_loader_processes_burn_is_not_foreign(clock: Clock) 
 
 def test_loader_processes_that_end_within_the_region_stay_the_ranks_own(clock: Clock) -> None:
     clock.children = [Used(1.5)]
-    watch = CpuWatch((0, 1))
+    watch = CpuMonitor((0, 1))
     watch.start()
     clock.now_s += 4
     clock.own, clock.children = Used(1.0, children_user=4.5), []  # it used 3 more, and then it was waited for
@@ -126,7 +126,7 @@ def test_loader_processes_that_end_within_the_region_stay_the_ranks_own(clock: C
 
 
 def test_the_whole_machine_is_looked_at_and_what_a_hypervisor_took_of_it(clock: Clock) -> None:
-    watch = CpuWatch(())
+    watch = CpuMonitor(())
     watch.start()
     clock.now_s += 4
     clock.own = Used(1.0)
@@ -151,13 +151,13 @@ def test_others_load_is_told_where_the_counters_can_tell_it(
 
 
 def test_a_watch_that_saw_nothing_tells_nothing() -> None:
-    watch = CpuWatch((0,))
+    watch = CpuMonitor((0,))
     watch.stop()
     assert watch.summary() == {}
 
 
 def test_a_rank_without_cores_of_its_own_has_no_foreigners_on_them() -> None:
-    watch = CpuWatch(())
+    watch = CpuMonitor(())
     watch.start()
     sum(range(100_000))
     watch.stop()

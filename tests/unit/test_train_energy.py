@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from raypar.train.energy import CannotRead, EnergyWatch, Gpu, Packages
+from raypar.train.energy import CannotRead, EnergyMonitor, Gpu, Packages
 
 
 def a_zone(folder: Path, zone: str, name: str, microjoules: int, range_uj: int = 262_143_328_850) -> Path:
@@ -31,7 +31,7 @@ def test_the_packages_are_added_up_and_their_parts_and_the_board_are_not(tmp_pat
             a_zone(tmp_path, zone, name, joules * 7_000_000)
 
     counters(0)
-    watch = EnergyWatch(folder=tmp_path)
+    watch = EnergyMonitor(folder=tmp_path)
     for joules in (100, 300):
         watch.start()
         counters(joules)
@@ -43,7 +43,7 @@ def test_the_packages_are_added_up_and_their_parts_and_the_board_are_not(tmp_pat
 
 def test_a_counter_that_wraps_around_goes_on_from_its_range(tmp_path: Path) -> None:
     zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 990_000_000, range_uj=1_000_000_000)
-    watch = EnergyWatch(folder=tmp_path)
+    watch = EnergyMonitor(folder=tmp_path)
     watch.start()
     (zone / "energy_uj").write_text("15000000\n")
     watch.stop()
@@ -60,7 +60,7 @@ def test_a_region_in_which_a_counter_may_wrap_twice_has_no_energy(tmp_path: Path
 
 
 def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
-    watch = EnergyWatch(folder=tmp_path / "nowhere")
+    watch = EnergyMonitor(folder=tmp_path / "nowhere")
     watch.start()
     watch.stop()
     assert (watch.package_j, watch.gpu_j) == (None, None)
@@ -70,7 +70,7 @@ def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
 def test_a_counter_that_may_not_be_read_says_what_would_allow_it(tmp_path: Path) -> None:
     (a_zone(tmp_path, "intel-rapl:0", "package-0", 0) / "energy_uj").chmod(0)
-    (why_not,) = EnergyWatch(folder=tmp_path).why_not
+    (why_not,) = EnergyMonitor(folder=tmp_path).why_not
     assert why_not.endswith("may not be read; root can allow it: chmod a+r " + str(tmp_path / "intel-rapl:0/energy_uj"))
 
 
@@ -85,7 +85,7 @@ def test_a_permission_that_is_missing_is_told_to_root_as_well(tmp_path: Path, mo
     plain = Path.read_text
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", forbidden)
-        watch = EnergyWatch(folder=tmp_path)
+        watch = EnergyMonitor(folder=tmp_path)
     assert watch.package_j is None
     counter = zone / "energy_uj"
     assert watch.why_not == [f"{counter}: may not be read; root can allow it: chmod a+r {counter}"]
@@ -93,7 +93,7 @@ def test_a_permission_that_is_missing_is_told_to_root_as_well(tmp_path: Path, mo
 
 def test_a_counter_that_is_lost_takes_what_was_summed_up_with_it(tmp_path: Path) -> None:
     zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    watch = EnergyWatch(folder=tmp_path)
+    watch = EnergyMonitor(folder=tmp_path)
     watch.start()
     watch.stop()
     assert watch.package_j == 0
@@ -139,7 +139,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 @pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])  # torch leaves the prefix out
 def test_a_gpus_energy_is_what_its_counter_went_up_by(nvml: Nvml, uuid: str, tmp_path: Path) -> None:
-    watch = EnergyWatch(uuid, tmp_path)
+    watch = EnergyMonitor(uuid, tmp_path)
     for millijoules in (9_000, 12_500):
         nvml.millijoules = millijoules - 2_000
         watch.start()
@@ -158,7 +158,7 @@ def test_a_gpu_that_counts_no_energy_says_so(nvml: Nvml) -> None:
 
 def test_a_machine_without_a_driver_says_so(nvml: Nvml, tmp_path: Path) -> None:
     nvml.has_driver = False
-    watch = EnergyWatch("1234", tmp_path)
+    watch = EnergyMonitor("1234", tmp_path)
     watch.start()
     watch.stop()
     assert watch.gpu_j is None
@@ -167,7 +167,7 @@ def test_a_machine_without_a_driver_says_so(nvml: Nvml, tmp_path: Path) -> None:
 
 def test_a_machine_without_nvidia_ml_py_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    watch = EnergyWatch("1234", tmp_path)
+    watch = EnergyMonitor("1234", tmp_path)
     assert watch.gpu_j is None
     assert watch.why_not[1] == "a GPU's energy needs nvidia-ml-py: pip install 'raypar[train]'"
 

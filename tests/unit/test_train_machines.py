@@ -9,14 +9,14 @@ from results import make_spec
 
 from raypar.study.trial import TrialResult
 from raypar.train.job import RankOutcome, merge
-from raypar.train.telemetry import Counted, energy, other_loads
+from raypar.train.telemetry import RankCounters, energy, other_loads
 
-RANK = Counted("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
+RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
 
 
-def merged(*counted: Counted | None) -> TrialResult:
-    outcomes = {rank: RankOutcome(train_time_s=2.0, counted=c) for rank, c in enumerate(counted)}
-    spec = make_spec({"num_workers": len(counted)})
+def merged(*counters: RankCounters | None) -> TrialResult:
+    outcomes = {rank: RankOutcome(train_time_s=2.0, counters=c) for rank, c in enumerate(counters)}
+    spec = make_spec({"num_workers": len(counters)})
     return merge(spec, outcomes, (), attempts=1, started_at=1.0, environment={"node": ["n"]}, failure=None)
 
 
