@@ -29,10 +29,10 @@ from common import BUSY_CORES, LOG_TAIL_CHARS, Figure, begin, parser_for, progre
 
 from raypar import Study, units
 from raypar.analysis.laws import Scaling
-from raypar.predict.calibration import calibrate, measured_points, variation_of
+from raypar.predict.calibration import calibrate, observed_points, variation_of
 from raypar.predict.layers import layer_costs
 from raypar.predict.network import Algorithm, Network, parse_network
-from raypar.predict.predict import Prediction, Training, communication_of, predict
+from raypar.predict.predict import JobSpec, Prediction, communication_of, predict
 from raypar.run.ranks import ALLOCATOR
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.train.affinity import allowed_cores
@@ -248,8 +248,8 @@ def measure(hosts: Hosts, setting: Setting, cases: Sequence[Case], num_steps: in
     found = {}
     for case, spec in specs.items():
         layers = layer_costs(wide_mlp, spec.config)
-        calibration = calibrate(measured_points(alone), layers, variation_of(alone))
-        training = Training(Scaling.STRONG, batch_size, num_samples=num_steps * batch_size)
+        calibration = calibrate(observed_points(alone), layers, variation_of(alone))
+        training = JobSpec(Scaling.STRONG, batch_size, num_samples=num_steps * batch_size)
         predicted = {}
         for algorithm in (Algorithm.GLOO, Algorithm.RING):
             how = communication_of(spec.config, setting.network, algorithm)

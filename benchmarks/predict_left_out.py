@@ -1,6 +1,6 @@
 """Does the step model predict a worker count that it has not seen, within the interval that was measured?
 
-Every worker count of several workers is left out in turn and predicted from the others. Where there is only one such
+Every worker count of several workers is held out in turn and predicted from the others. Where there is only one such
 count, its network comes from a probe between two workers of this machine. With --study, a study's stored results are
 taken; else ResNet-18 is trained here by two workers, 64 images a step, and predicted from what computing alone takes:
 of two workers at once that send nothing (local SGD that never averages), with 32 and with 64 images each. They share
@@ -10,17 +10,28 @@ the machine's memory and caches as two workers that train together do; one worke
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from common import begin, local_trial, parser_for, progress, scratch, tell
 
 from raypar import units, workloads
-from raypar.predict.calibration import calibrate, choose_results, measured_points, variation_of
+from raypar.analysis.laws import Scaling
+from raypar.analysis.stats import Estimate, median_estimate
+from raypar.predict.calibration import (
+    Calibration,
+    calibrate,
+    choose_results,
+    fit_study_network,
+    observed_points,
+    variation_of,
+)
 from raypar.predict.layers import layer_costs
 from raypar.predict.network import Network, fit_network
-from raypar.predict.predict import LeftOut, communication_of, leave_one_out
+from raypar.predict.predict import BootstrapSteps, JobSpec, communication_of
 from raypar.predict.probe import probe_all_reduces
+from raypar.predict.step_model import Communication
 from raypar.study.options import OPTIONS
 from raypar.study.overrides import parse_value
 from raypar.study.trial import TrialResult
@@ -68,18 +79,58 @@ def of_one_worker(result: TrialResult) -> TrialResult:
     )
 
 
-def show(left: LeftOut) -> None:
-    title = f"{units.counted(left.num_workers, 'worker')}, batch {left.batch_size}"
-    seen = left.measured
+@dataclass(frozen=True)
+class HeldOut:
+    """A measured point and its prediction from the points of other worker counts; None where they don't suffice."""
+
+    num_workers: int
+    batch_size: int
+    measured: Estimate
+    predicted: Estimate | None
+
+    @property
+    def is_within(self) -> bool | None:
+        """True where the predicted value lies in the measured interval; None where either is missing."""
+        if self.predicted is None or self.measured.low is None:
+            return None
+        return not self.measured.excludes(self.predicted.value)
+
+
+def cross_validate(
+    calibration: Calibration, communication: Communication, network: Network | None, accumulation_steps: int
+) -> list[HeldOut]:
+    """Predict every measured point of several workers without the points of its worker count.
+
+    Args:
+        calibration: of the whole study.
+        communication: how the study's gradients were sent; its network is ignored.
+        network: the one that the study ran on, as a probe has it; None: fitted to the other worker counts.
+        accumulation_steps: micro-batches of a step.
+    """
+    points = []
+    for point in calibration.of_several:
+        others = [p for p in calibration.points if p.num_workers != point.num_workers]
+        rest = calibrate(others, calibration.layers, calibration.variation)
+        predicted = None
+        if network is not None or rest.of_several:
+            link = network or fit_study_network(rest, communication, accumulation_steps)[0]
+            job = JobSpec(Scaling.STRONG, point.batch_size, 1, accumulation_steps=accumulation_steps)
+            how = replace(communication, network=link)
+            predicted = BootstrapSteps(rest, job, how, np.array([point.num_workers])).estimate(lambda t: t[..., 0])
+        points.append(HeldOut(point.num_workers, point.batch_size, median_estimate(point.step_times_s), predicted))
+    return points
+
+
+def show(point: HeldOut) -> None:
+    title = f"{units.counted(point.num_workers, 'worker')}, batch {point.batch_size}"
+    seen = point.measured
     measured_s = units.seconds_interval(seen.value, seen.low, seen.high)
-    if left.predicted is None or left.error is None:
-        tell(title, f"measured {measured_s}; not predicted: {left.why_not}")
+    if point.predicted is None:
+        tell(title, f"measured {measured_s}; not predicted: no other count of several workers was measured")
         return
-    verdict = {True: "within", False: "OUTSIDE", None: "no interval to lie in"}[left.is_within]
-    told = (
-        f"predicted {units.seconds(left.predicted.value)}, measured {measured_s}: {verdict}, {100 * left.error:+.1f} %"
-    )
-    tell(title, told)
+    verdict = {True: "within", False: "OUTSIDE", None: "no interval to lie in"}[point.is_within]
+    error = 100 * (point.predicted.value / seen.value - 1)
+    tell(title, f"predicted {units.seconds(point.predicted.value)}, measured {measured_s}: {verdict}, {error:+.1f} %")
 
 
 def main() -> None:
@@ -94,7 +145,7 @@ def main() -> None:
         chosen = choose_results(results, {key: parse_value(text) for key, text in settings.items()})
         config = chosen[0].spec.config
         layers = layer_costs(getattr(workloads, chosen[0].spec.workload), config)
-        calibration = calibrate(measured_points(chosen), layers, variation_of(chosen))
+        calibration = calibrate(observed_points(chosen), layers, variation_of(chosen))
         tell(
             "one worker: a step, a sample",
             f"{units.seconds(calibration.fixed_s)}, "
@@ -111,13 +162,11 @@ def main() -> None:
         # What goes through this machine's memory is copied by the cores that compute: nothing of it is hidden.
         hides = None if network is None else False
         how = communication_of(config, network or Network(0.0, 1.0), "ring", overlap=hides)
-        found = leave_one_out(
-            calibration, how, network, accumulation_steps=accumulated if isinstance(accumulated, int) else 1
-        )
-    for left in found:
-        show(left)
-    judged = [left.is_within for left in found if left.is_within is not None]
-    tell("left-out points within their measured interval", f"{sum(judged)} of {len(judged)}")
+        points = cross_validate(calibration, how, network, accumulated if isinstance(accumulated, int) else 1)
+    for point in points:
+        show(point)
+    judged = [point.is_within for point in points if point.is_within is not None]
+    tell("held-out points within their measured interval", f"{sum(judged)} of {len(judged)}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from common import begin, parser_for, tell
 
 from raypar import Study, units
 from raypar.predict.layers import layer_costs
-from raypar.predict.network import Network, Topology, parse_network
-from raypar.predict.step_model import Communication, LayerCost, StepTimes, simulate_steps
+from raypar.predict.network import Floats, Network, Topology, parse_network
+from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
 from raypar.workloads import resnet
 
 PRINTED = 0.992
@@ -63,7 +63,7 @@ CASES = (
 )
 
 
-def steps(layers: tuple[LayerCost, ...], case: Case, workers: np.ndarray) -> StepTimes:
+def steps(layers: tuple[LayerCost, ...], case: Case, workers: np.ndarray) -> StepTime[Floats]:
     compute_s = np.asarray(BATCH / case.images_per_s)
     return simulate_steps(layers, workers, case.how, compute_s=compute_s, variation=case.variation)
 

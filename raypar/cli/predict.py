@@ -103,11 +103,11 @@ def predict(
             calibrate,
             choose_results,
             fit_study_network,
-            measured_points,
+            observed_points,
             variation_of,
         )
         from raypar.predict.network import Network, Topology, parse_network
-        from raypar.predict.predict import communication_of, training_of, worker_counts
+        from raypar.predict.predict import communication_of, job_spec_of, worker_counts
         from raypar.predict.predict import predict as predicted
         from raypar.report.predict import Told, check_plot_path, print_prediction, write_plot
 
@@ -128,10 +128,10 @@ def predict(
         set_data_dir(data_dir)
         study = read_study(name, uri_of(tracking_uri), Path.cwd())
         store, results = study.store, choose_results(study.current_results.results, wished)
-        training = training_of(results, wished, Scaling(scaling) if scaling else None, input_rate)
+        training = job_spec_of(results, wished, Scaling(scaling) if scaling else None, input_rate)
         config = results[0].spec.config
         layers, source = _layers(store, name, results[0], parameters)
-        calibration = calibrate(measured_points(results), layers, variation_of(_with_step_times(store, name, results)))
+        calibration = calibrate(observed_points(results), layers, variation_of(_with_step_times(store, name, results)))
         sources = [note for note in (study.current_results.sentence().rstrip("."), source) if note]
         link: Network | Topology
         if given is not None:

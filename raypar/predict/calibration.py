@@ -1,8 +1,8 @@
 """Calibration of the step model from a study's measured steps.
 
-A worker alone takes ``fixed_s + per_sample_s * samples`` a step, fitted to its batch sizes. What several workers take
-beyond that is communication as the step model has it, whose network is fitted where it is asked for: what workers on
-one machine take from each other (memory bandwidth, caches) then counts as communication.
+A worker alone takes ``fixed_s + per_sample_s * samples`` a step, fitted to its batch sizes. The rest of the steps of
+several workers is communication as the step model has it, whose network is fitted on request: contention between
+workers of one machine (memory bandwidth, caches) then counts as communication.
 
 Intervals are percentiles of a bootstrap over each point's repeats. They hold the noise of the measurements, not the
 error of the model.
@@ -13,26 +13,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from raypar.errors import RayparError
-from raypar.predict.network import Network
-from raypar.predict.step_model import Communication, LayerCost, StepTimes, simulate_steps
+from raypar.predict.network import Floats, Network
+from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, latest
 from raypar.units import value_of
 
-# What a prediction is for, and so what points may differ in: everything else has to be chosen.
+# A prediction is for other values of these, so points may differ in them: everything else has to be chosen.
 FREE_KEYS = ("num_workers", "batch_size", "per_worker_batch_size")
+NUM_DRAWS = 200
+BOOTSTRAP_SEED = 19930101
+# Between processes of one machine, by TCP; taken where one worker count can't tell latency from bandwidth.
+LOCAL_LATENCY_S = 50e-6
+# Bounds of a fitted network: from a slow modem to what no machine has.
+_BANDWIDTHS = (1e4, 1e14)
+_LATENCIES_S = (1e-8, 1.0)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One point: a worker count with a batch size.
+class ObservedPoint:
+    """Step times of a worker count with a batch size.
 
     Attributes:
         batch_size: global: samples of a step.
@@ -49,7 +56,7 @@ class Measured:
 
 
 def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]) -> tuple[TrialResult, ...]:
-    """The finished, timed trials of one point, but for workers and batch size.
+    """Return the finished, timed trials of one point, but for workers and batch size.
 
     Args:
         results: all of a study.
@@ -58,10 +65,10 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     Raises:
         RayparError: there are none, or the trials differ in something that was not chosen.
     """
-    known = {key for result in results for key in result.spec.config}
-    if unknown := [key for key in settings if key not in known]:
+    keys = {key for result in results for key in result.spec.config}
+    if unknown := [key for key in settings if key not in keys]:
         raise RayparError(f"--set {unknown[0]}: no trial has such a hyperparameter", hint="check its name")
-    wanted = {key: value for key, value in settings.items() if key not in FREE_KEYS}
+    filters = {key: value for key, value in settings.items() if key not in FREE_KEYS}
     finished = [r for r in latest(results) if r.state is TrialState.FINISHED]
     timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s]
     if finished and not timed:
@@ -69,42 +76,44 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
             "the study trains by a train loop of its own: raypar can't look into its steps",
             hint="predict from a study of a raypar workload",
         )
-    chosen = [r for r in timed if all(r.spec.config.get(key) == value for key, value in wanted.items())]
+    chosen = [r for r in timed if all(r.spec.config.get(key) == value for key, value in filters.items())]
     if not chosen:
-        what = " ".join(f"{key}={value_of(value)}" for key, value in wanted.items())
-        raise RayparError(f"no finished trial{' with ' + what if what else ''}", hint="`raypar show` lists the trials")
+        which = " ".join(f"{key}={value_of(value)}" for key, value in filters.items())
+        raise RayparError(
+            f"no finished trial{' with ' + which if which else ''}", hint="`raypar show` lists the trials"
+        )
     for key in dict.fromkeys(key for r in chosen for key in r.spec.point if key not in FREE_KEYS):
         values = list(dict.fromkeys(r.spec.config.get(key) for r in chosen))
         if len(values) > 1:
-            told = ", ".join(map(value_of, values))
-            raise RayparError(f"the trials differ in {key}: {told}", hint=f"choose: --set {key}={value_of(values[0])}")
+            texts = ", ".join(map(value_of, values))
+            raise RayparError(f"the trials differ in {key}: {texts}", hint=f"choose: --set {key}={value_of(values[0])}")
     return tuple(chosen)
 
 
-def measured_points(results: Sequence[TrialResult]) -> tuple[Measured, ...]:
-    """The step times of finished, timed trials, by worker count and batch size."""
-    found: dict[tuple[int, int], list[float]] = {}
+def observed_points(results: Sequence[TrialResult]) -> tuple[ObservedPoint, ...]:
+    """Return the step times of finished, timed trials, by worker count and batch size."""
+    times_s: dict[tuple[int, int], list[float]] = {}
     for result in sorted(results, key=lambda r: r.spec.repeat):
         config: Mapping[str, Any] = result.spec.config
         rate = result.throughput_samples_per_s
         if rate:
-            found.setdefault((config["num_workers"], config["batch_size"]), []).append(config["batch_size"] / rate)
-    return tuple(Measured(*key, tuple(times)) for key, times in sorted(found.items()))
+            times_s.setdefault((config["num_workers"], config["batch_size"]), []).append(config["batch_size"] / rate)
+    return tuple(ObservedPoint(*key, tuple(times)) for key, times in sorted(times_s.items()))
 
 
 def epoch_samples(result: TrialResult) -> int:
-    """Samples of an epoch of a finished, timed trial."""
+    """Return the samples of an epoch of a finished, timed trial."""
     assert result.throughput_samples_per_s is not None and result.train_time_s is not None
     config: Mapping[str, Any] = result.spec.config
     return max(1, round(result.throughput_samples_per_s * result.train_time_s / max(1, config.get("epochs") or 1)))
 
 
 def variation_of(results: Sequence[TrialResult]) -> float | None:
-    """The median, over the trials of one worker, of the coefficient of variation of their step times.
+    """Return the median, over the trials of one worker, of the coefficient of variation of their step times.
 
-    An epoch's last step is left out where its batch is short. None where no trial has step times.
+    An epoch's last step is excluded where its batch is short. None where no trial has step times.
     """
-    found = []
+    variations = []
     for result in results:
         config: Mapping[str, Any] = result.spec.config
         if config["num_workers"] != 1 or not result.step_times_s:
@@ -114,24 +123,13 @@ def variation_of(results: Sequence[TrialResult]) -> float | None:
         if short and steps and not config.get("drop_last"):
             times = times[np.arange(len(times)) % (steps + 1) != steps]
         if len(times) > 1 and np.mean(times) > 0:
-            found.append(float(np.std(times, ddof=1) / np.mean(times)))
-    return float(np.median(found)) if found else None
-
-
-Floats: TypeAlias = NDArray[np.float64]
-
-NUM_DRAWS = 200
-BOOTSTRAP_SEED = 19930101
-# Between processes of one machine, by TCP; taken where one worker count can't tell latency from bandwidth.
-LOCAL_LATENCY_S = 50e-6
-# Bounds of a fitted network: from a slow modem to what no machine has.
-_BANDWIDTHS = (1e4, 1e14)
-_LATENCIES_S = (1e-8, 1.0)
+            variations.append(float(np.std(times, ddof=1) / np.mean(times)))
+    return float(np.median(variations)) if variations else None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a step takes; `draws` are the same numbers as other repeats might have given them.
+    """Fitted costs of a step.
 
     Attributes:
         layers: of the network.
@@ -139,12 +137,12 @@ class Calibration:
         fixed_s: of one worker's step, whatever its batch: optimizer, launches, Python.
         per_sample_s: of one worker's step, for each of its samples.
         variation: coefficient of variation of one worker's step times.
-        draws: shape ``(draws, 2)``: fixed_s and per_sample_s; None where some point ran only once.
-        notes: sentences on what was taken for granted.
+        draws: bootstrap draws of fixed_s and per_sample_s, shape ``(draws, 2)``; None where some point ran only once.
+        notes: sentences on what was assumed.
     """
 
     layers: tuple[LayerCost, ...]
-    points: tuple[Measured, ...]
+    points: tuple[ObservedPoint, ...]
     fixed_s: float
     per_sample_s: float
     variation: float
@@ -152,29 +150,58 @@ class Calibration:
     notes: tuple[str, ...]
 
     @property
-    def of_one_worker(self) -> tuple[Measured, ...]:
+    def of_one_worker(self) -> tuple[ObservedPoint, ...]:
         return tuple(p for p in self.points if p.num_workers == 1)
 
     @property
-    def of_several(self) -> tuple[Measured, ...]:
+    def of_several(self) -> tuple[ObservedPoint, ...]:
         return tuple(p for p in self.points if p.num_workers > 1)
+
+    def step_times(
+        self,
+        num_workers: NDArray[Any],
+        batch_size: Floats,
+        communication: Communication,
+        *,
+        fixed_s: float | Floats | None = None,
+        per_sample_s: float | Floats | None = None,
+        data_s: float | Floats = 0.0,
+        accumulation_steps: int = 1,
+    ) -> StepTime[Floats]:
+        """Return the steps of some worker counts with some global batches; arrays are broadcast.
+
+        Args:
+            fixed_s: a draw instead of the calibrated value; so `per_sample_s`.
+            data_s: as in `raypar.predict.step_model.simulate_steps`.
+        """
+        sample_s = np.asarray(self.per_sample_s if per_sample_s is None else per_sample_s)
+        return simulate_steps(
+            self.layers,
+            num_workers,
+            communication,
+            compute_s=sample_s * batch_size / num_workers,
+            optimizer_s=self.fixed_s if fixed_s is None else fixed_s,
+            data_s=data_s,
+            variation=self.variation,
+            accumulation_steps=accumulation_steps,
+        )
 
 
 def calibrate(
-    points: Sequence[Measured],
+    points: Sequence[ObservedPoint],
     layers: Sequence[LayerCost],
     variation: float | None = None,
     *,
     num_draws: int = NUM_DRAWS,
     seed: int = BOOTSTRAP_SEED,
 ) -> Calibration:
-    """What a step takes one worker, as the points of one worker have it.
+    """Fit the step time of one worker to the points of one worker.
 
     Args:
         points: at least one of one worker.
         layers: of the network.
         variation: coefficient of variation of step times; None: unknown, and taken as 0.
-        num_draws: how often the repeats are drawn for intervals.
+        num_draws: bootstrap draws of the repeats, for intervals.
         seed: of the draws.
 
     Raises:
@@ -200,13 +227,13 @@ def calibrate(
     draws = None
     if min(len(p.step_times_s) for p in points) > 1:
         rng = np.random.default_rng(seed)
-        drawn = np.stack([drawn_medians(p.step_times_s, num_draws, rng) for p in alone], axis=1)
+        drawn = np.stack([bootstrap_medians(p.step_times_s, num_draws, rng) for p in alone], axis=1)
         draws = np.array([_fitted_compute(batches, row) for row in drawn])
     return Calibration(tuple(layers), tuple(points), fixed_s, per_sample_s, variation or 0.0, draws, tuple(notes))
 
 
-def drawn_medians(times_s: Sequence[float], num_draws: int, rng: np.random.Generator) -> Floats:
-    """Medians of a point's repeats drawn anew, shape ``(num_draws,)``.
+def bootstrap_medians(times_s: Sequence[float], num_draws: int, rng: np.random.Generator) -> Floats:
+    """Return medians of a point's repeats drawn anew, shape ``(num_draws,)``.
 
     The repeats are spread around their mean on the log scale, as `raypar.analysis.laws` does it: a few of them, drawn
     with replacement, vary too little.
@@ -217,47 +244,16 @@ def drawn_medians(times_s: Sequence[float], num_draws: int, rng: np.random.Gener
     return np.asarray(np.exp(np.median(spread[rng.integers(size, size=(num_draws, size))], axis=1)))
 
 
-def step_times(
-    calibration: Calibration,
-    num_workers: NDArray[Any],
-    batch_size: Floats,
-    communication: Communication,
-    *,
-    fixed_s: float | Floats | None = None,
-    per_sample_s: float | Floats | None = None,
-    data_s: float | Floats = 0.0,
-    accumulation_steps: int = 1,
-) -> StepTimes:
-    """The steps of some worker counts with some global batches, as calibrated; arrays are broadcast.
-
-    Args:
-        fixed_s: a draw instead of the calibration's own; so `per_sample_s`.
-        data_s: as in `raypar.predict.step_model.simulate_steps`.
-    """
-    fixed_s = calibration.fixed_s if fixed_s is None else fixed_s
-    per_sample_s = calibration.per_sample_s if per_sample_s is None else per_sample_s
-    return simulate_steps(
-        calibration.layers,
-        num_workers,
-        communication,
-        compute_s=np.asarray(per_sample_s) * batch_size / num_workers,
-        optimizer_s=fixed_s,
-        data_s=data_s,
-        variation=calibration.variation,
-        accumulation_steps=accumulation_steps,
-    )
-
-
 def fit_study_network(
     calibration: Calibration, communication: Communication, accumulation_steps: int = 1
 ) -> tuple[Network, str]:
-    """The link that explains what several workers took, and a sentence on how it came about.
+    """Fit a link to the steps of several workers; return it and a sentence on how it came about.
 
-    One worker count tells one number: then the latency is `LOCAL_LATENCY_S`. The relative errors of the step times are
-    made small (least squares of logarithms).
+    One worker count determines one number: then the latency is `LOCAL_LATENCY_S`. The squared errors of the logarithms
+    of the step times are minimised.
 
     Args:
-        communication: how the study's gradients were sent; its network is not looked at.
+        communication: how the study's gradients were sent; its network is ignored.
 
     Raises:
         RayparError: no point has several workers.
@@ -279,7 +275,7 @@ def fit_study_network(
 
     def errors(parameters: Floats) -> Floats:
         how = replace(communication, network=network_of(parameters))
-        times = step_times(calibration, workers, batches, how, accumulation_steps=accumulation_steps)
+        times = calibration.step_times(workers, batches, how, accumulation_steps=accumulation_steps)
         return np.asarray(np.log(times.step_time_s) - logs)
 
     limits = [_BANDWIDTHS, _LATENCIES_S] if fits_latency else [_BANDWIDTHS]
@@ -298,7 +294,7 @@ def fit_study_network(
 
 
 def _fitted_compute(batches: Floats, times_s: Floats) -> tuple[float, float]:
-    """Seconds a step and seconds a sample, neither below 0, by least squares of the relative errors."""
+    """Fit seconds a step and seconds a sample, neither below 0, by least squares of the relative errors."""
     if len(set(batches.tolist())) == 1:
         return 0.0, float(np.median(times_s) / batches[0])
     columns = np.stack([np.ones_like(batches), batches], axis=1) / times_s[:, None]

@@ -1,4 +1,4 @@
-"""What each layer of a workload's network adds to a training step: gradients in bytes, and its share of the work.
+"""Layers of a workload's network: gradients in bytes, and shares of the work of a training step.
 
 Shares are of multiply-accumulates, which are counted, not timed: a layer that memory bounds (normalisation, activation)
 counts for nothing, and its time falls to the others.
@@ -6,10 +6,9 @@ counts for nothing, and its time falls to the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +33,10 @@ class _Layer:
 
 
 def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
-    """The layers of a workload's network under a complete config, in the order of the forward pass.
+    """Return the layers of a workload's network under a complete config, in the order of the forward pass.
 
-    Its data is loaded to see a sample's shape; where it is not there, or the network does not run on a sample, the
-    gradients are known and the shares are not: then all is one layer (`is_one_layer`).
+    Its data is loaded for a sample's shape; where the data is missing, or the network does not run on a sample, the
+    sizes of the gradients are all there is: then all is one layer (`is_one_layer`).
 
     Raises:
         RayparError: the network can't be built, has nothing to train, or raypar can't look into it.
@@ -55,12 +54,12 @@ def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
 
 
 def is_one_layer(layers: tuple[LayerCost, ...]) -> bool:
-    """Whether nothing is known of the layers but their size."""
+    """Return True where only the total size of the layers could be counted."""
     return layers == one_layer(sum(layer.num_gradient_bytes for layer in layers))
 
 
 def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[LayerCost, ...]:
-    """The layers of a network in the order in which the forward pass of `inputs` enters them.
+    """Return the layers of a network in the order in which the forward pass of `inputs` enters them.
 
     A layer is a module that has weights of its own, or multiplies in its own code (attention: twice as many
     multiply-accumulates backward, both by inputs). Backward, a layer of weights has as many for its gradient by
@@ -76,40 +75,39 @@ def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[Laye
     """
     entered = _entered(model, inputs)
     gradients = _gradient_bytes(entered, config)
-    sizes = [sum(own) for own in gradients]
-    if not any(sizes):
+    if not any(map(sum, gradients)):
         raise RayparError("the model has no weight to train", hint="leave some weights trainable")
-    forward, backward = [], []
-    anything_before = False
-    for layer, size in zip(entered, sizes, strict=True):
+    backward = []
+    is_after_trained = False
+    for layer, sizes in zip(entered, gradients, strict=True):
         has_weights = any(True for _ in layer.module.parameters(recurse=False))
-        by_weights = bool(size) if has_weights else anything_before
-        forward.append(layer.macs)
-        backward.append(layer.macs * (by_weights + anything_before))
-        anything_before = anything_before or bool(size)
-    total = sum(forward) + sum(backward)
+        needs_gradient = bool(sum(sizes)) if has_weights else is_after_trained
+        backward.append(layer.macs * (needs_gradient + is_after_trained))
+        is_after_trained = is_after_trained or bool(sum(sizes))
+    total = sum(layer.macs for layer in entered) + sum(backward)
     if not total:
-        return one_layer(sum(sizes))
+        return one_layer(sum(map(sum, gradients)))
     return tuple(
-        LayerCost(layer.name, sum(own), back / total, ahead / total, max(1, len(own)))
-        for layer, own, ahead, back in zip(entered, gradients, forward, backward, strict=True)
-        if own or ahead
+        LayerCost(layer.name, sum(sizes), back / total, layer.macs / total, max(1, len(sizes)))
+        for layer, sizes, back in zip(entered, gradients, backward, strict=True)
+        if sizes or layer.macs
     )
 
 
 def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
-    """Every module that a forward pass enters, in that order, with its own work."""
+    """Return every module that a forward pass enters, in that order, with its own work."""
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
     layers: dict[nn.Module, _Layer] = {}
     within: list[nn.Module] = []
     counter = FlopCounterMode(display=False)
-    totals = [0]
+    total = 0
 
     def count() -> None:
-        """What was done since the last call is the work of the module that is being run."""
-        totals.append(counter.get_total_flops())
+        """Add the work since the last call to the module that is running."""
+        nonlocal total
+        before, total = total, counter.get_total_flops()
         if within:
-            layers[within[-1]].macs += (totals[-1] - totals[-2]) // FLOP_PER_MAC
+            layers[within[-1]].macs += (total - before) // FLOP_PER_MAC
 
     def enter(module: nn.Module, _inputs: object) -> None:
         count()
@@ -120,7 +118,8 @@ def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
         count()
         within.pop()
 
-    hooks = [hook for module in names for hook in _hooked(module, enter, leave)]
+    hooks = [module.register_forward_pre_hook(enter) for module in names]
+    hooks += [module.register_forward_hook(leave) for module in names]
     was_training = model.training
     model.train()
     try:
@@ -133,35 +132,30 @@ def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
     return list(layers.values())
 
 
-def _hooked(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> tuple[Any, Any]:
-    return module.register_forward_pre_hook(enter), module.register_forward_hook(leave)
-
-
 def _gradient_bytes(entered: list[_Layer], config: Config) -> list[list[int]]:
-    """Of each module's own weights, and of those modules in it that are not entered but whose weights it takes."""
+    """Return the gradient sizes of each layer: of its module, and of those in it that are used without being called."""
     called, seen = {layer.module for layer in entered}, set()
-    found = []
+
+    def uncalled(module: nn.Module) -> Iterator[nn.Module]:
+        yield module
+        for child in module.children():
+            if child not in called:
+                yield from uncalled(child)
+
+    layers = []
     for layer in entered:
         sizes = []
-        for module in _own(layer.module, called):
+        for module in uncalled(layer.module):
             for parameter, num_bytes in _gradients(module, config, recurse=False):
                 if parameter not in seen:
                     seen.add(parameter)
                     sizes.append(num_bytes)
-        found.append(sizes)
-    return found
-
-
-def _own(module: nn.Module, called: set[nn.Module]) -> list[nn.Module]:
-    found = [module]
-    for child in module.children():
-        if child not in called:
-            found += _own(child, called)
-    return found
+        layers.append(sizes)
+    return layers
 
 
 def _gradients(model: nn.Module, config: Config, *, recurse: bool = True) -> list[tuple[nn.Parameter, int]]:
-    """The weights to train, and the bytes of each one's gradient; mixed precision leaves weights as they are."""
+    """Return the weights to train and the bytes of each one's gradient; mixed precision leaves weights as they are."""
     is_double = config.get("precision") == "fp64"
     return [
         (p, p.numel() * (FP64_BYTES if is_double else p.element_size()))
@@ -177,7 +171,7 @@ def _built(workload: Workload, config: Config) -> nn.Module:
     except RayparError:
         raise
     except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RayparError(
-            f"workload {workload.name}: the network can't be built: {why}", hint="give its size: --parameters 25.6M"
+            f"workload {workload.name}: the network can't be built: {reason}", hint="give its size: --parameters 25.6M"
         ) from None

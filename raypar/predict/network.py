@@ -1,10 +1,9 @@
-"""Networks: links with latency and bandwidth, and what an all-reduce costs on them.
+"""Networks: links with latency and bandwidth, and the cost of an all-reduce on them.
 
-Alpha is a link's latency and beta the inverse of its bandwidth (Hockney, "The communication challenge for MPP",
-Parallel Computing 20(3), 1994): a message of n bytes takes alpha + n x beta.
+Alpha is a link's latency and beta the inverse of its bandwidth: a message of n bytes takes alpha + n x beta.
 
-Links carry both directions at once, and none stands in the way of another. What adding two gradients up takes is part
-of a measured beta, and left out of a given one.
+Links carry both directions at once, and none slows another. The time of adding two gradients up is part of a measured
+beta, and not of a given one.
 
 - Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994: alpha and beta
 - Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005
@@ -17,10 +16,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,13 +85,13 @@ class Topology:
 
 
 def parse_network(text: str) -> Network:
-    """A link from ``100Gbit``, ``1Gbit,1ms``, ``10GB/s,20us``: bandwidth, then perhaps latency.
+    """Parse a link: ``100Gbit``, ``1Gbit,1ms``, ``10GB/s,20us``: bandwidth, then perhaps latency.
 
     Bits (Gbit, Gb, Gbps) are a line's nominal rate, of which `PAYLOAD_SHARE` arrives; bytes (GB, GB/s, GBps) are what
     arrives. Factors are decimal. Without a latency it is `DEFAULT_LATENCY_S`.
 
     Raises:
-        RayparError: the text says no such thing.
+        RayparError: it is no bandwidth, or no latency follows the comma.
     """
     first, *rest = (part.strip() for part in text.split(","))
     bandwidth = _BANDWIDTH.fullmatch(first)
@@ -118,7 +117,7 @@ GLOO_SEGMENT_BYTES = 2**20
 
 
 class Algorithm(StrEnum):
-    """How workers come to the sum of their gradients.
+    """Algorithm of the all-reduce.
 
     "auto" is the one of ring, tree and hierarchical that is fastest for the bytes and workers; "gloo" is what torch
     does on CPUs.
@@ -133,11 +132,11 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True)
 class Cost:
-    """What an all-reduce takes; arrays have the shapes of the bytes and workers it was asked for, broadcast.
+    """Seconds of all-reduces; arrays have the shape of the bytes and workers, broadcast.
 
     Attributes:
-        latency_s: the messages' latencies.
-        transfer_s: what the bytes take.
+        latency_s: of the messages' latencies.
+        transfer_s: of the bytes.
     """
 
     latency_s: Floats
@@ -148,39 +147,13 @@ class Cost:
         return self.latency_s + self.transfer_s
 
 
-@overload
-def all_reduce_s(
-    num_bytes: float, num_workers: int, network: Network | Topology, algorithm: Algorithm | str = ...
-) -> float: ...
-
-
-@overload
-def all_reduce_s(
-    num_bytes: float | Floats,
-    num_workers: int | NDArray[Any],
-    network: Network | Topology,
-    algorithm: Algorithm | str = ...,
-) -> float | Floats: ...
-
-
-def all_reduce_s(
-    num_bytes: float | Floats,
-    num_workers: int | NDArray[Any],
-    network: Network | Topology,
-    algorithm: Algorithm | str = Algorithm.RING,
-) -> float | Floats:
-    """Seconds of an all-reduce among so many workers: see `all_reduce_cost`. A number for numbers."""
-    total = all_reduce_cost(num_bytes, num_workers, network, algorithm).total_s
-    return float(total) if total.ndim == 0 else total
-
-
 def all_reduce_cost(
     num_bytes: float | Floats,
     num_workers: int | NDArray[Any],
     network: Network | Topology,
     algorithm: Algorithm | str = Algorithm.RING,
 ) -> Cost:
-    """What an all-reduce of n bytes takes among N workers, and nothing among one.
+    """Return the cost of an all-reduce of n bytes among N workers; one worker sends nothing.
 
     - ring: reduce-scatter, then all-gather, of N parts in N - 1 steps each (Patarasuk and Yuan 2009; what NCCL
       does for large messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest
@@ -207,23 +180,19 @@ def all_reduce_cost(
     Raises:
         RayparError: no such algorithm.
     """
-    known = {str(one): one for one in Algorithm}
-    if str(algorithm) not in known:
-        raise RayparError(f"no all-reduce algorithm {str(algorithm)!r}", hint=f"one of {', '.join(known)}")
-    algorithm = known[str(algorithm)]
+    try:
+        algorithm = Algorithm(algorithm)
+    except ValueError:
+        raise RayparError(
+            f"no all-reduce algorithm {str(algorithm)!r}", hint=f"one of {', '.join(Algorithm)}"
+        ) from None
     topology = network if isinstance(network, Topology) else Topology(1, network, network)
     n, workers = np.broadcast_arrays(np.asarray(num_bytes, np.float64), np.asarray(num_workers, np.float64))
-    costs = {
-        Algorithm.RING: _ring_over_nodes,
-        Algorithm.TREE: _tree_over_nodes,
-        Algorithm.HIERARCHICAL: _hierarchical,
-    }
-    if algorithm is Algorithm.GLOO:
-        cost = _gloo_over_nodes(n, workers, topology)
-    elif algorithm is not Algorithm.AUTO:
-        cost = costs[algorithm](n, workers, topology)
+    if algorithm is Algorithm.AUTO:
+        names = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
+        cost = _fastest([_COSTS[name](n, workers, topology) for name in names])
     else:
-        cost = _fastest([of(n, workers, topology) for of in costs.values()])
+        cost = _COSTS[algorithm](n, workers, topology)
     alone = (workers <= 1) | (n <= 0)
     return Cost(np.where(alone, 0.0, cost.latency_s), np.where(alone, 0.0, cost.transfer_s))
 
@@ -231,7 +200,7 @@ def all_reduce_cost(
 def fit_network(
     samples: Sequence[tuple[float, float]], num_workers: int, algorithm: Algorithm | str = Algorithm.RING
 ) -> Network:
-    """The link whose all-reduces take what was measured, by least squares of the relative errors.
+    """Fit a link to measured all-reduces, by least squares of the relative errors.
 
     Args:
         samples: (bytes, seconds) of all-reduces; two sizes or more tell alpha from beta.
@@ -252,12 +221,11 @@ def fit_network(
     sizes, times_s = np.array(samples, dtype=np.float64).T
     if not (np.all(sizes > 0) and np.all(times_s > 0)):
         raise RayparError("all-reduces of no bytes or no time can't be fitted", hint="leave them out")
-    # The cost is linear in alpha and beta: what each counts for is read off links that have only one of them.
-    alphas = all_reduce_s(sizes, np.asarray(num_workers), Network(1.0, math.inf), algorithm)
-    betas = all_reduce_s(sizes, np.asarray(num_workers), Network(0.0, 1.0), algorithm)
+    # The cost is linear in alpha and beta, and a link of 1 s and 1 byte/s has their coefficients.
+    coefficients = all_reduce_cost(sizes, num_workers, Network(1.0, 1.0), algorithm)
     # Bytes are large and alpha's counts small: in units of the largest message, both columns are alike.
     unit = float(np.max(sizes))
-    columns = np.stack([np.asarray(alphas), np.asarray(betas) / unit], axis=1)
+    columns = np.stack([coefficients.latency_s, coefficients.transfer_s / unit], axis=1)
     (latency_s, s_per_unit), _ = nnls(columns / times_s[:, None], np.ones(len(times_s)))
     if s_per_unit <= 0:
         raise RayparError(
@@ -266,7 +234,7 @@ def fit_network(
     return Network(float(latency_s), unit / float(s_per_unit))
 
 
-def _ring(n: Floats, workers: Floats, latency_s: Floats, s_per_byte: Floats) -> Cost:
+def _ring(n: Floats, workers: Floats, latency_s: float | Floats, s_per_byte: float | Floats) -> Cost:
     steps = 2 * (workers - 1)
     return Cost(steps * latency_s, steps / workers * n * s_per_byte)
 
@@ -290,7 +258,7 @@ def _height(workers: Floats) -> Floats:
 
 
 def _nodes(workers: Floats, topology: Topology) -> tuple[Floats, Floats]:
-    """How many workers the fullest node has, and how many nodes there are."""
+    """Return the workers of the fullest node, and the number of nodes."""
     local = np.minimum(workers, topology.workers_per_node)
     return local, np.ceil(workers / topology.workers_per_node)
 
@@ -313,14 +281,14 @@ def _tree_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
 def _hierarchical(n: Floats, workers: Floats, topology: Topology) -> Cost:
     local, nodes = _nodes(workers, topology)
     within, between = topology.within, topology.between
-    inside = _ring(n, local, np.asarray(within.latency_s), np.asarray(within.s_per_byte))
-    ring = _ring(n, nodes, np.asarray(between.latency_s), np.asarray(between.s_per_byte))
+    inside = _ring(n, local, within.latency_s, within.s_per_byte)
+    ring = _ring(n, nodes, between.latency_s, between.s_per_byte)
     across = _fastest([ring, _trees(n, nodes, between.latency_s, between.s_per_byte)])
     return Cost(inside.latency_s + across.latency_s, inside.transfer_s + across.transfer_s)
 
 
 def _slowest(local: Floats, nodes: Floats, topology: Topology) -> tuple[Floats, Floats]:
-    """The larger alpha and the larger beta of the kinds of links that are in use."""
+    """Return the larger alpha and the larger beta of the kinds of links in use."""
     within, between = topology.within, topology.between
     inside, across = local > 1, nodes > 1
     return (
@@ -337,3 +305,11 @@ def _fastest(costs: Sequence[Cost]) -> Cost:
             np.where(is_less, other.latency_s, best.latency_s), np.where(is_less, other.transfer_s, best.transfer_s)
         )
     return best
+
+
+_COSTS: Mapping[Algorithm, Callable[[Floats, Floats, Topology], Cost]] = {
+    Algorithm.RING: _ring_over_nodes,
+    Algorithm.GLOO: _gloo_over_nodes,
+    Algorithm.TREE: _tree_over_nodes,
+    Algorithm.HIERARCHICAL: _hierarchical,
+}

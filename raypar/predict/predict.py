@@ -1,10 +1,10 @@
-"""Predictions for other worker counts or networks, and their error on measured points."""
+"""Predictions for other worker counts or networks from a calibrated step model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,22 +12,20 @@ from numpy.typing import NDArray
 from raypar.analysis.laws import Scaling
 from raypar.analysis.stats import LEVEL, Estimate, Method, median_estimate
 from raypar.errors import RayparError
-from raypar.predict.calibration import Calibration, Measured, calibrate, epoch_samples, fit_study_network, step_times
-from raypar.predict.network import Algorithm, Network, Topology
-from raypar.predict.step_model import MIB, Communication, Limit, StepTime, StepTimes, limit_of
+from raypar.predict.calibration import Calibration, ObservedPoint, epoch_samples
+from raypar.predict.network import Algorithm, Floats, Network, Topology
+from raypar.predict.step_model import MIB, Communication, Limit, StepTime, limit_of
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult
 
-Floats: TypeAlias = NDArray[np.float64]
-
-
 # Bytes sent for each gradient, by the option `compression`; None: as many as it has.
 COMPRESSIONS: Mapping[str, int | None] = {"none": None, "fp16": 2, "bf16": 2}
+MAX_WORKERS = 2**20
 
 
 @dataclass(frozen=True)
-class Training:
-    """What is to be predicted.
+class JobSpec:
+    """The training to predict.
 
     Attributes:
         scaling: strong: the global batch stays as it is; weak: that of a worker does.
@@ -35,7 +33,7 @@ class Training:
         num_samples: of an epoch.
         epochs: of the training.
         accumulation_steps: micro-batches of a step.
-        input_samples_per_s: what a node's input pipeline delivers; None: as much as is wanted.
+        input_samples_per_s: throughput of a node's input pipeline; None: it never limits.
     """
 
     scaling: Scaling
@@ -58,7 +56,7 @@ def communication_of(
     bucket_mb: float | None = None,
     overlap: bool | None = None,
 ) -> Communication:
-    """How a trial with this config sends its gradients, on this network.
+    """Return how a trial with this config sends its gradients on a network.
 
     Args:
         config: complete, or as an older result has it.
@@ -81,52 +79,50 @@ def communication_of(
             hint=f"predict from trials with another: --set compression=X, one of {', '.join(COMPRESSIONS)}",
         )
     num_bytes, sent_bytes = 8 if config.get("precision") == "fp64" else 4, COMPRESSIONS[str(compression)]
-    own_mb = config.get("bucket_mb")
-    chosen_mb = bucket_mb if bucket_mb is not None else own_mb if isinstance(own_mb, (int, float)) else None
+    if bucket_mb is None and isinstance(configured_mb := config.get("bucket_mb"), (int, float)):
+        bucket_mb = configured_mb
     return Communication(
         network=network,
         algorithm=algorithm,
-        bucket_bytes=None if chosen_mb is None else chosen_mb * MIB,
+        bucket_bytes=None if bucket_mb is None else bucket_mb * MIB,
         overlap=bool(config.get("overlap", True)) if overlap is None else overlap,
         compression=1.0 if sent_bytes is None else sent_bytes / num_bytes,
     )
 
 
-def training_of(
+def job_spec_of(
     results: Sequence[TrialResult],
     settings: Mapping[str, Value],
     scaling: Scaling | None = None,
     input_samples_per_s: float | None = None,
-) -> Training:
-    """What the trials of `raypar.predict.calibration.choose_results` train, with more workers.
+) -> JobSpec:
+    """Return the job that trials of `raypar.predict.calibration.choose_results` are small versions of.
 
     Args:
         results: at least one.
         settings: `batch_size` or `per_worker_batch_size` among them chooses the batch.
         scaling: None: weak where the study gives every worker a batch of its own, else strong.
-        input_samples_per_s: as in `Training`.
+        input_samples_per_s: as in `JobSpec`.
 
     Raises:
-        RayparError: the trials have several batches and none is chosen.
+        RayparError: the trials have several batches and none is chosen, or the chosen one is no whole number.
     """
     configs: list[Mapping[str, Any]] = [r.spec.config for r in results]
     is_weak = all(c.get("per_worker_batch_size") is not None for c in configs)
     scaling = scaling or (Scaling.WEAK if is_weak or settings.get("per_worker_batch_size") else Scaling.STRONG)
     if scaling is Scaling.WEAK:
-        key = "per_worker_batch_size"
-        batches = {c["batch_size"] // c["num_workers"] for c in configs}
+        key, batches = "per_worker_batch_size", {c["batch_size"] // c["num_workers"] for c in configs}
     else:
-        key = "batch_size"
-        batches = {c["batch_size"] for c in configs}
-    wanted = settings.get(key)
-    if wanted is None and len(batches) > 1:
-        told = ", ".join(map(str, sorted(batches)))
-        raise RayparError(f"the trials differ in their batch: {told}", hint=f"choose: --set {key}={max(batches)}")
-    if wanted is not None and (not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1):
-        raise RayparError(f"--set {key}={wanted}: must be a whole number of at least 1")
-    return Training(
+        key, batches = "batch_size", {c["batch_size"] for c in configs}
+    batch_size = settings.get(key)
+    if batch_size is None and len(batches) > 1:
+        sizes = ", ".join(map(str, sorted(batches)))
+        raise RayparError(f"the trials differ in their batch: {sizes}", hint=f"choose: --set {key}={max(batches)}")
+    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+        raise RayparError(f"--set {key}={batch_size}: must be a whole number of at least 1")
+    return JobSpec(
         scaling=scaling,
-        batch_size=int(wanted) if wanted is not None else batches.pop(),
+        batch_size=batches.pop() if batch_size is None else int(batch_size),
         num_samples=max(epoch_samples(r) for r in results),
         epochs=max(int(c.get("epochs") or 1) for c in configs),
         accumulation_steps=max(int(c.get("accumulation_steps") or 1) for c in configs),
@@ -134,45 +130,38 @@ def training_of(
     )
 
 
-def training_steps(
-    calibration: Calibration, training: Training, communication: Communication, workers: NDArray[Any], **draw: Floats
-) -> StepTimes:
-    batches = training.global_batch(workers)
+def job_step_times(
+    calibration: Calibration, job: JobSpec, communication: Communication, workers: NDArray[Any], **draws: Floats
+) -> StepTime[Floats]:
+    """Return the step times of a job with each worker count; `draws` as in `Calibration.step_times`."""
+    batches = job.global_batch(workers)
     data_s: float | Floats = 0.0
-    if training.input_samples_per_s is not None:
+    if job.input_samples_per_s is not None:
         network = communication.network
-        in_node = network.workers_per_node if isinstance(network, Topology) else 1
-        data_s = np.minimum(workers, in_node) * batches / workers / training.input_samples_per_s
-    return step_times(
-        calibration,
-        workers,
-        batches,
-        communication,
-        data_s=data_s,
-        accumulation_steps=training.accumulation_steps,
-        **draw,
+        per_node = network.workers_per_node if isinstance(network, Topology) else 1
+        data_s = np.minimum(workers, per_node) * batches / workers / job.input_samples_per_s
+    return calibration.step_times(
+        workers, batches, communication, data_s=data_s, accumulation_steps=job.accumulation_steps, **draws
     )
 
 
-class DrawnSteps:
-    """Step times of some worker counts, as calibrated and as drawn, and what follows from them."""
+class BootstrapSteps:
+    """Step times of some worker counts as calibrated and as drawn, and estimates of quantities made of them."""
 
     def __init__(
-        self, calibration: Calibration, training: Training, communication: Communication, workers: NDArray[Any]
+        self, calibration: Calibration, job: JobSpec, communication: Communication, workers: NDArray[Any]
     ) -> None:
-        self.workers = workers
-        self.batches = training.global_batch(workers)
         self._num_samples = min(len(p.step_times_s) for p in calibration.points)
         # One worker comes last, for the speedups.
         with_one = np.append(workers, 1)
-        self._best = training_steps(calibration, training, communication, with_one).step_time_s
+        self._best = job_step_times(calibration, job, communication, with_one).step_time_s
         self._rows: Floats | None = None
         if calibration.draws is not None:
-            draw = {"fixed_s": calibration.draws[:, :1], "per_sample_s": calibration.draws[:, 1:]}
-            self._rows = training_steps(calibration, training, communication, with_one, **draw).step_time_s
+            draws = {"fixed_s": calibration.draws[:, :1], "per_sample_s": calibration.draws[:, 1:]}
+            self._rows = job_step_times(calibration, job, communication, with_one, **draws).step_time_s
 
-    def told(self, quantity: Callable[[Floats], Any]) -> Estimate:
-        """What `quantity` makes of step times, shape ``(..., workers and one worker)``."""
+    def estimate(self, quantity: Callable[[Floats], Any]) -> Estimate:
+        """Estimate a function of step times in seconds, shape ``(..., workers and one worker)``."""
         value = float(quantity(self._best))
         if self._rows is None:
             return Estimate(value, None, None, self._num_samples, None, Method.SINGLE)
@@ -182,28 +171,25 @@ class DrawnSteps:
         )
 
 
-MAX_WORKERS = 2**20
-
-
 @dataclass(frozen=True)
 class Prediction:
-    """One worker count.
+    """Predicted times of one worker count.
 
     Attributes:
         batch_size: global.
-        step: where the time of a step goes.
+        step: parts of a step's time.
         speedup: over one worker on the same work (strong), or by throughput (weak); as predicted for both.
         efficiency: speedup over workers.
         epoch_s: seconds of an epoch.
         training_s: seconds of all epochs.
-        limit: what keeps it from being faster.
+        limit: the main cause that keeps it from being faster.
         measured: the step time as measured with these workers, this batch and this network; None: it was not.
         extrapolated: in what the prediction goes beyond what was measured: "workers", "batch", "network".
     """
 
     num_workers: int
     batch_size: int
-    step: StepTime
+    step: StepTime[float]
     step_time_s: Estimate
     throughput_samples_per_s: Estimate
     speedup: Estimate
@@ -237,10 +223,10 @@ class Sweep:
 
 
 def worker_counts(largest: Sequence[int], measured: Sequence[int] = ()) -> tuple[int, ...]:
-    """1, 2, 4 … up to the largest asked for, those asked for, and those measured up to there.
+    """Return 1, 2, 4 … up to the largest asked for, those asked for, and those measured up to there.
 
     Raises:
-        RayparError: a count is none.
+        RayparError: a count is below 1 or above `MAX_WORKERS`.
     """
     for count in largest:
         if not 1 <= count <= MAX_WORKERS:
@@ -254,25 +240,25 @@ def worker_counts(largest: Sequence[int], measured: Sequence[int] = ()) -> tuple
 
 def predict(
     calibration: Calibration,
-    training: Training,
+    job: JobSpec,
     communication: Communication,
     counts: Sequence[int],
     *,
     is_measured_network: bool = False,
 ) -> Sweep:
-    """What each worker count would take.
+    """Predict the times of a job with each worker count.
 
     Args:
         calibration: of the study.
-        training: what is to be predicted.
+        job: the training to predict.
         communication: how and on which network gradients are sent.
-        counts: worker counts, at least 1 each; those with more workers than samples in a batch are left out.
+        counts: worker counts, at least 1 each; those with more workers than samples in a batch are excluded.
         is_measured_network: the network is the one that the study ran on.
 
     Raises:
         RayparError: all counts are more than the batch has samples.
     """
-    most = training.batch_size if training.scaling is Scaling.STRONG else None
+    most = job.batch_size if job.scaling is Scaling.STRONG else None
     kept = [n for n in sorted(set(counts)) if most is None or n <= most]
     if not kept:
         raise RayparError(
@@ -280,13 +266,13 @@ def predict(
             hint="ask for fewer workers, or say --scaling weak",
         )
     workers = np.array(kept)
-    steps = training_steps(calibration, training, communication, workers)
-    times = DrawnSteps(calibration, training, communication, workers)
+    steps = job_step_times(calibration, job, communication, workers)
+    times = BootstrapSteps(calibration, job, communication, workers)
     every = np.arange(1, kept[-1] + 1)
-    rates = training.global_batch(every) / training_steps(calibration, training, communication, every).step_time_s
+    rates = job.global_batch(every) / job_step_times(calibration, job, communication, every).step_time_s
     return Sweep(
         predictions=tuple(
-            _prediction(calibration, training, steps.at(i), times, i, is_measured_network) for i in range(len(kept))
+            _prediction(calibration, job, steps.at(i), times, i, n, is_measured_network) for i, n in enumerate(kept)
         ),
         most_workers=most,
         fastest=int(every[np.argmax(rates)]),
@@ -295,106 +281,51 @@ def predict(
 
 
 def _prediction(
-    calibration: Calibration, training: Training, step: StepTime, times: DrawnSteps, i: int, is_measured_network: bool
+    calibration: Calibration,
+    job: JobSpec,
+    step: StepTime[float],
+    times: BootstrapSteps,
+    i: int,
+    num_workers: int,
+    is_measured_network: bool,
 ) -> Prediction:
-    num_workers, batch_size = int(times.workers[i]), int(times.batches[i])
-    one = batch_size if training.scaling is Scaling.STRONG else training.batch_size  # the batch of one worker
+    is_strong = job.scaling is Scaling.STRONG
+    batch_size = job.batch_size if is_strong else job.batch_size * num_workers
 
     def speedup(t: Floats) -> Any:
-        return (batch_size / t[..., i]) / (one / t[..., -1])
+        return (batch_size / t[..., i]) / (job.batch_size / t[..., -1])
 
     losses = dict(step.losses_s)
-    if training.scaling is Scaling.STRONG:
+    if is_strong:
         losses[Limit.BATCH] = step.optimizer_s * (1 - 1 / num_workers)
-    epoch_s = times.told(lambda t: training.num_samples / batch_size * t[..., i])
+    epoch_s = times.estimate(lambda t: job.num_samples / batch_size * t[..., i])
     same = [p for p in calibration.points if (p.num_workers, p.batch_size) == (num_workers, batch_size)]
     return Prediction(
         num_workers=num_workers,
         batch_size=batch_size,
         step=step,
-        step_time_s=times.told(lambda t: t[..., i]),
-        throughput_samples_per_s=times.told(lambda t: batch_size / t[..., i]),
-        speedup=times.told(speedup),
-        efficiency=times.told(lambda t: speedup(t) / num_workers),
+        step_time_s=times.estimate(lambda t: t[..., i]),
+        throughput_samples_per_s=times.estimate(lambda t: batch_size / t[..., i]),
+        speedup=times.estimate(speedup),
+        efficiency=times.estimate(lambda t: speedup(t) / num_workers),
         epoch_s=epoch_s,
-        training_s=epoch_s.scaled(training.epochs),
+        training_s=epoch_s.scaled(job.epochs),
         limit=limit_of(losses, step.step_time_s),
         measured=median_estimate(same[0].step_times_s) if same and (is_measured_network or num_workers == 1) else None,
-        extrapolated=_beyond(calibration, num_workers, batch_size, is_measured_network),
+        extrapolated=_extrapolated(calibration, num_workers, batch_size, is_measured_network),
     )
 
 
-def _beyond(calibration: Calibration, num_workers: int, batch_size: int, is_measured_network: bool) -> tuple[str, ...]:
-    """In what a point goes beyond the measured ones."""
-
-    def reaches(points: Sequence[Measured]) -> bool:
+def _extrapolated(
+    calibration: Calibration, num_workers: int, batch_size: int, is_measured_network: bool
+) -> tuple[str, ...]:
+    def is_in_range(points: Sequence[ObservedPoint]) -> bool:
         sizes = [p.samples_per_worker for p in points]
         return min(sizes) <= batch_size / num_workers <= max(sizes)
 
-    found = []
-    if num_workers > max(p.num_workers for p in calibration.points):
-        found.append("workers")
-    if not reaches(calibration.points if is_measured_network else calibration.of_one_worker):
-        found.append("batch")
-    if num_workers > 1 and not is_measured_network:
-        found.append("network")
-    return tuple(found)
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A measured point, predicted from the others.
-
-    Attributes:
-        measured: its step time.
-        predicted: as the others have it; None where they can't tell.
-        why_not: what keeps them from it.
-    """
-
-    num_workers: int
-    batch_size: int
-    measured: Estimate
-    predicted: Estimate | None
-    why_not: str = ""
-
-    @property
-    def error(self) -> float | None:
-        """How far the prediction is off, as a share of what was measured."""
-        return None if self.predicted is None else self.predicted.value / self.measured.value - 1
-
-    @property
-    def is_within(self) -> bool | None:
-        """Whether the predicted value lies in the measured interval; None where there is none of either."""
-        if self.predicted is None or self.measured.low is None:
-            return None
-        return not self.measured.excludes(self.predicted.value)
-
-
-def leave_one_out(
-    calibration: Calibration,
-    communication: Communication,
-    network: Network | Topology | None = None,
-    accumulation_steps: int = 1,
-) -> tuple[LeftOut, ...]:
-    """Every measured point of several workers, predicted without the points of its worker count.
-
-    Args:
-        calibration: of the whole study.
-        communication: how the study's gradients were sent; its network is not looked at.
-        network: the one that the study ran on, as a probe has it; None: fitted to the other worker counts.
-    """
-    found = []
-    for point in calibration.of_several:
-        others = [p for p in calibration.points if p.num_workers != point.num_workers]
-        rest = calibrate(others, calibration.layers, calibration.variation)
-        measured = median_estimate(point.step_times_s)
-        if network is None and not rest.of_several:
-            why = "no other count of several workers was measured, so the network is not known: give it, or probe it"
-            found.append(LeftOut(point.num_workers, point.batch_size, measured, None, why))
-            continue
-        link = network if network is not None else fit_study_network(rest, communication, accumulation_steps)[0]
-        training = Training(Scaling.STRONG, point.batch_size, 1, accumulation_steps=accumulation_steps)
-        how = replace(communication, network=link)
-        drawn = DrawnSteps(rest, training, how, np.array([point.num_workers]))
-        found.append(LeftOut(point.num_workers, point.batch_size, measured, drawn.told(lambda t: t[..., 0])))
-    return tuple(found)
+    beyond = {
+        "workers": num_workers > max(p.num_workers for p in calibration.points),
+        "batch": not is_in_range(calibration.points if is_measured_network else calibration.of_one_worker),
+        "network": num_workers > 1 and not is_measured_network,
+    }
+    return tuple(what for what, is_beyond in beyond.items() if is_beyond)

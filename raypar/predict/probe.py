@@ -19,17 +19,22 @@ from raypar.study.trial import TrialResult
 from raypar.study.workload import Workload
 from raypar.train.affinity import allowed_cores
 
+# From pure latency to a large bucket of gradients.
+SIZES_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20, 32 * 2**20)
+NUM_REPEATS = 9
+FLOAT_BYTES = 4
+
 
 def probe_all_reduces(num_workers: int, log_dir: Path, device: str = "cpu") -> tuple[tuple[float, float], ...]:
-    """(bytes, seconds) of all-reduces of several sizes among workers with a core each.
+    """Measure (bytes, seconds) of all-reduces of several sizes among workers with a core each.
 
     Args:
         num_workers: at least 2.
-        log_dir: where the ranks' output goes.
-        device: where the gradients would be.
+        log_dir: folder of the ranks' output.
+        device: of the gradients.
 
     Raises:
-        RayparError: this machine has not as many cores, or a rank failed.
+        RayparError: this machine has fewer cores, or a rank failed.
     """
     num_cores = len(allowed_cores())
     if num_workers > num_cores:  # the runner takes as many ranks as it is given
@@ -47,8 +52,7 @@ def probe_all_reduces(num_workers: int, log_dir: Path, device: str = "cpu") -> t
 
     with LocalRunner(RunSettings(log_dir=log_dir, isolation="fresh")) as runner:
         runner.run(study, [study.trial({}, 0)], listen)
-    failure = ended[0].failure
-    if failure is not None:
+    if (failure := ended[0].failure) is not None:
         raise RayparError(
             f"the network between {num_workers} workers can't be measured: {failure.message}",
             hint="give it: --network 100Gbit",
@@ -63,41 +67,35 @@ def _loop(_: Mapping[str, Any]) -> None:
         ray.train.report({"num_bytes": num_bytes, "time_s": time_s})
 
 
-# From what is latency alone to what a large bucket of gradients is.
-SIZES_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20, 32 * 2**20)
-NUM_REPEATS = 9
-FLOAT_BYTES = 4
-
-
 def all_reduce_times(
     device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES, num_repeats: int = NUM_REPEATS
 ) -> Iterator[tuple[int, float]]:
-    """Each size with the median seconds of an all-reduce of it; every rank calls it and gets the same.
+    """Yield each size in bytes with the median seconds of an all-reduce; every rank calls it and gets the same.
 
     Of each repeat the slowest rank counts, from a barrier on. Two more are done first and not counted.
 
     Args:
-        device: where the gradients would be.
+        device: of the gradients.
         sizes_bytes: multiples of 4, rounded down.
         num_repeats: all-reduces of each size.
     """
     for size in sizes_bytes:
         values = torch.ones(max(1, size // FLOAT_BYTES), device=device)
-        times_s = [_one(values) for _ in range(2 + num_repeats)][2:]
+        times_s = [_all_reduce_s(values) for _ in range(2 + num_repeats)][2:]
         slowest = torch.tensor(times_s, dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         yield values.numel() * FLOAT_BYTES, statistics.median(slowest.tolist())
 
 
-def _one(values: torch.Tensor) -> float:
-    _wait_for(values)
+def _all_reduce_s(values: torch.Tensor) -> float:
+    _synchronize(values)
     dist.barrier()
     start_s = time.perf_counter()
     dist.all_reduce(values)
-    _wait_for(values)
+    _synchronize(values)
     return time.perf_counter() - start_s
 
 
-def _wait_for(values: torch.Tensor) -> None:
+def _synchronize(values: torch.Tensor) -> None:
     if values.device.type == "cuda":
         torch.cuda.synchronize(values.device)

@@ -16,14 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from raypar.errors import RayparError
-from raypar.predict.network import Algorithm, Network, Topology, all_reduce_cost
+from raypar.predict.network import Algorithm, Floats, Network, Topology, all_reduce_cost
+
+MIB = 2**20
+# Parts that take less of a step than this do not limit it.
+NEGLIGIBLE_SHARE = 0.05
+Seconds = TypeVar("Seconds", float, Floats)
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,13 @@ class LayerCost:
 
 
 def one_layer(num_gradient_bytes: int) -> tuple[LayerCost, ...]:
-    """A network of which nothing but its size is known: all gradients are there at the end of the backward pass."""
+    """Return a network known by its size alone: all gradients are ready at the end of the backward pass."""
     # The backward pass computes gradients by weights and by inputs: twice the work of the forward pass.
     return (LayerCost("all layers", num_gradient_bytes, 2 / 3, 1 / 3),)
 
 
 def read_layers(path: Path) -> tuple[LayerCost, ...] | None:
-    """What `write_layers` has put there; None where there is nothing that can be read."""
+    """Return what `write_layers` stored; None where the file is missing or damaged."""
     try:
         return tuple(LayerCost(**raw) for raw in json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -70,14 +75,13 @@ def write_layers(path: Path, layers: tuple[LayerCost, ...]) -> None:
         part.unlink(missing_ok=True)
 
 
-MIB = 2**20
 # torch's DistributedDataParallel; the first bucket is small so that sending begins early.
 DEFAULT_BUCKET_BYTES = 25 * MIB
 FIRST_BUCKET_BYTES = 1 * MIB
 
 
 def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> list[tuple[float, float]]:
-    """What is sent as one, in that order: (bytes, share of the backward pass after which they are ready).
+    """Return the messages in the order of sending: (bytes, share of the step's work after which they are ready).
 
     A bucket is closed by the layer with which it holds its bytes, as torch does it with single tensors.
 
@@ -85,36 +89,24 @@ def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> l
         layers: in the order of the forward pass.
         bucket_bytes: as in `Communication`.
     """
-    found: list[tuple[float, float]] = []
+    messages: list[tuple[float, float]] = []
     filled, passed = 0.0, 0.0
     for layer in reversed(layers):
         passed += layer.backward_share
-        filled += layer.num_gradient_bytes
         if bucket_bytes == 0:  # a layer's tensors are taken to be alike: what counts is how many messages they are
             if layer.num_gradient_bytes:
-                found += [(layer.num_gradient_bytes / layer.num_gradients, passed)] * layer.num_gradients
-            filled = 0.0
+                messages += [(layer.num_gradient_bytes / layer.num_gradients, passed)] * layer.num_gradients
             continue
-        if bucket_bytes is not None:
-            full = bucket_bytes
-        else:
-            full = DEFAULT_BUCKET_BYTES if found else FIRST_BUCKET_BYTES
-        if filled and filled >= full:
-            found.append((filled, passed))
+        filled += layer.num_gradient_bytes
+        capacity = bucket_bytes or (DEFAULT_BUCKET_BYTES if messages else FIRST_BUCKET_BYTES)
+        if filled >= capacity:
+            messages.append((filled, passed))
             filled = 0.0
-    if filled:
-        found.append((filled, passed))
-    return found
-
-
-Floats: TypeAlias = NDArray[np.float64]
-
-# What takes less of a step than this does not limit it.
-NEGLIGIBLE_SHARE = 0.05
+    return [*messages, (filled, passed)] if filled else messages
 
 
 class Limit(StrEnum):
-    """What keeps a step from being shorter."""
+    """Cause that keeps a step from being shorter."""
 
     COMPUTE = "compute"
     LATENCY = "latency"
@@ -126,7 +118,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True)
 class Communication:
-    """How gradients are sent.
+    """Settings of the gradient exchange.
 
     Attributes:
         network: links, or nodes of links.
@@ -134,7 +126,7 @@ class Communication:
         bucket_bytes: a bucket that holds as much is sent; 0: every gradient alone (no tensor fusion);
             infinite: all at once; None: as torch does, a first one of `FIRST_BUCKET_BYTES` and then
             `DEFAULT_BUCKET_BYTES`.
-        overlap: whether buckets are sent while the backward pass goes on, or after it.
+        overlap: send buckets while the backward pass goes on, not after it.
         compression: bytes sent for each byte of gradients.
     """
 
@@ -146,7 +138,7 @@ class Communication:
 
     @property
     def num_at_once(self) -> int:
-        """All-reduces that are under way together: the bytes of one go while another waits for its messages.
+        """Number of all-reduces under way together: the bytes of one go while another waits for its messages.
 
         torch's gloo has two threads for them; a step that sends after the backward pass waits for each.
         """
@@ -154,8 +146,10 @@ class Communication:
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """Where the time of one step goes, in seconds. What is exposed adds to the step, what is hidden does not.
+class StepTime(Generic[Seconds]):
+    """Parts of a step's time, in seconds: of one step, or arrays of one shape for many worker counts.
+
+    What is exposed adds to the step, what is hidden does not.
 
     Attributes:
         compute_s: forward and backward of a worker.
@@ -167,25 +161,25 @@ class StepTime:
         data_wait_s: waiting for the input pipeline.
     """
 
-    compute_s: float
-    straggler_s: float
-    exposed_latency_s: float
-    exposed_transfer_s: float
-    hidden_communication_s: float
-    optimizer_s: float
-    data_wait_s: float
+    compute_s: Seconds
+    straggler_s: Seconds
+    exposed_latency_s: Seconds
+    exposed_transfer_s: Seconds
+    hidden_communication_s: Seconds
+    optimizer_s: Seconds
+    data_wait_s: Seconds
 
     @property
-    def exposed_communication_s(self) -> float:
+    def exposed_communication_s(self) -> Seconds:
         return self.exposed_latency_s + self.exposed_transfer_s
 
     @property
-    def step_time_s(self) -> float:
+    def step_time_s(self) -> Seconds:
         return self.compute_s + self.straggler_s + self.exposed_communication_s + self.optimizer_s + self.data_wait_s
 
     @property
-    def losses_s(self) -> Mapping[Limit, float]:
-        """What one worker alone would not lose."""
+    def losses_s(self) -> Mapping[Limit, Seconds]:
+        """Seconds that one worker alone would not lose, by cause."""
         return {
             Limit.LATENCY: self.exposed_latency_s,
             Limit.BANDWIDTH: self.exposed_transfer_s,
@@ -193,36 +187,13 @@ class StepTime:
             Limit.INPUT: self.data_wait_s,
         }
 
-    @property
-    def limit(self) -> Limit:
-        """What limits the step."""
-        return limit_of(self.losses_s, self.step_time_s)
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """`StepTime` of many worker counts: arrays of one shape."""
-
-    compute_s: Floats
-    straggler_s: Floats
-    exposed_latency_s: Floats
-    exposed_transfer_s: Floats
-    hidden_communication_s: Floats
-    optimizer_s: Floats
-    data_wait_s: Floats
-
-    @property
-    def step_time_s(self) -> Floats:
-        exposed_s = self.exposed_latency_s + self.exposed_transfer_s
-        return self.compute_s + self.straggler_s + exposed_s + self.optimizer_s + self.data_wait_s
-
-    def at(self, *index: int) -> StepTime:
-        """One of them."""
+    def at(self: StepTime[Floats], *index: int) -> StepTime[float]:
+        """Return one worker count's step."""
         return StepTime(**{field.name: float(getattr(self, field.name)[index]) for field in fields(self)})
 
 
 def limit_of(losses_s: Mapping[Limit, float], step_time_s: float) -> Limit:
-    """The largest loss, or computing itself where all losses together take less than `NEGLIGIBLE_SHARE`."""
+    """Return the largest loss, or computing itself where all losses together are below `NEGLIGIBLE_SHARE`."""
     if sum(losses_s.values()) < NEGLIGIBLE_SHARE * step_time_s:
         return Limit.COMPUTE
     return max(losses_s, key=lambda limit: losses_s[limit])
@@ -238,8 +209,8 @@ def simulate_steps(
     data_s: float | Floats = 0.0,
     variation: float | Floats = 0.0,
     accumulation_steps: int = 1,
-) -> StepTimes:
-    """The times of a step with each of some worker counts. Arrays are broadcast against each other.
+) -> StepTime[Floats]:
+    """Return the parts of a step's time for each worker count. Arrays are broadcast against each other.
 
     The slowest of N workers takes ``compute_s * (1 + variation * E)``, where E is the expected maximum of N standard
     normals: workers are taken to be alike and to vary independently from step to step.
@@ -285,7 +256,7 @@ def simulate_steps(
     exposed_s = np.where(workers > 1, np.clip(all_there_at_s - backward_s, 0.0, total_s), 0.0)
     exposed_share = np.divide(exposed_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
     busy_s = compute + straggler_s + exposed_s + fixed
-    return StepTimes(
+    return StepTime(
         compute_s=compute,
         straggler_s=straggler_s,
         exposed_latency_s=latency_s * exposed_share,
@@ -297,7 +268,7 @@ def simulate_steps(
 
 
 def expected_max_of_normals(count: NDArray[Any]) -> Floats:
-    """The expected maximum of so many independent standard normals: the integral of x N phi(x) Phi(x)^(N-1).
+    """Return the expected maximum of `count` independent standard normals: the integral of x N phi(x) Phi(x)^(N-1).
 
     David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 3.1. By the trapezoid rule, which is exact to
     many digits for an integrand that is smooth and dies away at both ends.

@@ -17,7 +17,7 @@ from raypar.analysis.laws import Scaling
 from raypar.errors import RayparError
 from raypar.predict.calibration import Calibration
 from raypar.predict.network import Algorithm, Network, Topology
-from raypar.predict.predict import Prediction, Sweep, Training
+from raypar.predict.predict import JobSpec, Prediction, Sweep
 from raypar.predict.step_model import Communication, Limit
 from raypar.report.text import encodable, hanging
 from raypar.report.vega import (
@@ -64,7 +64,7 @@ class Told:
     title: str
     asked: tuple[int, ...]
     calibration: Calibration
-    training: Training
+    training: JobSpec
     communication: Communication
     sweep: Sweep
     network_source: str
@@ -144,7 +144,7 @@ def _occurs(mark: str, predictions: Sequence[Prediction]) -> bool:
     return any(mark in _bar(prediction).plain for prediction in predictions)
 
 
-def _sentence(p: Prediction, training: Training) -> str:
+def _sentence(p: Prediction, training: JobSpec) -> str:
     step, rate, efficiency, whole = p.step_time_s, p.throughput_samples_per_s, p.efficiency, p.training_s
     time = units.seconds_interval(step.value, step.low, step.high)
     text = (

@@ -11,18 +11,18 @@ from rich.console import Console
 
 from raypar.analysis.laws import Scaling
 from raypar.errors import RayparError
-from raypar.predict.calibration import Measured, calibrate
+from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
-from raypar.predict.predict import Training, predict
+from raypar.predict.predict import JobSpec, predict
 from raypar.predict.step_model import Communication, LayerCost
 from raypar.report.predict import BAR_WIDTH, Told, check_plot_path, plot_of, print_prediction
 
 LAYERS = (LayerCost("a", 4_000_000, 0.3, 0.2), LayerCost("b", 8_000_000, 0.3, 0.2))
-POINTS = [Measured(1, b, (0.002 + b * 1e-4, 0.00205 + b * 1.01e-4)) for b in (64, 256)]
-TRAINING = Training(Scaling.STRONG, 256, num_samples=25_600)
+POINTS = [ObservedPoint(1, b, (0.002 + b * 1e-4, 0.00205 + b * 1.01e-4)) for b in (64, 256)]
+TRAINING = JobSpec(Scaling.STRONG, 256, num_samples=25_600)
 
 
-def told(training: Training = TRAINING, asked: int = 16, variation: float = 0.0, **how: object) -> Told:
+def told(training: JobSpec = TRAINING, asked: int = 16, variation: float = 0.0, **how: object) -> Told:
     calibration = calibrate(POINTS, LAYERS, variation)
     communication = replace(Communication(Network(1e-5, 1e10)), **how)  # type: ignore[arg-type]
     counts = [2**i for i in range(asked.bit_length())]
@@ -70,7 +70,7 @@ def test_only_what_occurs_is_explained() -> None:
         (told(replace(TRAINING, input_samples_per_s=1000.0)), "the input pipeline limits: "),
         (told(network=Network(0.0, 1e15)), "the batch is too small: of each step, "),
         (told(asked=1), "With 1 worker computing itself limits."),
-        (told(Training(Scaling.WEAK, 256, 25_600), variation=0.2), "the slowest worker limits: "),
+        (told(JobSpec(Scaling.WEAK, 256, 25_600), variation=0.2), "the slowest worker limits: "),
     ],
 )
 def test_what_limits_is_said_in_words(what: Told, said: str) -> None:

@@ -1,4 +1,4 @@
-"""What each layer of a network adds to a step: its gradients' bytes, its share of the counted work, in what order."""
+"""Layers of a network: gradients in bytes, shares of the counted work, and their order."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_without_data_the_size_is_known_and_the_layers_are_not() -> None:
     assert not is_one_layer(layer_costs(workloads.digits, resolve(workloads.digits, {})))
 
 
-def test_what_can_not_be_looked_at_is_told_with_the_way_out() -> None:
+def test_a_network_that_can_not_be_counted_is_refused_with_a_hint() -> None:
     def broken(_: Any) -> Any:
         raise ValueError("no such width")
 

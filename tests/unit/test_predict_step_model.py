@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_step import simulate_step
 
 from raypar.errors import RayparError
-from raypar.predict.network import Network, Topology, all_reduce_s
+from raypar.predict.network import Network, Topology, all_reduce_cost
 from raypar.predict.step_model import (
     MIB,
     Communication,
@@ -20,6 +20,7 @@ from raypar.predict.step_model import (
     StepTime,
     buckets,
     expected_max_of_normals,
+    limit_of,
     one_layer,
     simulate_steps,
 )
@@ -44,6 +45,30 @@ communications = st.builds(
 )
 counts = st.integers(1, 4096)
 seconds = st.floats(1e-4, 10)
+
+
+def simulate_step(
+    layers: Sequence[LayerCost],
+    num_workers: int,
+    communication: Communication,
+    *,
+    compute_s: float,
+    optimizer_s: float = 0.0,
+    data_s: float = 0.0,
+    variation: float = 0.0,
+    accumulation_steps: int = 1,
+) -> StepTime[float]:
+    times = simulate_steps(
+        layers,
+        np.array([num_workers]),
+        communication,
+        compute_s=np.array([compute_s]),
+        optimizer_s=np.array([optimizer_s]),
+        data_s=np.array([data_s]),
+        variation=variation,
+        accumulation_steps=accumulation_steps,
+    )
+    return times.at(0)
 
 
 def test_gradients_are_sent_behind_the_backward_pass() -> None:
@@ -98,30 +123,36 @@ def test_accumulated_gradients_are_sent_behind_the_last_micro_batch_only() -> No
 def test_the_slowest_of_two_workers_takes_a_share_of_the_deviation_longer() -> None:
     step = simulate_step(LAYERS, 2, replace(SLOW, network=Network(0.0, 1e12)), compute_s=1.0, variation=0.1)
     assert step.straggler_s == pytest.approx(0.1 / np.sqrt(np.pi), rel=1e-6)
-    assert step.limit is Limit.STRAGGLERS
+    assert limit_of(step.losses_s, step.step_time_s) is Limit.STRAGGLERS
 
 
 def test_a_step_takes_as_long_as_its_data() -> None:
     step = simulate_step(LAYERS, 2, SLOW, compute_s=1.0, optimizer_s=0.08, data_s=3.0)
     assert step.data_wait_s == pytest.approx(3.0 - 1.2)
     assert step.step_time_s == pytest.approx(3.0)
-    assert step.limit is Limit.INPUT
+    assert limit_of(step.losses_s, step.step_time_s) is Limit.INPUT
     assert simulate_step(LAYERS, 2, SLOW, compute_s=1.0, data_s=1.0).data_wait_s == 0
 
 
-def test_latency_and_bandwidth_are_told_apart() -> None:
-    far, narrow = Network(1.0, 1e9), Network(1e-9, 1e2)
-    assert simulate_step(LAYERS, 4, replace(SLOW, network=far), compute_s=1.0).limit is Limit.LATENCY
-    assert simulate_step(LAYERS, 4, replace(SLOW, network=narrow), compute_s=1.0).limit is Limit.BANDWIDTH
-    assert simulate_step(LAYERS, 4, replace(SLOW, network=Network(0, 1e9)), compute_s=1.0).limit is Limit.COMPUTE
+@pytest.mark.parametrize(
+    ("network", "limit"),
+    [
+        (Network(1.0, 1e9), Limit.LATENCY),
+        (Network(1e-9, 1e2), Limit.BANDWIDTH),
+        (Network(0, 1e9), Limit.COMPUTE),
+    ],
+)
+def test_the_limit_is_the_largest_loss_that_matters(network: Network, limit: Limit) -> None:
+    step = simulate_step(LAYERS, 4, replace(SLOW, network=network), compute_s=1.0)
+    assert limit_of(step.losses_s, step.step_time_s) is limit
 
 
 def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest() -> None:
     layers = [LayerCost(str(i), 600 * 1024, 0.1, 0.0) for i in range(60)]
-    found = buckets(layers)
+    messages = buckets(layers)
     # The first is closed by the layer that brings it to 1 MiB, the next by that which brings it to 25 MiB.
-    assert [size / (600 * 1024) for size, _ in found] == [2, 43, 15]
-    assert [share for _, share in found] == pytest.approx([0.2, 4.5, 6.0])
+    assert [size / (600 * 1024) for size, _ in messages] == [2, 43, 15]
+    assert [share for _, share in messages] == pytest.approx([0.2, 4.5, 6.0])
     assert len(buckets(layers, 0)) == 60
     assert buckets(layers, 10 * MIB)[0][0] == 18 * 600 * 1024
     assert buckets([LayerCost("two", 600, 0.1, 0.0, num_gradients=2)], 0) == [(300, 0.1), (300, 0.1)]
@@ -146,7 +177,7 @@ def test_hidden_and_exposed_communication_are_all_there_is(
 ) -> None:
     step = simulate_step(layers, num_workers, how, compute_s=compute_s, variation=variation)
     sent = [
-        all_reduce_s(size * how.compression, num_workers, how.network, how.algorithm)
+        float(all_reduce_cost(size * how.compression, num_workers, how.network, how.algorithm).total_s)
         for size, _ in buckets(layers, how.bucket_bytes)
     ]
     assert step.exposed_communication_s + step.hidden_communication_s == pytest.approx(sum(sent), abs=1e-12)
@@ -179,8 +210,8 @@ def test_the_expected_maximum_grows_with_the_workers_and_keeps_below_its_bound(c
 
 def test_the_expected_maximum_is_that_of_the_tables() -> None:
     # Harter, "Expected values of normal order statistics", Biometrika 48, 1961.
-    found = expected_max_of_normals(np.array([[1, 2, 3], [5, 10, 100]]))
-    assert found.ravel().tolist() == pytest.approx([0, 0.56419, 0.84628, 1.16296, 1.53875, 2.50759], abs=1e-5)
+    maxima = expected_max_of_normals(np.array([[1, 2, 3], [5, 10, 100]]))
+    assert maxima.ravel().tolist() == pytest.approx([0, 0.56419, 0.84628, 1.16296, 1.53875, 2.50759], abs=1e-5)
 
 
 def test_many_worker_counts_at_once_give_what_each_gives_alone() -> None:
@@ -188,7 +219,7 @@ def test_many_worker_counts_at_once_give_what_each_gives_alone() -> None:
     times = simulate_steps(LAYERS, workers, SLOW, compute_s=1 / workers, variation=0.05, data_s=0.3)
     for i, n in enumerate(workers):
         alone = simulate_step(LAYERS, int(n), SLOW, compute_s=1 / int(n), variation=0.05, data_s=0.3)
-        assert isinstance(alone, StepTime) and astuple(times.at(i)) == pytest.approx(astuple(alone))
+        assert astuple(times.at(i)) == pytest.approx(astuple(alone))
         assert times.step_time_s[i] == pytest.approx(alone.step_time_s)
 
 

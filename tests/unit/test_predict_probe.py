@@ -21,6 +21,6 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 def test_every_size_is_timed_in_whole_numbers_of_floats() -> None:
-    found = list(all_reduce_times(torch.device("cpu"), (1, 4096, 70_001), num_repeats=3))
-    assert [size for size, _ in found] == [4, 4096, 70_000]
-    assert all(seconds > 0 for _, seconds in found)
+    timings = list(all_reduce_times(torch.device("cpu"), (1, 4096, 70_001), num_repeats=3))
+    assert [size for size, _ in timings] == [4, 4096, 70_000]
+    assert all(seconds > 0 for _, seconds in timings)

@@ -1,4 +1,4 @@
-"""Predictions from a study's results: calibration, what is extrapolated, what limits, leaving a worker count out."""
+"""Calibration from a study's results, and predictions: their values, limits, extrapolation, refusals."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_step import simulate_step
 from results import make_result
 
 from raypar.analysis.laws import Scaling
 from raypar.errors import RayparError
 from raypar.predict.calibration import (
-    Calibration,
-    Measured,
+    ObservedPoint,
+    bootstrap_medians,
     calibrate,
     choose_results,
-    drawn_medians,
     epoch_samples,
     fit_study_network,
-    measured_points,
+    observed_points,
     variation_of,
 )
 from raypar.predict.network import Network, Topology
-from raypar.predict.predict import Training, communication_of, leave_one_out, predict, training_of, worker_counts
-from raypar.predict.step_model import Communication, LayerCost, Limit
+from raypar.predict.predict import JobSpec, communication_of, job_spec_of, predict, worker_counts
+from raypar.predict.step_model import Communication, LayerCost, Limit, simulate_steps
 from raypar.study.trial import TrialResult, TrialState
 
 LAYERS = tuple(LayerCost(f"layer{i}", 2_000_000, 0.2, 0.1) for i in range(4))
@@ -39,16 +37,18 @@ FIXED_S, PER_SAMPLE_S = 0.004, 0.001
 
 
 def step_s(num_workers: int, batch_size: int, network: Network = LINK) -> float:
-    """The step that the study below measures."""
+    """Return the step time that the study below measures."""
     compute_s = PER_SAMPLE_S * batch_size / num_workers
     how = replace(HOW, network=network)
-    return simulate_step(LAYERS, num_workers, how, compute_s=compute_s, optimizer_s=FIXED_S).step_time_s
+    workers = np.array([num_workers])
+    times = simulate_steps(LAYERS, workers, how, compute_s=np.array([compute_s]), optimizer_s=FIXED_S)
+    return times.at(0).step_time_s
 
 
 def points(
     counts: Sequence[int] = (1, 2, 4, 8), batches: Sequence[int] = (64, 256), noise: Sequence[float] = (0.98, 1.0, 1.02)
-) -> list[Measured]:
-    return [Measured(n, b, tuple(step_s(n, b) * factor for factor in noise)) for n in counts for b in batches]
+) -> list[ObservedPoint]:
+    return [ObservedPoint(n, b, tuple(step_s(n, b) * factor for factor in noise)) for n in counts for b in batches]
 
 
 def result(num_workers: int, batch_size: int, repeat: int = 0, **config: Any) -> TrialResult:
@@ -58,18 +58,18 @@ def result(num_workers: int, batch_size: int, repeat: int = 0, **config: Any) ->
     return make_result(point, repeat, time_s, num_samples=2000, config={"epochs": 2, **config})
 
 
-def strong(batch_size: int = 256) -> Training:
-    return Training(Scaling.STRONG, batch_size, num_samples=1024, epochs=3)
+def strong(batch_size: int = 256) -> JobSpec:
+    return JobSpec(Scaling.STRONG, batch_size, num_samples=1024, epochs=3)
 
 
 # ---- from results to points
 
 
 def test_a_step_is_the_batch_over_the_throughput() -> None:
-    found = measured_points([result(2, 64, 1), result(2, 64), result(1, 64)])
-    assert [(p.num_workers, p.batch_size, len(p.step_times_s)) for p in found] == [(1, 64, 1), (2, 64, 2)]
-    assert found[1].step_times_s == pytest.approx((step_s(2, 64), step_s(2, 64)))
-    assert found[1].samples_per_worker == 32
+    observed = observed_points([result(2, 64, 1), result(2, 64), result(1, 64)])
+    assert [(p.num_workers, p.batch_size, len(p.step_times_s)) for p in observed] == [(1, 64, 1), (2, 64, 2)]
+    assert observed[1].step_times_s == pytest.approx((step_s(2, 64), step_s(2, 64)))
+    assert observed[1].samples_per_worker == 32
     assert epoch_samples(result(1, 64)) == 1000
 
 
@@ -96,7 +96,7 @@ def test_the_trials_of_one_point_are_chosen_whatever_their_workers_and_batch() -
         ([make_result({}, train_time_s=None)], {}, "a train loop of its own"),
     ],
 )
-def test_trials_that_tell_no_step_are_refused(
+def test_trials_without_step_times_are_refused(
     results: list[TrialResult], settings: Mapping[str, Any], problem: str
 ) -> None:
     with pytest.raises(RayparError, match=problem):
@@ -119,19 +119,19 @@ def test_the_variation_is_that_of_one_workers_steps_without_the_short_last_ones(
 
 
 def test_two_batch_sizes_tell_what_a_step_takes_once_from_what_a_sample_takes() -> None:
-    found = calibrate(points(), LAYERS, 0.05)
-    assert (found.fixed_s, found.per_sample_s) == pytest.approx((FIXED_S, PER_SAMPLE_S))
-    assert found.variation == 0.05 and found.notes == ()
-    assert found.draws is not None and found.draws.shape[1] == 2
-    low, high = np.quantile(found.draws[:, 1], [0.025, 0.975])
+    fitted = calibrate(points(), LAYERS, 0.05)
+    assert (fitted.fixed_s, fitted.per_sample_s) == pytest.approx((FIXED_S, PER_SAMPLE_S))
+    assert fitted.variation == 0.05 and fitted.notes == ()
+    assert fitted.draws is not None and fitted.draws.shape[1] == 2
+    low, high = np.quantile(fitted.draws[:, 1], [0.025, 0.975])
     assert low < PER_SAMPLE_S < high
 
 
-def test_one_batch_size_is_taken_as_proportional_and_said_so() -> None:
-    found = calibrate(points(batches=(64,)), LAYERS)
-    assert found.fixed_s == 0
-    assert found.per_sample_s == pytest.approx(step_s(1, 64) / 64)
-    assert "with a batch of 64 only" in found.notes[0] and "no stragglers" in found.notes[1]
+def test_one_batch_size_is_taken_as_proportional_with_a_note() -> None:
+    fitted = calibrate(points(batches=(64,)), LAYERS)
+    assert fitted.fixed_s == 0
+    assert fitted.per_sample_s == pytest.approx(step_s(1, 64) / 64)
+    assert "with a batch of 64 only" in fitted.notes[0] and "no stragglers" in fitted.notes[1]
 
 
 def test_one_repeat_gives_no_intervals() -> None:
@@ -147,23 +147,23 @@ def test_without_a_trial_of_one_worker_there_is_nothing_to_start_from() -> None:
 
 
 def test_drawn_medians_keep_to_the_repeats_and_vary_as_much() -> None:
-    drawn = drawn_medians([1.0, 1.1, 0.9, 1.05, 0.95], 2000, np.random.default_rng(1))
+    drawn = bootstrap_medians([1.0, 1.1, 0.9, 1.05, 0.95], 2000, np.random.default_rng(1))
     assert np.median(drawn) == pytest.approx(1.0, rel=0.02)
     assert 0.02 < np.std(drawn) < 0.1
 
 
 def test_a_network_is_fitted_to_the_steps_of_several_workers() -> None:
     calibration = calibrate(points(), LAYERS)
-    network, said = fit_study_network(calibration, replace(HOW, network=Network(0, math.inf)))
+    network, note = fit_study_network(calibration, replace(HOW, network=Network(0, math.inf)))
     assert network.bandwidth_bytes_per_s == pytest.approx(LINK.bandwidth_bytes_per_s, rel=0.01)
     assert network.latency_s == pytest.approx(LINK.latency_s, rel=0.1)
-    assert "fitted to the steps of 2, 4, 8 workers" in said
+    assert "fitted to the steps of 2, 4, 8 workers" in note
 
 
 def test_one_count_of_several_workers_tells_the_bandwidth_only() -> None:
     calibration = calibrate(points(counts=(1, 2)), LAYERS)
-    network, said = fit_study_network(calibration, HOW)
-    assert network.latency_s == 50e-6 and "with a latency of 50 µs" in said
+    network, note = fit_study_network(calibration, HOW)
+    assert network.latency_s == 50e-6 and "with a latency of 50 µs" in note
     assert network.bandwidth_bytes_per_s == pytest.approx(LINK.bandwidth_bytes_per_s, rel=0.05)
 
 
@@ -192,18 +192,18 @@ def test_a_prediction_is_the_step_that_made_the_measurements() -> None:
 
 
 def test_weak_scaling_keeps_the_batch_of_a_worker() -> None:
-    training = Training(Scaling.WEAK, 64, num_samples=1024)
-    prediction = predict(calibrate(points(), LAYERS), training, HOW, [16]).predictions[0]
+    job = JobSpec(Scaling.WEAK, 64, num_samples=1024)
+    prediction = predict(calibrate(points(), LAYERS), job, HOW, [16]).predictions[0]
     assert prediction.batch_size == 1024
     assert prediction.efficiency.value == pytest.approx(step_s(1, 64) / step_s(16, 1024))
     assert prediction.speedup.value == pytest.approx(16 * prediction.efficiency.value)
 
 
-def test_what_goes_beyond_the_measurements_is_marked() -> None:
+def test_extrapolation_is_marked() -> None:
     calibration = calibrate(points(counts=(1, 2, 4)), LAYERS)
 
-    def beyond(training: Training, count: int, is_measured: bool) -> tuple[str, ...]:
-        return predict(calibration, training, HOW, [count], is_measured_network=is_measured).predictions[0].extrapolated
+    def beyond(job: JobSpec, count: int, is_measured: bool) -> tuple[str, ...]:
+        return predict(calibration, job, HOW, [count], is_measured_network=is_measured).predictions[0].extrapolated
 
     assert beyond(strong(), 4, True) == ()
     assert beyond(strong(), 8, True) == ("workers",)
@@ -211,15 +211,15 @@ def test_what_goes_beyond_the_measurements_is_marked() -> None:
     assert beyond(strong(), 2, False) == ("network",)
     assert beyond(strong(), 1, False) == ()
     assert beyond(strong(), 8, False) == ("workers", "batch", "network")
-    assert beyond(Training(Scaling.WEAK, 300, 1000), 1, True) == ("batch",)
+    assert beyond(JobSpec(Scaling.WEAK, 300, 1000), 1, True) == ("batch",)
 
 
-def test_what_limits_is_told() -> None:
+def test_the_main_limit_is_named() -> None:
     calibration = calibrate(points(), LAYERS, 0.0)
 
-    def limit(training: Training, count: int, network: Network, variation: float = 0.0) -> Limit:
+    def limit(job: JobSpec, count: int, network: Network, variation: float = 0.0) -> Limit:
         varied = replace(calibration, variation=variation)
-        return predict(varied, training, replace(HOW, network=network), [count]).predictions[0].limit
+        return predict(varied, job, replace(HOW, network=network), [count]).predictions[0].limit
 
     fast = Network(0.0, 1e15)
     assert limit(strong(2048), 2, fast) is Limit.COMPUTE
@@ -229,19 +229,19 @@ def test_what_limits_is_told() -> None:
     assert limit(strong(2048), 4, fast, 0.2) is Limit.STRAGGLERS
     assert limit(replace(strong(), input_samples_per_s=100.0), 4, fast) is Limit.INPUT
     # What a step takes once is no loss where the batch of a worker stays.
-    assert limit(Training(Scaling.WEAK, 16, 1000), 64, fast) is Limit.COMPUTE
+    assert limit(JobSpec(Scaling.WEAK, 16, 1000), 64, fast) is Limit.COMPUTE
 
 
 def test_the_workers_of_a_node_share_its_input_pipeline() -> None:
-    training = replace(strong(), input_samples_per_s=1000.0)
+    job = replace(strong(), input_samples_per_s=1000.0)
     nodes = replace(HOW, network=Topology(4, LINK, LINK))
     calibration = calibrate(points(), LAYERS)
-    one, two = (p.step_time_s.value for p in predict(calibration, training, nodes, [4, 8]).predictions)
+    one, two = (p.step_time_s.value for p in predict(calibration, job, nodes, [4, 8]).predictions)
     assert one == pytest.approx(256 / 1000)
     assert two == pytest.approx(128 / 1000)
 
 
-def test_workers_without_a_sample_are_left_out() -> None:
+def test_workers_without_a_sample_are_excluded() -> None:
     sweep = predict(calibrate(points(), LAYERS), strong(16), HOW, [8, 16, 32])
     assert [p.num_workers for p in sweep.predictions] == [8, 16]
     assert sweep.most_workers == 16
@@ -249,7 +249,7 @@ def test_workers_without_a_sample_are_left_out() -> None:
         predict(calibrate(points(), LAYERS), strong(16), HOW, [32])
 
 
-def test_the_fastest_count_is_looked_for_among_all_up_to_the_largest() -> None:
+def test_the_fastest_count_is_searched_up_to_the_largest() -> None:
     slow = replace(HOW, network=Network(5e-3, 1e9))
     sweep = predict(calibrate(points(), LAYERS), strong(), slow, [1, 64])
     workers, rates = sweep.curve
@@ -260,7 +260,7 @@ def test_the_fastest_count_is_looked_for_among_all_up_to_the_largest() -> None:
 @given(st.integers(2, 4096), st.floats(0, 0.5), st.sampled_from(list(Scaling)))
 def test_no_count_is_more_than_perfectly_efficient(num_workers: int, variation: float, scaling: Scaling) -> None:
     calibration = calibrate(points(noise=(1.0,)), LAYERS, variation)
-    prediction = predict(calibration, Training(scaling, 4096, 10_000), HOW, [num_workers]).predictions[0]
+    prediction = predict(calibration, JobSpec(scaling, 4096, 10_000), HOW, [num_workers]).predictions[0]
     assert 0 < prediction.efficiency.value <= 1 + 1e-9
 
 
@@ -275,58 +275,35 @@ def test_worker_counts_are_powers_of_two_and_what_was_asked_for_or_measured() ->
 
 def test_a_training_is_as_the_study_has_it() -> None:
     results = [result(1, 64), result(2, 64)]
-    assert training_of(results, {}) == Training(Scaling.STRONG, 64, 1000, 2)
+    assert job_spec_of(results, {}) == JobSpec(Scaling.STRONG, 64, 1000, 2)
     weak = [result(n, 64 * n, per_worker_batch_size=64, accumulation_steps=2) for n in (1, 2)]
-    assert training_of(weak, {}) == Training(Scaling.WEAK, 64, 1000, 2, accumulation_steps=2)
-    assert training_of(weak, {"per_worker_batch_size": 128}).batch_size == 128
-    assert training_of([result(1, 64), result(1, 32)], {"batch_size": 512}).batch_size == 512
-    assert training_of([result(1, 64)], {}, Scaling.WEAK).scaling is Scaling.WEAK
+    assert job_spec_of(weak, {}) == JobSpec(Scaling.WEAK, 64, 1000, 2, accumulation_steps=2)
+    assert job_spec_of(weak, {"per_worker_batch_size": 128}).batch_size == 128
+    assert job_spec_of([result(1, 64), result(1, 32)], {"batch_size": 512}).batch_size == 512
+    assert job_spec_of([result(1, 64)], {}, Scaling.WEAK).scaling is Scaling.WEAK
 
 
 def test_a_batch_has_to_be_chosen_where_there_are_several() -> None:
     with pytest.raises(RayparError, match="differ in their batch: 32, 64") as caught:
-        training_of([result(1, 64), result(1, 32)], {})
+        job_spec_of([result(1, 64), result(1, 32)], {})
     assert caught.value.hint == "choose: --set batch_size=64"
     with pytest.raises(RayparError, match="--set batch_size=big"):
-        training_of([result(1, 64)], {"batch_size": "big"})
+        job_spec_of([result(1, 64)], {"batch_size": "big"})
 
 
-def test_gradients_are_sent_as_the_config_says_unless_told_otherwise() -> None:
+def test_gradients_are_sent_as_the_config_has_it_unless_overridden() -> None:
     assert communication_of({}, LINK, "ring") == Communication(LINK, "ring")
     config = {"strategy": "ddp", "bucket_mb": 4.0, "overlap": False, "compression": "fp16"}
-    own = communication_of(config, LINK, "tree")
-    assert own == Communication(LINK, "tree", bucket_bytes=4 * 2**20, overlap=False, compression=0.5)
+    assert communication_of(config, LINK, "tree") == Communication(
+        LINK, "tree", bucket_bytes=4 * 2**20, overlap=False, compression=0.5
+    )
     assert communication_of({**config, "precision": "fp64"}, LINK).compression == 0.25
-    told = communication_of(config, LINK, "tree", bucket_mb=0, overlap=True)
-    assert (told.bucket_bytes, told.overlap) == (0, True)
+    overridden = communication_of(config, LINK, "tree", bucket_mb=0, overlap=True)
+    assert (overridden.bucket_bytes, overridden.overlap) == (0, True)
 
 
 @pytest.mark.parametrize("config", [{"strategy": "pipeline"}, {"compression": "powersgd"}])
-def test_what_the_step_model_does_not_know_is_refused(config: dict[str, Any]) -> None:
+def test_other_strategies_and_compressions_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(RayparError, match=r"pipeline|powersgd") as caught:
         communication_of(config, LINK)
     assert caught.value.hint and "--set" in caught.value.hint
-
-
-# ---- leaving out
-
-
-def test_a_left_out_count_is_predicted_within_its_interval() -> None:
-    found = leave_one_out(calibrate(points(), LAYERS), HOW)
-    assert [(left.num_workers, left.batch_size) for left in found] == [(n, b) for n in (2, 4, 8) for b in (64, 256)]
-    assert all(left.is_within and left.error is not None and abs(left.error) < 0.02 for left in found)
-
-
-def test_the_left_out_count_has_no_part_in_its_own_prediction() -> None:
-    odd = [replace(p, step_times_s=tuple(3 * t for t in p.step_times_s)) if p.num_workers == 4 else p for p in points()]
-    found = {left.num_workers: left for left in leave_one_out(calibrate(odd, LAYERS), HOW) if left.batch_size == 256}
-    four = found[4]
-    assert four.is_within is False
-    assert four.predicted is not None and four.predicted.value == pytest.approx(step_s(4, 256), rel=0.05)
-
-
-def test_two_counts_need_a_network_from_elsewhere() -> None:
-    calibration: Calibration = calibrate(points(counts=(1, 2)), LAYERS)
-    without = leave_one_out(calibration, HOW)
-    assert all(left.predicted is None and left.is_within is None and "probe" in left.why_not for left in without)
-    assert all(left.is_within for left in leave_one_out(calibration, HOW, LINK))
