@@ -1,10 +1,9 @@
-"""How batch size trades runtime against accuracy on MNIST, on one worker and on two.
+"""How does batch size trade runtime against accuracy on MNIST, on one worker and on two?
 
-After the document "Final presentation on parallelising neural-network training", which found four loader processes
-about 3 times as fast as none in this sweep, and accuracies that are alike (`loader_workers.py` asks that). Expect the
-runtime to fall with the batch size and accuracy with it, at a learning rate that stays the same. A second
-worker costs this small network more than it brings: gradients are exchanged after every step, and a step takes a
-fraction of a millisecond. The loss shrinks as the batch grows.
+Repeats the batch-size sweep of "Final presentation on parallelising neural-network training", on one worker and on two;
+its comparison of loader processes is `loader_workers.py`. Expect larger batches to run faster and, at a fixed learning
+rate, to reach a lower accuracy. A second worker slows this small network down: a step takes a fraction of a
+millisecond, less than exchanging its gradients. The larger the batch, the smaller the loss.
 """
 
 from raypar import Study, grid

@@ -1,9 +1,9 @@
-"""From which width of the network, and how much data, does a second worker start to pay on Fashion-MNIST?
+"""From which network width and training-set size does a second worker pay off on Fashion-MNIST?
 
-After the document "Parallelising deep networks with MPI and GPUs", where a small network loses by what moving data
-costs, and the ratio turns as data and layers grow. Expect no gain at 64 units and a speedup that rises with the width:
-the work of a step grows faster than the gradients that are exchanged after it. More data alone means more steps of the
-same kind, so the speedup hardly moves with it: what it turns is the trial's whole time, start-up included (`wall_s`).
+"Parallelising deep networks with MPI and GPUs" reports that parallel training of a small network loses to its
+communication cost, and wins once data and layers grow. Expect no speedup at 64 units and a rising one with the width:
+compute per step grows faster than the gradients. More data only adds steps of the same kind, so the speedup of a step
+hardly changes; what improves is the trial's total time, start-up included (`wall_s`).
 """
 
 from raypar import Study, grid

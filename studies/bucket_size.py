@@ -1,12 +1,12 @@
-"""How many gradients should be sent as one? A deep, narrow network: 33 layers, 66 gradients of at most 16 KiB.
+"""How much does fusing gradients into buckets speed up a deep, narrow network: 66 gradients of at most 16 KiB?
 
-The lecture "A case study on large-scale machine learning" calls it tensor fusion. An all-reduce costs its latency
-however little is sent. With 0 each gradient is sent by itself, 66 times a step; 0.05 MiB hold those of three layers,
-0.25 MiB those of half of the network and 25 MiB all. Expect most of the gain from the first few fused layers (6 times
-as fast, as found once), twice that from fusing half of the network, and nothing more from one bucket for all: it is
-sent last, when nothing is left to be computed meanwhile. The losses are the same.
+"A case study on large-scale machine learning" calls this tensor fusion: every all-reduce pays its latency, however
+small the message. `bucket_mb=0.0` sends each gradient separately, 66 messages a step; 0.05 MiB holds the gradients of
+three layers, 0.25 MiB half the network and 25 MiB all of it. Expect most of the gain from the first few fused layers
+(6x in one run), another factor of two from half the network, and no more from a single bucket, which overlaps with
+nothing. The losses are identical.
 
-Takes two or three minutes on two cores.
+Takes two to three minutes on two cores.
 """
 
 from raypar import Study, grid

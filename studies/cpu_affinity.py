@@ -1,13 +1,12 @@
-"""What does it bring to pin the one training process to more cores? Tweets, a convolutional network over words.
+"""What does pinning a single training process to more cores gain, for a convolutional network over tweets?
 
-After the document "Accelerating training by data parallelisation", which pinned a text network over 94,000 tweets to 1,
-2, 4 or 8 processors of one node, three times each: 507 s, 1,004 s, 502 s and 583 s. Here torch has a thread for each
-core: expect two cores to be about 1.6 times as fast as one; nothing here lets expect the document's slow second one.
-More threads than cores are another matter, and may be what slowed the document's runs: two threads on one core wait for
-each other in a loop that keeps the other from running, 38 times as slow as on two when measured once
+"Accelerating training by data parallelisation" pinned a text network over 94,000 tweets to 1, 2, 4 and 8 processors of
+one node, three times each: 507 s, 1,004 s, 502 s and 583 s. Here torch runs one thread per core. Expect two cores to be
+about 1.6x as fast as one; nothing here explains the document's slow run on two. More threads than cores might: two
+threads on one core spin waiting for each other and were 38x slower than on two cores in one run
 (`--set num_threads=2`, best with `--set num_samples=6400`).
 
-On a larger machine: `--set cpu_affinity=1,2,4,8`. More cores than there are, are refused before anything runs.
+On a larger machine: `--set cpu_affinity=1,2,4,8`. More cores than the machine has are rejected before anything runs.
 """
 
 from raypar import Study, grid

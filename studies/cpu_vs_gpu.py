@@ -1,9 +1,9 @@
-"""Is a GPU faster than a CPU for a small network on MNIST, with four processes that load the images for either?
+"""Is a GPU faster than a CPU for a small network on MNIST, with four loader processes for either?
 
-After the document "Final presentation on parallelising neural-network training": 48 s on a CPU (Xeon 2.20 GHz), 16 s on
-a GPU (RTX 3070), up to 8 times as fast in its sweeps, at the same accuracy. Expect less: the network has hardly work
-for a GPU, and both wait for the loader. From a larger batch it gains more. Needs a GPU; both have two cores, for the
-loader too: give them more with `--set cpus_per_worker=8`.
+"Final presentation on parallelising neural-network training" measured 48 s on a CPU (Xeon 2.20 GHz) and 16 s on a GPU
+(RTX 3070), up to 8x in its sweeps, at the same accuracy. Expect less: the network is too small to keep a GPU busy, and
+both wait for the loader. Larger batches gain more. Needs a GPU. Both devices get two cores, shared with the loader;
+`--set cpus_per_worker=8` gives them more.
 """
 
 from raypar import Study, grid

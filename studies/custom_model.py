@@ -1,7 +1,7 @@
 """How wide should a small convolutional network on 8x8 digits be, and does a second worker pay off for it?
 
-Your own model and data are two functions of the trial's config. Expect the wider network to be somewhat more accurate,
-and to gain more from the second worker: its steps take longer, its gradients hardly.
+An example of a custom workload: model and data are two functions of the trial's config. Expect the wider network to be
+somewhat more accurate and to gain more from the second worker: its steps take longer, its gradients hardly grow.
 """
 
 from raypar import Data, Split, Study, Workload, grid

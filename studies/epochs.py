@@ -1,8 +1,8 @@
-"""How many passes over MNIST are worth their time, on one worker?
+"""How many epochs of MNIST are worth their time, on one worker?
 
-After the document "Final presentation on parallelising neural-network training", which found that past a sweet spot
-more epochs do more harm than good. Expect the time to grow with the epochs in proportion, and the accuracy to level off
-after about ten of them: the network is too small to lose much by more.
+Repeats the epoch sweep of "Final presentation on parallelising neural-network training", which reports a sweet spot
+beyond which more epochs lower the accuracy. Expect the time to grow linearly and the accuracy to level off after about
+ten epochs; the network is too small to overfit much.
 """
 
 from raypar import Study, grid

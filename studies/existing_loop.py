@@ -1,6 +1,7 @@
-"""What does a second worker bring to a Ray Train loop that exists already? (Ray's guide for PyTorch.)
+"""What does a second worker gain for an existing Ray Train loop (from Ray's PyTorch guide)?
 
-Expect well below 2: each of two workers has half the steps, but start-up and data loading are part of a loop's time.
+The loop runs unchanged on one worker and on two. Expect well below 2x: each of two workers runs half the steps, but
+start-up and data loading are part of the loop's time.
 """
 
 import ray.train.torch

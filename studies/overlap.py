@@ -1,12 +1,12 @@
-"""What does it bring to send gradients while others are still being computed? An MLP of 8 wide layers, two workers.
+"""How much does overlapping communication with the backward pass gain, for an MLP of 8 wide layers on two workers?
 
-The lecture "A case study on large-scale machine learning" sets this, wait-free back-propagation, against the naive
-order, which sends after the backward pass: overlap=False. Here are 29 MiB of gradients, about 4 MiB a layer: in eight
-buckets, in two, and in one, which can't be sent before the last gradient is there. With one bucket expect no
-difference, and otherwise a small gain: a worker's one core computes and sends, so that only its waiting for the other
-is hidden. Where a GPU computes and a network card sends, it is up to the shorter of the two. The losses are the same.
+"A case study on large-scale machine learning" compares this wait-free back-propagation with sending all gradients after
+the backward pass (`overlap=False`). Here 29 MiB of gradients, about 4 MiB a layer, are sent in eight buckets, two, or
+one, which can't leave before the last gradient is ready. Expect no difference with one bucket and a small gain
+otherwise: each worker computes and sends on a single core, so overlap only hides the wait for the other worker. Where a
+GPU computes and a network card sends, it hides up to the shorter of the two. The losses are identical.
 
-Takes two or three minutes on two cores.
+Takes two to three minutes on two cores.
 """
 
 from raypar import Study, grid

@@ -1,14 +1,13 @@
-"""How is a pipeline of two workers kept busy: by which schedule, and by how many micro-batches? A small transformer.
+"""Which schedule, and how many micro-batches, keep a two-worker pipeline busy, for a small transformer?
 
-The lecture "A case study on large-scale machine learning" splits a model between layers. With m micro-batches and p
-workers a worker has nothing to do for (p - 1) / (m + p - 1) of a step: here a third with 2 of them, a fifth with 4, a
-ninth with 8. So expect 8 to be 1.33 times as fast as 2, as was found once; with `--set batch_size=128` the gain is
-gone, since messages take as long and there is less to compute between them. gpipe and 1f1b idle alike (1f1b holds fewer
-activations, which shows in memory and not in time); interleaved has two stages a worker, which idle half as long and
-send three times as many messages. The losses are the same. To set against it, data parallelism:
-`raypar study studies/transformer_scaling.py`.
+"A case study on large-scale machine learning" splits a model between layers. With m micro-batches on p workers, the
+bubble is (p - 1) / (m + p - 1) of a step: a third with 2 micro-batches, a fifth with 4, a ninth with 8. So expect 8 to
+be 1.33x as fast as 2, as one run showed; with `--set batch_size=128` the gain disappears, since messages take as long
+and there is less to compute between them. gpipe and 1f1b have the same bubble (1f1b stores fewer activations, which
+saves memory, not time); interleaved runs two stages per worker, halves the bubble and sends three times as many
+messages. The losses are identical. For data parallelism, compare `raypar study studies/transformer_scaling.py`.
 
-Takes three or four minutes on two cores.
+Takes three to four minutes on two cores.
 """
 
 from raypar import Study, grid

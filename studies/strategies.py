@@ -1,14 +1,14 @@
-"""Which way to share a step between two workers is the fastest, for a small batch and for a large one? A wide MLP.
+"""Which strategy is fastest on two workers, with a small batch and with a large one, for a wide MLP?
 
-The lecture "A case study on large-scale machine learning" names data parallelism and, for models, the split between
-layers and within a layer. Here are 3.4 million weights, 13.7 MB of gradients. ddp sends these once a step whatever the
-batch, fsdp its weights as well, gather_broadcast all of them through one worker, and local_sgd the weights every eighth
-step only. tensor and pipeline send what passes between layers instead, which grows with the batch, and each worker
-updates half of the weights. So with 64 samples expect tensor ahead (2 times ddp, when tried once on a busy machine),
-then pipeline and local_sgd, with gather_broadcast and fsdp behind; with 512 the first of them lose their lead. The loss
-is the same with every strategy but local_sgd, whose workers' weights differ between two averages.
+"A case study on large-scale machine learning" names data parallelism and, for large models, splits between and within
+layers. The MLP has 3.4 million weights, 13.7 MB of gradients. Per step ddp sends these, whatever the batch, fsdp the
+weights as well, gather_broadcast everything through one worker; local_sgd sends the weights every eighth step. tensor
+and pipeline send activations, which grow with the batch, and each worker updates only half the weights. So expect
+tensor to lead with 64 samples (2x ddp in one run on a busy machine), followed by pipeline and local_sgd, then
+gather_broadcast and fsdp; with 512 the lead disappears. The losses are identical except for local_sgd, whose workers
+diverge between two averages.
 
-One worker has no strategy: `--set strategy=ddp --set num_workers=1` times it. Takes a few minutes on two cores.
+A single worker has no strategy: `--set strategy=ddp --set num_workers=1` times it. Takes a few minutes on two cores.
 """
 
 from raypar import Study, grid

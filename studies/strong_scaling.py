@@ -1,10 +1,10 @@
-"""How much sooner are two workers done with the same steps? ResNet-18 on 64x64 pixels, 64 images a step in all.
+"""How much faster do two workers train ResNet-18 on 64x64 pixels with the same global batch (strong scaling)?
 
-The lecture "A case study on large-scale machine learning" scales the other way, with 64 images for every GPU (see
-weak_scaling). Expect a speedup below 2 and below weak_scaling's: each of two workers computes for 32 images a step, but
-exchanges as many gradients as for 64. The lr stays what it is, and the loss does up to the batch norm, which takes its
-means from a worker's own images. Takes a few minutes on two cores; after so few steps the accuracy says nothing. A
-transformer scales otherwise: `raypar study studies/transformer_scaling.py`.
+"A case study on large-scale machine learning" scales the other way, with 64 images per GPU (`weak_scaling.py`); here
+the global batch is 64. Expect a speedup below 2 and below weak scaling's: each of two workers computes 32 images a step
+but exchanges as many gradients as for 64. The learning rate stays the same, and so does the loss, except for batch
+norm, whose statistics come from each worker's images. Takes a few minutes on two cores; after so few steps the accuracy
+is meaningless. For a transformer: `raypar study studies/transformer_scaling.py`.
 """
 
 from raypar import Study, grid

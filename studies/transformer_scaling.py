@@ -1,10 +1,10 @@
-"""How does a transformer scale, with the same batch for all workers (strong) and with as much for each (weak)?
+"""How does a transformer scale to two workers, with a fixed global batch (strong) and a fixed batch per worker (weak)?
 
-The lecture "A case study on large-scale machine learning" scales a network of convolutions, as strong_scaling and
-weak_scaling do. Strong: two workers against one, at either batch. Weak: two with 256 sequences against one with 128, in
-samples/s. Expect a speedup above a wide MLP's (1.5, as found once): a transformer makes use of each weight once a
-token, sixteen times a sample, so that a step computes much for the gradients it sends. And a somewhat higher one with
-256 (1.7), since half as many gradients are sent. The losses of one worker and two are the same.
+"A case study on large-scale machine learning" scales a convolutional network, as strong_scaling and weak_scaling do.
+Strong: two workers against one, at either batch. Weak: two workers with 256 sequences against one with 128, in
+samples/s. Expect a higher speedup than a wide MLP's (1.5 in one run): a transformer uses each weight once per token,
+sixteen times per sample, so it computes more per gradient it sends. Expect more with 256 (1.7), which sends half as
+many gradients. One worker and two have the same losses.
 
 Takes two minutes on two cores.
 """

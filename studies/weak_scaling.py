@@ -1,10 +1,10 @@
-"""Does a second worker double the images a second, if each has 64 images a step? ResNet-18 on 64x64 pixels.
+"""Do two workers double the throughput of ResNet-18 with 64 images of 64x64 pixels each (weak scaling)?
 
-The lecture "A case study on large-scale machine learning" has 64 images a GPU and prints an efficiency of about 99.2 %
-on 128 nodes of 8 GPUs: gradients are sent while others are still being computed, and a step takes hardly longer.
-Expect less from two cores that share their memory, and more than in strong_scaling, since gradients are exchanged half
-as often. The global batch grows with the workers, and the lr with it. Takes a few minutes on two cores; after so few
-steps the accuracy says nothing. A transformer scales otherwise: `raypar study studies/transformer_scaling.py`.
+"A case study on large-scale machine learning" uses 64 images per GPU and prints an efficiency of about 99.2 % on 128
+nodes of 8 GPUs: gradients are sent during the backward pass, and a step hardly takes longer. Expect less from two cores
+that share their memory, and more than in `strong_scaling.py`, since gradients are exchanged half as often. The global
+batch grows with the workers, and the learning rate with it. Takes a few minutes on two cores; after so few steps the
+accuracy is meaningless. For a transformer: `raypar study studies/transformer_scaling.py`.
 """
 
 from raypar import Study, grid
