@@ -256,7 +256,8 @@ def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, re
     """One trial of one of raypar's workloads, in a process of its own for each rank, without Ray."""
     from raypar import workloads
     from raypar.run.local import LocalRunner
-    from raypar.run.runner import Event, RunSettings, TrialEnded
+    from raypar.run.runner import Event, TrialEnded
+    from raypar.train.job import RunSettings
 
     study = Study(workload=getattr(workloads, workload_name), config=dict(config), name="benchmark")
     spec: TrialSpec = study.trial({}, repeat)
@@ -291,8 +292,9 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
     from raypar.run.cluster import this_machine
     from raypar.run.private_ray import private_ray
     from raypar.run.ranks import ForkServer
-    from raypar.run.runner import Event, RunSettings, TrialEnded
+    from raypar.run.runner import Event, TrialEnded
     from raypar.run.tune import TuneRunner
+    from raypar.train.job import RunSettings
 
     def listen(event: Event) -> None:
         if isinstance(event, TrialEnded):

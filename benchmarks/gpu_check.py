@@ -31,9 +31,10 @@ from torch import nn
 from raypar.provenance import cpu_model
 from raypar.run.local import LocalRunner
 from raypar.run.ranks import BASE_PRELOAD
-from raypar.run.runner import Event, RunSettings, TrialEnded, TrialReported
+from raypar.run.runner import Event, TrialEnded, TrialReported
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
+from raypar.train.job import RunSettings
 from raypar.train.loop import StepTimer
 from raypar.workloads.digits import digits
 

@@ -25,8 +25,9 @@ from common import Figure, begin, judge, parser_for, progress, scratch, tell, ti
 
 from raypar import Study, Workload, units
 from raypar.run.placement import num_machines
-from raypar.run.runner import Event, GangReady, RunSettings, TrialEnded, TrialStarted
+from raypar.run.runner import Event, GangReady, TrialEnded, TrialStarted
 from raypar.study.trial import Placement, TrialSpec
+from raypar.train.job import RunSettings
 
 NUM_NODES, NUM_CPUS = 4, 2
 NUM_POINTS = {1: 10, 2: 6, 4: 4}  # by number of workers

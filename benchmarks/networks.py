@@ -33,10 +33,10 @@ from raypar.predict.calibration import calibrate, observed_points, variation_of
 from raypar.predict.layers import layer_costs
 from raypar.predict.network import Algorithm, Network, parse_network
 from raypar.predict.predict import JobSpec, Prediction, communication_of, predict
-from raypar.run.ranks import ALLOCATOR
+from raypar.run.ranks import ALLOCATOR, RankEnd, trial_result
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.train.affinity import allowed_cores
-from raypar.train.job import RankJob, RankOutcome, merge
+from raypar.train.job import RankContext, RankOutcome, RunSettings, TrialJob
 from raypar.workloads import wide_mlp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -142,27 +142,24 @@ class Hosts:
     def _log_path(self, host: int) -> Path:
         return self._folder / f"host{host}.log"
 
-    def _job(self, spec: TrialSpec, rank: int, world_size: int, host: int, master: tuple[str, int]) -> RankJob:
-        return RankJob(
-            workload=self._workload,
-            config=spec.config,
-            seed=spec.seed,
+    def _job(
+        self, spec: TrialSpec, rank: int, world_size: int, host: int, master: tuple[str, int]
+    ) -> tuple[TrialJob, RankContext]:
+        job = TrialJob(spec, 1, self._workload, RunSettings(log_dir=self._folder))
+        context = RankContext(
             rank=rank,
             world_size=world_size,
             local_rank=0,
             local_world_size=1,
             node_rank=rank,
             master_address=master,
+            requested_at_s=time.monotonic(),
             cores=(self._cores[host % len(self._cores)],),
             environment={"GLOO_SOCKET_IFNAME": "eth0"},
-            sys_path=(),
-            requested_at_s=time.monotonic(),
-            log_path=str(self._log_path(host)),
-            artifact_dir=str(self._folder),
-            ships_artifacts=False,
         )
+        return job, context
 
-    def _outcomes(self, jobs: Sequence[RankJob]) -> list[RankOutcome]:
+    def _outcomes(self, jobs: Sequence[tuple[TrialJob, RankContext]]) -> list[RankOutcome]:
         """Of each host's job."""
         for line, job in zip(self._lines, jobs, strict=True):
             line.send(job)
@@ -183,8 +180,8 @@ class Hosts:
         return [found[host] for host in range(len(jobs))]
 
     def _result(self, spec: TrialSpec, outcomes: Sequence[RankOutcome]) -> TrialResult:
-        ranks = dict(enumerate(outcomes))
-        return merge(spec, ranks, (), attempts=1, started_at=time.time(), environment={}, failure=None)
+        ends = {rank: RankEnd(outcome) for rank, outcome in enumerate(outcomes)}
+        return trial_result(spec, ends, started_at=time.time())
 
 
 def trial(num_workers: int, batch_size: int, num_steps: int, options: Mapping[str, Any] | None = None) -> TrialSpec:

@@ -49,7 +49,7 @@ def profile(
 ) -> None:
     """Show where a step's time goes on each worker, at one point of a study: its baseline, unless --set chooses."""
     with told(debug), handle_signals():
-        from raypar.train.job import NUM_PROFILED_STEPS
+        from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         num_steps = NUM_PROFILED_STEPS if steps is None else steps
         if not 1 <= num_steps <= MAX_STEPS:
@@ -64,8 +64,7 @@ def profile(
             rerun_all=True,
             trial_timeout_s=trial_timeout,
             settings=settings or (),
-            num_profiled_steps=num_steps,
-            only_profiles=True,
+            profiling=Profiling(num_steps, instead_of_training=True),
         )
         _run(_only(loaded, point), options, point)
 
@@ -99,9 +98,9 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
     from raypar.execution.execute import execute
     from raypar.report.listings import print_failures
     from raypar.report.profile import print_profile
-    from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice
+    from raypar.run.runner import Event, Notice
     from raypar.study.trial import point_label
-    from raypar.train.job import PROFILE_FOLDER
+    from raypar.train.job import ARTIFACT_FOLDER, PROFILE_FOLDER
 
     with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
@@ -113,7 +112,7 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
         for _, profile in outcome.analysis.profiles:
             settings = " ".join([*([point_label(point)] if point else []), *options.settings])
             at = f" at {settings}" if settings else ""
-            taken = f"mean of {profile.num_steps} of {options.num_profiled_steps} steps"
+            taken = f"mean of {profile.num_steps} of {options.profiling.num_steps} steps"
             title = f"{loaded.study.name}{at}: where a step's time goes ({taken})"
             folders = sorted(outcome.log_dir.glob(f"*/{ARTIFACT_FOLDER}/{PROFILE_FOLDER}"))
             print_profile(console, title, profile, str(_relative(folders[0])) if folders else "")

@@ -170,7 +170,7 @@ def study(
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with told(debug), handle_signals():
-        from raypar.train.job import NUM_PROFILED_STEPS
+        from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         if exclusive and not address:
             raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
@@ -194,7 +194,7 @@ def study(
             with_ray=not no_ray,
             trial_timeout_s=trial_timeout,
             settings=settings or (),
-            num_profiled_steps=NUM_PROFILED_STEPS if profile else 0,
+            profiling=Profiling(NUM_PROFILED_STEPS if profile else 0),
             log_model=log_model,
             system_metrics=system_metrics,
             exclusive=exclusive,

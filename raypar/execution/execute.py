@@ -33,7 +33,7 @@ from raypar.masking import masked, secret_variables
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, watch_of_joined
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
-from raypar.run.runner import Listener, Notice, Runner, RunSettings
+from raypar.run.runner import Listener, Notice, Runner
 from raypar.signals import Interrupted, uninterrupted
 from raypar.study.code import changed_files, files_text
 from raypar.study.loader import LoadedStudy
@@ -43,6 +43,7 @@ from raypar.track.client import MODEL_NAME
 from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
+from raypar.train.job import RunSettings
 
 CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that is not our own
 # What a trial's processes have to see of the driver's environment.
@@ -67,8 +68,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: Plan, log_dir: Path)
         trial_timeout_s=options.trial_timeout_s,
         default_device=plan.cluster.default_device,
         ships_artifacts=not plan.cluster.is_own,
-        num_profiled_steps=options.num_profiled_steps,
-        only_profiles=options.only_profiles,
+        profiling=options.profiling,
         exclusive=options.exclusive,
     )
     if not options.with_ray:
@@ -198,7 +198,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             notice(Notice(OPEN_CLUSTER.format(masked(str(options.address)))))
         if changed := changed_code(plan, loaded):
             notice(Notice(changed))
-        if options.num_profiled_steps and (unknown := _num_without_profile(plan)):
+        if options.profiling.num_steps and (unknown := _num_without_profile(plan)):
             notice(Notice(NO_PROFILE.format(units.counted(unknown, "point"))))
         results = {result.spec.identity: result for result in plan.done}
         if not plan.num_missing and not _lacks_final_test(study, plan, store):
@@ -245,7 +245,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         try:
             with uninterrupted():
                 recorder.record_metrics(scaling_metrics(analysis))
-                if results and not options.only_profiles:
+                if results and not options.profiling.instead_of_training:
                     _add_report(recorder, execution, outcome, tuple(results.values()), keeper)
                 has_failed = bool(keeper.failures or outcome.broke_off)
                 status: Status = "killed" if outcome.was_interrupted else "failed" if has_failed else "finished"

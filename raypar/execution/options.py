@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from raypar.errors import RayparError
 from raypar.masking import masked
 from raypar.run.runner import ISOLATIONS
+from raypar.train.job import NO_PROFILING, Profiling
 
 if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy
@@ -37,10 +38,9 @@ class Options:
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
         command: the command line, for the record.
         settings: ``--set`` as given, for a later ``resume``.
-        num_profiled_steps: after the training of every trial of the first repeat, so many are looked into; 0: none.
+        profiling: of every trial of the first repeat.
         log_model: the model of the best trial becomes a model in MLflow.
         system_metrics: how busy the driver's machine is during each trial is recorded.
-        only_profiles: trials don't train, they are only looked into.
 
     Raises:
         RayparError: a value that makes no sense, or that excludes another.
@@ -55,8 +55,7 @@ class Options:
     trial_timeout_s: float | None = None
     command: Sequence[str] = ()
     settings: Sequence[str] = ()
-    num_profiled_steps: int = 0
-    only_profiles: bool = False
+    profiling: Profiling = NO_PROFILING
     log_model: bool = False
     system_metrics: bool = False
     exclusive: bool = False
@@ -115,7 +114,7 @@ class ResumeFlags:
             isolation=options.isolation,
             no_ray=not options.with_ray,
             trial_timeout=options.trial_timeout_s,
-            num_profiled_steps=options.num_profiled_steps,
+            num_profiled_steps=options.profiling.num_steps,
             log_model=options.log_model,
             system_metrics=options.system_metrics,
             exclusive=options.exclusive,
@@ -131,7 +130,7 @@ class ResumeFlags:
             isolation=self.isolation,
             with_ray=not self.no_ray,
             trial_timeout_s=self.trial_timeout,
-            num_profiled_steps=self.num_profiled_steps,
+            profiling=Profiling(self.num_profiled_steps),
             log_model=self.log_model,
             system_metrics=self.system_metrics,
             exclusive=self.exclusive,

@@ -20,7 +20,7 @@ from raypar.analysis.stats import Estimate
 from raypar.execution.options import Options, ResumeFlags
 from raypar.masking import masked
 from raypar.provenance import provenance
-from raypar.run.runner import ARTIFACT_FOLDER, Event, Listener, Notice, TrialEnded, TrialStarted
+from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Choice, Domain, Grid, Value
@@ -29,7 +29,7 @@ from raypar.study.trial import TrialResult, TrialState
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.system_metrics import SystemMonitor
 from raypar.track.view import IDEAL
-from raypar.train.job import CHECKPOINT_FOLDER, PROFILE_FOLDER
+from raypar.train.job import ARTIFACT_FOLDER, CHECKPOINT_FOLDER, PROFILE_FOLDER
 from raypar.units import value_of
 
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"

@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from raypar.errors import RayparError
 from raypar.run.local import LocalRunner
-from raypar.run.runner import Event, RunSettings, TrialEnded
+from raypar.run.runner import Event, TrialEnded
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
 from raypar.study.workload import Workload
 from raypar.train.affinity import allowed_cores
+from raypar.train.job import RunSettings
 
 # From pure latency to a large bucket of gradients.
 SIZES_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20, 32 * 2**20)

@@ -1,6 +1,6 @@
 """The broker: an actor that brings a study's trials and gangs together.
 
-Tune's trials ask it how they are going (`follow`), gangs' workers ask it for work (`hello`, `next_assignment`,
+Tune's trials ask it how they are going (`follow`), gangs' workers ask it for work (`hello`, `next_turn`,
 `report`, `finish`), the driver defines trials, hears what happens (`news`) and takes results (`take`). What is done
 about it all, `raypar.run.dispatcher` knows.
 """
@@ -12,11 +12,12 @@ import time
 from collections.abc import Mapping
 
 from raypar.run.dispatcher import Attempt, DispatchConfig, Dispatcher
-from raypar.run.gang import Assignment, Greeting
+from raypar.run.gang import Greeting, Turn
 from raypar.run.ranks import RankEnd, cause
 from raypar.run.runner import Event, GangReady, TrialReported
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec
 from raypar.trace import mark
+from raypar.train.job import TrialJob
 
 POLL_S = 10.0  # how long a question waits for news before it is asked anew
 
@@ -106,18 +107,18 @@ class Broker:
 
     # ---- for the gangs' workers
 
-    async def hello(self, gang_id: str, rank: int, greeting: Greeting) -> str:
+    async def hello(self, gang_id: str, greeting: Greeting) -> str:
         """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
         gang = self._dispatcher.pool.gangs[gang_id]
-        address = await self._dispatcher.pool.greet(gang, rank, greeting)
+        address = await self._dispatcher.pool.greet(gang, greeting)
         if len(gang.workers) == gang.placement.num_workers:
             mark("broker: gang is ready")
             self._dispatcher.news.append(GangReady(gang.placement, time.monotonic() - gang.started_s))
         return address
 
-    async def next_assignment(
+    async def next_turn(
         self, gang_id: str, rank: int, turn: int, master_address: tuple[str, int] | None
-    ) -> Assignment | None:
+    ) -> Turn | None:
         """What a worker is to do next; waits for it. None: nothing more, leave."""
         gang = self._dispatcher.pool.gangs[gang_id]
         if master_address is not None:
@@ -129,23 +130,8 @@ class Broker:
             return None
         gang.waiting.discard(rank)
         run: Attempt = gang.current
-        settings = self._config.settings
-        return Assignment(
-            uid=run.uid,
-            workload=self._config.workload,
-            config=run.spec.config,
-            seed=run.spec.seed,
-            master_address=gang.master_address,
-            cores=run.cores.get(rank, ()),
-            environment=settings.environment,
-            sys_path=settings.sys_path,
-            log_path=str(settings.log_path(run.spec, run.number, rank)),
-            artifact_dir=str(settings.artifact_dir(run.spec)),
-            ships_artifacts=settings.ships_artifacts,
-            num_profiled_steps=settings.profiled_steps(run.spec),
-            only_profiles=settings.only_profiles,
-            attempt=run.number,
-        )
+        job = TrialJob(run.spec, run.number, self._config.workload, self._config.settings, run.uid)
+        return Turn(job, gang.master_address, run.cores)
 
     async def report(self, uid: str, attempt: int, rank: int, index: int, metrics: Mapping[str, float] | None) -> bool:
         """A rank's report. The answer (go on?) is the same for every rank: the first one to ask fixes it."""
@@ -170,7 +156,7 @@ class Broker:
         await self._dispatcher.until(lambda: run.kill or run.gang is None or run.result is not None)
         return run.kill
 
-    async def finish(self, gang_id: str, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
+    async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
         """A rank has ended."""
         run = self._dispatcher.attempt(uid, attempt)
         if run is None or run.gang is None:

@@ -20,20 +20,11 @@ from typing import Any
 from raypar.run.cluster import may_grow
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
 from raypar.run.placement import On, num_machines, refusal
-from raypar.run.ranks import RankEnd
-from raypar.run.runner import (
-    ClusterChanged,
-    Event,
-    GangStarting,
-    Notice,
-    RunSettings,
-    TrialRetried,
-    TrialStarted,
-    is_retried,
-)
+from raypar.run.ranks import RankEnd, trial_result
+from raypar.run.runner import ClusterChanged, Event, GangStarting, Notice, TrialRetried, TrialStarted, is_retried
 from raypar.run.scheduler import Waiting, decide
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
-from raypar.train.job import merge
+from raypar.train.job import RunSettings, TrialJob
 
 
 @dataclass(eq=False)
@@ -104,14 +95,11 @@ class Attempt:
             environment["node"] = [self.gang.workers[rank].hostname for rank in sorted(self.gang.workers)]
             environment |= {"gang": self.gang.id, "nth_in_gang": self.nth_in_gang}
             environment |= {"num_beside": self.num_beside, "num_sharing": self.num_sharing}
-        outcomes = {rank: end.outcome for rank, end in self.ends.items() if end.outcome is not None}
-        self.artifacts = next((outcome.artifacts for outcome in outcomes.values() if outcome.artifacts), b"")
-        if failure is None and not outcomes:
-            failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
-        result = merge(
+        self.artifacts = b"".join(end.outcome.artifacts for end in self.ends.values() if end.outcome)
+        result = trial_result(
             self.spec,
-            outcomes,
-            tuple(self.reports),
+            self.ends,
+            reports=self.reports,
             attempts=self.number,
             started_at=self.started_at,
             environment=environment,
@@ -428,7 +416,8 @@ class Dispatcher:
         self.news.append(TrialStarted(run.spec, run.number))
         limit_s = self.config.settings.trial_timeout_s
         if limit_s is not None:
-            log_path = str(self.config.settings.log_path(run.spec, run.number, 0))
+            job = TrialJob(run.spec, run.number, b"", self.config.settings)
+            log_path = str(job.log_path(0))
             failure = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=log_path)
             run.timers.append(asyncio.get_running_loop().call_later(limit_s, self._kill_soon, run, failure))
 

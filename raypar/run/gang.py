@@ -1,8 +1,8 @@
 """A gang: the workers of one TorchTrainer, which serve trial after trial of one placement.
 
-The Train workers themselves never train. Each takes assignments from the broker, has its rank run in a process of
-its own (see `raypar.run.ranks`), and passes reports and the end back. They import no torch, so that a gang starts
-in about a second and can stay parked at little cost.
+The Train workers themselves never train. Each takes one `TrialJob` after the other from the broker, has its rank run in
+a process of its own (see `raypar.run.ranks`), and passes reports and the end back. They import no torch, so that a gang
+starts in about a second and can stay parked at little cost.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import ray
 import ray.train
 from ray.train.backend import BackendConfig
 
-from raypar.run.ranks import ForkClient, ForkServer, RankProcess, SpawnedRank, answers, supervise
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, answers, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import Core, host_cores
-from raypar.train.job import RankJob
+from raypar.train.job import RankContext, TrialJob
 
 # Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
 # The broker itself removes the placement group of a gang that was lost.
@@ -43,28 +43,23 @@ class Greeting:
     local_rank: int
     local_world_size: int
     node_rank: int
+    rank: int
+    world_size: int
     placement_group: Any
     cores: tuple[Core, ...]  # of the host
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """One trial as the broker hands it to a gang's worker; the rest of a `RankJob` the worker knows itself."""
+class Turn:
+    """One trial of a gang, as the broker hands it to each of its workers.
 
-    uid: str
-    workload: bytes
-    config: Mapping[str, Any]
-    seed: int
+    Attributes:
+        cores: of each rank; none: not pinned.
+    """
+
+    job: TrialJob
     master_address: tuple[str, int]
-    cores: tuple[int, ...]
-    environment: Mapping[str, str]
-    sys_path: tuple[str, ...]
-    log_path: str
-    artifact_dir: str
-    ships_artifacts: bool
-    num_profiled_steps: int
-    only_profiles: bool
-    attempt: int
+    cores: Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ def train_gang(
 
 
 def serve(config: Mapping[str, Any]) -> None:
-    """The ``train_loop_per_worker`` of a gang: greet the broker, then do what it assigns until it says enough."""
+    """The ``train_loop_per_worker`` of a gang: greet the broker, then run its trials until it closes the gang."""
     mark("gang: worker serves")
     broker, gang_id = config["broker"], config["gang_id"]
     context = ray.train.get_context()
@@ -140,84 +135,71 @@ def serve(config: Mapping[str, Any]) -> None:
         local_rank=context.get_local_rank(),
         local_world_size=context.get_local_world_size(),
         node_rank=context.get_node_rank(),
+        rank=rank,
+        world_size=world_size,
         placement_group=ray.util.get_current_placement_group(),
         cores=host_cores(),
     )
-    fork_address: str = ray.get(broker.hello.remote(gang_id, rank, greeting))
+    fork_address: str = ray.get(broker.hello.remote(gang_id, greeting))
     forks = None if config["fresh"] else ForkClient(fork_address)
     if forks is not None:
         forks.wait_until_ready()  # not in a trial's time, which may be limited
-    turn = 0
+    num_turns = 0
     while True:
         with socket.socket() as listen:
             address = None
             if rank == 0:
-                # Bound before anybody is told the port, and handed to the rank as it is: nobody can take it meanwhile.
+                # Bound before anybody learns the port, and handed to the rank as it is: nobody can take it meanwhile.
                 one_node = greeting.local_world_size == world_size
                 listen.bind(("127.0.0.1" if one_node else ip, 0))
                 listen.listen()
                 address = listen.getsockname()
-            task: Assignment | None = ray.get(broker.next_assignment.remote(gang_id, rank, turn, address))
-            if task is None:
+            turn: Turn | None = ray.get(broker.next_turn.remote(gang_id, rank, num_turns, address))
+            if turn is None:
                 return
-            _serve_one(broker, gang_id, task, forks, greeting, rank, world_size, listen if rank == 0 else None)
-        turn += 1
+            end = _run_turn(broker, turn, forks, greeting, listen if rank == 0 else None)
+            ray.get(broker.finish.remote(turn.job.uid, turn.job.attempt, rank, end))
+        num_turns += 1
         if forks is not None and forks.is_gone:
             raise RuntimeError("the fork server of this node is gone; the next gang will have a new one")
 
 
-def _serve_one(
-    broker: Any,
-    gang_id: str,
-    task: Assignment,
-    forks: ForkClient | None,
-    greeting: Greeting,
-    rank: int,
-    world_size: int,
-    listen: socket.socket | None,
-) -> None:
-    log_path = Path(task.log_path)
+def _run_turn(
+    broker: Any, turn: Turn, forks: ForkClient | None, greeting: Greeting, listen: socket.socket | None
+) -> RankEnd:
+    """Run this worker's rank of a trial."""
+    job, rank = turn.job, greeting.rank
+    log_path = job.log_path(rank)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    environment = dict(task.environment)
     # Ray sets this for the worker's own GPUs; the rank, which is no child of the worker, has to see the same. A trial
     # on the CPU sees none, whatever its code asks torch.cuda.
-    on_gpu = task.config["device"] == "cuda"
-    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else ""
-    job = RankJob(
-        workload=task.workload,
-        config=task.config,
-        seed=task.seed,
+    on_gpu = job.spec.placement.device == "cuda"
+    context = RankContext(
         rank=rank,
-        world_size=world_size,
+        world_size=greeting.world_size,
         local_rank=greeting.local_rank,
         local_world_size=greeting.local_world_size,
         node_rank=greeting.node_rank,
-        master_address=task.master_address,
-        cores=task.cores,
-        environment=environment,
-        sys_path=task.sys_path,
+        master_address=turn.master_address,
         requested_at_s=time.monotonic(),
-        log_path=str(log_path),
-        artifact_dir=task.artifact_dir,
-        ships_artifacts=task.ships_artifacts,
-        num_profiled_steps=task.num_profiled_steps,
-        only_profiles=task.only_profiles,
+        cores=turn.cores.get(rank, ()),
+        environment={"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else ""},
     )
     process: RankProcess = forks.fork(log_path, listen) if forks else SpawnedRank(log_path, listen)
     over = threading.Event()
 
-    def kill_when_told() -> None:
-        if ray.get(broker.wait_for_kill.remote(task.uid, task.attempt)) and not over.is_set():
+    def kill_on_request() -> None:
+        if ray.get(broker.wait_for_kill.remote(job.uid, job.attempt)) and not over.is_set():
             process.kill()
 
-    threading.Thread(target=kill_when_told, daemon=True).start()
+    threading.Thread(target=kill_on_request, daemon=True).start()
 
     def on_report(index: int, metrics: Mapping[str, float]) -> bool:
-        return bool(ray.get(broker.report.remote(task.uid, task.attempt, rank, index, metrics if rank == 0 else None)))
+        return bool(ray.get(broker.report.remote(job.uid, job.attempt, rank, index, metrics if rank == 0 else None)))
 
-    end = supervise(process, job, on_report)
+    end = supervise(process, job, context, on_report)
     over.set()
-    ray.get(broker.finish.remote(gang_id, task.uid, task.attempt, rank, end))
+    return end
 
 
 class ForkAgent:

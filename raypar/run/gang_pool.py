@@ -19,12 +19,12 @@ from ray._private.state import available_resources_per_node
 from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
 from raypar.run.placement import CoreLeases, Node, On, needed
 from raypar.run.ranks import answers
-from raypar.run.runner import RunSettings
 from raypar.run.scheduler import ROUNDING, Phase, Rules, Standing
 from raypar.study.placement import label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
+from raypar.train.job import RunSettings
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of a parked one
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
@@ -193,7 +193,7 @@ class GangPool:
         threading.Thread(target=run, daemon=True, name=f"gang-{gang.id}").start()
         return gang
 
-    async def greet(self, gang: Gang, rank: int, greeting: Greeting) -> str:
+    async def greet(self, gang: Gang, greeting: Greeting) -> str:
         """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
         if not self._is_warm:
             address = ""
@@ -206,7 +206,7 @@ class GangPool:
             name = node.labels.get(MACHINE_LABEL) or greeting.hostname
             greeting = replace(greeting, host=node.machine, hostname=name)
         self._cores.add_host(greeting.host, greeting.cores)
-        gang.workers[rank] = greeting
+        gang.workers[greeting.rank] = greeting
         if len(gang.workers) == gang.placement.num_workers:
             gang.on = Counter(worker.node_id for worker in gang.workers.values())
         return address

@@ -13,12 +13,12 @@ from types import TracebackType
 import cloudpickle
 
 from raypar.run.placement import CoreLeases
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, cause, supervise
-from raypar.run.runner import Listener, RunSettings, TrialEnded, TrialReported, TrialRetried, TrialStarted, is_retried
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, cause, supervise, trial_result
+from raypar.run.runner import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted, is_retried
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import host_cores
-from raypar.train.job import RankJob, merge
+from raypar.train.job import RankContext, RunSettings, TrialJob
 
 
 class LocalRunner:
@@ -45,13 +45,14 @@ class LocalRunner:
         for spec in specs:
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
-                result = self._run_trial(workload, spec, attempt, listener)
+                result = self._run_trial(TrialJob(spec, attempt, workload, self._settings), listener)
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break
                 listener(TrialRetried(spec, result.failure.message))
             listener(TrialEnded(result))
 
-    def _run_trial(self, workload: bytes, spec: TrialSpec, attempt: int, listener: Listener) -> TrialResult:
+    def _run_trial(self, job: TrialJob, listener: Listener) -> TrialResult:
+        spec = job.spec
         started_at, requested_at_s = time.time(), time.monotonic()
         world_size = spec.placement.num_workers
         here, affinity = dict.fromkeys(range(world_size), "here"), spec.config.get("cpu_affinity")
@@ -59,7 +60,7 @@ class LocalRunner:
         leases.add_host("here", host_cores())
         if (why_not := leases.refusal(here, affinity)) is not None:
             refused = Failure(FailureKind.REFUSED, why_not)
-            return merge(spec, {}, (), attempts=attempt, started_at=started_at, environment={}, failure=refused)
+            return trial_result(spec, {}, attempts=job.attempt, started_at=started_at, failure=refused)
         cores = leases.lease(here, spec.placement.cpus_per_worker, affinity) or {}  # one trial at a time: all are free
         reports: list[Mapping[str, float]] = []
         failures: list[Failure] = []
@@ -76,8 +77,8 @@ class LocalRunner:
                 listener(TrialReported(spec, metrics))
             return True
 
-        def run_rank(rank: int, job: RankJob, process: RankProcess) -> RankEnd:
-            end = supervise(process, job, lambda _, metrics: on_report(rank, metrics))
+        def run_rank(context: RankContext, process: RankProcess) -> RankEnd:
+            end = supervise(process, job, context, lambda _, metrics: on_report(context.rank, metrics))
             if end.failure is not None:
                 with lock:
                     failures[:1] = [cause(failures[0] if failures else None, end) or end.failure]
@@ -89,10 +90,10 @@ class LocalRunner:
             listen = stack.enter_context(socket.socket())
             listen.bind(("127.0.0.1", 0))
             listen.listen()
-            jobs = []
+            contexts = []
             stack.push(lambda kind, *_: kill_all() if kind else None)
             for rank in range(world_size):
-                log_path = self._settings.log_path(spec, attempt, rank)
+                log_path = job.log_path(rank)
                 log_path.parent.mkdir(parents=True, exist_ok=True)
                 master = listen if rank == 0 else None
                 if self._server:
@@ -101,26 +102,16 @@ class LocalRunner:
                     processes.append(client.fork(log_path, master))
                 else:
                     processes.append(SpawnedRank(log_path, master))
-                jobs.append(
-                    RankJob(
-                        workload=workload,
-                        config=spec.config,
-                        seed=spec.seed,
+                contexts.append(
+                    RankContext(
                         rank=rank,
                         world_size=world_size,
                         local_rank=rank,
                         local_world_size=world_size,
                         node_rank=0,
                         master_address=listen.getsockname(),
-                        cores=cores.get(rank, ()),
-                        environment=self._settings.environment,
-                        sys_path=self._settings.sys_path,
                         requested_at_s=requested_at_s,
-                        log_path=str(log_path),
-                        artifact_dir=str(self._settings.artifact_dir(spec)),
-                        ships_artifacts=False,
-                        num_profiled_steps=self._settings.profiled_steps(spec),
-                        only_profiles=self._settings.only_profiles,
+                        cores=cores.get(rank, ()),
                     )
                 )
             if self._settings.trial_timeout_s is not None:
@@ -129,7 +120,7 @@ class LocalRunner:
                 def too_long() -> None:
                     with lock:
                         failures.append(
-                            Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=jobs[0].log_path)
+                            Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=str(job.log_path(0)))
                         )
                     kill_all()
 
@@ -138,7 +129,7 @@ class LocalRunner:
             try:
                 with ThreadPoolExecutor(world_size) as pool:
                     try:
-                        each = zip(range(world_size), jobs, processes, strict=True)
+                        each = zip(contexts, processes, strict=True)
                         ranks = [pool.submit(run_rank, *one) for one in each]
                         wait(ranks)
                         ends = [rank.result() for rank in ranks]
@@ -148,12 +139,11 @@ class LocalRunner:
             finally:
                 if timer:
                     timer.cancel()
-        outcomes = {rank: end.outcome for rank, end in enumerate(ends) if end.outcome is not None}
-        return merge(
+        return trial_result(
             spec,
-            outcomes,
-            tuple(reports),
-            attempts=attempt,
+            dict(enumerate(ends)),
+            reports=reports,
+            attempts=job.attempt,
             started_at=started_at,
             environment={"node": [socket.gethostname()] * world_size},
             failure=failures[0] if failures else None,

@@ -15,17 +15,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from raypar.run.forkserver import kill_group, remove_socket
 from raypar.signals import is_running
-from raypar.study.trial import Failure, FailureKind
-from raypar.train.job import RankJob, RankOutcome
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.train import telemetry
+from raypar.train.job import RankContext, RankOutcome, TrialJob
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
@@ -256,7 +257,75 @@ def cause(first: Failure | None, end: RankEnd) -> Failure | None:
     return first
 
 
-def supervise(process: RankProcess, job: RankJob, on_report: Callable[[int, Mapping[str, float]], bool]) -> RankEnd:
+TIMES = ("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s")
+
+
+def trial_result(
+    spec: TrialSpec,
+    ends: Mapping[int, RankEnd],
+    *,
+    reports: Sequence[Mapping[str, float]] = (),
+    attempts: int = 1,
+    started_at: float = 0.0,
+    environment: Mapping[str, Any] | None = None,
+    failure: Failure | None = None,
+) -> TrialResult:
+    """Combine the ends of a trial's ranks: the slowest rank's of each time, a list of each environment value.
+
+    Args:
+        started_at: Unix time.
+        environment: what the runner knows of it, besides the ranks' own.
+        failure: why the trial as a whole failed; None: it did not, where a rank has an outcome.
+    """
+    outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None]
+    if failure is None and not outcomes:
+        failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
+    if failure is not None:
+        state = TrialState.FAILED
+    else:
+        state = TrialState.STOPPED if any(o.stopped for o in outcomes) else TrialState.FINISHED
+    times = {name: [value for o in outcomes if (value := getattr(o, name)) is not None] for name in TIMES}
+    slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
+    num_samples = sum(o.num_samples or 0 for o in outcomes)
+    train_time_s = slowest["train_time_s"]
+    keys = dict.fromkeys(key for o in outcomes for key in o.environment)
+    by_rank = {key: [o.environment.get(key) for o in outcomes] for key in keys}
+    measured, energy_j = _measured([o.counters for o in outcomes])
+    return TrialResult(
+        spec=spec,
+        state=state,
+        attempts=attempts,
+        started_at=started_at,
+        **slowest,
+        throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
+        reports=tuple(reports),
+        step_times_s=tuple(o.step_times_s for o in outcomes),
+        energy_j=energy_j,
+        environment={**(environment or {}), **by_rank, **measured},
+        failure=failure,
+        profile={"recorded": [o.profile for o in outcomes]} if outcomes and all(o.profile for o in outcomes) else {},
+        data=next((o.data for o in outcomes if o.data), {}),
+    )
+
+
+def _measured(counters: Sequence[telemetry.RankCounters | None]) -> tuple[dict[str, Any], float | None]:
+    """Return the environment values that the ranks' counters give together, and the energy in joules."""
+    complete = [counter for counter in counters if counter is not None]
+    if not complete or len(complete) < len(counters):
+        return {}, None
+    values: dict[str, Any] = {"num_node_cores": [counter.num_cores for counter in complete]}
+    loads = telemetry.other_loads(complete)
+    if any(load is not None for load in loads):
+        values["other_load_cores"] = loads
+    if reasons := dict.fromkeys(reason for counter in complete for reason in counter.no_energy):
+        values["no_energy"] = "; ".join(reasons)
+    energy = telemetry.energy(complete)
+    return (values | {"energy_of": energy[1]}, energy[0]) if energy else (values, None)
+
+
+def supervise(
+    process: RankProcess, job: TrialJob, context: RankContext, on_report: Callable[[int, Mapping[str, float]], bool]
+) -> RankEnd:
     """Run a started rank to its end.
 
     Args:
@@ -265,9 +334,10 @@ def supervise(process: RankProcess, job: RankJob, on_report: Callable[[int, Mapp
     Killing the process from another thread ends this, with a failure.
     """
     end: RankEnd | None = None
+    rank, log_path = context.rank, str(job.log_path(context.rank))
     kills_before = num_memory_kills()
     try:
-        process.connection.send(job)
+        process.connection.send((job, context))
         index = 0
         while end is None:
             match process.connection.recv():
@@ -278,7 +348,7 @@ def supervise(process: RankProcess, job: RankJob, on_report: Callable[[int, Mapp
                     end = RankEnd(outcome=outcome)
                 case ("error", kind, name, message, traceback):
                     text = f"{name}: {message}" if message else name
-                    end = RankEnd(failure=Failure(kind, text, job.rank, traceback, job.log_path))
+                    end = RankEnd(failure=Failure(kind, text, rank, traceback, log_path))
     except (EOFError, OSError):
         pass  # the process is gone; its exit code says more
     code = process.join(EXIT_GRACE_S)
@@ -289,13 +359,13 @@ def supervise(process: RankProcess, job: RankJob, on_report: Callable[[int, Mapp
     # The kernel counts for the whole machine: what it killed may have been another's, in the same moment.
     took_too_much = not process.was_killed and num_memory_kills() > kills_before
     if end is None:
-        return RankEnd(failure=_crash(job, code, took_too_much), was_killed=process.was_killed)
+        return RankEnd(failure=_crash(rank, log_path, code, took_too_much), was_killed=process.was_killed)
     if took_too_much and end.failure is not None and end.failure.kind is FailureKind.CRASH:  # of one of its loaders
         return RankEnd(failure=replace(end.failure, kind=FailureKind.OUT_OF_MEMORY))
     return end
 
 
-def _crash(job: RankJob, code: int | None, took_too_much: bool) -> Failure:
+def _crash(rank: int, log_path: str, code: int | None, took_too_much: bool) -> Failure:
     kind = FailureKind.CRASH
     if code == -signal.SIGKILL and took_too_much:
         kind, how = FailureKind.OUT_OF_MEMORY, "was killed by the kernel: the machine, or its group, is out of memory"
@@ -303,7 +373,7 @@ def _crash(job: RankJob, code: int | None, took_too_much: bool) -> Failure:
         how = f"was killed by {signal.Signals(-code).name}"
     else:
         how = f"ended with exit code {code}"
-    return Failure(kind, f"rank {job.rank} {how}", job.rank, log_tail(job.log_path), job.log_path)
+    return Failure(kind, f"rank {rank} {how}", rank, log_tail(log_path), log_path)
 
 
 def num_memory_kills() -> int:

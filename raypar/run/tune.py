@@ -29,12 +29,13 @@ from raypar.run.broker import Broker
 from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import DispatchConfig
 from raypar.run.gang_pool import GangPolicy
-from raypar.run.runner import ClusterChanged, Event, Listener, Notice, RunSettings, TrialEnded
+from raypar.run.runner import ClusterChanged, Event, Listener, Notice, TrialEnded
 from raypar.signals import Interrupted, abort_reason, uninterrupted, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState
 from raypar.trace import mark
+from raypar.train.job import RunSettings
 
 
 class Slots:

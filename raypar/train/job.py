@@ -1,68 +1,136 @@
-"""What crosses the border between a runner and a rank: a `RankJob` in, reports and a `RankOutcome` out."""
+"""What crosses the border between a runner and a rank: a `TrialJob` in, reports and a `RankOutcome` out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from raypar.study.trial import Failure, TrialResult, TrialSpec, TrialState
-from raypar.train import telemetry as machines
+from raypar.study.trial import TrialSpec
+from raypar.train.telemetry import RankCounters
 
+# Below a trial's folder of logs: what it keeps beside the numbers, and its checkpoints.
+ARTIFACT_FOLDER = "artifacts"
+CHECKPOINT_FOLDER = "checkpoints"
 # In a trial's artifacts.
 MODEL_FOLDER = "model"
 PROFILE_FOLDER = "profile"
-# Beside the artifacts.
-CHECKPOINT_FOLDER = "checkpoints"
-NUM_PROFILED_STEPS = 20  # unless a person says otherwise
+
+NUM_PROFILED_STEPS = 20  # unless the user names another number
 
 
 @dataclass(frozen=True)
-class RankJob:
-    """One rank's part of one trial.
+class Profiling:
+    """Profiling of some steps after the training, or instead of it.
 
     Attributes:
-        workload: the Workload, pickled by value where the study file defines it.
-        master_address: host and port at which rank 0 listens for the others.
-        master_listens: rank 0 was handed a listening socket as a file descriptor.
-        cores: what the rank is pinned to; empty: not pinned.
-        environment: variables set before torch looks at them.
-        sys_path: folders from which the study's own modules are imported.
-        requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
-        log_path: where the rank's output goes.
-        artifact_dir: where rank 0 leaves what is kept beside the numbers: the trained model in `MODEL_FOLDER`, if the
-            config keeps it, and a profile's traces in `PROFILE_FOLDER`.
-        ships_artifacts: that folder is on another machine than the driver's: it goes into the outcome as well.
-        num_profiled_steps: to be looked into after the training; 0: none.
-        only_profiles: the training is left out.
+        num_steps: 0: none.
     """
 
+    num_steps: int = 0
+    instead_of_training: bool = False
+
+
+NO_PROFILING = Profiling()
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where and how a study is run; nothing here determines a result.
+
+    Attributes:
+        log_dir: for the ranks' output, a folder per trial; an absolute path, the same on every node.
+        isolation: "warm": ranks are forks in gangs that serve trial after trial; "fresh": every trial gets a gang
+            and interpreters of its own.
+        environment: variables that every rank gets, before torch looks at them.
+        sys_path: folders from which the study's own modules are imported.
+        preload: modules imported ahead of the trials, once per node.
+        trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
+        stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
+        default_device: what ``device="auto"`` means for the points that a search draws.
+        ships_artifacts: what trials keep travels with the results: the ranks' machines are not the driver's.
+        profiling: of every trial of the first repeat.
+        exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
+    """
+
+    log_dir: Path
+    isolation: str = "warm"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sys_path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    trial_timeout_s: float | None = None
+    stop_grace_s: float = 10.0
+    default_device: str = "cpu"
+    ships_artifacts: bool = False
+    profiling: Profiling = NO_PROFILING
+    exclusive: bool = False
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """One attempt at one trial; travels whole from the runner to each of its ranks.
+
+    Attributes:
+        attempt: from 1.
+        workload: the Workload, pickled by value where the study file defines it.
+        uid: the runner's name for the trial.
+    """
+
+    spec: TrialSpec
+    attempt: int
     workload: bytes
-    config: Mapping[str, Any]
-    seed: int
+    settings: RunSettings
+    uid: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.log_dir / self.spec.identity
+
+    @property
+    def artifact_dir(self) -> Path:
+        """Where rank 0 leaves what is kept beside the numbers: the trained model in `MODEL_FOLDER`, if the config
+        keeps it, and a profile's traces in `PROFILE_FOLDER`."""
+        return self.folder / ARTIFACT_FOLDER
+
+    @property
+    def profiling(self) -> Profiling:
+        """The profiling of this trial: only one repeat of a point is profiled."""
+        return self.settings.profiling if self.spec.repeat == 0 else NO_PROFILING
+
+    def log_path(self, rank: int) -> Path:
+        """Return where a rank's output goes."""
+        return self.folder / f"attempt{self.attempt}-rank{rank}.log"
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What differs between the ranks of one trial.
+
+    Attributes:
+        master_address: host and port at which rank 0 listens for the others.
+        requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
+        cores: what the rank is pinned to; empty: not pinned.
+        environment: variables of this rank, besides those of the run.
+    """
+
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     node_rank: int
     master_address: tuple[str, int]
-    cores: tuple[int, ...]
-    environment: Mapping[str, str]
-    sys_path: tuple[str, ...]
     requested_at_s: float
-    log_path: str
-    artifact_dir: str
-    ships_artifacts: bool
-    num_profiled_steps: int = 0
-    only_profiles: bool = False
+    cores: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What one rank has to tell at its end; times in seconds on its own clock.
+    """One rank's measurements at its end; times in seconds on its own clock.
 
     Attributes:
-        counted: over the timed regions; None where there were none.
+        counters: over the timed regions; None where there were none.
         artifacts: contents of the job's `artifact_dir`, packed by `raypar.train.saved_model.pack`; empty otherwise.
         profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
         data: rank 0's `raypar.train.data`; empty on the others.
@@ -78,7 +146,7 @@ class RankOutcome:
     num_samples: int | None = None
     step_times_s: tuple[float, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
-    counters: machines.RankCounters | None = None
+    counters: RankCounters | None = None
     artifacts: bytes = b""
     profile: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -90,70 +158,8 @@ class StopTrial(BaseException):
 
 
 class Channel(Protocol):
-    """A rank's line to its runner."""
+    """A rank's connection to its runner."""
 
     def report(self, metrics: Mapping[str, float]) -> bool:
         """Every rank calls it at the same points. False: stop here; all ranks get the same answer."""
         ...
-
-
-def merge(
-    spec: TrialSpec,
-    outcomes: Mapping[int, RankOutcome],
-    reports: tuple[Mapping[str, float], ...],
-    *,
-    attempts: int,
-    started_at: float,
-    environment: Mapping[str, Any],
-    failure: Failure | None,
-) -> TrialResult:
-    """The ranks' outcomes as one result: of each time the slowest rank's, of each environment value the list."""
-    ranks = [outcomes[rank] for rank in sorted(outcomes)]
-
-    def slowest(name: str) -> float | None:
-        values = [getattr(o, name) for o in ranks if getattr(o, name) is not None]
-        return max(values) if values else None
-
-    train_time_s = slowest("train_time_s")
-    counts = [o.num_samples for o in ranks if o.num_samples is not None]
-    if failure is not None:
-        state = TrialState.FAILED
-    else:
-        state = TrialState.STOPPED if any(o.stopped for o in ranks) else TrialState.FINISHED
-    keys = dict.fromkeys(key for o in ranks for key in o.environment)
-    measured, energy_j = _measured([o.counters for o in ranks])
-    return TrialResult(
-        spec=spec,
-        state=state,
-        attempts=attempts,
-        started_at=started_at,
-        wall_s=slowest("wall_s"),
-        startup_s=slowest("startup_s"),
-        data_time_s=slowest("data_time_s"),
-        warmup_s=slowest("warmup_s"),
-        train_time_s=train_time_s,
-        eval_time_s=slowest("eval_time_s"),
-        throughput_samples_per_s=sum(counts) / train_time_s if counts and train_time_s else None,
-        reports=reports,
-        step_times_s=tuple(o.step_times_s for o in ranks),
-        energy_j=energy_j,
-        environment={**environment, **{key: [o.environment.get(key) for o in ranks] for key in keys}, **measured},
-        failure=failure,
-        profile={"recorded": [o.profile for o in ranks]} if ranks and all(o.profile for o in ranks) else {},
-        data=next((o.data for o in ranks if o.data), {}),
-    )
-
-
-def _measured(counters: Sequence[machines.RankCounters | None]) -> tuple[dict[str, Any], float | None]:
-    """What the ranks' counters say together, for the environment; and the energy in joules."""
-    known = [c for c in counters if c is not None]
-    if not known or len(known) < len(counters):
-        return {}, None
-    found: dict[str, Any] = {"num_node_cores": [c.num_cores for c in known]}
-    loads = machines.other_loads(known)
-    if any(load is not None for load in loads):
-        found["other_load_cores"] = loads
-    if why_not := dict.fromkeys(reason for c in known for reason in c.no_energy):
-        found["no_energy"] = "; ".join(why_not)
-    energy = machines.energy(known)
-    return (found | {"energy_of": energy[1]}, energy[0]) if energy else (found, None)

@@ -29,9 +29,9 @@ from raypar.train import data as batches
 from raypar.train.checkpoint import Checkpoints, generator_states, set_generator_states, set_weights, weights_of
 from raypar.train.data import fingerprint
 from raypar.train.evaluate import Evaluation
-from raypar.train.job import Channel, RankOutcome
+from raypar.train.job import NO_PROFILING, Channel, Profiling, RankOutcome
 from raypar.train.precision import numerics_of
-from raypar.train.profile import NO_PROFILE, ProfiledPass, ProfileRequest, profile
+from raypar.train.profile import ProfiledPass, profile
 from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
 from raypar.train.telemetry import Telemetry
@@ -114,7 +114,8 @@ def train(
     channel: Channel,
     start_s: float,
     model_dir: Path | None = None,
-    profiling: ProfileRequest = NO_PROFILE,
+    profiling: Profiling = NO_PROFILING,
+    profile_dir: Path | None = None,
     checkpoint_dir: Path | None = None,
 ) -> RankOutcome:
     """Train one trial's rank and tell what it took.
@@ -122,7 +123,7 @@ def train(
     Args:
         start_s: ``time.monotonic()`` when the rank was asked for.
         model_dir: where rank 0 leaves the trained model, if the config keeps it.
-        profiling: what is to be looked into when the training is over, or instead of it.
+        profile_dir: where rank 0 leaves the traces of the profiling.
         checkpoint_dir: of this trial alone; where the config asks for checkpoints, they are there while it trains, and
             the training goes on from one that is there already: with the same batches, draws and times as if it had
             not been interrupted, after another warm-up.
@@ -236,7 +237,14 @@ def train(
         more = batches.full_batches(order_of, config["epochs"] + 1, stream, config["batch_size"])
         looked_into = ProfiledPass(new_stepper, more, context, strategy.module)
         profiled = profile(
-            looked_into, profiling, context, numerics, config["num_threads"], strategy.full_model(), evaluation.sample()
+            looked_into,
+            profiling.num_steps,
+            profile_dir,
+            context,
+            numerics,
+            config["num_threads"],
+            strategy.full_model(),
+            evaluation.sample(),
         )
     checkpoints.remove()
     environment = watch.summary() if timed.num_steps else {}

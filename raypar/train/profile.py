@@ -12,7 +12,6 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +33,6 @@ NUM_SETTLING = 3
 NUM_TRACED = 5
 NUM_CLOCK_LOOKS = 5
 _CLOCK = MARK + "clock"
-
-
-@dataclass(frozen=True)
-class ProfileRequest:
-    """What is to be profiled, and whether there is a training before it.
-
-    Attributes:
-        num_steps: 0: nothing.
-        folder: for the traces.
-    """
-
-    num_steps: int = 0
-    instead_of_training: bool = False
-    folder: Path | None = None
-
-
-NO_PROFILE = ProfileRequest()
 
 
 class ProfiledPass:
@@ -136,7 +118,8 @@ class ProfiledPass:
 
 def profile(
     steps: ProfiledPass,
-    wanted: ProfileRequest,
+    num_steps: int,
+    folder: Path | None,
     context: DistContext,
     numerics: Numerics,
     num_threads: int,
@@ -154,9 +137,9 @@ def profile(
         What `ProfiledPass.run` returns, with ``peak_flops``, the FLOP/s of matrix products that this rank reaches while
         the others try as well, and of rank 0 ``flop_per_sample``, forward and backward (None: can't be counted).
     """
-    found = steps.run(wanted.num_steps)
-    if wanted.folder is not None:
-        _leave_traces(steps, wanted.folder, context)
+    found = steps.run(num_steps)
+    if folder is not None:
+        _leave_traces(steps, folder, context)
     context.barrier()
     dtype = numerics.mixed or numerics.dtype
     found["peak_flops"] = peak_flops(context.device, dtype, num_threads)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
-from raypar.train.job import Channel, RankJob, RankOutcome, StopTrial
+from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
 from raypar.train.telemetry import Telemetry
 
 # Not for the loop: what raypar itself keeps in a config.
@@ -23,14 +23,14 @@ OWN_KEYS = ("device", "cpus_per_worker", "num_threads")
 class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
     """Ray Train's local-mode session, with reports sent on."""
 
-    def __init__(self, job: RankJob, channel: Channel) -> None:
+    def __init__(self, context: RankContext, channel: Channel) -> None:
         super().__init__(
             experiment_name="raypar",
-            world_size=job.world_size,
-            world_rank=job.rank,
-            local_rank=job.local_rank,
-            local_world_size=job.local_world_size,
-            node_rank=job.node_rank,
+            world_size=context.world_size,
+            world_rank=context.rank,
+            local_rank=context.local_rank,
+            local_world_size=context.local_world_size,
+            node_rank=context.node_rank,
         )
         self._channel = channel
         self._count = 0
@@ -62,13 +62,15 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         return box[0]
 
 
-def run_train_loop(loop: Callable[..., Any], job: RankJob, channel: Channel, watch: Telemetry) -> RankOutcome:
+def run_train_loop(
+    loop: Callable[..., Any], config: Mapping[str, Any], context: RankContext, channel: Channel, watch: Telemetry
+) -> RankOutcome:
     """Call the loop with the trial's config, under the watch; what it spends its time on stays its own secret."""
     import inspect
 
-    set_train_fn_utils(ReportingUtils(job, channel))
-    config = {key: value for key, value in job.config.items() if key not in OWN_KEYS}
-    startup_s = time.monotonic() - job.requested_at_s
+    set_train_fn_utils(ReportingUtils(context, channel))
+    config = {key: value for key, value in config.items() if key not in OWN_KEYS}
+    startup_s = time.monotonic() - context.requested_at_s
     stopped = False
     watch.start()
     try:

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from raypar.masking import masked
@@ -26,7 +25,15 @@ from raypar.provenance import cpu_model
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
-from raypar.train.job import CHECKPOINT_FOLDER, MODEL_FOLDER, PROFILE_FOLDER, RankJob, RankOutcome, StopTrial
+from raypar.train.job import (
+    CHECKPOINT_FOLDER,
+    MODEL_FOLDER,
+    PROFILE_FOLDER,
+    RankContext,
+    RankOutcome,
+    StopTrial,
+    TrialJob,
+)
 
 # How torch's collectives say that another rank is gone: gloo in a RuntimeError, NCCL and the store by type.
 _LOST = re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe|Connection refused)", re.DOTALL)
@@ -64,15 +71,17 @@ class PipeChannel:
 
 
 def main(connection: Connection, listen_fd: int | None = None) -> None:
-    """Receive a `RankJob`, run it, send ``("done", RankOutcome)`` or ``("error", kind, type, message, traceback)``.
+    """Run the `TrialJob` and `RankContext` that the connection sends, and answer.
+
+    The answer is ``("done", RankOutcome)`` or ``("error", kind, type, message, traceback)``.
 
     Args:
-        listen_fd: rank 0 of several: the listening socket behind ``job.master_address``.
+        listen_fd: rank 0 of several: the listening socket behind ``context.master_address``.
     """
-    job: RankJob = connection.recv()
+    job, context = connection.recv()
     mark("rank: starts")
     try:
-        outcome = run_rank(job, PipeChannel(connection), listen_fd)
+        outcome = run_rank(job, context, PipeChannel(connection), listen_fd)
         connection.send(("done", outcome))
     except BaseException as error:
         text = masked(traceback.format_exc())  # it may quote a password or a key
@@ -82,52 +91,51 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
     sys.stderr.flush()
 
 
-def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:
-    """Set the process up as the job says, and train."""
-    cores = pin(job.cores) if job.cores else ()  # still single-threaded: every later thread inherits it
-    os.environ.update(job.environment)
-    sys.path[:0] = [folder for folder in job.sys_path if folder not in sys.path]
+def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:
+    """Set the process up for the trial, and train."""
+    config: Mapping[str, Any] = job.spec.config
+    seed = job.spec.seed
+    cores = pin(context.cores) if context.cores else ()  # still single-threaded: every later thread inherits it
+    os.environ.update({**job.settings.environment, **context.environment})
+    sys.path[:0] = [folder for folder in job.settings.sys_path if folder not in sys.path]
 
     import numpy as np
     import torch
 
-    torch.set_num_threads(job.config["num_threads"])
+    torch.set_num_threads(config["num_threads"])
     # A fork carries its server's generators: every one of them is seeded anew.
-    random.seed(job.seed)
-    np.random.seed(job.seed % 2**32)
-    torch.manual_seed(job.seed)
-    device = _device(job)
-    started_at_s = job.requested_at_s
-    with _process_group(job, device, listen_fd):
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    device = _device(config, context)
+    started_at_s = context.requested_at_s
+    with _process_group(context, device, listen_fd):
         workload = pickle.loads(job.workload)
         if workload.is_train_loop:
             from raypar.train.telemetry import Telemetry
             from raypar.train.train_loop import run_train_loop
 
-            outcome = run_train_loop(workload.train_loop, job, channel, Telemetry(cores, device))
+            outcome = run_train_loop(workload.train_loop, config, context, channel, Telemetry(cores, device))
         else:
             from raypar.parallel.strategy import DistContext
             from raypar.train.loop import train
-            from raypar.train.profile import ProfileRequest
             from raypar.train.saved_model import pack
 
-            context = DistContext(job.rank, job.world_size, device)
-            kept = Path(job.artifact_dir)
-            wanted = ProfileRequest(job.num_profiled_steps, job.only_profiles, kept / PROFILE_FOLDER)
             outcome = train(
                 workload,
-                job.config,
-                job.seed,
-                context,
+                config,
+                seed,
+                DistContext(context.rank, context.world_size, device),
                 cores,
                 channel,
                 started_at_s,
-                model_dir=kept / MODEL_FOLDER,
-                profiling=wanted,
-                checkpoint_dir=kept.parent / CHECKPOINT_FOLDER,
+                model_dir=job.artifact_dir / MODEL_FOLDER,
+                profiling=job.profiling,
+                profile_dir=job.artifact_dir / PROFILE_FOLDER,
+                checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
             )
-            if job.ships_artifacts and job.rank == 0:
-                outcome = replace(outcome, artifacts=pack(kept))
+            if job.settings.ships_artifacts and context.rank == 0:
+                outcome = replace(outcome, artifacts=pack(job.artifact_dir))
     return replace(
         outcome,
         wall_s=time.monotonic() - started_at_s,
@@ -135,49 +143,49 @@ def run_rank(job: RankJob, channel: PipeChannel, listen_fd: int | None = None) -
     )
 
 
-def _device(job: RankJob) -> Any:
+def _device(config: Mapping[str, Any], context: RankContext) -> Any:
     import torch
 
-    if job.config["device"] != "cuda":
-        return torch.device(job.config["device"])
-    device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
+    if config["device"] != "cuda":
+        return torch.device(config["device"])
+    device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
 @contextlib.contextmanager
-def _process_group(job: RankJob, device: Any, listen_fd: int | None) -> Any:
+def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> Any:
     """The ranks' process group, if there are several; torchrun's variables are set for whoever reads them."""
-    host, port = job.master_address
+    host, port = context.master_address
     os.environ.update(
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
-        RANK=str(job.rank),
-        WORLD_SIZE=str(job.world_size),
-        LOCAL_RANK=str(job.local_rank),
-        LOCAL_WORLD_SIZE=str(job.local_world_size),
-        GROUP_RANK=str(job.node_rank),
+        RANK=str(context.rank),
+        WORLD_SIZE=str(context.world_size),
+        LOCAL_RANK=str(context.local_rank),
+        LOCAL_WORLD_SIZE=str(context.local_world_size),
+        GROUP_RANK=str(context.node_rank),
     )
-    if job.world_size == 1:
+    if context.world_size == 1:
         yield
         return
     import torch.distributed as dist
 
-    if job.local_world_size == job.world_size:
+    if context.local_world_size == context.world_size:
         # One node: no host name has to resolve, and nothing listens beyond the machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
-        job.world_size,
-        is_master=job.rank == 0,
+        context.world_size,
+        is_master=context.rank == 0,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=listen_fd if job.rank == 0 else None,
+        master_listen_fd=listen_fd if context.rank == 0 else None,
     )
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.world_size, timeout=timeout)
     try:
         yield
     except BaseException:

@@ -39,8 +39,9 @@ def main(folder: Path) -> None:
 
     from raypar import Study, Workload
     from raypar.run.cluster import TRAIN_ENVIRONMENT, joined_cluster
-    from raypar.run.runner import ClusterChanged, Event, RunSettings, TrialEnded, TrialStarted
+    from raypar.run.runner import ClusterChanged, Event, TrialEnded, TrialStarted
     from raypar.run.tune import TuneRunner
+    from raypar.train.job import RunSettings
 
     os.environ.update(TRAIN_ENVIRONMENT)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raypar import Study
-from raypar.run.runner import Event, Runner, RunSettings, TrialEnded
+from raypar.run.runner import Event, Runner, TrialEnded
 from raypar.study.trial import TrialResult, TrialSpec
+from raypar.train.job import RunSettings
 
 E = TypeVar("E")
 HERE = Path(__file__).parent

@@ -22,20 +22,24 @@ from raypar import Workload
 from raypar.analysis.breakdown import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS, Profile, profile_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
+from raypar.train.job import NO_PROFILING, Profiling
 from raypar.train.loop import train
-from raypar.train.profile import ProfileRequest
 from raypar.workloads import digits, wide_mlp
 
 SIZE: Mapping[str, Any] = {"batch_size": 64, "width": 64, "num_layers": 3}
 
 
 def recorded_by(
-    context: DistContext, workload: Workload, wanted: ProfileRequest, chosen: Mapping[str, Any]
+    context: DistContext,
+    workload: Workload,
+    profiling: Profiling,
+    chosen: Mapping[str, Any],
+    folder: Path | None = None,
 ) -> tuple[Mapping[str, Any], list[dict[str, float]]]:
     """What a rank records of a training, and its reports."""
     reports = Reports()
     config = resolve(workload, {"epochs": 1, **chosen, "num_workers": context.world_size})
-    outcome = train(workload, config, 0, context, (), reports, 0.0, None, wanted)
+    outcome = train(workload, config, 0, context, (), reports, 0.0, None, profiling, folder)
     return outcome.profile, list(reports)
 
 
@@ -43,8 +47,8 @@ def profiled(
     chosen: Mapping[str, Any], workload: Workload = wide_mlp, num_ranks: int = 2, num_steps: int = 8
 ) -> Profile:
     """Of a trial that does nothing else."""
-    wanted = ProfileRequest(num_steps, instead_of_training=True)
-    told = on_ranks(lambda context: recorded_by(context, workload, wanted, chosen), num_ranks)
+    profiling = Profiling(num_steps, instead_of_training=True)
+    told = on_ranks(lambda context: recorded_by(context, workload, profiling, chosen), num_ranks)
     config = resolve(workload, {**chosen, "num_workers": num_ranks})
     profile = profile_of([recorded for recorded, _ in told], config)
     assert profile is not None
@@ -74,8 +78,8 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path: P
     chosen = {"hidden_size": 32, "batch_size": 256}
 
     def both(context: DistContext) -> tuple[Any, Any]:
-        plain = recorded_by(context, digits, ProfileRequest(), chosen)
-        return plain, recorded_by(context, digits, ProfileRequest(4, folder=tmp_path / "profile"), chosen)
+        plain = recorded_by(context, digits, NO_PROFILING, chosen)
+        return plain, recorded_by(context, digits, Profiling(4), chosen, tmp_path / "profile")
 
     for (nothing, plain), (profile, reports) in on_ranks(both, 2):
         assert not nothing

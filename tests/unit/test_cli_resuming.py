@@ -16,6 +16,7 @@ from raypar.execution.options import Options, ResumeFlags, is_in_folder, is_of_t
 from raypar.execution.results import execution_record
 from raypar.study.loader import LoadedStudy
 from raypar.track.store import default_tracking_uri
+from raypar.train.job import Profiling
 from raypar.workloads import digits
 
 
@@ -83,7 +84,7 @@ def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_pat
         "address": "auto",
         "isolation": "fresh",
         "trial_timeout_s": 7.5,
-        "num_profiled_steps": 20,
+        "profiling": Profiling(20),
         "log_model": True,
         "system_metrics": True,
         "exclusive": True,

@@ -20,13 +20,14 @@ from raypar import Study, Workload, grid
 from raypar.errors import RayparError
 from raypar.execution.options import ResumeFlags
 from raypar.execution.results import Keeper
-from raypar.run.runner import ARTIFACT_FOLDER, Event, Notice, TrialEnded
+from raypar.run.runner import Event, Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track import journal as spool
 from raypar.track.names import join_tag, split_tag
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.sync import sync
+from raypar.train.job import ARTIFACT_FOLDER
 
 RESUME: dict[str, Any] = {
     "file": "good.py",

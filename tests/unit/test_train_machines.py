@@ -7,17 +7,18 @@ from dataclasses import replace
 import pytest
 from results import make_spec
 
+from raypar.run.ranks import RankEnd, trial_result
 from raypar.study.trial import TrialResult
-from raypar.train.job import RankOutcome, merge
+from raypar.train.job import RankOutcome
 from raypar.train.telemetry import RankCounters, energy, other_loads
 
 RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
 
 
 def merged(*counters: RankCounters | None) -> TrialResult:
-    outcomes = {rank: RankOutcome(train_time_s=2.0, counters=c) for rank, c in enumerate(counters)}
+    ends = {rank: RankEnd(RankOutcome(train_time_s=2.0, counters=c)) for rank, c in enumerate(counters)}
     spec = make_spec({"num_workers": len(counters)})
-    return merge(spec, outcomes, (), attempts=1, started_at=1.0, environment={"node": ["n"]}, failure=None)
+    return trial_result(spec, ends, environment={"node": ["n"]})
 
 
 def test_the_work_of_all_ranks_on_a_machine_is_the_trials_own() -> None:
