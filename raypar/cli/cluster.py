@@ -17,7 +17,7 @@ import typer
 from raypar.cli.common import EXIT_FAILED, Debug, told
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
-from raypar.report.text import encodable, harmless
+from raypar.report.text import ascii_fallback, strip_control
 from raypar.signals import Interrupted, handle_signals, uninterrupted
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def write(text: str) -> None:
     """What a study has written elsewhere, without what steers a terminal."""
     lines = [line for line in text.splitlines(keepends=True) if not _OF_RAY.match(line)]
     try:
-        sys.stdout.write(encodable(masked(harmless("".join(lines))), sys.stdout.encoding or "utf-8"))
+        sys.stdout.write(ascii_fallback(masked(strip_control("".join(lines))), sys.stdout.encoding or "utf-8"))
         sys.stdout.flush()
     except BrokenPipeError:
         raise SystemExit(0) from None  # `| head` has seen enough

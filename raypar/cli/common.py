@@ -16,7 +16,7 @@ import typer
 from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
 from raypar.execution.stored import unknown_study as unknown_study
 from raypar.masking import masked
-from raypar.report.text import harmless
+from raypar.report.text import strip_control
 from raypar.signals import Interrupted, redirected_stderr
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _remove(folders: Sequence[Path]) -> None:
 
 def complain(text: str) -> None:
     """An error for the terminal: without passwords, and without what steers it."""
-    typer.echo(f"error: {harmless(masked(text))}", err=True)
+    typer.echo(f"error: {strip_control(masked(text))}", err=True)
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def predict(
         from raypar.predict.network import Network, Topology, parse_network
         from raypar.predict.predict import communication_of, job_spec_of, worker_counts
         from raypar.predict.predict import predict as predicted
-        from raypar.report.predict import Told, check_plot_path, print_prediction, write_plot
+        from raypar.report.predict import PredictionReport, check_plot_path, print_prediction, write_plot
 
         asked = _counts(workers)
         worker_counts(asked)  # before anything slow: a mistake is told at once
@@ -154,7 +154,7 @@ def predict(
             sources.append("buckets or overlap are not as the study had them")
         counts = worker_counts(asked, [p.num_workers for p in calibration.points])
         sweep = predicted(calibration, training, how, counts, is_measured_network=given is None and nodes_of == 1)
-        shown = Told(
+        shown = PredictionReport(
             title=" ".join([f"Study {name}", *(settings or [])]),
             asked=asked,
             calibration=calibration,
@@ -385,7 +385,7 @@ def work(
         workload = shipped_workload(name)
         config = config_of(workload, settings or [])
 
-        from raypar.report.listings import Plan, print_work
+        from raypar.report.listings import WorkAssumptions, print_work
         from raypar.train.flops import work_of
 
         counted = work_of(workload, config)
@@ -393,14 +393,14 @@ def work(
             peak, source = peak_tflops * 1e12, "as given"
         else:
             peak, source = measured_peak(config)
-        plan = Plan(
+        assumptions = WorkAssumptions(
             batch_size=batch_size or config["batch_size"],
             epochs=epochs or config["epochs"],
             num_samples=samples or config["num_samples"] or workload.train_size(config),
             peak_flops=peak,
             peak_source=source,
         )
-        print_work(stdout(), " ".join([workload.name, *(settings or [])]), counted, plan)
+        print_work(stdout(), " ".join([workload.name, *(settings or [])]), counted, assumptions)
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:

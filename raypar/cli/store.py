@@ -33,7 +33,7 @@ from raypar.cli.common import (
 )
 from raypar.errors import RayparError
 from raypar.masking import masked
-from raypar.report.text import harmless
+from raypar.report.text import strip_control
 
 
 class FigureFormat(StrEnum):
@@ -316,8 +316,8 @@ def generate(
             folder = store.model_folder(name, result.spec.identity)
             if folder is not None:
                 write = generator_of(result.spec.workload)
-                typer.echo(harmless(f"{result.spec.label} writes:"), err=True)
-                typer.echo(harmless(write(folder, prompt, max_new_tokens)))
+                typer.echo(strip_control(f"{result.spec.label} writes:"), err=True)
+                typer.echo(strip_control(write(folder, prompt, max_new_tokens)))
                 return
         raise RayparError(
             f"study `{name}` has kept no model",

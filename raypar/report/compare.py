@@ -12,7 +12,7 @@ from raypar import units
 from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate
-from raypar.report.text import encodable, hanging
+from raypar.report.text import ascii_fallback, wrap_hanging
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -28,9 +28,9 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
         _print_table(console, comparison)
         _paragraph(console, legend(comparison))
         console.print()
-    for line in verdicts(comparison):
+    for line in verdict_lines(comparison):
         _paragraph(console, line)
-    others = (*left_out(comparison), *differences_told(comparison))
+    others = (*excluded_lines(comparison), *difference_lines(comparison))
     if others:
         console.print()
     for line in others:
@@ -44,7 +44,7 @@ def print_gate(console: Console, comparison: Comparison, allowed_share: float) -
         _paragraph(console, line)
 
 
-def verdicts(comparison: Comparison) -> tuple[str, ...]:
+def verdict_lines(comparison: Comparison) -> tuple[str, ...]:
     """What the numbers say of B against A, in sentences. What the intervals can't separate is called a tie."""
     if not comparison.matched:
         return ("No point is in both studies: there is nothing to compare.",)
@@ -72,7 +72,7 @@ def gate_lines(comparison: Comparison, allowed_share: float) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def left_out(comparison: Comparison) -> Iterator[str]:
+def excluded_lines(comparison: Comparison) -> Iterator[str]:
     """The points that are not compared, and why; and the trials."""
     for name, sentence in zip("AB", comparison.excluded, strict=True):
         if sentence:
@@ -87,7 +87,7 @@ def left_out(comparison: Comparison) -> Iterator[str]:
         yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
 
 
-def differences_told(comparison: Comparison) -> Iterator[str]:
+def difference_lines(comparison: Comparison) -> Iterator[str]:
     """What differs besides the studies' points, and so may be behind a difference of their times."""
     means = dict.fromkeys(_changes(p.execution_changes) for p in comparison.matched if p.execution_changes)
     if means:
@@ -123,7 +123,7 @@ def _title(console: Console, comparison: Comparison, places: tuple[str, str]) ->
     for letter, name, place, role in zip("AB", comparison.names, places, (", the reference", ""), strict=True):
         at = f" ({place})" if place else ""
         text = _one_line(f"{letter}: {name}{at}{role}")
-        line = Text(encodable(text, console.encoding), style="bold", overflow="fold")
+        line = Text(ascii_fallback(text, console.encoding), style="bold", overflow="fold")
         console.print(line, highlight=False)
     console.print()
 
@@ -132,10 +132,10 @@ def _print_table(console: Console, comparison: Comparison) -> None:
     columns = list(_columns(comparison, is_wide=console.width >= WIDE))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head, _ in columns:
-        table.add_column(Text(encodable(head, console.encoding)), overflow="fold")
+        table.add_column(Text(ascii_fallback(head, console.encoding)), overflow="fold")
     for cells in zip(*(cells for _, cells in columns), strict=True):
         # Text, not markup: an interval's brackets would be taken for a style.
-        table.add_row(*(Text(encodable(_one_line(cell), console.encoding)) for cell in cells))
+        table.add_row(*(Text(ascii_fallback(_one_line(cell), console.encoding)) for cell in cells))
     console.print(table)
     console.print()
 
@@ -245,5 +245,5 @@ def _values(values: Sequence[str]) -> str:
 
 
 def _paragraph(console: Console, text: str) -> None:
-    for line in hanging(encodable(text, console.encoding), console.width):
+    for line in wrap_hanging(ascii_fallback(text, console.encoding), console.width):
         console.print(Text(line), highlight=False, soft_wrap=True)

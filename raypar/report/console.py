@@ -22,8 +22,8 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.profile import breakdown_section
-from raypar.report.sentences import Line, effect_lines, goodput_lines, scaling_lines
-from raypar.report.text import encodable, wrapped
+from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines, scaling_lines
+from raypar.report.text import ascii_fallback, wrap
 from raypar.study.trial import point_label
 
 GAP = "  "
@@ -79,7 +79,9 @@ class StudyReport:
         self.scaling = scaling_lines(analysis.study_name, analysis.worker_groups)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from _lines(self.analysis, self.scaling, options.max_width, partial(encodable, encoding=options.encoding))
+        yield from _lines(
+            self.analysis, self.scaling, options.max_width, partial(ascii_fallback, encoding=options.encoding)
+        )
 
 
 def render(analysis: StudyAnalysis) -> StudyReport:
@@ -92,7 +94,7 @@ def print_report(analysis: StudyAnalysis, console: Console) -> None:
     console.print(render(analysis))
 
 
-def _lines(analysis: StudyAnalysis, scaling: Sequence[Line], width: int, encode: Encode) -> Iterator[Text]:
+def _lines(analysis: StudyAnalysis, scaling: Sequence[IndentedLine], width: int, encode: Encode) -> Iterator[Text]:
     title = f"{analysis.study_name or 'study'}: {units.counted(len(analysis.points), 'point')}, "
     yield Text(encode(title + units.counted(analysis.num_trials, "trial")), style="bold")
     yield Text("")
@@ -118,7 +120,7 @@ def _lines(analysis: StudyAnalysis, scaling: Sequence[Line], width: int, encode:
 
 def _paragraph(text: str, width: int, *, indent: int = 0, style: str = "") -> Iterator[Text]:
     """The text, wrapped; lines after the first are indented by two more."""
-    for i, line in enumerate(wrapped(text, max(20, width - indent - 2))):
+    for i, line in enumerate(wrap(text, max(20, width - indent - 2))):
         # Folded, where a path is longer than the line: rich would cut it.
         yield Text(" " * (indent + (2 if i else 0)) + line, style=style, overflow="fold")
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
 
 
-Row: TypeAlias = Mapping[str, Any]
+TrialRow: TypeAlias = Mapping[str, Any]
 
 QUANTITIES = (
     "wall_s",
@@ -67,7 +67,7 @@ ENVIRONMENT = (
 _LARGEST_INT = 2**63 - 1
 
 
-def rows_of(question: Question, results: Sequence[TrialResult]) -> list[Row]:
+def rows_of(question: Question, results: Sequence[TrialResult]) -> list[TrialRow]:
     """One row per result, in the order in which they were started; all rows have the same keys in the same order.
 
     Values are text, numbers, True and False, or None for what a trial has not; tuples become text as tables show it.
@@ -77,7 +77,7 @@ def rows_of(question: Question, results: Sequence[TrialResult]) -> list[Row]:
     speedups = pair_speedups(question, results)
     excluded = {result.spec.identity for result in current_results(question, results).excluded}
     rows = [
-        _row(result, speedups.get(result.spec.identity), is_aside=result.spec.identity in excluded)
+        _row(result, speedups.get(result.spec.identity), is_excluded=result.spec.identity in excluded)
         for result in sorted(results, key=lambda r: (r.started_at, r.spec.order))
     ]
     groups = _in_order(rows)
@@ -104,14 +104,14 @@ def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
     return frame
 
 
-def _row(result: TrialResult, speedup: float | None, *, is_aside: bool) -> dict[str, Any]:
+def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> dict[str, Any]:
     spec, failure = result.spec, result.failure
     row: dict[str, Any] = {
         "study": spec.study,
         "workload": spec.workload,
         "identity": spec.identity,
         "state": result.state.value,
-        "set_aside": is_aside,
+        "set_aside": is_excluded,
         "repeat": spec.repeat,
         "order": spec.order,
         "seed": spec.seed,
@@ -129,7 +129,7 @@ def _row(result: TrialResult, speedup: float | None, *, is_aside: bool) -> dict[
     return {as_utf8(key): _cell(value) for key, value in row.items()}
 
 
-def _in_order(rows: Iterable[Row]) -> list[str]:
+def _in_order(rows: Iterable[TrialRow]) -> list[str]:
     """Every key once: those of later rows stand with their own kind, not at the end."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     places = {kind: i for i, kind in reversed(list(enumerate(key.partition(".")[0] for key in keys)))}

@@ -25,7 +25,7 @@ from raypar.report.vega import (
     PICK,
     PICKED,
     Figure,
-    LeftOut,
+    OmittedFigure,
     Row,
     bounds,
     layers,
@@ -46,7 +46,7 @@ DASHES = ([2, 4], [1, 0], [8, 4])
 NO_GROUPS = "no two points with finished trials differ only in num_workers"
 
 
-def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | LeftOut, ...]:
+def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | OmittedFigure, ...]:
     """Every figure, or why it is left out, in the order of a report.
 
     Args:
@@ -68,7 +68,7 @@ def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple
     )
 
 
-def write_figures(figures: Sequence[Figure | LeftOut], folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+def write_figures(figures: Sequence[Figure | OmittedFigure], folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
     """Draw each figure into files of its own, ``speedup.svg``, ``speedup.png`` …
 
     Raises:
@@ -87,12 +87,12 @@ def write_figures(figures: Sequence[Figure | LeftOut], folder: Path, kinds: Sequ
     return written
 
 
-def speedup_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
+def speedup_curves(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """Speedups over the number of workers with their intervals, the ideal line, and the laws fitted to them."""
     title = "Speedup over workers"
     groups = analysis.worker_groups[:MAX_SERIES]
     if not groups:
-        return LeftOut(title, NO_GROUPS)
+        return OmittedFigure(title, NO_GROUPS)
     named = _named(groups)
     rows = [
         row
@@ -137,12 +137,12 @@ def speedup_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
     return Figure("speedup", title, f"{text}{_first_of(analysis)} Measured: {told}.{cut}", spec)
 
 
-def efficiency_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
+def efficiency_curves(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """Parallel efficiencies over the number of workers with their intervals; 100 % is ideal."""
     title = "Parallel efficiency over workers"
     groups = analysis.worker_groups[:MAX_SERIES]
     if not groups:
-        return LeftOut(title, NO_GROUPS)
+        return OmittedFigure(title, NO_GROUPS)
     named = _named(groups)
     rows: list[Row] = []
     for name, group in named.items():

@@ -14,7 +14,7 @@ from raypar.report.vega import (
     PICK,
     PICKED,
     Figure,
-    LeftOut,
+    OmittedFigure,
     Row,
     bounds,
     layers,
@@ -36,13 +36,13 @@ MIN_FILLED = 0.5  # of a heat map's cells; a search's points leave nearly all of
 ON_FRONT, OFF_FRONT = "on the Pareto front", "beaten by another"
 
 
-def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
+def pareto(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """Each point's time and metric, with the Pareto front as `raypar recommend` has it."""
     title = f"Time against {analysis.metric}, with the Pareto front"
     known = [(p, p.time_s, p.metric) for p in analysis.points]
     both = [(p, time_s, metric) for p, time_s, metric in known if time_s is not None and metric is not None]
     if not both:
-        return LeftOut(title, f"no point has both a time and a {analysis.metric}")
+        return OmittedFigure(title, f"no point has both a time and a {analysis.metric}")
     front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.mode)}
     rows = [
         {
@@ -109,14 +109,14 @@ def pareto(analysis: StudyAnalysis) -> Figure | LeftOut:
     )
 
 
-def heat_map(analysis: StudyAnalysis) -> Figure | LeftOut:
+def heat_map(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """The median time over two swept hyperparameters, for a study that sweeps two."""
     values = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
     shown = {id(e): (units.seconds(e.value), units.seconds_interval(e.value, e.low, e.high)) for _, e in values}
     return _heat_map(analysis, values, shown, "heat_map", "Time", _time_title(analysis), "fast")
 
 
-def metric_heat_map(analysis: StudyAnalysis) -> Figure | LeftOut:
+def metric_heat_map(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """The median metric over two swept hyperparameters, for a study that sweeps two."""
     values = [(p, p.metric) for p in analysis.points if p.metric is not None]
     name = analysis.metric
@@ -132,17 +132,17 @@ def _heat_map(
     what: str,
     legend: str,
     dark_is: str,
-) -> Figure | LeftOut:
+) -> Figure | OmittedFigure:
     title, keys = f"{what} over both hyperparameters", analysis.space_keys
     if len(keys) != 2:
-        return LeftOut(f"{what} as a heat map", f"it shows two swept hyperparameters, and there are {len(keys)}")
+        return OmittedFigure(f"{what} as a heat map", f"it shows two swept hyperparameters, and there are {len(keys)}")
     across, down = ([units.value_of(p.point.get(k)) for p, _ in values] for k in keys)
     columns, lines = len(set(across)), len(set(down))
     if min(columns, lines) < 2:
         reason = "it takes two values or more of both hyperparameters with finished trials"
-        return LeftOut(f"{what} as a heat map", reason)
+        return OmittedFigure(f"{what} as a heat map", reason)
     if not MIN_FILLED * columns * lines <= len(values) <= columns * lines <= MAX_CELLS:
-        return LeftOut(f"{what} as a heat map", f"the points don't fill a grid of at most {MAX_CELLS} cells")
+        return OmittedFigure(f"{what} as a heat map", f"the points don't fill a grid of at most {MAX_CELLS} cells")
     low, high = (pick(e.value for _, e in values) for pick in (min, max))
     rows = [
         {
@@ -212,12 +212,12 @@ DASHES = ([1, 0], [6, 4], [2, 3])
 NAMES = {"throughput": "samples/s", "progress": "progress per sample", "goodput": "speed towards the target"}
 
 
-def goodput_curves(analysis: StudyAnalysis) -> Figure | LeftOut:
+def goodput_curves(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """Over the batch size, against one of them: samples per second, progress per sample, and their product."""
     title = "Batch size: throughput and progress"
     target, groups = analysis.target, analysis.batches
     if target is None or not groups:
-        return LeftOut(title, "no two points differ only in their batch size and have reached a common target")
+        return OmittedFigure(title, "no two points differ only in their batch size and have reached a common target")
     drawn = groups[:MAX_GROUPS]
     rows: list[Row] = []
     told = []

@@ -20,7 +20,7 @@ from raypar.report.vega import (
     PICK,
     PICKED,
     Figure,
-    LeftOut,
+    OmittedFigure,
     Row,
     Spec,
     bounds,
@@ -51,13 +51,13 @@ TRIAL_COLOURS: Mapping[str, str] = {
 }
 
 
-def times(analysis: StudyAnalysis) -> Figure | LeftOut:
+def times(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """The median time of each point with its interval."""
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
     title = f"Each point's {what}"
     timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
     if not timed:
-        return LeftOut(title, "no trial finished with a time")
+        return OmittedFigure(title, "no trial finished with a time")
     drawn = _fastest(timed)
     y, names = point_axis([p.point for p, _ in drawn])
     rows = [
@@ -104,11 +104,11 @@ def times(analysis: StudyAnalysis) -> Figure | LeftOut:
     )
 
 
-def breakdown_bars(analysis: StudyAnalysis) -> Figure | LeftOut:
+def breakdown_bars(analysis: StudyAnalysis) -> Figure | OmittedFigure:
     """Where a step's time goes, stacked, for each point that was looked into."""
     title = "Where a step's time goes"
     if not analysis.profiles:
-        return LeftOut(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
+        return OmittedFigure(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
     shown = analysis.profiles[:MAX_BARS]
     rows: list[Row] = []
     told = []
@@ -135,7 +135,7 @@ def breakdown_bars(analysis: StudyAnalysis) -> Figure | LeftOut:
     )
 
 
-def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | LeftOut:
+def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Where a whole trial's time goes, stacked, for each point: the mean of its finished trials."""
     title = "Where a trial's time goes"
     by_point: dict[object, list[Mapping[str, float]]] = {}
@@ -144,7 +144,7 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
             by_point.setdefault(point_key(result.spec.point), []).append(parts)
     timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None and point_key(p.point) in by_point]
     if not timed:
-        return LeftOut(title, "raypar could not look into any finished trial")
+        return OmittedFigure(title, "raypar could not look into any finished trial")
     rows: list[Row] = []
     told = []
     drawn = _fastest(timed)
@@ -221,13 +221,13 @@ MAX_REPORTS = 1200  # of all curves
 MAX_DRAWN_TRIALS = 500
 
 
-def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | LeftOut:
+def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The metric over the time trained so far, a curve for each trial, coloured by its point."""
     title = f"Learning curves: {analysis.metric} over time"
     is_timed = any(TRAIN_TIME in report for r in results for report in r.reports)
     curves = {r.spec.identity: (r, rows) for r in latest(results) if len(rows := _curve(analysis, r, is_timed)) > 1}
     if not curves:
-        return LeftOut(title, f"no trial reported {analysis.metric} more than once")
+        return OmittedFigure(title, f"no trial reported {analysis.metric} more than once")
     if not is_timed:
         title = f"Learning curves: {analysis.metric} from report to report"
     labels = list(dict.fromkeys(point_label(p.point) for p in analysis.points))
@@ -278,7 +278,7 @@ def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> 
     return Figure("learning", title, f"{text} At the end, in the median: {listed(told)}.", spec)
 
 
-def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | LeftOut:
+def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each trial's time over its point's median, by when it was started: a machine that changes shows."""
     title = "Drift over the study"
     medians = {point_key(p.point): p.time_s.value for p in analysis.points if p.time_s is not None}
@@ -291,7 +291,7 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | L
         if is_timed and time_s and key in repeated and key in medians:
             seen.append((result.started_at, result.spec.label, time_s, time_s / medians[key]))
     if len(seen) < 3:
-        return LeftOut(title, "fewer than three finished trials are of a point with repeats")
+        return OmittedFigure(title, "fewer than three finished trials are of a point with repeats")
     seen.sort()
     first = seen[0][0]
     rows = [

@@ -15,7 +15,7 @@ from raypar import units
 from raypar.analysis.laws import USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import Quantity, ScalingAnalysis, ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.report.text import encodable, hanging
+from raypar.report.text import ascii_fallback, wrap_hanging
 
 FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.scaling
 
@@ -24,11 +24,11 @@ def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup
     """Print what a study says about scaling: each group of points that differ only in their workers."""
     for group in groups:
         title = f"{study_name}: {group.label}" if group.label else study_name
-        console.print(Text(encodable(title, console.encoding), style="bold", overflow="fold"))
+        console.print(Text(ascii_fallback(title, console.encoding), style="bold", overflow="fold"))
         console.print()
         print_scaling(console, group.analyse(), group.unit)
         if group.excluded:
-            _paragraph(console, left_out(group))
+            _paragraph(console, excluded_line(group))
 
 
 def print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -> None:
@@ -39,11 +39,13 @@ def print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in heads:
         is_text = head in ("speedup", measured)
-        table.add_column(encodable(head, console.encoding), justify="left" if is_text else "right", overflow="fold")
+        table.add_column(
+            ascii_fallback(head, console.encoding), justify="left" if is_text else "right", overflow="fold"
+        )
     for point in analysis.points:
         # Text, not markup: an interval's brackets would be taken for a style.
         cells = _cells(point, is_time=is_time, is_baseline=point.num_workers == analysis.baseline)
-        table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells))
+        table.add_row(*(Text(ascii_fallback(cell, console.encoding)) for cell in cells))
     console.print(table)
     console.print()
     _paragraph(console, _legend(analysis))
@@ -81,7 +83,7 @@ def interval_caveat(analysis: ScalingAnalysis) -> str:
     return ""
 
 
-def left_out(group: WorkerGroup) -> str:
+def excluded_line(group: WorkerGroup) -> str:
     """Which worker counts have no finished trial, and why."""
     return (
         "Left out: " + ", ".join(f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.excluded.items()) + "."
@@ -89,7 +91,7 @@ def left_out(group: WorkerGroup) -> str:
 
 
 def _paragraph(console: Console, text: str) -> None:
-    for line in hanging(encodable(text, console.encoding), console.width):
+    for line in wrap_hanging(ascii_fallback(text, console.encoding), console.width):
         console.print(Text(line), highlight=False, soft_wrap=True)
     console.print()
 

@@ -14,7 +14,7 @@ from raypar.analysis.question import Question
 from raypar.errors import RayparError, suggest
 from raypar.report.export import frame_of
 from raypar.report.figures import figures_of
-from raypar.report.vega import Figure, LeftOut, static_svg
+from raypar.report.vega import Figure, OmittedFigure, static_svg
 from raypar.study.trial import TrialResult
 
 
@@ -25,9 +25,9 @@ class Figures(Mapping[str, Figure]):
         left_out: those that the study has no data for, and why.
     """
 
-    def __init__(self, found: Sequence[Figure | LeftOut]) -> None:
+    def __init__(self, found: Sequence[Figure | OmittedFigure]) -> None:
         self._figures = {figure.key: figure for figure in found if isinstance(figure, Figure)}
-        self.left_out = {figure.title: figure.reason for figure in found if isinstance(figure, LeftOut)}
+        self.left_out = {figure.title: figure.reason for figure in found if isinstance(figure, OmittedFigure)}
 
     def __getitem__(self, key: str) -> Figure:
         """Raises RayparError where there is none of that key, and says which there are."""

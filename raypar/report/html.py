@@ -34,10 +34,10 @@ from raypar.analysis.stats import Estimate, Method
 from raypar.errors import RayparError
 from raypar.provenance import versions
 from raypar.report.figures import figures_of
-from raypar.report.recommend import answer_lines, asked_for, settling_line
-from raypar.report.sentences import Line, effect_lines, goodput_lines, scaling_lines
-from raypar.report.text import as_utf8, harmless, unbroken
-from raypar.report.vega import Figure, LeftOut, for_page, is_number, static_svg
+from raypar.report.recommend import answer_lines, objective, settling_line
+from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines, scaling_lines
+from raypar.report.text import as_utf8, no_break_values, strip_control
+from raypar.report.vega import Figure, OmittedFigure, for_page, is_number, static_svg
 from raypar.study.trial import TrialResult, TrialState, latest, point_label
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ MIN_FAILURE_LENGTH = 40
 
 
 @dataclass(frozen=True)
-class Column:
+class HtmlColumn:
     """A column of a table.
 
     Attributes:
@@ -68,7 +68,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """A table as markup, and what is to be said below it.
 
     Attributes:
@@ -82,19 +82,19 @@ class Table:
     is_long: bool = False
 
 
-def points_table(analysis: StudyAnalysis) -> Table | None:
+def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
     """A row for each point, in the order of their values; None where there is no point."""
     points = analysis.points[:MAX_POINTS]
     if not points:
         return None
     columns = [_values(key, [p.point.get(key) for p in points]) for key in analysis.space_keys]
-    columns = columns or [Column("point", [point_label(p.point) for p in points])]
+    columns = columns or [HtmlColumn("point", [point_label(p.point) for p in points])]
 
     def add(head: str, of: Callable[[PointAnalysis], Estimate | None], show: Callable[..., str]) -> None:
         found = [of(p) for p in points]
         if any(found):
             columns.append(
-                Column(
+                HtmlColumn(
                     head,
                     [show(e.value, e.low, e.high) if e else units.MISSING for e in found],
                     True,
@@ -108,7 +108,7 @@ def points_table(analysis: StudyAnalysis) -> Table | None:
         shown = [units.ratio_interval(s.value, s.low, s.high) if s else units.MISSING for s in ratios]
         bases = [p.is_baseline and p.speedup is not None for p in points]
         texts = ["baseline" if is_base else text for text, is_base in zip(shown, bases, strict=True)]
-        columns.append(Column("speedup", texts, True, [s.value if s else None for s in ratios]))
+        columns.append(HtmlColumn("speedup", texts, True, [s.value if s else None for s in ratios]))
         add("efficiency", lambda p: None if p.is_baseline else p.efficiency, units.percent_interval)
     add(analysis.metric, lambda p: p.metric, lambda *e: units.score_interval(analysis.metric, *e))
     add("samples/s", lambda p: p.throughput, _rate)
@@ -117,23 +117,23 @@ def points_table(analysis: StudyAnalysis) -> Table | None:
     wanted = [max(analysis.num_repeats or 0, p.num_trials) for p in points]
     counts = [(p.num_finished, n) for p, n in zip(points, wanted, strict=True)]
     texts = [str(n) if finished == n else f"{finished} of {n}" for finished, n in counts]
-    columns.append(Column("n", texts, True, [p.num_finished for p in points]))
+    columns.append(HtmlColumn("n", texts, True, [p.num_finished for p in points]))
     markup, style, num_rows = _markup("all-points", columns)
     more = len(analysis.points) - num_rows
     notes = (_legend(analysis), *([f"{units.counted(more, 'more point')} left out."] if more else []))
-    return Table(markup, style, notes, num_rows > 15)
+    return HtmlTable(markup, style, notes, num_rows > 15)
 
 
-def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_bytes: int | None = None) -> Table:
+def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_bytes: int | None = None) -> HtmlTable:
     """A row for each trial, in the order given. What is the same for all is told below it, not in each row."""
     keys = list(dict.fromkeys([*analysis.space_keys, *(k for r in trials for k in r.spec.point)]))
-    columns = [Column("#", [str(i) for i in range(1, len(trials) + 1)], True)]
+    columns = [HtmlColumn("#", [str(i) for i in range(1, len(trials) + 1)], True)]
     columns += [_values(key, [r.spec.point.get(key) for r in trials]) for key in keys]
     columns += [
-        Column("repeat", [str(r.spec.repeat + 1) for r in trials], True),
-        Column("seed", [str(r.spec.seed) for r in trials], True),
-        Column("state", [r.state.value for r in trials]),
-        Column("attempts", [str(r.attempts) for r in trials], True),
+        HtmlColumn("repeat", [str(r.spec.repeat + 1) for r in trials], True),
+        HtmlColumn("seed", [str(r.spec.seed) for r in trials], True),
+        HtmlColumn("state", [r.state.value for r in trials]),
+        HtmlColumn("attempts", [str(r.attempts) for r in trials], True),
         _numbers("trained, s", [r.train_time_s for r in trials]),
         _numbers("in all, s", [r.wall_s for r in trials]),
         _numbers("samples/s", [r.throughput_samples_per_s for r in trials]),
@@ -145,9 +145,9 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_
     columns.append(_numbers(head, [factor * value if is_number(value) else None for value in finals]))
     started, moments = _started(trials)
     columns += [
-        Column(started, moments),
-        Column("node", [", ".join(by_rank(r, "node")) or units.MISSING for r in trials]),
-        Column("failure", _failures(trials), is_wide=True),
+        HtmlColumn(started, moments),
+        HtmlColumn("node", [", ".join(by_rank(r, "node")) or units.MISSING for r in trials]),
+        HtmlColumn("failure", _failures(trials), is_wide=True),
     ]
     droppable = {"state", "attempts", "node", "trained, s", "samples/s", "speedup", "failure"}
     same = {c.head: c.cells[0] for c in columns if c.head in droppable and len(set(c.cells)) == 1}
@@ -156,7 +156,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_
     notes = [f"The same for all: {', '.join(told)}."] if told else []
     if more := len(trials) - num_rows:
         notes.append(f"{units.counted(more, 'later trial')} left out: `raypar show` and `raypar export` have all.")
-    return Table(markup, style, tuple(notes), num_rows > 15)
+    return HtmlTable(markup, style, tuple(notes), num_rows > 15)
 
 
 def by_rank(result: TrialResult, key: str) -> list[str]:
@@ -171,12 +171,12 @@ def _rate(value: float, low: float | None, high: float | None) -> str:
     return units.rate_interval(value, low, high, "").replace("  ", " ").strip()
 
 
-def _values(key: str, values: Sequence[object]) -> Column:
-    return Column(key, [units.value_of(v) for v in values], all(map(is_number, values)))
+def _values(key: str, values: Sequence[object]) -> HtmlColumn:
+    return HtmlColumn(key, [units.value_of(v) for v in values], all(map(is_number, values)))
 
 
-def _numbers(head: str, values: Sequence[float | None]) -> Column:
-    return Column(head, [units.number(v) if is_number(v) else units.MISSING for v in values], True)
+def _numbers(head: str, values: Sequence[float | None]) -> HtmlColumn:
+    return HtmlColumn(head, [units.number(v) if is_number(v) else units.MISSING for v in values], True)
 
 
 def _started(trials: Sequence[TrialResult]) -> tuple[str, list[str]]:
@@ -194,12 +194,12 @@ def _failures(trials: Sequence[TrialResult]) -> list[str]:
     return [text if len(text) <= longest else text[: longest - 1] + "…" for text in messages]
 
 
-def _markup(name: str, columns: Sequence[Column], max_bytes: int | None = None) -> tuple[Markup, Markup, int]:
+def _markup(name: str, columns: Sequence[HtmlColumn], max_bytes: int | None = None) -> tuple[Markup, Markup, int]:
     """The table, rules for its columns, and how many of its rows it has: as many as fit into `MAX_TABLE_BYTES`, and
     into `max_bytes`."""
     rules = [_rule(name, [i for i, c in enumerate(columns, 1) if c.is_number], "text-align:right")]
     rules.append(_rule(name, [i for i, c in enumerate(columns, 1) if c.is_wide], "white-space:normal;min-width:12rem"))
-    heads = "".join(f'<th scope="col">{escape(harmless(c.head))}</th>' for c in columns)
+    heads = "".join(f'<th scope="col">{escape(strip_control(c.head))}</th>' for c in columns)
     rows: list[str] = []
     left = min(MAX_TABLE_BYTES, MAX_TABLE_BYTES if max_bytes is None else max_bytes)
     for i in range(len(columns[0].cells)):
@@ -213,14 +213,14 @@ def _markup(name: str, columns: Sequence[Column], max_bytes: int | None = None) 
     return Markup(text), Markup("".join(rules)), len(rows)  # every text of a study is escaped above
 
 
-def _row(columns: Sequence[Column], i: int) -> Iterable[tuple[str, float | None]]:
+def _row(columns: Sequence[HtmlColumn], i: int) -> Iterable[tuple[str, float | None]]:
     for column in columns:
         yield column.cells[i], column.sort[i] if column.sort else None
 
 
 def _cell(content: tuple[str, float | None]) -> str:
     text, sort = content
-    shown = escape(harmless(text))
+    shown = escape(strip_control(text))
     return f"<td>{shown}" if not is_number(sort) else f'<td data-sort="{sort:.6g}">{shown}'
 
 
@@ -333,7 +333,7 @@ class _Part:
     """A part of what the numbers say: a heading, and lines with their indent."""
 
     heading: str
-    lines: Sequence[Line]
+    lines: Sequence[IndentedLine]
 
 
 def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin: Origin) -> str:
@@ -374,8 +374,8 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         undefined=StrictUndefined,
         trim_blocks=True,
         # A page can't have control characters. What is Markup has none: scripts are checked by their hash, names in
-        # it have been made harmless.
-        finalize=lambda value: harmless(value) if type(value) is str else value,
+        # it have been stripped of control characters.
+        finalize=lambda value: strip_control(value) if type(value) is str else value,
     )
     environment.filters["kept"] = _kept
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
@@ -390,7 +390,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         points=points,
         parts=_parts(analysis),
         figures=drawings,
-        left_out=[f for f in figures if isinstance(f, LeftOut)],
+        left_out=[f for f in figures if isinstance(f, OmittedFigure)],
         trials=every_trial,
         warnings=analysis.warnings,
         minded=units.counted(len(analysis.warnings), "thing") + " to mind",
@@ -409,7 +409,7 @@ def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]
         return []
     found = recommend(analysis.question, trials, Constraints())
     lines = [*answer_lines(found), *([settling_line(found.settling)] if found.settling else [])]
-    return [f"Looked for: {asked_for(found)}.", *lines]
+    return [f"Looked for: {objective(found)}.", *lines]
 
 
 def _parts(analysis: StudyAnalysis) -> list[_Part]:
@@ -433,7 +433,7 @@ def _kept(sentence: str) -> Markup:
     """The sentence, in which no line is broken between a number and its unit, and commands look like such."""
     from markupsafe import Markup, escape
 
-    safe = escape(harmless(unbroken(sentence)))
+    safe = escape(strip_control(no_break_values(sentence)))
     return Markup(COMMAND.sub(r"<code>\1</code>", str(safe)))
 
 

@@ -138,7 +138,7 @@ _LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"))
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkAssumptions:
     """What training is reckoned with.
 
     Attributes:
@@ -154,7 +154,7 @@ class Plan:
     peak_source: str
 
 
-def print_work(console: Console, title: str, work: Work, plan: Plan) -> None:
+def print_work(console: Console, title: str, work: Work, assumed: WorkAssumptions) -> None:
     """Weights, work by type of layer, and the least time of an iteration and of the training."""
 
     def line(text: str) -> None:
@@ -173,13 +173,15 @@ def print_work(console: Console, title: str, work: Work, plan: Plan) -> None:
         f"\nforward and backward: {scaled(work.macs, 'MAC')} = {scaled(work.flop, 'FLOP')} a sample, "
         f"{times} times the forward pass"
     )
-    line(f"peak: {scaled(plan.peak_flops, 'FLOP/s')} ({plan.peak_source})")
-    _print_time(line, f"an iteration of {units.counted(plan.batch_size, 'sample')}", work, plan, plan.batch_size)
-    if plan.num_samples is None:
+    line(f"peak: {scaled(assumed.peak_flops, 'FLOP/s')} ({assumed.peak_source})")
+    _print_time(
+        line, f"an iteration of {units.counted(assumed.batch_size, 'sample')}", work, assumed, assumed.batch_size
+    )
+    if assumed.num_samples is None:
         line("training: the size of the training set is not known; give it with --samples N")
         return
-    what = f"training, {units.counted(plan.epochs, 'epoch')} of {units.counted(plan.num_samples, 'sample')}"
-    _print_time(line, what, work, plan, plan.epochs * plan.num_samples)
+    what = f"training, {units.counted(assumed.epochs, 'epoch')} of {units.counted(assumed.num_samples, 'sample')}"
+    _print_time(line, what, work, assumed, assumed.epochs * assumed.num_samples)
 
 
 def scaled(value: float, unit: str) -> str:
@@ -191,9 +193,9 @@ def scaled(value: float, unit: str) -> str:
     return f"{text[:-1]} {text[-1]}{unit}" if text[-1].isalpha() else f"{text} {unit}"
 
 
-def _print_time(line: Callable[[str], None], what: str, work: Work, plan: Plan, num_samples: int) -> None:
+def _print_time(line: Callable[[str], None], what: str, work: Work, assumed: WorkAssumptions, num_samples: int) -> None:
     flop = scaled(work.flop * num_samples, "FLOP")
-    line(f"{what}: {flop}, at least {units.seconds(work.min_time_s(num_samples, plan.peak_flops))}")
+    line(f"{what}: {flop}, at least {units.seconds(work.min_time_s(num_samples, assumed.peak_flops))}")
 
 
 def _table(layers: list[LayerWork]) -> Table:

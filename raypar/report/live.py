@@ -22,7 +22,7 @@ from rich.text import Text
 from raypar import units
 from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, TrialTime, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
-from raypar.report.text import encodable
+from raypar.report.text import ascii_fallback
 from raypar.run.runner import (
     ClusterChanged,
     Event,
@@ -241,7 +241,7 @@ class LiveView:
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a terminal that was closed: no reason to lose a trial
-            self._console.print(Text(encodable(line, self._console.encoding)), soft_wrap=True)  # rich flushes
+            self._console.print(Text(ascii_fallback(line, self._console.encoding)), soft_wrap=True)  # rich flushes
 
     def remaining_s(self) -> float | None:
         """Seconds until the last trial ends, going by those that have ended; None before the first."""
@@ -291,4 +291,4 @@ class LiveView:
 
     def _line(self, text: str) -> Text:
         """One line of the view, cut where the terminal ends: a view that wraps would jump."""
-        return Text(encodable(text, self._console.encoding), no_wrap=True, overflow="ellipsis")
+        return Text(ascii_fallback(text, self._console.encoding), no_wrap=True, overflow="ellipsis")

@@ -19,7 +19,7 @@ from raypar.predict.calibration import Calibration
 from raypar.predict.network import Algorithm, Network, Topology
 from raypar.predict.predict import JobSpec, Prediction, Sweep
 from raypar.predict.step_model import Communication, Limit
-from raypar.report.text import encodable, hanging
+from raypar.report.text import ascii_fallback, wrap_hanging
 from raypar.report.vega import (
     COLOURS,
     GREY,
@@ -51,7 +51,7 @@ _BEYOND = {
 
 
 @dataclass(frozen=True)
-class Told:
+class PredictionReport:
     """A prediction and what is to be said about it.
 
     Attributes:
@@ -71,30 +71,30 @@ class Told:
     sources: tuple[str, ...] = ()
 
 
-def print_prediction(console: Console, told: Told) -> None:
+def print_prediction(console: Console, report: PredictionReport) -> None:
     """Print what more workers would bring."""
 
     def line(text: str, indent: str = "  ") -> None:
-        for part in hanging(encodable(text, console.encoding), console.width, indent):
+        for part in wrap_hanging(ascii_fallback(text, console.encoding), console.width, indent):
             console.print(Text(part), highlight=False, soft_wrap=True)
 
-    line(told.title)
+    line(report.title)
     console.print()
-    console.print(_table(console, told.sweep.predictions))
+    console.print(_table(console, report.sweep.predictions))
     console.print()
     line("Where the time of a step goes:")
-    for prediction in told.sweep.predictions:
+    for prediction in report.sweep.predictions:
         console.print(_bar(prediction), highlight=False, soft_wrap=True)
-    line("; ".join(f"{mark} {name}" for _, mark, _, name in PARTS if _occurs(mark, told.sweep.predictions)))
+    line("; ".join(f"{mark} {name}" for _, mark, _, name in PARTS if _occurs(mark, report.sweep.predictions)))
     console.print()
-    for prediction in told.sweep.predictions:
-        if prediction.num_workers in told.asked:
-            line(_sentence(prediction, told.training))
-    for text in _limits(told):
+    for prediction in report.sweep.predictions:
+        if prediction.num_workers in report.asked:
+            line(_sentence(prediction, report.training))
+    for text in _limits(report):
         line(text)
     console.print()
     line("Taken for granted:")
-    for text in assumptions(told):
+    for text in assumptions(report):
         line(f"- {text}")
 
 
@@ -118,7 +118,7 @@ def _table(console: Console, predictions: Sequence[Prediction]) -> Table:
             measured,
         )
         style = "dim" if p.is_extrapolated and p.measured is None else ""
-        table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells), style=style)
+        table.add_row(*(Text(ascii_fallback(cell, console.encoding)) for cell in cells), style=style)
     return table
 
 
@@ -160,8 +160,8 @@ def _sentence(p: Prediction, training: JobSpec) -> str:
     return text
 
 
-def _limits(told: Told) -> list[str]:
-    sweep = told.sweep
+def _limits(report: PredictionReport) -> list[str]:
+    sweep = report.sweep
     last = sweep.predictions[-1]
     step = last.step
     named = {
@@ -175,15 +175,15 @@ def _limits(told: Told) -> list[str]:
     found = [f"With {units.counted(last.num_workers, 'worker')} {named[last.limit]}."]
     if sweep.fastest < last.num_workers:
         found.append(f"More than {units.counted(sweep.fastest, 'worker')} are not faster.")
-    if sweep.most_workers is not None and max(told.asked) > sweep.most_workers:
+    if sweep.most_workers is not None and max(report.asked) > sweep.most_workers:
         most = units.count(sweep.most_workers)
         found.append(f"More than {most} workers have no sample each of a global batch of {most}: they are left out.")
     return found
 
 
-def assumptions(told: Told) -> list[str]:
+def assumptions(report: PredictionReport) -> list[str]:
     """What the prediction rests on, a sentence each."""
-    calibration, how, training = told.calibration, told.communication, told.training
+    calibration, how, training = report.calibration, report.communication, report.training
     size = sum(layer.num_gradient_bytes for layer in calibration.layers)
     if how.bucket_bytes is None:
         buckets = "in buckets of 25 MiB, the first of 1 MiB (torch's own)"
@@ -203,8 +203,8 @@ def assumptions(told: Told) -> list[str]:
         f"a sample, with any number of workers beside it; its steps vary by {units.percent(calibration.variation, 1)}",
         f"{units.size(size)} of gradients of {units.counted(len(calibration.layers), 'layer')} are sent {buckets}, "
         f"{overlap}{shrunk}",
-        *_network(how.network, how.algorithm, told.network_source),
-        *told.sources,
+        *_network(how.network, how.algorithm, report.network_source),
+        *report.sources,
         *calibration.notes,
     ]
     if training.accumulation_steps > 1:
@@ -252,9 +252,9 @@ def check_plot_path(path: Path) -> None:
         raise RayparError(f"--plot {path}: there is no folder {path.parent}", hint="make it first")
 
 
-def plot_of(told: Told) -> Figure:
+def plot_of(report: PredictionReport) -> Figure:
     """Throughput above efficiency, over the number of workers; what is extrapolated is dashed."""
-    sweep = told.sweep
+    sweep = report.sweep
     curve = _curve(sweep)
     measured = [
         {"series": MEASURED, "workers": p.num_workers, "rate": p.batch_size / p.measured.value}
@@ -296,7 +296,9 @@ def plot_of(told: Told) -> Figure:
         f"{units.counted(last.num_workers, 'worker')} {units.rate(last.throughput_samples_per_s.value)}, efficiency "
         f"{units.percent(last.efficiency.value)}."
     )
-    return Figure("prediction", told.title, text, {"vconcat": [{**each, "width": WIDTH_PX} for each in (above, below)]})
+    return Figure(
+        "prediction", report.title, text, {"vconcat": [{**each, "width": WIDTH_PX} for each in (above, below)]}
+    )
 
 
 def _curve(sweep: Sweep) -> list[Row]:
@@ -324,11 +326,11 @@ def _curve(sweep: Sweep) -> list[Row]:
     return rows
 
 
-def write_plot(path: Path, told: Told) -> None:
+def write_plot(path: Path, report: PredictionReport) -> None:
     """Draw the plot into a file.
 
     Raises:
         RayparError: the file can't be written.
     """
     check_plot_path(path)
-    plot_of(told).save(path)
+    plot_of(report).save(path)

@@ -11,7 +11,7 @@ from rich.text import Text
 from raypar import units
 from raypar.analysis.breakdown import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profile
 from raypar.report.listings import scaled
-from raypar.report.text import encodable
+from raypar.report.text import ascii_fallback
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -48,7 +48,7 @@ def print_profile(console: Console, title: str, profile: Profile, traces: str = 
     """
 
     def line(text: str, style: str = "") -> None:
-        console.print(Text(encodable(text, console.encoding), style=style), highlight=False, soft_wrap=True)
+        console.print(Text(ascii_fallback(text, console.encoding), style=style), highlight=False, soft_wrap=True)
 
     line(title, style="bold")
     line("")
@@ -56,7 +56,7 @@ def print_profile(console: Console, title: str, profile: Profile, traces: str = 
         line(row, style="bold" if i == 0 else "")
     line("")
     for sentence in sentences(profile):
-        console.print(Text(encodable(sentence, console.encoding)), highlight=False)
+        console.print(Text(ascii_fallback(sentence, console.encoding)), highlight=False)
     if traces:
         line(f"Traces: {traces} (open one in Perfetto: https://ui.perfetto.dev)")
 

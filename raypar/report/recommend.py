@@ -20,21 +20,21 @@ from raypar.analysis.recommend import Decision, Recommendation, Settling
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.report.sentences import batch_lines
-from raypar.report.text import encodable, hanging
+from raypar.report.text import ascii_fallback, wrap_hanging
 from raypar.study.trial import gain, point_label
 
 MAX_ROWS = 15
 MIN_WIDTH = 75  # of a table whose numbers stay in one piece
 
 
-def table_of(console: Console, found: Recommendation) -> Table:
-    rows = ranked(found)[:MAX_ROWS]
+def table_of(console: Console, advice: Recommendation) -> Table:
+    rows = ranked(advice)[:MAX_ROWS]
     heads = [
         "",
         "point",
-        "reached" if found.constraints.target else "n",
+        "reached" if advice.constraints.target else "n",
         "time",
-        found.question.metric,
+        advice.question.metric,
         "eff.",
         "cost",
         "energy",
@@ -50,35 +50,35 @@ def table_of(console: Console, found: Recommendation) -> Table:
         is_text = head in ("", "point", "time", "left out because")
         if is_shown:
             table.add_column(
-                Text(encodable(head, console.encoding)),
+                Text(ascii_fallback(head, console.encoding)),
                 justify="left" if is_text else "right",
                 overflow="fold",
                 # What must not wrap is cut where there is no room for it at all.
                 no_wrap=console.width >= MIN_WIDTH and head not in ("point", "left out because"),
             )
     for c in rows:
-        cells = [cell for cell, is_shown in zip(_cells(found, c), shown, strict=True) if is_shown]
-        style = "bold" if c is found.chosen else "dim" if c.exclusion else ""
-        table.add_row(*(Text(encodable(cell, console.encoding)) for cell in cells), style=style)
+        cells = [cell for cell, is_shown in zip(_cells(advice, c), shown, strict=True) if is_shown]
+        style = "bold" if c is advice.chosen else "dim" if c.exclusion else ""
+        table.add_row(*(Text(ascii_fallback(cell, console.encoding)) for cell in cells), style=style)
     return table
 
 
-def ranked(found: Recommendation) -> list[Candidate]:
+def ranked(advice: Recommendation) -> list[Candidate]:
     """The chosen one first, then the others that may be, by their time, then the rest."""
-    return sorted(found.candidates, key=lambda c: (c is not found.chosen, bool(c.exclusion), median_s(c)))
+    return sorted(advice.candidates, key=lambda c: (c is not advice.chosen, bool(c.exclusion), median_s(c)))
 
 
-def _cells(found: Recommendation, c: Candidate) -> tuple[str, ...]:
+def _cells(advice: Recommendation, c: Candidate) -> tuple[str, ...]:
     if c.to_target is not None:
         num = f"{c.to_target.num_in(TargetStatus.REACHED)}/{len(c.to_target.trials)}"
     else:
         num = str(len(c.times))
     return (
-        (">" if c is found.chosen else " ") + ("*" if c.is_on_front else " "),
+        (">" if c is advice.chosen else " ") + ("*" if c.is_on_front else " "),
         point_label(c.point),
         num,
-        time_told(c.time_s),
-        units.score(found.question.metric, c.metric.value) if c.metric else units.MISSING,
+        _time(c.time_s),
+        units.score(advice.question.metric, c.metric.value) if c.metric else units.MISSING,
         units.percent(c.efficiency.value) if c.efficiency else units.MISSING,
         units.number(c.cost.value, 3) if c.cost else units.MISSING,
         units.energy(c.energy_j.value) if c.energy_j else units.MISSING,
@@ -86,7 +86,7 @@ def _cells(found: Recommendation, c: Candidate) -> tuple[str, ...]:
     )
 
 
-def time_told(time_s: Estimate | None) -> str:
+def _time(time_s: Estimate | None) -> str:
     return units.seconds_interval(time_s.value, time_s.low, time_s.high) if time_s else units.MISSING
 
 
@@ -100,7 +100,7 @@ _STARTS = {
 
 
 def print_recommendation(
-    console: Console, found: Recommendation, to_settle: str = "", *, is_command: bool = True
+    console: Console, advice: Recommendation, to_settle: str = "", *, is_command: bool = True
 ) -> None:
     """Print what a study recommends.
 
@@ -110,38 +110,38 @@ def print_recommendation(
     """
 
     def paragraph(text: str) -> None:
-        for line in hanging(encodable(text, console.encoding), console.width):
+        for line in wrap_hanging(ascii_fallback(text, console.encoding), console.width):
             console.print(Text(line), highlight=False, soft_wrap=True)
 
-    study = " ".join([found.question.study_name, *_only(found)])
-    paragraph(f"Study {study}: {asked_for(found)}.")
+    study = " ".join([advice.question.study_name, *_only(advice)])
+    paragraph(f"Study {study}: {objective(advice)}.")
     console.print()
-    console.print(table_of(console, found))
+    console.print(table_of(console, advice))
     console.print()
-    for text in answer_lines(found):
+    for text in answer_lines(advice):
         paragraph(text)
-    if found.settling is not None:
-        paragraph(settling_line(found.settling))
+    if advice.settling is not None:
+        paragraph(settling_line(advice.settling))
         if to_settle and is_command:
-            console.print(Text("  " + encodable(to_settle, console.encoding)), highlight=False, soft_wrap=True)
+            console.print(Text("  " + ascii_fallback(to_settle, console.encoding)), highlight=False, soft_wrap=True)
         elif to_settle:
             paragraph(to_settle)
     console.print()
-    for group in found.batches:
+    for group in advice.batches:
         for text in batch_lines(group):
             paragraph(text)
         console.print()
-    for text in _notes(found):
+    for text in _notes(advice):
         paragraph(text)
 
 
-def _only(found: Recommendation) -> list[str]:
-    return [f"{key}={','.join(map(units.value_of, values))}" for key, values in found.constraints.only.items()]
+def _only(advice: Recommendation) -> list[str]:
+    return [f"{key}={','.join(map(units.value_of, values))}" for key, values in advice.constraints.only.items()]
 
 
-def asked_for(found: Recommendation) -> str:
+def objective(advice: Recommendation) -> str:
     """What is looked for: ``the fastest whose accuracy can't be told from the best``."""
-    constraints, question = found.constraints, found.question
+    constraints, question = advice.constraints, advice.question
     limits = []
     if constraints.max_time_s is not None:
         limits.append(f"in {units.seconds(constraints.max_time_s)} at most")
@@ -156,7 +156,7 @@ def asked_for(found: Recommendation) -> str:
     what = "the fastest"
     if constraints.target is not None:
         what += f" to {_target(constraints.target)}"
-    elif any(c.metric for c in found.candidates):
+    elif any(c.metric for c in advice.candidates):
         what += f" whose {question.metric} can't be told from the best"
     return ", ".join([what, *limits])
 
@@ -167,62 +167,62 @@ def _target(target: Target) -> str:
     )
 
 
-def answer_lines(found: Recommendation) -> Iterator[str]:
+def answer_lines(advice: Recommendation) -> Iterator[str]:
     """Which one, why, the runner-up, how sure."""
-    chosen = found.chosen
+    chosen = advice.chosen
     if chosen is None:
-        yield from _nothing(found)
+        yield from _nothing(advice)
         return
     name = point_label(chosen.point)
-    if found.decision is Decision.UNCLEAR:
-        yield f"The study can't tell which is the fastest. Best guess: {name}, {_what(found, chosen)}{_why(found)}."
+    if advice.decision is Decision.UNCLEAR:
+        yield f"The study can't tell which is the fastest. Best guess: {name}, {_what(advice, chosen)}{_why(advice)}."
     else:
-        yield f"Take {name}: {_what(found, chosen)}{_why(found)}."
-    if found.runner_up is None or found.lead is None:
-        left = "point" if len(found.candidates) == 1 else "one that does what is asked for"
-        doubt = ", by one trial each" if found.decision is Decision.UNCLEAR else ""
+        yield f"Take {name}: {_what(advice, chosen)}{_why(advice)}."
+    if advice.runner_up is None or advice.lead is None:
+        left = "point" if len(advice.candidates) == 1 else "one that does what is asked for"
+        doubt = ", by one trial each" if advice.decision is Decision.UNCLEAR else ""
         yield f"There is no runner-up: it is the only {left}{doubt}."
         return
-    lead = units.ratio_interval(found.lead.value, found.lead.low, found.lead.high)
-    yield f"Runner-up: {point_label(found.runner_up.point)}, which takes {lead} as long."
-    yield _sure(found, found.confidence)
+    lead = units.ratio_interval(advice.lead.value, advice.lead.low, advice.lead.high)
+    yield f"Runner-up: {point_label(advice.runner_up.point)}, which takes {lead} as long."
+    yield _sure(advice, advice.confidence)
 
 
-def _what(found: Recommendation, chosen: Candidate) -> str:
+def _what(advice: Recommendation, chosen: Candidate) -> str:
     cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
     cost += f", {units.energy(chosen.energy_j.value)}" if chosen.energy_j else ""
-    time = time_told(chosen.time_s)
-    return f"{time} to {_target(found.constraints.target)}{cost}" if found.constraints.target else f"{time}{cost}"
+    time = _time(chosen.time_s)
+    return f"{time} to {_target(advice.constraints.target)}{cost}" if advice.constraints.target else f"{time}{cost}"
 
 
-def _why(found: Recommendation) -> str:
-    if not found.rivals or found.chosen is None:
-        others = sum(not c.exclusion for c in found.candidates) - 1
+def _why(advice: Recommendation) -> str:
+    if not advice.rivals or advice.chosen is None:
+        others = sum(not c.exclusion for c in advice.candidates) - 1
         return f", faster than the {'other one' if others == 1 else f'{others} others'} by more than chance" * (
             others > 0
         )
-    tied = _named([point_label(c.point) for c in found.rivals])
-    own = found.chosen.num_workers or 0
-    counts = [c.num_workers or 0 for c in found.rivals]
+    tied = _named([point_label(c.point) for c in advice.rivals])
+    own = advice.chosen.num_workers or 0
+    counts = [c.num_workers or 0 for c in advice.rivals]
     if min(counts) < own:
         reason = f"those with fewer workers are slower by more than {units.percent(MARGIN)} in the median"
     elif min(counts) == own:
         reason = "it has no more workers, and the least time of those with as few"
     else:
         reason = "it has the fewest workers of them"
-    if found.decision is Decision.TIED:
+    if advice.decision is Decision.TIED:
         return f"; it is tied with {tied}, and {reason}"
-    return f"; it can't be told from {tied}" + (f", and {reason}" if found.chosen is not found.leader else "")
+    return f"; it can't be told from {tied}" + (f", and {reason}" if advice.chosen is not advice.leader else "")
 
 
-def _sure(found: Recommendation, confidence: Confidence | None) -> str:
+def _sure(advice: Recommendation, confidence: Confidence | None) -> str:
     if confidence is None:
         return "How sure: not at all, by one trial each there is no telling."
-    if found.chosen is found.leader:
+    if advice.chosen is advice.leader:
         claim = "it is the fastest"
     else:
         claim = f"it takes at most {units.percent(MARGIN)} longer than the fastest"
-    num_others = sum(not c.exclusion for c in found.candidates) - 1
+    num_others = sum(not c.exclusion for c in advice.candidates) - 1
     if num_others > 1 and confidence.share <= 1 / (num_others + 1):
         return f"How sure: hardly. That {claim} is little more than a guess among {num_others + 1}."
     # Of several others, Bonferroni's bound.
@@ -233,14 +233,14 @@ def _sure(found: Recommendation, confidence: Confidence | None) -> str:
     return f"How sure: {share} that {claim} ({confidence.basis}; {counted})."
 
 
-def _nothing(found: Recommendation) -> Iterator[str]:
+def _nothing(advice: Recommendation) -> Iterator[str]:
     yield "No point does what is asked for."
-    target = found.constraints.target
-    trials = [t for c in found.candidates if c.to_target for t in c.to_target.trials]
+    target = advice.constraints.target
+    trials = [t for c in advice.candidates if c.to_target for t in c.to_target.trials]
     if target is not None and any(t.status is TargetStatus.UNKNOWN and target.is_reached_by(t.best) for t in trials):
         yield "Some reached the target, but their reports don't say when: leave --target out, or say --min-metric."
-    elif target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in found.candidates):
-        seen = [(t.best, c) for c in found.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
+    elif target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in advice.candidates):
+        seen = [(t.best, c) for c in advice.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
         if seen:
             best, where = max(seen, key=lambda entry: gain(target.mode, entry[0]))
             yield (
@@ -271,27 +271,27 @@ def settling_line(settling: Settling) -> str:
     )
 
 
-def _notes(found: Recommendation) -> Iterator[str]:
+def _notes(advice: Recommendation) -> Iterator[str]:
     """What to mind, and what the marks mean."""
-    if found.excluded:
-        yield found.excluded
-    hidden = ranked(found)[MAX_ROWS:]
+    if advice.excluded:
+        yield advice.excluded
+    hidden = ranked(advice)[MAX_ROWS:]
     if hidden:
         num_excluded = sum(bool(c.exclusion) for c in hidden)
         yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} left out."
-    priced = any(c.cost for c in found.candidates)
-    energies = [c.energy_j for c in found.candidates if c.time_s]
+    priced = any(c.cost for c in advice.candidates)
+    energies = [c.energy_j for c in advice.candidates if c.time_s]
     more = [axis for axis, is_known in (("cost", priced), ("energy", energies and all(energies))) if is_known]
-    axes = ["time", found.question.metric, *more]
-    is_repeated = any(len(c.times) > 1 for c in found.candidates)
+    axes = ["time", advice.question.metric, *more]
+    is_repeated = any(len(c.times) > 1 for c in advice.candidates)
     yield (
         f"* on the Pareto front of {', '.join(axes[:-1])} and {axes[-1]}: no other point is at least as good in all of "
         f"them by its median, and better in one{' by more than chance' if is_repeated else ''}."
     )
-    if found.constraints.target is not None:
-        yield _STARTS[found.constraints.start]
-        yield from _censored(found.candidates)
-    elif found.time_metric != TRAIN_TIME:
+    if advice.constraints.target is not None:
+        yield _STARTS[advice.constraints.start]
+        yield from _censored(advice.candidates)
+    elif advice.time_metric != TRAIN_TIME:
         yield "Times are of whole trials: raypar can't look into a train loop."
     if priced:
         yield (
@@ -299,9 +299,10 @@ def _notes(found: Recommendation) -> Iterator[str]:
             "here."
         )
     if any(energies):
-        shared = "; a package's is that of all that runs on it, idling included"
-        yield f"Energy: of {found.energy_source} in the time shown{shared if PACKAGES in found.energy_source else ''}."
-    close = [point_label(c.point) for c in found.candidates if c.is_close_call]
+        source = advice.energy_source
+        shared = "; a package's is that of all that runs on it, idling included" if PACKAGES in source else ""
+        yield f"Energy: of {source} in the time shown{shared}."
+    close = [point_label(c.point) for c in advice.candidates if c.is_close_call]
     if close:
         yield f"Left out by a close call (the limit lies within the interval, or one trial decided): {_named(close)}."
 

@@ -16,17 +16,17 @@ from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Law, Refused, Scaling
 from raypar.analysis.scaling import ScalingAnalysis, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.report.fit import about_workers, interval_caveat, left_out, parameter, ratio
+from raypar.report.fit import about_workers, excluded_line, interval_caveat, parameter, ratio
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
 MAX_SCALING_GROUPS = 4  # told one by one
 
-Line: TypeAlias = tuple[int, str]  # how far it is indented, and its text
+IndentedLine: TypeAlias = tuple[int, str]  # how far it is indented, and its text
 
 
-def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[Line, ...]:
+def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[IndentedLine, ...]:
     """The section of a report; empty where no two points differ only in their workers. Fits the laws."""
     many = [group for group in groups if len(group.speedups) >= MIN_COUNTS]
     few = [group for group in groups if len(group.speedups) < MIN_COUNTS]
@@ -37,7 +37,7 @@ def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[Line,
     return (*lines, *((0, line) for line in _fractions(few)))
 
 
-def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[Line]:
+def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[IndentedLine]:
     base = units.counted(analysis.baseline, "worker")
     kept = "the batch" if analysis.scaling is Scaling.STRONG else "each worker's batch"
     at = f" at {group.label}" if group.label else ""
@@ -53,7 +53,7 @@ def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[Line]:
     if fits and (caveat := interval_caveat(analysis)):
         yield 2, caveat
     if group.excluded:
-        yield 2, left_out(group)
+        yield 2, excluded_line(group)
 
 
 def _refused(refused: Refused) -> str:
@@ -109,7 +109,7 @@ def _one_fraction(group: WorkerGroup, num_workers: int, fraction: Estimate) -> s
     at = f" at {group.label}" if group.label else ""
     shown = units.percent_interval(fraction.value, fraction.low, fraction.high, 1)
     text = f"Karp–Flatt serial fraction of {units.counted(num_workers, 'worker')}{at}: {shown}."
-    return f"{text} {left_out(group)}" if group.excluded else text
+    return f"{text} {excluded_line(group)}" if group.excluded else text
 
 
 MAX_GOODPUT_GROUPS = 2
@@ -125,7 +125,7 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
             yield f"- {group.key}={batch.batch_size}: {parts}{_said(batch.goodput)}"
 
 
-def goodput_lines(analysis: StudyAnalysis) -> list[Line]:
+def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
     """The section of a report; empty where no two batch sizes reached a target in all their trials."""
     if analysis.target is None or not analysis.batches:
         return []
@@ -157,7 +157,7 @@ MIN_SHARE = 0.0005  # off 0: less is shown as 0.0 points
 Leveled = TypeVar("Leveled", LevelEffect, Interaction)
 
 
-def effect_lines(analysis: StudyAnalysis) -> tuple[Line, ...]:
+def effect_lines(analysis: StudyAnalysis) -> tuple[IndentedLine, ...]:
     """The section of a report; empty where fewer than two hyperparameters are swept."""
     effects = analysis.effects
     if effects is None:
@@ -165,7 +165,7 @@ def effect_lines(analysis: StudyAnalysis) -> tuple[Line, ...]:
     return (*_main(effects, analysis.metric), *_interactions(effects), *((0, f"{why}.") for why in effects.omitted))
 
 
-def _main(effects: Effects, metric: str) -> Iterator[Line]:
+def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
     if effects.main:
         in_one = " (one block: no intervals)" if effects.num_blocks == 1 else ""
         yield 0, f"What each hyperparameter does, at equal values of the others{in_one}:"
@@ -203,7 +203,7 @@ def _change(change: Estimate, metric: str) -> str:
     return f"{metric} can't be told apart ({text})"
 
 
-def _interactions(effects: Effects) -> Iterator[Line]:
+def _interactions(effects: Effects) -> Iterator[IndentedLine]:
     """Where the speedup depends on the level, by how much; the rest in one line, each with its largest change."""
     is_ordered = {effect.key: effect.is_ordered for effect in effects.main}
     tied: list[str] = []

@@ -15,7 +15,7 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "...", "∞": "inf"})
 
 
-def encodable(text: str, encoding: str) -> str:
+def ascii_fallback(text: str, encoding: str) -> str:
     """The text as this encoding can have it: unchanged, or with plain stand-ins for what it lacks.
 
     A stand-in may be longer than what it stands for, by two cells for ``±``.
@@ -32,7 +32,7 @@ def as_utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def harmless(text: str) -> str:
+def strip_control(text: str) -> str:
     """The text with a question mark for each character that would steer a terminal."""
     return _STEERING.sub("?", text)
 
@@ -42,18 +42,18 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|s|ms|µs|us|min|h|samples/s|workers?
 _INTERVAL = re.compile(r" \[[^\s\[\]]*\d[^\s\[\]]*, [^\s\[\]]+\]")
 
 
-def unbroken(text: str) -> str:
+def no_break_values(text: str) -> str:
     """Return the text with no-break spaces within values: ``93 %``, ``0.96 s``, ``1.87× [1.80, 1.95]``."""
     return _INTERVAL.sub(lambda match: match[0].replace(" ", _NBSP), _BEFORE_UNIT.sub(_NBSP, text))
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
     """Return lines of at most `width` cells; a value stays with its unit and its interval.
 
     A word that is longer than a line has a line of its own, unbroken.
     """
     lines: list[str] = []
-    for word in filter(None, unbroken(" ".join(text.split())).split(" ")):
+    for word in filter(None, no_break_values(" ".join(text.split())).split(" ")):
         if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
             lines[-1] += " " + word
         else:
@@ -61,9 +61,9 @@ def wrapped(text: str, width: int) -> list[str]:
     return [line.replace(_NBSP, " ") for line in lines]
 
 
-def hanging(text: str, width: int, indent: str = "  ") -> list[str]:
+def wrap_hanging(text: str, width: int, indent: str = "  ") -> list[str]:
     """The text in lines for a console of this width, those after the first indented."""
-    lines = wrapped(text, max(20, width - 1 - len(indent)))
+    lines = wrap(text, max(20, width - 1 - len(indent)))
     return [indent * bool(i) + line for i, line in enumerate(lines)]
 
 
@@ -76,4 +76,4 @@ class TerminalConsole(Console):
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for segment in super().render(*args, **kwargs):
             # Its control segments hold moves and no text.
-            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+            yield segment if segment.control else Segment(strip_control(segment.text), segment.style)

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 from raypar import units
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
-from raypar.report.text import harmless
+from raypar.report.text import strip_control
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -69,7 +69,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class OmittedFigure:
     """A figure that the study has no data for, and why."""
 
     title: str
@@ -78,14 +78,14 @@ class LeftOut:
 
 def for_page(figure: Figure) -> Spec:
     """The spec for a page that it is drawn in: as wide as its place, in the page's own colour of text."""
-    return {**_harmless(figure.spec), "width": "container", "config": _config("currentColor")}
+    return {**_without_control(figure.spec), "width": "container", "config": _config("currentColor")}
 
 
 def static_svg(figure: Figure) -> str:
     """The figure for a page that can't draw it itself, in the page's own colour of text."""
     import vl_convert
 
-    spec = {**_harmless(figure.spec), "width": WIDTH_PX, "config": _config("currentColor")}
+    spec = {**_without_control(figure.spec), "width": WIDTH_PX, "config": _config("currentColor")}
     return vl_convert.vegalite_to_svg(spec)
 
 
@@ -93,20 +93,20 @@ def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
     """The figure as a file of its own, on white."""
     import vl_convert
 
-    spec = {**_harmless(figure.spec), "width": WIDTH_PX, "background": PAPER, "config": _config(INK)}
-    spec["title"] = {"text": harmless(figure.title), "anchor": "start"}
+    spec = {**_without_control(figure.spec), "width": WIDTH_PX, "background": PAPER, "config": _config(INK)}
+    spec["title"] = {"text": strip_control(figure.title), "anchor": "start"}
     if kind == "png":
         return vl_convert.vegalite_to_png(spec, scale=2)
     return vl_convert.vegalite_to_svg(spec).encode()
 
 
-def _harmless(value: Any) -> Any:
+def _without_control(value: Any) -> Any:
     """A spec whose names hold no control characters: SVG can't have them, and vl-convert ends the process over them."""
     if isinstance(value, str):
-        return harmless(value)
+        return strip_control(value)
     if isinstance(value, Mapping):
-        return {_harmless(key): _harmless(each) for key, each in value.items()}
-    return [_harmless(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {_without_control(key): _without_control(each) for key, each in value.items()}
+    return [_without_control(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:

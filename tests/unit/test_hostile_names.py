@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
 from raypar.cli.app import app
-from raypar.report.text import harmless
+from raypar.report.text import strip_control
 from raypar.study.trial import TrialState
 from raypar.track.recorder import Execution, Recorder
 
@@ -89,7 +89,7 @@ def test_what_a_store_names_is_shown_and_written_as_text(
         assert not STEERING.search(done.output), (arguments, done.output)
         assert "[link=" not in name or "[/nope]" in done.output or verb not in ("list", "show"), done.output
         shown.append(done.output)
-    assert harmless(name.replace("\0", "\N{REPLACEMENT CHARACTER}"))[:5].split()[0] in shown[0]
+    assert strip_control(name.replace("\0", "\N{REPLACEMENT CHARACTER}"))[:5].split()[0] in shown[0]
     here = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.is_relative_to(outside)}
     assert {"t.csv", "t.md", *(["r.html"] if is_drawn else [])} <= here
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "outer"]

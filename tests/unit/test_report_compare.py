@@ -12,7 +12,7 @@ from rich.console import Console
 
 from raypar.analysis.compare import Comparison, Side, compare
 from raypar.analysis.question import Question
-from raypar.report.compare import gate_lines, print_comparison, print_gate, verdicts
+from raypar.report.compare import gate_lines, print_comparison, print_gate, verdict_lines
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
 
@@ -79,7 +79,7 @@ def test_80_columns_hold_two_swept_values_and_every_interval_in_one_piece() -> N
 def test_what_is_slower_faster_and_tied_is_counted_and_the_most_is_named() -> None:
     a = [r for n in (1, 2, 4, 8, 16) for r in trials(n)]
     b = [*trials(1, 1.2), *trials(2, 1.4), *trials(4, 0.5), *trials(8), *trials(16, num_repeats=1)]
-    said = verdicts(compared(a, b))
+    said = verdict_lines(compared(a, b))
     assert said[0].startswith("B is slower at 2 of 5 points; most at num_workers=2, 1.40× [1.3")
     assert said[1].startswith("B is faster at 1 of 5 points; most at num_workers=4, 0.50× [0.")
     assert said[2] == "Tied, for the interval of B/A holds 1: 1 of 5 points."
@@ -89,7 +89,7 @@ def test_what_is_slower_faster_and_tied_is_counted_and_the_most_is_named() -> No
 def test_a_point_without_a_finished_trial_is_said_to_have_no_time() -> None:
     failed = [make_result({"num_workers": 1}, state=TrialState.FAILED)]
     comparison = compared(trials(1), failed)
-    assert verdicts(comparison) == (
+    assert verdict_lines(comparison) == (
         "No time, for one study has no finished trial there: 1 of 1 point.",
         "No point has accuracy in both studies.",
     )
@@ -97,14 +97,14 @@ def test_a_point_without_a_finished_trial_is_said_to_have_no_time() -> None:
 
 
 def test_metrics_are_told_apart_only_where_the_data_can() -> None:
-    assert verdicts(compared(trials(1), trials(1)))[-1] == "accuracy: no difference can be told at any of 1 point."
-    worse = verdicts(compared(trials(1), trials(1, accuracy=0.9)))[-1]
+    assert verdict_lines(compared(trials(1), trials(1)))[-1] == "accuracy: no difference can be told at any of 1 point."
+    worse = verdict_lines(compared(trials(1), trials(1, accuracy=0.9)))[-1]
     assert worse.startswith("accuracy: B differs from A at 1 of 1 point; most at num_workers=1, -7.00 [-7.")
     assert worse.endswith("] percentage points.")
-    single = verdicts(compared(trials(1, num_repeats=1), trials(1, num_repeats=1)))[-1]
+    single = verdict_lines(compared(trials(1, num_repeats=1), trials(1, num_repeats=1)))[-1]
     assert single == "accuracy: by one trial each, so that no difference can be told."
     same = [make_result({"num_workers": 1}, r) for r in range(3)]
-    assert verdicts(compared(same, same))[-1] == "accuracy: the same at all of 1 point."
+    assert verdict_lines(compared(same, same))[-1] == "accuracy: the same at all of 1 point."
 
 
 def test_what_is_left_out_is_named_with_the_reason() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.errors import RayparError
 from raypar.report.figures import figures_of, write_figures
-from raypar.report.vega import Figure, LeftOut, for_page, static_svg, thinned
+from raypar.report.vega import Figure, OmittedFigure, for_page, static_svg, thinned
 
 HOSTILE = "</script><script>alert(1)</script> a.b['c'] \" ' & {{7*7}}"
 
@@ -53,7 +53,7 @@ def test_a_study_without_a_result_has_no_figure_and_says_why_of_each() -> None:
     left_out = figures_of(analyse(question(), []), [])
     assert len(left_out) == 11
     for figure in left_out:
-        assert isinstance(figure, LeftOut) and figure.reason and not figure.reason.endswith(".")
+        assert isinstance(figure, OmittedFigure) and figure.reason and not figure.reason.endswith(".")
 
 
 def test_colour_never_stands_alone(full: tuple[StudyAnalysis, dict[str, Figure]]) -> None:
@@ -95,7 +95,7 @@ def test_names_of_a_study_are_values_and_titles_only() -> None:
 def test_each_figure_is_written_into_a_file_of_its_own(
     full: tuple[StudyAnalysis, dict[str, Figure]], tmp_path: Path, kind: Any, magic: bytes
 ) -> None:
-    some = [full[1]["speedup"], LeftOut("Heat map", "none"), full[1]["drift"]]
+    some = [full[1]["speedup"], OmittedFigure("Heat map", "none"), full[1]["drift"]]
     written = write_figures(some, tmp_path / "new" / "folder", [kind])
     assert [path.name for path in written] == [f"speedup.{kind}", f"drift.{kind}"]
     for path in written:

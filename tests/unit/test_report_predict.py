@@ -15,22 +15,22 @@ from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
 from raypar.predict.predict import JobSpec, predict
 from raypar.predict.step_model import Communication, LayerCost
-from raypar.report.predict import BAR_WIDTH, Told, check_plot_path, plot_of, print_prediction
+from raypar.report.predict import BAR_WIDTH, PredictionReport, check_plot_path, plot_of, print_prediction
 
 LAYERS = (LayerCost("a", 4_000_000, 0.3, 0.2), LayerCost("b", 8_000_000, 0.3, 0.2))
 POINTS = [ObservedPoint(1, b, (0.002 + b * 1e-4, 0.00205 + b * 1.01e-4)) for b in (64, 256)]
 TRAINING = JobSpec(Scaling.STRONG, 256, num_samples=25_600)
 
 
-def told(training: JobSpec = TRAINING, asked: int = 16, variation: float = 0.0, **how: object) -> Told:
+def told(training: JobSpec = TRAINING, asked: int = 16, variation: float = 0.0, **how: object) -> PredictionReport:
     calibration = calibrate(POINTS, LAYERS, variation)
     communication = replace(Communication(Network(1e-5, 1e10)), **how)  # type: ignore[arg-type]
     counts = [2**i for i in range(asked.bit_length())]
     sweep = predict(calibration, training, communication, counts)
-    return Told("Study wide", (asked,), calibration, training, communication, sweep, "as given")
+    return PredictionReport("Study wide", (asked,), calibration, training, communication, sweep, "as given")
 
 
-def printed(what: Told, width: int = 80, encoding: str = "utf-8") -> str:
+def printed(what: PredictionReport, width: int = 80, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
     print_prediction(Console(file=file, width=width), what)
@@ -73,7 +73,7 @@ def test_only_what_occurs_is_explained() -> None:
         (told(JobSpec(Scaling.WEAK, 256, 25_600), variation=0.2), "the slowest worker limits: "),
     ],
 )
-def test_what_limits_is_said_in_words(what: Told, said: str) -> None:
+def test_what_limits_is_said_in_words(what: PredictionReport, said: str) -> None:
     assert said in joined(printed(what))
 
 

@@ -18,7 +18,7 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.report.console import print_report
 from raypar.report.listings import print_trials
-from raypar.report.text import TerminalConsole, hanging, harmless, wrapped
+from raypar.report.text import TerminalConsole, strip_control, wrap, wrap_hanging
 from raypar.study.trial import TrialState
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
@@ -55,11 +55,11 @@ def test_a_consoles_own_colours_and_moves_still_work() -> None:
 
 
 @given(st.text())
-def test_harmless_text_keeps_all_that_does_not_steer(text: str) -> None:
-    shown = harmless(text)
+def test_stripped_text_keeps_all_that_does_not_steer(text: str) -> None:
+    shown = strip_control(text)
     assert len(shown) == len(text) and not STEERING.search(shown)
     assert all(a in (b, "?") for a, b in zip(shown, text, strict=True))
-    assert harmless("a\tb\nc é × 漢") == "a\tb\nc é × 漢"
+    assert strip_control("a\tb\nc é × 漢") == "a\tb\nc é × 漢"
 
 
 SENTENCE = (
@@ -70,7 +70,7 @@ SENTENCE = (
 
 @pytest.mark.parametrize("width", [30, 40, 57, 79, 80, 81, 200])
 def test_no_value_is_parted_from_its_unit_or_interval(width: int) -> None:
-    lines = hanging(SENTENCE, width)
+    lines = wrap_hanging(SENTENCE, width)
     assert max(map(cell_len, lines)) <= width
     assert " ".join(" ".join(lines).split()) == SENTENCE
     for whole in ("1.87× [1.80, 1.95]", "93 %", "12.3 s [11.0, 14.5]", "97.8 % [97.6, 97.9]", "1,000 samples/s"):
@@ -79,4 +79,4 @@ def test_no_value_is_parted_from_its_unit_or_interval(width: int) -> None:
 
 
 def test_a_word_longer_than_a_line_is_not_broken() -> None:
-    assert wrapped("see /a/path/that/is/long now", 10) == ["see", "/a/path/that/is/long", "now"]
+    assert wrap("see /a/path/that/is/long now", 10) == ["see", "/a/path/that/is/long", "now"]
