@@ -17,7 +17,7 @@ from raypar import units
 from raypar.study.options import resolve
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import NO_MATTER, TrialResult, TrialState, latest
+from raypar.study.trial import IDENTITY_IGNORED, TrialResult, TrialState, latest
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
@@ -97,7 +97,7 @@ def question_of(study: Study) -> Question:
 def _fixed(study: Study) -> dict[str, Value]:
     """What every trial of the study has alike because the study says so, or leaves the default."""
     every = resolve(study.workload, study.config)
-    fixed: dict[str, Value] = {k: v for k, v in every.items() if k not in study.space and k not in NO_MATTER}
+    fixed: dict[str, Value] = {k: v for k, v in every.items() if k not in study.space and k not in IDENTITY_IGNORED}
     chosen = {**study.workload.defaults, **study.config, **study.space}
     if chosen.get("num_threads") is None and "num_threads" in fixed:
         fixed["num_threads"] = None

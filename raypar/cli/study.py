@@ -47,9 +47,9 @@ from raypar.signals import handle_signals, uninterrupted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raypar.execution.execute import Outcome
     from raypar.execution.options import Options
-    from raypar.execution.plan import Plan
+    from raypar.execution.plan import ExecutionPlan
+    from raypar.execution.results import ExecutionOutcome
     from raypar.study.loader import LoadedStudy
 if TYPE_CHECKING:
     from raypar.execution.options import Options
@@ -74,7 +74,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     check_can_train(options)
     with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
-        def view(made: Plan) -> LiveView:
+        def view(made: ExecutionPlan) -> LiveView:
             done = made.num_trials - made.num_missing
             if done:
                 say(console, f"{done} of {made.num_trials} trials are in the store already and are not run again")
@@ -85,7 +85,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             if isinstance(event, Notice):
                 say(console, event.text)
 
-        outcome: Outcome = execute(loaded, options, view, notice)
+        outcome: ExecutionOutcome = execute(loaded, options, view, notice)
         # Where the terminal was closed, there is nobody to tell.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:
@@ -102,7 +102,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def tell(console: Console, outcome: Outcome, resume: str) -> None:
+def tell(console: Console, outcome: ExecutionOutcome, resume: str) -> None:
     """What came of an execution."""
     from raypar.report.console import print_report
     from raypar.report.listings import print_failures

@@ -1,59 +1,134 @@
-"""Results of an execution as they come in: stored first, then shown."""
+"""Results of an execution: stored as they come in, then shown; and what is recorded of the study beside them."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
+import signal
 import tarfile
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raypar.analysis.analyse import StudyAnalysis, pair_speedups
+from raypar import units
+from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.stats import Estimate
+from raypar.errors import BrokeOff
 from raypar.execution.options import Options, ResumeFlags
+from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
 from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
-from raypar.signals import uninterrupted
+from raypar.signals import Interrupted, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Choice, Domain, Grid, Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState
-from raypar.track.recorder import Execution, Recorder
+from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.system_metrics import SystemMonitor
 from raypar.track.view import IDEAL
 from raypar.train.job import ARTIFACT_FOLDER, CHECKPOINT_FOLDER, PROFILE_FOLDER
 from raypar.units import value_of
 
+PARTIAL = "Partial: {} when {} of {} were done."
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
 BREAKDOWN_FILE = "breakdown.json"
 
 
-class Keeper:
-    """Listens to a run: keeps and stores every result, and passes everything on to whoever shows it."""
+@dataclass
+class ExecutionOutcome:
+    """Results of an execution, and how it ended.
+
+    Attributes:
+        log_dir: the ranks' output, a folder a trial.
+        results: by identity: of all trials that have one by now, failures and earlier executions' included.
+        failures: of this execution.
+        num_unsent: records that the store did not take yet.
+        interrupted_by: the number of the signal that ended it; None: it ended by itself.
+        broke_off: why it could not go on; None: it could.
+    """
+
+    plan: ExecutionPlan
+    log_dir: Path
+    results: dict[str, TrialResult]
+    failures: list[TrialResult] = field(default_factory=list)
+    num_unsent: int = 0
+    interrupted_by: int | None = None
+    broke_off: BrokeOff | None = None
+
+    @cached_property
+    def analysis(self) -> StudyAnalysis:
+        """Analysis of the results when it is first asked for."""
+        return analyse(self.plan.study, tuple(self.results.values()))
+
+    @property
+    def num_done(self) -> int:
+        return len(self.results)
+
+    @property
+    def num_failed(self) -> int:
+        return len(self.failures)
+
+    @property
+    def was_interrupted(self) -> bool:
+        return self.interrupted_by is not None
+
+    @property
+    def status(self) -> Status:
+        if self.was_interrupted:
+            return "killed"
+        return "failed" if self.failures or self.broke_off else "finished"
+
+    @property
+    def partial(self) -> str:
+        """Sentence of a report on what it lacks; empty where it lacks nothing."""
+        num_trials = self.plan.num_trials
+        if not (self.was_interrupted or self.broke_off) or self.num_done >= num_trials:
+            return ""
+        how = "interrupted" if self.was_interrupted else "broke off"
+        return PARTIAL.format(how, self.num_done, units.counted(num_trials, "trial"))
+
+    @contextlib.contextmanager
+    def noting_the_end(self) -> Iterator[None]:
+        """Note a signal, or the loss of what the block runs on or writes to, and end the block; other errors pass."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            self.interrupted_by = error.signal_number if isinstance(error, Interrupted) else int(signal.SIGINT)
+        except BrokeOff as error:
+            self.broke_off = self.broke_off or error
+
+
+class ResultHandler:
+    """Listener of a run that stores every result, and passes all events on to the view."""
 
     def __init__(
         self,
-        study: Study,
-        results: dict[str, TrialResult],
+        outcome: ExecutionOutcome,
         recorder: Recorder,
         view: Listener,
-        log_dir: Path,
+        *,
         monitor: SystemMonitor | None = None,
         code: Mapping[str, str] | None = None,
     ) -> None:
+        """Add new results to an outcome.
+
+        Args:
+            monitor: measures how busy the driver's machine is during each trial.
+            code: digests of the study's source files, kept with each result.
+        """
+        self._outcome, self._recorder, self._view = outcome, recorder, view
         self._monitor, self._code = monitor, code or {}
-        self._question = question_of(study)
-        self._results, self._recorder, self._view, self._log_dir = results, recorder, view, log_dir
-        self._paired: set[str] = set(pair_speedups(self._question, tuple(results.values())))
-        self.failures: list[TrialResult] = []
+        self._question = question_of(outcome.plan.study)
+        self._paired: set[str] = set(pair_speedups(self._question, tuple(outcome.results.values())))
 
     def __call__(self, event: Event) -> None:
         with uninterrupted():
@@ -66,12 +141,12 @@ class Keeper:
             self._view(event)
 
     def close(self) -> None:
-        """The run is over: what an interrupted trial has left to go on from is of no use to a later one."""
+        """Drop the checkpoints of interrupted trials: they are of no use to a later run."""
         self._drop_checkpoints("*")
 
     def _drop_checkpoints(self, identity: str) -> None:
         """Ranks that reach their end remove their own; those of failed ones are left, on this machine."""
-        for folder in self._log_dir.glob(f"{identity}/{CHECKPOINT_FOLDER}"):
+        for folder in self._outcome.log_dir.glob(f"{identity}/{CHECKPOINT_FOLDER}"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _keep(self, event: TrialEnded) -> None:
@@ -85,13 +160,13 @@ class Keeper:
         if profile is not None:
             self._recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
         if result.state is TrialState.FAILED:
-            self.failures.append(result)
-        self._results[result.spec.identity] = result
+            self._outcome.failures.append(result)
+        self._outcome.results[result.spec.identity] = result
         self._record_speedups()
 
     def _artifact_dir(self, ended: TrialEnded) -> Path | None:
-        """The folder of what the trial has kept beside its numbers, if it has."""
-        folder = self._log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
+        """Return the folder of what the trial has kept beside its numbers, if it has."""
+        folder = self._outcome.log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
         if ended.artifacts:
             folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -103,46 +178,42 @@ class Keeper:
         return folder if folder.is_dir() else None
 
     def _record_speedups(self) -> None:
-        speedups = pair_speedups(self._question, tuple(self._results.values()))
-        fresh = {identity: s for identity, s in speedups.items() if identity not in self._paired}
-        if not fresh:
-            return
-        self._paired |= fresh.keys()
-        metrics: dict[str, Mapping[str, float]] = {}
-        for identity, speedup in fresh.items():
-            spec = self._results[identity].spec
-            metrics[identity] = {"speedup": speedup}
-            base = self._question.baseline.get("num_workers")
+        results, base = self._outcome.results, self._question.baseline.get("num_workers")
+        speedups = pair_speedups(self._question, tuple(results.values()))
+        metrics: dict[str, dict[str, float]] = {}
+        for identity in speedups.keys() - self._paired:
+            metrics[identity] = {"speedup": speedups[identity]}
             if isinstance(base, int):
-                metrics[identity] = {"speedup": speedup, "efficiency": speedup * base / spec.placement.num_workers}
+                num_workers = results[identity].spec.placement.num_workers
+                metrics[identity]["efficiency"] = speedups[identity] * base / num_workers
+        self._paired |= metrics.keys()
         self._recorder.record_trial_metrics(metrics)
 
 
 def _plain_file(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """What a trial keeps are files in folders: no links, no devices, none with holes, none outside."""
+    """Let only files and folders pass: no links, no devices, none with holes, none outside."""
     if not (member.isfile() or member.isdir()) or member.issparse():
         return None
     return tarfile.data_filter(member, folder)
 
 
 def _without_secrets(result: TrialResult) -> TrialResult:
-    """The result; what its code raised may quote a password or a key."""
+    """Mask the error that a trial's code raised: it may quote a password or a key."""
     if (failure := result.failure) is None:
         return result
-    return replace(
-        result, failure=replace(failure, message=masked(failure.message), traceback=masked(failure.traceback))
-    )
+    failure = replace(failure, message=masked(failure.message), traceback=masked(failure.traceback))
+    return replace(result, failure=failure)
 
 
 def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:
-    """The result, with what its ranks recorded taken together."""
+    """Take together what the result's ranks recorded of their steps."""
     recorded = result.profile.get("recorded")
     profile = profile_of(recorded, result.spec.config) if recorded else None
     return replace(result, profile=profile.to_dict() if profile else {}), profile
 
 
-def about(study: Study, command: Sequence[str] = ()) -> str:
-    """Question, workload, space, baseline, repeats, metric, fixed hyperparameters and the command that ran it last."""
+def describe(study: Study, command: Sequence[str] = ()) -> str:
+    """Describe a study in Markdown: question, workload, space, baseline, metric and the command that ran it last."""
     workload = study.workload
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
     facts = {
@@ -166,7 +237,7 @@ def _runs(study: Study) -> str:
 
 
 def domain_text(domain: Domain) -> str:
-    """``1, 2, 4`` for a grid; what a search draws from as a study file says it: ``loguniform(0.001, 1)``."""
+    """Return ``1, 2, 4`` for a grid, and what a search draws from as in a study file: ``loguniform(0.001, 1)``."""
     match domain:
         case Grid(values):
             return ", ".join(map(value_of, values))
@@ -181,7 +252,7 @@ def _pairs(chosen: Mapping[str, Any]) -> str:
 
 
 def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
-    """A new execution of the study, with all that ``raypar resume`` needs to go on with it."""
+    """Return a new execution of the study, with all that ``raypar resume`` needs to go on with it."""
     study = loaded.study
     started_at = datetime.now().timestamp()
     return Execution(
@@ -202,7 +273,7 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
             ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
         },
         description=masked(study.description),
-        about=masked(about(study, options.command)),
+        about=masked(describe(study, options.command)),
         score=study.metric,
         compares=bool(study.baseline),
         study_file=loaded.path,
@@ -211,28 +282,26 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
 
 
 def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
-    """Speedup, efficiency and serial fraction as metrics over the number of workers, so that MLflow draws curves.
+    """Return speedup, efficiency and serial fraction as (key, value, number of workers), so that MLflow draws curves.
 
     Beside them the ideal speedup, where the baseline is a number of workers.
     """
-    found: list[tuple[str, float, int]] = []
-
-    def add(name: str, point: Mapping[str, Value], estimate: Estimate, num_workers: int) -> None:
-        name = f"scaling/{name}" + "".join(f" {k} {v}" for k, v in point.items() if k != "num_workers")
-        found.append((name, estimate.value, num_workers))
-        for side, value in (("low", estimate.low), ("high", estimate.high)):
-            if value is not None:
-                found.append((f"{name} {side}", value, num_workers))
-
-    for point in analysis.points:
-        for name, estimate in (("speedup", point.speedup), ("efficiency", point.efficiency)):
-            if estimate is not None and point.num_workers is not None:
-                add(name, point.point, estimate, point.num_workers)
-    for group in analysis.worker_groups:
-        for num_workers, fraction in group.karp_flatt.items():
-            add("karp_flatt", group.point, fraction, num_workers)
     base = analysis.baseline.get("num_workers")
-    if isinstance(base, int):
-        counts = {point.num_workers for point in analysis.points if point.speedup is not None and point.num_workers}
-        found += [(IDEAL, num_workers / base, num_workers) for num_workers in sorted(counts)]
-    return found
+    estimates: list[tuple[str, Mapping[str, Value], Estimate | None, int]] = []
+    ideal: dict[int, float] = {}
+    for point in analysis.points:
+        if point.num_workers is not None:
+            estimates.append(("speedup", point.point, point.speedup, point.num_workers))
+            estimates.append(("efficiency", point.point, point.efficiency, point.num_workers))
+            if isinstance(base, int) and point.speedup is not None:
+                ideal[point.num_workers] = point.num_workers / base
+    for group in analysis.worker_groups:
+        estimates += [("karp_flatt", group.point, fraction, num) for num, fraction in group.karp_flatt.items()]
+    metrics: list[tuple[str, float, int]] = []
+    for name, at, estimate, num_workers in estimates:
+        if estimate is None:
+            continue
+        key = f"scaling/{name}" + "".join(f" {k} {v}" for k, v in at.items() if k != "num_workers")
+        values = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
+        metrics += [(side, value, num_workers) for side, value in values.items() if value is not None]
+    return [*metrics, *((IDEAL, ideal[num_workers], num_workers) for num_workers in sorted(ideal))]

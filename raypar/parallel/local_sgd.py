@@ -41,10 +41,10 @@ class LocalSgd(NoParallelism):
         self._averager = PeriodicModelAverager(self._period)
         self._averager.step = 1  # torch's averages after steps 0, k, 2k, …; here it is after k, 2k, …
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {"step": self._averager.step}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         self._averager.step = state["step"]
 
     def full_model(self) -> nn.Module:

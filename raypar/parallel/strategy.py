@@ -243,11 +243,11 @@ class Strategy(Protocol):
         """Drop what former steps left behind, other than weights: the training starts anew."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """What `reset_state` drops, for a checkpoint."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
         ...
 
@@ -290,10 +290,10 @@ class NoParallelism:
     def reset_state(self) -> None:
         pass
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         pass
 
     def full_model(self) -> nn.Module:

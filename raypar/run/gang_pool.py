@@ -20,7 +20,7 @@ from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
 from raypar.run.placement import CoreLeases, Node, On, needed
 from raypar.run.ranks import answers
 from raypar.run.scheduler import ROUNDING, Phase, Rules, Standing
-from raypar.study.placement import label_of
+from raypar.study.options import node_label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
@@ -137,7 +137,7 @@ class GangPool:
         new = [placement for placement in placements if placement not in self._asked_for]
         for placement in new:
             bundles = [needed(placement)] * placement.num_workers
-            label = [dict([label_of(placement.node_label)])] * len(bundles) if placement.node_label else None
+            label = [dict([node_label_of(placement.node_label)])] * len(bundles) if placement.node_label else None
             self._asked_for[placement] = ray.util.placement_group(
                 bundles, _strategy(placement.nodes, len(bundles)), bundle_label_selector=label
             )
@@ -149,7 +149,7 @@ class GangPool:
         if len(self.nodes) > 1 and (self._is_exclusive or self._are_free(placement, on)):
             of_each = [node_id for node_id, count in on.items() for _ in range(count)]
             return Where("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in of_each))
-        label = dict([label_of(placement.node_label)]) if placement.node_label else {}
+        label = dict([node_label_of(placement.node_label)]) if placement.node_label else {}
         strategy = _strategy(placement.nodes, placement.num_workers) if len(self.nodes) > 1 else "PACK"
         return Where(strategy, (label,) * placement.num_workers if label else ())
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raypar.study.placement import label_of, listed_cores
+from raypar.study.options import absent_cores, listed_cores, node_label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core
@@ -30,7 +30,7 @@ def eligible(
     """The nodes, those without the placement's label as empty ones."""
     if placement.node_label is None:
         return tuple(nodes)
-    key, value = label_of(placement.node_label)
+    key, value = node_label_of(placement.node_label)
     of_each = labels if labels is not None else [{}] * len(nodes)
     return tuple(node if own.get(key) == value else {} for node, own in zip(nodes, of_each, strict=True))
 
@@ -105,23 +105,6 @@ def needed(placement: Placement) -> dict[str, float]:
     if placement.device == "cuda":
         need["GPU"] = 1
     return need
-
-
-def cores_text(cores: Iterable[int]) -> str:
-    """``0-3,8``."""
-    runs = [
-        [number for _, number in run]
-        for _, run in itertools.groupby(enumerate(sorted(cores)), key=lambda entry: entry[1] - entry[0])
-    ]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-
-def absent_cores(affinity: Value, cores: Sequence[int]) -> str | None:
-    """Which cores of a ``cpu_affinity`` a machine with these cores lacks, in words; None where it has them all."""
-    absent = sorted(set(listed_cores(affinity) or ()) - set(cores))
-    if not absent:
-        return None
-    return f"there is no core {cores_text(absent)}: the machine's are {cores_text(cores)}"
 
 
 def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:

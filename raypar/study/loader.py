@@ -228,7 +228,7 @@ def _way_out(error: BaseException) -> str:
         return f"install {error.name.split('.')[0]} into this environment, or check the spelling"
     if isinstance(error, SystemExit):
         return "a study file is imported, not run: leave sys.exit() out"
-    return "mend that line and try again"
+    return "fix that line and try again"
 
 
 def _syntax_error(path: Path, error: SyntaxError) -> RayparError:
@@ -238,7 +238,7 @@ def _syntax_error(path: Path, error: SyntaxError) -> RayparError:
         text, at = error.text.rstrip("\n"), (error.offset or 1) - 1
         first = max(len(text) - len(text.lstrip()), at - _MAX_SHOWN // 2)
         message += f"\n    {text[first : first + _MAX_SHOWN]}\n    {' ' * max(0, at - first)}^"
-    return RayparError(message, hint="mend that line and try again")
+    return RayparError(message, hint="fix that line and try again")
 
 
 def _find(path: Path, module: types.ModuleType) -> Study:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from raypar.errors import Mistake, StudyError, suggest
-from raypar.study.options import check_value, known_options
+from raypar.errors import Mistake, StudyError
+from raypar.study.options import known_options
 from raypar.study.space import (
     DOMAINS,
     Domain,
@@ -23,54 +23,50 @@ from raypar.study.space import (
     uniform,
 )
 from raypar.study.study import Study
-from raypar.study.validation import MAX_TRIALS
+from raypar.study.validation import MAX_TRIALS, unknown_option, validate_value
 
-_MAKERS: Mapping[str, Any] = {
-    "grid": grid,
-    "choice": choice,
-    "uniform": uniform,
-    "loguniform": loguniform,
-    "randint": randint,
-}
+_DOMAINS: Mapping[str, Any] = {make.__name__: make for make in (grid, choice, uniform, loguniform, randint)}
 _FLAGS = {"num_repeats": "--repeats", "seed": "--seed"}
 
 
 def with_flags(
     study: Study, settings: Sequence[str] = (), *, repeats: int | None = None, seed: int | None = None
 ) -> Study:
-    """The study with the flags applied: a fixed value takes its key out of the space, several values sweep it.
+    """Return the study with the flags applied.
+
+    Args:
+        settings: ``key=value``: a fixed value takes its key out of the space, several values sweep it.
 
     Raises:
         StudyError: with every mistake of every flag.
     """
-    found: list[Mistake] = []
+    mistakes: list[Mistake] = []
     changes: dict[str, Any] = {}
-    flags: tuple[tuple[str, int | None, str, int, int], ...] = (
-        ("--repeats", repeats, "num_repeats", 1, MAX_TRIALS),
-        ("--seed", seed, "seed", 0, 2**32 - 1),
-    )
+    flags = (("--repeats", repeats, "num_repeats", 1, MAX_TRIALS), ("--seed", seed, "seed", 0, 2**32 - 1))
     for flag, number, field, low, high in flags:
         if number is None:
             continue
-        if low <= number <= high:
-            changes[field] = number
-        else:
+        changes[field] = min(max(number, low), high)
+        if number != changes[field]:
             bound = f"must be at least {low}" if number < low else f"must be at most {high}"
-            found.append(Mistake(flag, number, bound, hint=f"give {flag} from {low} to {high}"))
+            mistakes.append(Mistake(flag, number, bound, hint=f"give {flag} from {low} to {high}"))
     chosen: dict[str, Value | Domain] = {}
     for setting in settings:
-        key, value, wrong = _parse(study, setting)
+        try:
+            key, value = _parse(study, setting)
+        except StudyError as error:
+            mistakes += error.mistakes
+            continue
         if key in chosen:
-            wrong = [Mistake(f"--set {key}", setting, "is given twice", hint=f"to sweep it, write --set {key}=A,B")]
-        found += wrong
-        if not wrong:
-            chosen[key] = value
+            hint = f"to sweep it, write --set {key}=A,B"
+            mistakes.append(Mistake(f"--set {key}", setting, "is given twice", hint=hint))
+        chosen[key] = value
     try:
         changed = replace(study, **changes, **_merged(study, chosen))
     except StudyError as error:
-        raise StudyError([*found, *error.mistakes]) from None
-    if found:
-        raise StudyError(found)
+        mistakes += error.mistakes
+    if mistakes:
+        raise StudyError(mistakes)
     return changed
 
 
@@ -87,43 +83,44 @@ def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any
     return {"space": space, "config": config, "baseline": baseline}
 
 
-def _parse(study: Study, setting: str) -> tuple[str, Value | Domain, list[Mistake]]:
-    """Key, value and what is wrong with them."""
+def split_setting(setting: str) -> tuple[str, str]:
+    """Return key and text of a ``--set``.
+
+    Raises:
+        StudyError: one of them is absent.
+    """
     key, equals, text = (part.strip() for part in setting.partition("="))
     if not (key and equals and text):
         missing = "`=`" if not equals else "a key before the `=`" if not key else "a value after the `=`"
-        return key, None, [Mistake("--set", setting, f"lacks {missing}", hint="write --set key=value: --set lr=0.1")]
-    where = f"--set {key}"
-    known = known_options(study.workload)
-    if key not in known:
-        if key in {f.name for f in fields(Study)}:
-            hint = f"use {_FLAGS[key]} {text}" if key in _FLAGS else "change it in the study's file"
-            return (
-                key,
-                None,
-                [Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)],
-            )
-        if not study.workload.is_train_loop:
-            unknown = f"`{key}`: unknown to workload {study.workload.name}"
-            return key, None, [Mistake(where, text, unknown, hint=suggest(key, list(known)))]
+        raise StudyError([Mistake("--set", setting, f"lacks {missing}", hint="write --set key=value: --set lr=0.1")])
+    return key, text
+
+
+def _parse(study: Study, setting: str) -> tuple[str, Value | Domain]:
+    """Return key and value of a ``--set``. Raises StudyError with what is wrong with them."""
+    key, text = split_setting(setting)
+    where, options = f"--set {key}", known_options(study.workload)
+    if key not in options and key in {f.name for f in fields(Study)}:
+        hint = f"use {_FLAGS[key]} {text}" if key in _FLAGS else "change it in the study's file"
+        raise StudyError([Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)])
+    if key not in options and not study.workload.is_train_loop:
+        raise StudyError([unknown_option(where, text, key, options)])
     try:
         value = parse_value(text)
     except ValueError as error:
-        return key, None, [Mistake(where, text, str(error), hint=f"write --set {key}=A, {key}=A,B or {key}=grid(A,B)")]
-    wrong: list[Mistake] = []
-    if isinstance(value, DOMAINS):
-        if trouble := problem(value):
-            wrong.append(Mistake(where, text, trouble, hint=f"give each value once: --set {key}=A,B"))
-        values: tuple[Value, ...] = () if wrong else examples(value)
-    else:
-        values = (value,)
-    if key in known:
-        wrong += [m for v in values if (m := check_value(where, key, v, known[key]))]
-    return key, value, wrong
+        hint = f"write --set {key}=A, {key}=A,B or {key}=grid(A,B)"
+        raise StudyError([Mistake(where, text, str(error), hint=hint)]) from None
+    if isinstance(value, DOMAINS) and (wrong := problem(value)):
+        raise StudyError([Mistake(where, text, wrong, hint=f"give each value once: --set {key}=A,B")])
+    values = examples(value) if isinstance(value, DOMAINS) else (value,)
+    checked = [validate_value(where, key, v, options[key]) for v in values] if key in options else []
+    if mistakes := [mistake for mistake in checked if mistake]:
+        raise StudyError(mistakes)
+    return key, value
 
 
 def parse_value(text: str) -> Value | Domain:
-    """``0.1``, ``adam``, ``true``; ``1,2`` and ``grid(1,2)`` as a grid; ``uniform(0,1)`` and the like as a range.
+    """Return ``0.1``, ``adam``, ``true`` as values, ``1,2`` and ``grid(1,2)`` as a grid, ``uniform(0,1)`` as a range.
 
     Raises:
         ValueError: where the text looks like a domain but is none.
@@ -132,13 +129,13 @@ def parse_value(text: str) -> Value | Domain:
         node: ast.expr | None = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested too deeply for Python
         node = None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MAKERS:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _DOMAINS:
         name = node.func.id
         if node.keywords:
             raise ValueError(f"{name}(...) takes plain values, no names")
         values = tuple(_value_of(arg, text) for arg in node.args)
         try:
-            domain: Domain = _MAKERS[name](*values)
+            domain: Domain = _DOMAINS[name](*values)
             problem(domain)
         except TypeError:
             raise ValueError(f"{name}(...) takes two numbers, low and high") from None
@@ -151,7 +148,7 @@ def parse_value(text: str) -> Value | Domain:
 
 
 def _value_of(node: ast.expr | None, text: str) -> Value:
-    """A Python literal's value; anything else is text, so that ``optimizer=adam`` needs no quotes."""
+    """Return a Python literal's value; anything else is text, so that ``optimizer=adam`` needs no quotes."""
     if node is None:
         return text
     word = ast.get_source_segment(text, node) or text

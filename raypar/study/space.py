@@ -1,4 +1,4 @@
-"""What a hyperparameter may be: a grid that is run in full, or a range that a search draws from."""
+"""Domains of a hyperparameter: a grid that is run in full, or a range that a search draws from."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from raypar.errors import shortened
+from raypar.units import listed
 
 LARGEST = 2**53  # up to here floats hold every whole number, and so do all formats that results are kept in
 MAX_VALUES = 100_000
-_MAX_TOLD = 8
+_MAX_SHOWN = 8
 
 Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Every value is tried; grids multiply."""
+    """Values that are all tried; grids multiply."""
 
     values: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A search draws one of the values, each as likely."""
+    """Values of which a search draws one, each as likely."""
 
     values: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """A search draws a float from [low, high)."""
+    """Range [low, high) that a search draws a float from."""
 
     low: float
     high: float
@@ -40,7 +41,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform:
-    """A search draws a float from [low, high), each order of magnitude as likely."""
+    """Range [low, high) that a search draws a float from, each order of magnitude as likely."""
 
     low: float
     high: float
@@ -48,7 +49,7 @@ class LogUniform:
 
 @dataclass(frozen=True)
 class RandInt:
-    """A search draws a whole number from [low, high)."""
+    """Range [low, high) that a search draws a whole number from."""
 
     low: int
     high: int
@@ -84,7 +85,7 @@ def randint(low: int, high: int) -> RandInt:
 
 
 def examples(domain: Domain) -> tuple[Value, ...]:
-    """The values whose validity stands for the whole domain: all of a grid or choice, both ends of a range."""
+    """Return values whose validity stands for the domain's: all of a grid or choice, both ends of a range."""
     match domain:
         case Grid(values) | Choice(values):
             return values
@@ -95,7 +96,7 @@ def examples(domain: Domain) -> tuple[Value, ...]:
 
 
 def problem(domain: Domain) -> str | None:
-    """What is wrong with the domain itself, or None."""
+    """Return what is wrong with the domain itself, or None."""
     match domain:
         case Grid(values) | Choice(values) if not isinstance(values, tuple):
             return "holds no tuple of values: write grid(1, 2) or choice(1, 2)"
@@ -107,7 +108,7 @@ def problem(domain: Domain) -> str | None:
             # True == 1 in Python; they are different values of a hyperparameter.
             counts = Counter((type(v), shortened(v)) for v in values)
             doubles = sorted(text.strip("'\"") for (_, text), count in counts.items() if count > 1)
-            return f"holds duplicate values: {', '.join(doubles[:_MAX_TOLD])}" if doubles else None
+            return f"holds duplicate values: {listed(doubles, _MAX_SHOWN)}" if doubles else None
         case Uniform(low, high) | LogUniform(low, high) if not _are_numbers(low, high):
             return f"needs two numbers, has {low!r} and {high!r}"
         case RandInt(low, high) if not (_are_numbers(low, high) and int(low) == low and int(high) == high):
@@ -120,7 +121,7 @@ def problem(domain: Domain) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """A scalar of numpy or torch as Python's own number, also inside of a domain or tuple; the rest as it is."""
+    """Return scalars of numpy or torch as Python's own numbers, also inside of a domain or tuple; the rest as it is."""
     if type(value) in (float, int, str, bool):
         return value
     match value:

@@ -12,13 +12,13 @@ from raypar.errors import StudyError
 from raypar.study.options import resolve
 from raypar.study.space import Domain, Grid, Value, plain
 from raypar.study.trial import Placement, TrialSpec
-from raypar.study.validation import mistakes_of
+from raypar.study.validation import validate_study
 from raypar.study.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is asked.
+    """A declared question: a workload, a space of hyperparameters, and what to compare.
 
     Attributes:
         workload: what is trained.
@@ -70,23 +70,23 @@ class Study:
         for key in ("space", "config", "baseline"):
             if isinstance(chosen := getattr(self, key), Mapping):
                 object.__setattr__(self, key, {name: plain(value) for name, value in chosen.items()})
-        if mistakes := mistakes_of(self):
+        if mistakes := validate_study(self):
             raise StudyError(mistakes)
 
     @property
     def is_search(self) -> bool:
-        """Whether points are drawn rather than listed."""
+        """True if points are drawn rather than listed."""
         return self.searcher is not None or any(not isinstance(d, Grid) for d in self.space.values())
 
     def points(self) -> tuple[dict[str, Value], ...]:
-        """Every assignment of the grids, the last key varying fastest."""
+        """Return every assignment of the grids, the last key varying fastest."""
         grids = {k: d.values for k, d in self.space.items() if isinstance(d, Grid)}
         return tuple(dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values()))
 
     def trial(
         self, point: Mapping[str, Value], repeat: int, *, order: int = 0, default_device: str = "cpu"
     ) -> TrialSpec:
-        """The spec of one point and repeat; ``device="auto"`` becomes `default_device`."""
+        """Return the spec of one point and repeat; ``device="auto"`` becomes `default_device`."""
         return TrialSpec(
             study=self.name,
             workload=self.workload.name,
@@ -98,7 +98,7 @@ class Study:
         )
 
     def trials(self, *, default_device: str = "cpu") -> tuple[TrialSpec, ...]:
-        """Every trial in execution order, the same for the same study.
+        """Return every trial in execution order, the same for the same study.
 
         Each repeat is a block that holds every point once. In a block the placements come in random order, and the
         trials of a placement in random order: a drift over time can't pose as an effect of a hyperparameter.
@@ -118,5 +118,5 @@ class Study:
         return tuple(replace(spec, order=i) for i, spec in enumerate(ordered))
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
-        """The point that `point` is compared with; itself where it is a baseline."""
+        """Return the point that `point` is compared with; itself where it is a baseline."""
         return {**point, **{k: v for k, v in self.baseline.items() if k in self.space}}

@@ -11,12 +11,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from raypar.study.placement import UNSAID
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
-# Options that change nothing about what a trial comes to.
-NO_MATTER = frozenset(("checkpoint_every_epochs",))
+# Options that change nothing about a trial's result.
+IDENTITY_IGNORED = frozenset(("checkpoint_every_epochs",))
+# Options that came after results were stored: at these values a trial is the one that it was without them.
+IDENTITY_DEFAULTS = {"nodes": "pack", "node_label": None}
 
 
 class TrialState(StrEnum):
@@ -42,8 +43,19 @@ class Placement:
     num_workers: int
     cpus_per_worker: int
     device: str  # "cpu", "cuda" or "mps"; never "auto"
-    nodes: Value = "pack"  # see `raypar.study.placement`
+    nodes: Value = "pack"  # or "spread", or a number of nodes
     node_label: str | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Placement:
+        """Return the placement of a complete config; stored ones from before there were the last two lack them."""
+        return cls(
+            config["num_workers"],
+            config["cpus_per_worker"],
+            config["device"],
+            config.get("nodes", "pack"),
+            config.get("node_label"),
+        )
 
     @property
     def num_cpus(self) -> int:
@@ -86,18 +98,17 @@ class TrialSpec:
     @cached_property
     def identity(self) -> str:
         """Hash of what determines the result (not of the order it is run in): 16 hex digits."""
-        told = {k: v for k, v in self.config.items() if k not in NO_MATTER or k in self.point}
-        config = sorted(item for item in told.items() if item not in UNSAID.items())
-        what = [self.study, self.workload, config, self.repeat, self.seed]
-        return hashlib.sha256(json.dumps(what, separators=(",", ":")).encode()).hexdigest()[:16]
+        config = sorted(
+            (key, value)
+            for key, value in self.config.items()
+            if (key not in IDENTITY_IGNORED or key in self.point) and (key, value) not in IDENTITY_DEFAULTS.items()
+        )
+        content = [self.study, self.workload, config, self.repeat, self.seed]
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
 
     @property
     def placement(self) -> Placement:
-        c: Mapping[str, Any] = self.config
-        # Results of before there were the last two lack them.
-        return Placement(
-            c["num_workers"], c["cpus_per_worker"], c["device"], c.get("nodes", "pack"), c.get("node_label")
-        )
+        return Placement.of(self.config)
 
     @property
     def label(self) -> str:

@@ -1,185 +1,288 @@
-"""Validation of a study: every mistake at once, without those that only follow from another."""
+"""Validation: every mistake of a study at once, and whether a config can run on a cluster.
+
+`validate_study` is asked when a `Study` is made, `validate` for each config: then without a cluster, and again with
+the cluster that it is to run on. The allowed values of an option, and what it excludes, are in `raypar.study.options`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raypar.errors import Mistake, RayparError, shortened, suggest
 from raypar.study.options import (
+    LOADERS,
+    MODEL_DEPENDENT,
     OPTIONS,
-    check_value,
-    idle,
-    impossible,
-    is_default,
+    absent_cores,
+    affinity_width,
+    cores_text,
     known_options,
+    listed_cores,
     num_shares,
+    pipeline_size,
     resolve,
-    workload_mistakes,
 )
-from raypar.study.placement import affinity_width, listed_cores
-from raypar.study.space import DOMAINS, Choice, Grid, Value, examples, problem
-from raypar.study.trial import point_label
+from raypar.study.space import DOMAINS, LARGEST, Choice, Grid, Value, examples, problem
+from raypar.study.trial import Placement, point_label
 from raypar.study.workload import Config, Option, Workload
+from raypar.units import listed
 
 if TYPE_CHECKING:
     from raypar.study.study import Study
 
-
-def check_together(
-    field: str, config: Config, workload: Workload, swept: Collection[str] = frozenset()
-) -> list[Mistake]:
-    """What is wrong with a complete config whose values are each fine alone.
-
-    Args:
-        swept: hyperparameters that the study varies.
-    """
-    found: list[Mistake] = []
-    cores, workers = listed_cores(config["cpu_affinity"]), config["num_workers"]
-    if cores is not None and len(cores) % workers:
-        found.append(
-            Mistake(
-                f"{field}.cpu_affinity",
-                config["cpu_affinity"],
-                f"{len(cores)} cores can't be shared out evenly among num_workers={workers}",
-                hint=f"list a multiple of {workers} cores",
-            )
-        )
-    if isinstance(config["nodes"], int) and config["nodes"] > workers:
-        wrong, hint = f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
-        found.append(Mistake(f"{field}.nodes", config["nodes"], wrong, hint=hint))
-    return found if workload.is_train_loop else [*found, *_check_training(field, config, workload, swept)]
-
-
-def _check_training(field: str, config: Config, workload: Workload, swept: Collection[str]) -> list[Mistake]:
-    found: list[Mistake] = []
-    batch, shares = config["batch_size"], num_shares(config)
-    try:
-        num_train_samples = workload.train_size(config)
-    except RayparError:
-        raise
-    except Exception as error:
-        wrong = f"raises {type(error).__name__}: {error}"
-        return [Mistake("workload.num_train_samples", field, wrong, hint="mend that function, or leave it out")]
-    if num_train_samples is not None and not isinstance(num_train_samples, int):
-        wrong = f"gives a {type(num_train_samples).__name__}, not a whole number"
-        return [Mistake("workload.num_train_samples", num_train_samples, wrong, hint="mend that function")]
-    if batch < shares:
-        found.append(
-            Mistake(
-                f"{field}.batch_size",
-                batch,
-                f"is smaller than num_workers={config['num_workers']}: some workers would get no sample",
-                hint=f"use batch_size of at least {shares}, or fewer workers",
-            )
-        )
-    wanted, size = config["num_samples"], num_train_samples
-    if size is not None and wanted is not None and wanted > size:
-        found.append(
-            Mistake(f"{field}.num_samples", wanted, f"is more than the {size} training samples", hint="ask for fewer")
-        )
-    elif (available := wanted or size) is not None and batch > available:
-        found.append(
-            Mistake(
-                f"{field}.batch_size",
-                batch,
-                f"is larger than the training set of {available} samples",
-                hint="use a smaller batch_size" + (" or a larger num_samples" if wanted else ""),
-            )
-        )
-    if config["loader"] not in workload.loaders:
-        found.append(
-            Mistake(
-                f"{field}.loader",
-                config["loader"],
-                f"is not for workload {workload.name}",
-                hint=f"it has: {', '.join(workload.loaders)}",
-            )
-        )
-    for key, value, text, hint in (*_impossible(config), *impossible(config)):
-        found.append(Mistake(f"{field}.{key}", value, text, hint=hint))
-    found += [
-        Mistake(f"{field}.{key}", config[key], f"has no effect {why}", hint=hint)
-        for key, why, hint in (*_idle(config), *idle(config, swept))
-    ]
-    return found
-
-
-def _impossible(config: Config) -> Iterator[tuple[str, Value, str, str]]:
-    if config["checkpoint_every_epochs"] is not None:
-        wrong, every = "can't be had with {}", config["checkpoint_every_epochs"]
-        if config["num_workers"] > 1 and config["strategy"] == "deepspeed":
-            hint = 'leave it out, or use strategy="fsdp", which shares out as much'
-            yield "checkpoint_every_epochs", every, wrong.format("deepspeed: its engine keeps weights of its own"), hint
-        if config["num_workers"] > 1 and config["compression"] == "powersgd":
-            hint = "leave one of them out"
-            yield "checkpoint_every_epochs", every, wrong.format("PowerSGD: it carries errors on in its hook"), hint
-        if config["eval_every_steps"] is not None and config["loader"] == "dataloader":
-            hint = 'leave one of them out, or use loader="resident"'
-            yield (
-                "checkpoint_every_epochs",
-                every,
-                wrong.format("eval_every_steps and a dataloader: it draws anew in the middle of an epoch"),
-                hint,
-            )
-    if config["device"] == "mps":
-        if config["num_workers"] > 1:
-            yield "num_workers", config["num_workers"], "can't share the one MPS device", "use num_workers=1 with it"
-        if config["precision"] == "fp64":
-            yield "precision", "fp64", "is not to be had on MPS", 'use precision="fp32", or device="cpu"'
-
-
-def _idle(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Options that would do nothing in this config, why, and the way out: a sweep over them would show nothing."""
-    if config["loader"] != "dataloader":
-        for key in ("num_loader_workers", "pin_memory"):
-            if config[key]:
-                yield key, f'with loader="{config["loader"]}"', f'add loader="dataloader", or leave {key} out'
-    if config["prefetch_factor"] and not config["num_loader_workers"]:
-        yield "prefetch_factor", "without loader processes", "add num_loader_workers of at least 1, or leave it out"
-    if config["compile"] and not config["num_warmup_steps"]:
-        yield (
-            "num_warmup_steps",
-            "but to time the compilation",
-            "leave it out: the warm-up is where compile=True compiles",
-        )
-
-
 MAX_TRIALS = 100_000
 MAX_NAME = 150  # file names are made of it
-MAX_TOLD = 20  # of the points that can't be
+MAX_SHOWN = 20  # points that can't run
+MAX_VALUES_SHOWN = 8
 _MAPPINGS = ("space", "config", "baseline")
 
+StrategyCheck = Callable[[Workload, Config], tuple[str, str] | None]  # what is wrong, and the fix
 
-def mistakes_of(study: Study) -> list[Mistake]:
-    """All mistakes of a study, whatever its fields hold."""
-    found = [*_field_mistakes(study)]
+
+class Machines(Protocol):
+    """The part of `raypar.run.cluster.Cluster` that validation reads."""
+
+    @property
+    def nodes(self) -> Sequence[Mapping[str, float]]: ...
+    @property
+    def is_own(self) -> bool: ...
+    @property
+    def may_grow(self) -> bool: ...
+    @property
+    def cores(self) -> Sequence[Any] | None: ...
+    @property
+    def has_mps(self) -> bool: ...
+    def refusals(self, placements: Sequence[Placement]) -> Mapping[Placement, str]: ...
+
+
+def validate(
+    config: Config,
+    workload: Workload,
+    cluster: Machines | None = None,
+    *,
+    where: str = "",
+    swept: Collection[str] = (),
+    must_fit: bool = True,
+    check_strategy: StrategyCheck | None = None,
+) -> list[Mistake]:
+    """Return what keeps a complete config, whose values are each fine alone, from running.
+
+    Args:
+        cluster: where it is to run; None: undecided, so only what holds everywhere is checked.
+        where: prefix of the mistakes' fields, say the point.
+        swept: hyperparameters that the study varies.
+        must_fit: on a cluster, its gang has to fit on the nodes.
+        check_strategy: tells whether the model and the installed packages allow the strategy. Needs torch, so it is
+            called on a cluster only, and only for `MODEL_DEPENDENT` strategies.
+    """
+    try:
+        values = facts(config, workload, swept)
+    except _NoSize as error:
+        return [Mistake("workload.num_train_samples", where, str(error), hint="fix that function, or leave it out")]
+    prefix = f"{where}." if where else ""
+    mistakes: list[Mistake] = []
+    for key, option in known_options(workload).items():
+        problems = [(rule.problem, rule.hint) for rule in option.incompatible if rule.applies(values)]
+        problems += [(f"has no effect {rule.problem}", rule.hint) for rule in option.no_effect if rule.applies(values)]
+        if _is_idle(key, option, values):
+            hint = f"it is for {', '.join(option.strategies)}: leave it out, or choose one"
+            problems.append(('has no effect with strategy="{strategy}"', hint))
+        mistakes += [
+            Mistake(f"{prefix}{key}", config[key], text.format_map(values), hint=hint.format_map(values))
+            for text, hint in problems
+        ]
+    if cluster is None:
+        return mistakes
+    mistakes += _unavailable(config, workload, cluster)
+    if check_strategy and values["parallel"] in MODEL_DEPENDENT and (refusal := check_strategy(workload, config)):
+        wrong = f"{refusal[0]} (workload {workload.name})"
+        mistakes.append(Mistake("strategy", config["strategy"], wrong, hint=refusal[1]))
+    if must_fit and not mistakes:
+        for placement, wrong in cluster.refusals([Placement.of(config)]).items():
+            hint = "drop the point, ask for less, or give the --address of a larger cluster"
+            if placement.device == "cuda" and "GPU" in wrong:
+                hint = "say --set device=cpu, or give the --address of a cluster with GPUs enough"
+            mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
+    return mistakes
+
+
+class _NoSize(Exception):
+    """The workload's function for the size of its training set fails."""
+
+
+def facts(config: Config, workload: Workload, swept: Collection[str] = ()) -> Config:
+    """Return a config with what the rules of options read beside it.
+
+    `workload`: its name; `swept`: see `validate`; `parallel`: the strategy, empty for one worker or a train loop;
+    `num_listed_cores`: of ``cpu_affinity``. For all but train loops also `loaders`: the workload's; `num_shares`,
+    `num_stages` and `replica_size`: how the strategy uses the workers; `num_train_samples` and `num_available`: all,
+    and those that ``num_samples`` leaves, None if unknown.
+
+    Raises:
+        _NoSize: the workload's `num_train_samples` raises, or returns no whole number.
+    """
+    num_listed_cores = len(listed_cores(config["cpu_affinity"]) or ())
+    common = {"workload": workload.name, "swept": swept, "parallel": "", "num_listed_cores": num_listed_cores}
+    if workload.is_train_loop:
+        return {**config, **common}
+    try:
+        size = workload.train_size(config)
+    except RayparError:
+        raise
+    except Exception as error:  # the user's own function
+        raise _NoSize(f"raises {type(error).__name__}: {error}") from None
+    if size is not None and not isinstance(size, int):
+        raise _NoSize(f"returns a {type(size).__name__}, not a whole number")
+    return {
+        **config,
+        **common,
+        "parallel": config["strategy"] if config["num_workers"] > 1 else "",
+        "loaders": ", ".join(workload.loaders),
+        "num_shares": num_shares(config),
+        "num_stages": pipeline_size(config),
+        "replica_size": config["tensor_size"] * config["pipeline_size"],
+        "num_train_samples": size,
+        "num_available": config["num_samples"] or size,
+    }
+
+
+def _is_idle(key: str, option: Option, values: Config) -> bool:
+    """Return whether an option is set that does nothing under the strategy: a sweep over it would show nothing.
+
+    Where the study varies the strategy, a fixed option is meant for those strategies that know it.
+    """
+    if not option.strategies or values["strategy"] in option.strategies or values[key] == option.default:
+        return False
+    return "strategy" not in values["swept"] or key in values["swept"]
+
+
+def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Iterator[Mistake]:
+    """Yield what the config names that the cluster's machines lack."""
+    affinity, device = config["cpu_affinity"], config["device"]
+    if cluster.cores == () and isinstance(affinity, (str, tuple)):
+        hint = "leave it out, or say how many cores for each worker: cpu_affinity=2"
+        yield Mistake("cpu_affinity", affinity, "this system can't bind processes to cores", hint=hint)
+    elif cluster.cores is not None:
+        numbers = [core.number for core in cluster.cores]
+        if (wrong := absent_cores(affinity, numbers)) is not None:
+            hint = f"list cores of {cores_text(numbers)}, or say how many for each worker: cpu_affinity=1"
+            yield Mistake("cpu_affinity", affinity, wrong, hint=hint)
+    num_usable_nodes = sum(node.get("CPU", 0) >= 1 for node in cluster.nodes)
+    if config["nodes"] == "spread" and config["num_workers"] > 1 and num_usable_nodes < 2 and not cluster.may_grow:
+        hint = "leave it out, or give the --address of a cluster of several nodes"
+        yield Mistake("nodes", "spread", "there is one node, and nothing to spread over", hint=hint)
+    if device == "mps" and cluster.is_own and not cluster.has_mps:
+        wrong = "this machine has no Apple GPU: mps needs macOS on arm64"
+        yield Mistake("device", device, wrong, hint="say --set device=cpu, or device=auto")
+    if not workload.is_train_loop and config["precision"] == "tf32" and device != "cuda":
+        wrong = f"tf32 exists on NVIDIA GPUs only, and the device is {device}"
+        yield Mistake("precision", "tf32", wrong, hint="say precision=fp32 or bf16, or run it where there is a GPU")
+
+
+def validate_value(field: str, key: str, value: Value, option: Option) -> Mistake | None:
+    """Return what is wrong with one value of one option, or None."""
+    default = "" if option.default is None else f", by default {option.default}"
+    kind = "" if option.kind is object else f"; {option.kind.__name__}"
+    hint = f"{option.doc}{kind}{default}"
+    if value is None:
+        return None if option.optional else Mistake(field, value, f"`{key}` needs a value", hint=hint)
+    types = (int, float) if option.kind is float else (option.kind,)
+    # bool is an int in Python, but `epochs=True` is a slip.
+    if not isinstance(value, types) or (isinstance(value, bool) and option.kind not in (bool, object)):
+        wrong = f"`{key}` is of type {option.kind.__name__}, not {type(value).__name__}"
+        return Mistake(field, value, wrong, hint=hint)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return Mistake(field, value, f"`{key}` is beyond 2^53", hint=hint)
+    try:
+        wrong_value = option.check(value)
+    except Exception as error:  # the workload's own check
+        wrong_value = f"can't be checked: {type(error).__name__}: {error}"
+    if wrong_value is None and isinstance(value, float) and not math.isfinite(value):
+        wrong_value = "must be a finite number"
+    return Mistake(field, value, f"`{key}` {wrong_value}", hint=hint) if wrong_value else None
+
+
+def unknown_option(field: str, value: object, key: str, options: Collection[str], hint: str = "") -> Mistake:
+    """Return the mistake of a key that is no option, with the closest one that is."""
+    return Mistake(field, value, f"unknown option '{key}'", hint=suggest(key, list(options)) + hint)
+
+
+def _is_default(value: object) -> bool:
+    """Return whether an option's type follows from this default, or it is an `Option`."""
+    return isinstance(value, (str, int, float, bool, tuple, Option))
+
+
+def _validate_workload(workload: Workload) -> Iterator[Mistake]:
+    if not isinstance(workload.name, str) or not workload.name:
+        yield Mistake("workload.name", workload.name, "is no name", hint='say name="mine"')
+    if workload.mode not in ("max", "min"):
+        hint = 'say mode="max" for an accuracy'
+        yield Mistake("workload.mode", workload.mode, 'must be "max" or "min"', hint=hint)
+    optional_hint = "give a function, or leave it out"
+    functions = {
+        **{part: f"give the Workload {part}=, a function of the trial's config" for part in ("model", "data")},
+        **dict.fromkeys(("loss", "prepare", "save", "generate", "layers", "tensor_plan"), optional_hint),
+    }
+    if workload.is_train_loop:
+        functions = {"train_loop": "give Workload.from_train_loop a function of the config"}
+    for part, hint in functions.items():
+        value = getattr(workload, part)
+        if not callable(value) and not (value is None and hint == optional_hint):
+            yield Mistake(f"workload.{part}", value, "is no function", hint=hint)
+    if workload.is_train_loop:
+        return
+    size = workload.num_train_samples
+    if size is not None and not callable(size) and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        hint = "give a number, or a function of the config that returns it, or leave it out"
+        yield Mistake("workload.num_train_samples", size, "is no whole number of at least 1", hint=hint)
+    if not isinstance(workload.loaders, (tuple, list)) or not workload.loaders or set(workload.loaders) - {*LOADERS}:
+        hint = f"give a tuple of them: loaders={LOADERS}"
+        yield Mistake("workload.loaders", workload.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint)
+    for part in ("options", "defaults", "metrics"):
+        value = getattr(workload, part)
+        if not isinstance(value, Mapping) and not (part == "metrics" and value is None):
+            yield Mistake(f"workload.{part}", value, "must be a dict", hint=f'say {part}={{"name": …}}')
+    if not isinstance(workload.options, Mapping) or not isinstance(workload.defaults, Mapping):
+        return
+    for key, value in workload.options.items():
+        if not _is_default(value):
+            hint = "a default is a str, int, float, bool or tuple (its type is the option's), or a raypar.Option"
+            yield Mistake(f"workload.options[{key!r}]", value, "is no default for an option", hint=hint)
+    options = known_options(replace(workload, defaults={}))
+    for key, value in workload.defaults.items():
+        where = f"workload.defaults[{key!r}]"
+        if key not in options:
+            hint = "; the workload's own hyperparameters go into options={...}"
+            yield unknown_option(where, value, str(key), options, hint)
+        elif _is_default(workload.options.get(key, 0)) and (wrong := validate_value(where, key, value, options[key])):
+            yield wrong
+
+
+def validate_study(study: Study) -> list[Mistake]:
+    """Return all mistakes of a study, whatever its fields hold, without those that only follow from another."""
+    mistakes = [*_validate_fields(study)]
     for key in _MAPPINGS:
         if not isinstance(getattr(study, key), Mapping):
             hint = f'say {key}={{"batch_size": …}}'
-            found.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters", hint=hint))
-    is_workload = isinstance(study.workload, Workload)
-    if is_workload:
-        found += workload_mistakes(study.workload)
+            mistakes.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters", hint=hint))
+    if isinstance(study.workload, Workload):
+        mistakes += _validate_workload(study.workload)
     else:
         wrong = f"is a {type(study.workload).__name__}, not a Workload"
         hint = "take one from raypar.workloads, or make a raypar.Workload"
-        found.append(Mistake("workload", study.workload, wrong, hint=hint))
-    known, check_unknown = _options_of(study)
-    chosen = {key: _mapping(study, key) for key in _MAPPINGS}
-    wrong_keys: set[str] = set()
-    for mistake, key in (*_config_mistakes(study, known, check_unknown), *_space_mistakes(study, known, check_unknown)):
-        found.append(mistake)
-        wrong_keys.add(key)
+        mistakes.append(Mistake("workload", study.workload, wrong, hint=hint))
+    options, is_complete = _options_of(study)
+    mistakes += _validate_config(study, options, is_complete)
+    mistakes += _validate_space(study, options, is_complete)
     if isinstance(study.space, Mapping):
-        found += _baseline_mistakes(chosen["baseline"], chosen["space"], wrong_keys)
-    if found:
-        return found
-    return _size_mistakes(study) or _point_mistakes(study)
+        mistakes += _validate_baseline(_mapping(study, "baseline"), study.space, options)
+    return mistakes or _validate_size(study) or _validate_points(study)
 
 
 def _mapping(study: Study, key: str) -> Mapping[str, Any]:
@@ -187,7 +290,7 @@ def _mapping(study: Study, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _field_mistakes(study: Study) -> Iterator[Mistake]:
+def _validate_fields(study: Study) -> Iterator[Mistake]:
     for key in ("name", "metric", "mode", "description"):
         if not isinstance(value := getattr(study, key), str):
             yield Mistake(key, value, f"must be text, not {type(value).__name__}", hint="put it in quotes")
@@ -209,7 +312,7 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
     if price is not None and not (is_number and 0 < price < math.inf):
         hint = "say price_per_node_hour=2.5, or leave it out"
         yield Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint)
-    of_workload = study.workload.mode if isinstance(study.workload, Workload) else ""  # told as the workload's
+    of_workload = study.workload.mode if isinstance(study.workload, Workload) else ""  # the workload's mistake
     if isinstance(study.mode, str) and study.mode not in ("max", "min", of_workload):
         yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='say mode="max" for an accuracy')
     if not isinstance(study.seed, int) or isinstance(study.seed, bool) or not 0 <= study.seed < 2**32:
@@ -222,86 +325,74 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
 
 
 def _options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
-    """What is known of hyperparameters, and whether anything else is a mistake."""
+    """Return the options that a study can set, and whether there are no others."""
     workload = study.workload
     if not isinstance(workload, Workload):
         return OPTIONS, False
     if not isinstance(workload.options, Mapping) or not isinstance(workload.defaults, Mapping):
         return OPTIONS, False
-    known = known_options(workload)
+    options = known_options(workload)
     for key, default in workload.options.items():
-        if not is_default(default):  # its type isn't known: any value will do
-            known[key] = Option(None, object, "", optional=True)
-    return known, not workload.is_train_loop
+        if not _is_default(default):  # its type is unknown: any value will do
+            options[key] = Option(None, object, "", optional=True)
+    return options, not workload.is_train_loop
 
 
-def _config_mistakes(study: Study, known: Mapping[str, Option], check_unknown: bool) -> Iterator[tuple[Mistake, str]]:
-    space, check_key = _mapping(study, "space"), _key_check(study, known, check_unknown)
-    for key, value in _mapping(study, "config").items():
+def _validate_config(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
+    space, config = _mapping(study, "space"), _mapping(study, "config")
+    for key, value in config.items():
         where = f"config[{key!r}]"
         if key in space:
-            wrong = "is also swept in `space`"
-            yield Mistake(where, value, wrong, hint="say it in one of the two"), key
+            yield Mistake(where, value, "is also swept in `space`", hint="say it in one of the two")
         if isinstance(value, DOMAINS):
-            yield Mistake(where, value, "is no single value", hint=f"put it into space={{{key!r}: …}}"), key
-        elif (m := check_key(where, key, value)) or (m := _value_mistake(where, key, value, known)):
-            yield m, key
-    both = {**_mapping(study, "config"), **space}
-    if "batch_size" in both and "per_worker_batch_size" in both and check_unknown:
+            yield Mistake(where, value, "is no single value", hint=f"put it into space={{{key!r}: …}}")
+        else:
+            wrong = _validate_key(where, key, value, options, is_complete)
+            yield from filter(None, [wrong or _validate_setting(where, key, value, options)])
+    both = {**config, **space}
+    if "batch_size" in both and "per_worker_batch_size" in both and is_complete:
         hint = (
             "batch_size fixes the global batch (strong scaling), per_worker_batch_size a worker's (weak): leave one out"
         )
-        wrong = "is given beside batch_size"
-        yield Mistake("per_worker_batch_size", both["per_worker_batch_size"], wrong, hint=hint), "batch_size"
+        value = both["per_worker_batch_size"]
+        yield Mistake("per_worker_batch_size", value, "is given beside batch_size", hint=hint)
 
 
-def _space_mistakes(study: Study, known: Mapping[str, Option], check_unknown: bool) -> Iterator[tuple[Mistake, str]]:
-    check_key = _key_check(study, known, check_unknown)
+def _validate_space(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
     for key, domain in _mapping(study, "space").items():
         where = f"space[{key!r}]"
-        if m := check_key(where, key, domain):
-            yield m, key
+        yield from filter(None, [_validate_key(where, key, domain, options, is_complete)])
         if not isinstance(domain, DOMAINS):
             values = domain if isinstance(domain, (list, tuple)) else (domain,)
-            hint = f"write grid({_listed(values)})"
-            yield Mistake(where, domain, "is not a grid, choice or range", hint=hint), key
+            yield Mistake(where, domain, "is not a grid, choice or range", hint=f"write grid({_listed(values)})")
         elif wrong := problem(domain):
             hint = "a grid needs values that differ, a range two numbers with low < high"
             if isinstance(domain, (Grid, Choice)) and len(domain.values) > MAX_TRIALS:
                 hint = "narrow it, or search in a range with num_trials: uniform, loguniform or randint(low, high)"
-            yield Mistake(where, domain, wrong, hint=hint), key
+            yield Mistake(where, domain, wrong, hint=hint)
         elif study.searcher is not None and isinstance(domain, Grid):
             hint = f"write choice({_listed(domain.values)})"
-            yield Mistake(where, domain, "is a grid, but a searcher draws every value", hint=hint), key
+            yield Mistake(where, domain, "is a grid, but a searcher draws every value", hint=hint)
         else:
-            for value in examples(domain):
-                if m := _value_mistake(where, key, value, known):
-                    yield m, key
+            yield from filter(None, (_validate_setting(where, key, value, options) for value in examples(domain)))
 
 
-def _listed(values: Any, most: int = 8) -> str:
-    first = ", ".join(shortened(v, 40) for v in values[:most])
-    return first + (", …" if len(values) > most else "")
+def _listed(values: Sequence[object]) -> str:
+    return listed([shortened(value, 40) for value in values], MAX_VALUES_SHOWN)
 
 
-def _key_check(
-    study: Study, known: Mapping[str, Option], check_unknown: bool
-) -> Callable[[str, Any, object], Mistake | None]:
-    def check(where: str, key: Any, value: object) -> Mistake | None:
-        if not isinstance(key, str):
-            hint = f"put it in quotes: {str(key)!r}"
-            return Mistake(where, value, f"its name must be text, not {type(key).__name__}", hint=hint)
-        if key in known or not check_unknown:
-            return None
-        wrong = f"`{key}`: unknown to workload {study.workload.name}"
-        return Mistake(where, value, wrong, hint=suggest(key, list(known)))
-
-    return check
+def _validate_key(
+    where: str, key: object, value: object, options: Mapping[str, Option], is_complete: bool
+) -> Mistake | None:
+    if not isinstance(key, str):
+        hint = f"put it in quotes: {str(key)!r}"
+        return Mistake(where, value, f"its name must be text, not {type(key).__name__}", hint=hint)
+    return unknown_option(where, value, key, options) if is_complete and key not in options else None
 
 
-def _value_mistake(where: str, key: Any, value: Any, known: Mapping[str, Option]) -> Mistake | None:
-    if key in known:
-        return check_value(where, key, value, known[key])
+def _validate_setting(where: str, key: Any, value: Any, options: Mapping[str, Option]) -> Mistake | None:
+    if key in options:
+        return validate_value(where, key, value, options[key])
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -310,14 +401,15 @@ def _value_mistake(where: str, key: Any, value: Any, known: Mapping[str, Option]
     return None
 
 
-def _baseline_mistakes(
-    baseline: Mapping[str, Any], space: Mapping[str, Any], wrong_keys: set[str]
+def _validate_baseline(
+    baseline: Mapping[str, Any], space: Mapping[str, Any], options: Collection[str]
 ) -> Iterator[Mistake]:
+    misspelt = [key for key in space if isinstance(key, str) and key not in options]
     for key, value in baseline.items():
         where = f"baseline[{key!r}]"
         if key not in space:
-            if get_close_matches(str(key), [k for k in wrong_keys if k in space and isinstance(k, str)], n=1):
-                continue  # what it is meant for is misspelt in the space
+            if get_close_matches(str(key), misspelt, n=1):
+                continue
             hint = suggest(str(key), [str(k) for k in space]) if space else "add it to `space`"
             yield Mistake(where, value, f"`{key}` is not swept, so no point differs in it", hint=hint)
             continue
@@ -337,8 +429,8 @@ def _is_same(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one is other or (one == other) is True)
 
 
-def _size_mistakes(study: Study) -> list[Mistake]:
-    """More trials than anyone can run. Nothing is told beside: to look at all points would take as long."""
+def _validate_size(study: Study) -> list[Mistake]:
+    """Return the mistake of more trials than anyone can run, alone: to validate all points would take as long."""
     num_points = 1
     for domain in study.space.values():
         num_points *= len(domain.values) if isinstance(domain, Grid) else 1
@@ -353,27 +445,23 @@ def _size_mistakes(study: Study) -> list[Mistake]:
     return []
 
 
-def _point_mistakes(study: Study) -> list[Mistake]:
-    """Of values that are each fine alone."""
+def _validate_points(study: Study) -> list[Mistake]:
     chosen = {**study.config, **study.space}
     if "cpus_per_worker" in chosen and "cpu_affinity" in chosen:
-        taken = [v for v in _values(chosen["cpu_affinity"]) if affinity_width(v, 1) is not None]
-        if taken:
-            wrong = f"is given beside cpu_affinity={taken[0]!r}, which says how many cores as well"
+        affinity = chosen["cpu_affinity"]
+        values = examples(affinity) if isinstance(affinity, DOMAINS) else (affinity,)
+        if counts := [value for value in values if affinity_width(value, 1) is not None]:
+            wrong = f"is given beside cpu_affinity={counts[0]!r}, which says how many cores as well"
             hint = 'leave cpus_per_worker out, or say cpu_affinity="spread" or "compact"'
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
-    found: dict[str, Mistake] = {}
-    drawn = {k: examples(d)[0] for k, d in study.space.items() if not isinstance(d, Grid)}
+    mistakes: dict[str, Mistake] = {}
+    drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
     for point in study.points():
         config = resolve(study.workload, {**study.config, **drawn, **point})
-        for m in check_together(point_label(point), config, study.workload, study.space):
-            found.setdefault(str(m), m)
-        if len(found) > MAX_TOLD:
-            first = list(found.values())[:MAX_TOLD]
-            hint = "mend these first: others may follow from the same value"
-            return [*first, Mistake("space", f"{len(study.points()):,} points", "more of them can't be", hint=hint)]
-    return list(found.values())
-
-
-def _values(chosen: object) -> tuple[Value, ...]:
-    return examples(chosen) if isinstance(chosen, DOMAINS) else (chosen,)  # type: ignore[return-value]
+        for mistake in validate(config, study.workload, where=point_label(point), swept=study.space):
+            mistakes.setdefault(str(mistake), mistake)
+        if len(mistakes) > MAX_SHOWN:
+            hint = "fix these first: others may follow from the same value"
+            last = Mistake("space", f"{len(study.points()):,} points", "more of them can't run", hint=hint)
+            return [*list(mistakes.values())[:MAX_SHOWN], last]
+    return list(mistakes.values())

@@ -1,4 +1,4 @@
-"""What is trained: a model, data, a loss and metrics, as plain functions of a trial's config.
+"""Workloads: a model, data, a loss and metrics, as plain functions of a trial's config.
 
 Nothing here imports torch: a study file stays quick to load, and the functions import what they need when they run.
 """
@@ -39,7 +39,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """What a workload's ``data`` function returns.
+    """Samples as a workload's ``data`` function returns them.
 
     Attributes:
         train: the training samples; None where they are too many to be held in memory (then `train_dataset`).
@@ -74,6 +74,21 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """A combination of values in which an option makes no sense.
+
+    Attributes:
+        applies: whether a complete config, with the facts of `raypar.study.validation.facts`, has the combination.
+        problem: what is wrong with the option's value: a format string over the same.
+        hint: the fix, likewise.
+    """
+
+    applies: Callable[[Config], object]
+    problem: str
+    hint: str
+
+
+@dataclass(frozen=True)
 class Option:
     """One hyperparameter.
 
@@ -83,6 +98,9 @@ class Option:
         doc: what it means, for people.
         check: what is wrong with a value (``"must be at least 1"``), or None.
         optional: None is allowed, and means what `doc` says.
+        strategies: the values of `strategy` under which it has an effect; empty: all.
+        incompatible: combinations with other options that can't run.
+        no_effect: combinations in which it does nothing; the problem completes "has no effect …".
     """
 
     default: Value
@@ -90,48 +108,56 @@ class Option:
     doc: str
     check: Callable[[Value], str | None] = lambda _: None
     optional: bool = False
+    strategies: tuple[str, ...] = ()
+    incompatible: tuple[Rule, ...] = ()
+    no_effect: tuple[Rule, ...] = ()
 
 
 def at_least(low: float) -> Callable[[Value], str | None]:
-    """A check for numbers with a lower bound."""
+    """Return a check for numbers with a lower bound."""
     return lambda v: (
         None if isinstance(v, (int, float)) and math.isfinite(v) and v >= low else f"must be at least {low}"
     )
 
 
-def one_of(default: str, known: Iterable[str], doc: str = "") -> Option:
-    """A hyperparameter that is one of some names."""
-    names = tuple(known)
+def one_of(default: str, names: Iterable[str], doc: str = "", **rules: Any) -> Option:
+    """Return a hyperparameter that is one of some names; `rules`: other fields of `Option`."""
+    names = tuple(names)
     return Option(
-        default, str, doc or ", ".join(names), lambda v: None if v in names else f"unknown, {suggest(str(v), names)}"
+        default,
+        str,
+        doc or ", ".join(names),
+        lambda v: None if v in names else f"unknown, {suggest(str(v), names)}",
+        **rules,
     )
 
 
-def whole_number(default: int | None, doc: str, *, at_least: int = 1) -> Option:
-    """A hyperparameter that is a whole number with a lower bound; None as default makes it optional."""
+def whole_number(default: int | None, doc: str, *, at_least: int = 1, **rules: Any) -> Option:
+    """Return a hyperparameter that is a whole number with a lower bound; None as default makes it optional."""
     return Option(
         default,
         int,
         doc,
         lambda v: None if isinstance(v, int) and v >= at_least else f"must be at least {at_least}",
         optional=default is None,
+        **rules,
     )
 
 
 def _no_preparation(config: Config) -> None:
-    """A data set that is embedded needs nothing."""
+    """Do nothing, as an embedded data set needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained; holds no training code.
+    """Model, data, loss and metrics; holds no training code.
 
     Attributes:
         name: how plans, reports and the store call it.
         model: builds the network. Called once per trial and rank, after seeding.
         data: loads the data. Called once per trial and rank; may read :func:`raypar.workloads.datasets.data_dir`.
-        num_train_samples: size of the training set, or a function of the config that tells it without loading the
-            data, so that a plan can be checked; None: unknown.
+        num_train_samples: size of the training set, or a function of the config that returns it without loading
+            the data, so that a plan can be checked; None: unknown.
         loss: ``loss(outputs, targets) -> scalar``, a mean over the batch; None means cross-entropy.
         metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``,
             or to a `Statistic`; None means accuracy.
@@ -203,7 +229,7 @@ class Workload:
         )
 
     def train_size(self, config: Config) -> int | None:
-        """How many training samples there are under a config, as far as is known beforehand."""
+        """Return the number of training samples under a config; None if unknown beforehand."""
         return self.num_train_samples(config) if callable(self.num_train_samples) else self.num_train_samples
 
     @property

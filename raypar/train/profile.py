@@ -1,7 +1,7 @@
-"""Profile of a rank's steps, made by torch's profiler after all that is timed.
+"""Where a step's time goes on a rank: some more steps under torch's profiler, after all that is timed.
 
-The profiler slows the steps down. So as many steps are run without it, before and after, and the profile holds both
-times.
+The profiler slows down what it looks at. So the same steps are run without it as well, before and after, and what it
+costs is told with what it shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import copy
 import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,24 +23,24 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 from raypar.parallel.strategy import Batch, DistContext, Span, no_span
-from raypar.train.flops import count_work, peak_flops, wait_for_device
+from raypar.train.flops import count_work, peak_flops
 from raypar.train.precision import Numerics
 from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
 from raypar.train.step import Stepper
 
-NUM_SETTLING_STEPS = 3  # for what is done once: an optimizer's state, the profiler's own buffers
-NUM_TRACED_STEPS = 5
-NUM_CLOCK_READS = 5
+# What is done once (an optimizer's state, the profiler's own buffers) is done before what counts.
+NUM_SETTLING = 3
+NUM_TRACED = 5
+NUM_CLOCK_LOOKS = 5
 _CLOCK = MARK + "clock"
 
 
-class ProfiledSteps:
-    """Further steps of one rank, with and without the profiler; every rank makes the same calls.
+class ProfiledPass:
+    """The steps of one rank; every rank makes the same calls.
 
     Args:
-        new_stepper: returns a stepper that marks the parts of its steps with a span.
-        batches: without end.
-        module: the model, as the steps run it.
+        new_stepper: a stepper whose parts are marked with this span.
+        batches: enough of them for every step.
     """
 
     def __init__(
@@ -52,20 +51,17 @@ class ProfiledSteps:
         self._offset_s, self._shares_clock = _clock_offset_s(context)
 
     def run(self, num_steps: int) -> dict[str, Any]:
-        """Record steps, and time as many without the profiler.
+        """What the rank did in so many steps, and how long as many take without the profiler.
 
-        Returns:
-            ``spans``, ``[name, start_s, end_s]`` each, on rank 0's clock; ``step_times_s`` without the profiler and
-            ``profiled_step_times_s``; ``shares_clock``: whether all ranks are on one machine. Between machines the
-            clocks agree to about a network latency.
+        Spans are on rank 0's clock, where ranks are on several machines as well as the end of a barrier tells.
         """
         self._module.train()
         marked, plain = self._new_stepper(self._mark), self._new_stepper(no_span)
-        self._steps(plain, NUM_SETTLING_STEPS, no_span)
+        self._steps(plain, NUM_SETTLING, no_span)
         before = self._steps(plain, -(-num_steps // 2), no_span)
         with self._profiler() as profiler:
-            anchors_s = [_mark_clock() for _ in range(NUM_CLOCK_READS)]
-            self._steps(marked, NUM_SETTLING_STEPS, _unmarked)
+            anchors_s = [_look_at_clock() for _ in range(NUM_CLOCK_LOOKS)]
+            self._steps(marked, NUM_SETTLING, _unmarked)
             profiled = self._steps(marked, num_steps, self._mark)
         after = self._steps(plain, num_steps // 2, no_span)
         events = list(profiler.events() or ())
@@ -78,14 +74,14 @@ class ProfiledSteps:
         }
 
     def trace(self, path: Path) -> None:
-        """Write a trace of a few steps for Chrome or Perfetto; gzipped if the path ends in ``.gz``."""
+        """Leave a trace of a few steps there, for Chrome or Perfetto; gzipped if the path says so."""
         stepper = self._new_stepper(self._mark)
         with self._profiler() as profiler:
-            self._steps(stepper, NUM_TRACED_STEPS, self._mark)
+            self._steps(stepper, NUM_TRACED, self._mark)
         profiler.export_chrome_trace(str(path))
 
     def _steps(self, stepper: Stepper, num_steps: int, span: Span) -> list[float]:
-        """Run steps; return the seconds of each, its batch's loading included."""
+        """Seconds that each step takes, the fetching of its batch included."""
         self._context.barrier()
         times_s: list[float] = []
         for _ in range(num_steps):
@@ -94,7 +90,7 @@ class ProfiledSteps:
                 with span(DATA):
                     batch = next(self._batches)
                 stepper.step(batch)
-                wait_for_device(self._context.device)  # no other step's work is in this one
+                self._wait_for_device()
             times_s.append(time.perf_counter() - start_s)
         return times_s
 
@@ -107,92 +103,102 @@ class ProfiledSteps:
 
     @contextlib.contextmanager
     def _synchronised(self, name: str) -> Iterator[None]:
-        """Mark a part and wait for its end on the device: the profiler records nothing of Apple's GPUs."""
+        """The profiler does not look into Apple's GPUs: the host waits for them at the end of each part."""
         with record_function(MARK + name):
             yield
             torch.mps.synchronize()
 
+    def _wait_for_device(self) -> None:
+        """So that a step ends where it ends, and no other one's work is in it."""
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)
+        elif self._context.device.type == "mps":
+            torch.mps.synchronize()
 
-def record_profile(
-    steps: ProfiledSteps,
+
+def profile(
+    steps: ProfiledPass,
     num_steps: int,
     folder: Path | None,
-    *,
     context: DistContext,
     numerics: Numerics,
     num_threads: int,
-    full_model: nn.Module,
+    whole: nn.Module,
     sample: Tensor,
 ) -> dict[str, Any]:
-    """Record a rank's part of a profile; rank 0 leaves every rank's trace in the folder.
+    """A rank's part of a profile, as JSON has it; rank 0 leaves every rank's trace in the folder.
 
     Args:
-        folder: for the traces; None: there are none.
         num_threads: of the rank.
-        full_model: is copied.
+        whole: the complete model; it is copied.
         sample: two samples as the model takes them.
 
     Returns:
-        `ProfiledSteps.run`'s, with ``peak_flops``, the FLOP/s of matrix products that this rank reaches while
+        What `ProfiledPass.run` returns, with ``peak_flops``, the FLOP/s of matrix products that this rank reaches while
         the others try as well, and of rank 0 ``flop_per_sample``, forward and backward (None: can't be counted).
     """
-    recorded = steps.run(num_steps)
+    found = steps.run(num_steps)
     if folder is not None:
-        _gather_traces(steps, folder, context)
+        _leave_traces(steps, folder, context)
     context.barrier()
-    recorded["peak_flops"] = peak_flops(context.device, numerics.mixed or numerics.dtype, num_threads)
+    dtype = numerics.mixed or numerics.dtype
+    found["peak_flops"] = peak_flops(context.device, dtype, num_threads)
     if context.rank == 0:
-        recorded["flop_per_sample"] = _flop_per_sample(full_model, sample)
-    return recorded
+        found["flop_per_sample"] = _flop_per_sample(whole, sample)
+    return found
 
 
-def _gather_traces(steps: ProfiledSteps, folder: Path, context: DistContext) -> None:
-    """Write every rank's trace on rank 0: the others' disks may be elsewhere."""
-    with tempfile.TemporaryDirectory() as temporary:
-        path = Path(temporary) / "trace.json.gz"
+def _leave_traces(steps: ProfiledPass, folder: Path, context: DistContext) -> None:
+    """Rank 0 takes the others' as well: their disks may be elsewhere."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as own:
+        path = Path(own) / "trace.json.gz"
         steps.trace(path)
-        trace = path.read_bytes()
-    traces: list[Any] = [trace] if context.world_size == 1 else [None] * context.world_size
+        traces: list[Any] = [path.read_bytes()]
     if context.world_size > 1:
-        dist.gather_object(trace, traces if context.rank == 0 else None)
+        own_trace = traces[0]
+        traces = [None] * context.world_size
+        dist.gather_object(own_trace, traces if context.rank == 0 else None)
     if context.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        for rank, rank_trace in enumerate(traces):
-            (folder / f"rank{rank}.trace.json.gz").write_bytes(rank_trace)
+        for rank, trace in enumerate(traces):
+            (folder / f"rank{rank}.trace.json.gz").write_bytes(trace)
 
 
-def _flop_per_sample(full_model: nn.Module, sample: Tensor) -> int | None:
-    model = copy.deepcopy(full_model)
+def _flop_per_sample(whole: nn.Module, sample: Tensor) -> int | None:
+    model = copy.deepcopy(whole)
     model.zero_grad()
     try:
         return count_work(model, sample).flop
-    except Exception:  # whatever a network may raise: the profile is useful without it
+    except Exception:  # whatever a network may raise; the profile is worth having without it
         return None
 
 
 def _clock_offset_s(context: DistContext) -> tuple[float, bool]:
-    """Return the seconds to subtract from this rank's clock to get rank 0's, and whether it is the same clock.
+    """What to take off this rank's clock to have rank 0's, and whether they are the same one.
 
-    Ranks on one machine share a monotonic clock. Otherwise it is read at the end of barriers, which the ranks leave
-    within about a network latency of each other. Zero is rank 0's first reading.
+    Ranks on one machine have one monotonic clock. Else it is read at the end of barriers, which the ranks leave within
+    about a network latency of each other.
     """
     if context.world_size == 1:
         return time.perf_counter(), True
     hosts: list[Any] = [None] * context.world_size
     dist.all_gather_object(hosts, socket.gethostname())
-    readings_s: list[float] = []
-    for _ in range(NUM_CLOCK_READS):
+    looks: list[list[float]] = []
+    for _ in range(NUM_CLOCK_LOOKS):
         context.barrier()
-        readings_s.append(time.perf_counter())
-    by_rank: list[Any] = [None] * context.world_size
-    dist.all_gather_object(by_rank, readings_s)
-    start_s: float = by_rank[0][0]
+        looks.append([time.perf_counter()])
+    every: list[Any] = [None] * context.world_size
+    dist.all_gather_object(every, [look[0] for look in looks])
+    start_s: float = every[0][0]
     if len(set(hosts)) == 1:
         return start_s, True
-    return start_s + statistics.median(a - b for a, b in zip(readings_s, by_rank[0], strict=True)), False
+    own: list[float] = every[context.rank]
+    return start_s + statistics.median(mine - first for mine, first in zip(own, every[0], strict=True)), False
 
 
-def _mark_clock() -> float:
+def _look_at_clock() -> float:
     now_s = time.perf_counter()
     with record_function(_CLOCK):
         return now_s
@@ -203,10 +209,10 @@ def _unmarked(_: str) -> contextlib.AbstractContextManager[object]:
 
 
 def _trace_events(events: list[FunctionEvent], anchors_s: list[float]) -> list[TraceEvent]:
-    """Convert the profiler's events, put on `time.perf_counter`'s clock."""
-    clock_us = sorted(e.time_range.start for e in events if e.name == _CLOCK and not _is_on_device(e))
+    """The profiler's events on `time.perf_counter`'s clock."""
+    looks_us = sorted(e.time_range.start for e in events if e.name == _CLOCK and not _is_on_device(e))
     # An anchor was read before its event began: the latest is the closest.
-    zero_s = max(anchor_s - at_us / 1e6 for anchor_s, at_us in zip(anchors_s, clock_us, strict=False))
+    zero_s = max(anchor_s - at_us / 1e6 for anchor_s, at_us in zip(anchors_s, looks_us, strict=False))
     settled_us = max((e.time_range.end for e in events if e.name == "settling"), default=0.0)
     return [
         TraceEvent(

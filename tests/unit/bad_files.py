@@ -50,7 +50,7 @@ STUDY_FILES = (
     source("many brackets", f"x = {'(' * 1000}\n", "syntax error", "too many nested"),
     source("endless recursion", "def f(): f()\nf()\n", "RecursionError", "line 1"),
     source("sys.exit", "import sys\nsys.exit(3)\n", "line 2", "SystemExit: 3", "leave sys.exit() out"),
-    source("an exception", "x = 1 / 0\n", "line 1", "ZeroDivisionError", "mend that line"),
+    source("an exception", "x = 1 / 0\n", "line 1", "ZeroDivisionError", "fix that line"),
     source("an exception without a text", "raise BaseException\n", "line 1", "BaseException"),
     source(
         "an exception that can't be shown",

@@ -94,7 +94,7 @@ STUDIES = (
     Case(
         "data that can't be prepared",
         ("plan", "bad.py"),
-        ("workload w: prepare raises ZeroDivisionError", "mend that function"),
+        ("workload w: prepare raises ZeroDivisionError", "fix that function"),
         {
             "bad.py": HEAD
             + "study = Study(workload=Workload(name='w', model=len, data=len, prepare=lambda config: 1 / 0))\n"

@@ -71,6 +71,7 @@ class Stage:
         class Recorder:
             def __init__(self, execution: Any, **where: Any) -> None:
                 stage.execution = execution
+                self.is_closed = False
 
             def start(self, **_: Any) -> None:
                 stage.happened.append("started")
@@ -88,7 +89,9 @@ class Stage:
                 stage.happened.append(("artifact", (path_in_run, text)))
 
             def close(self, status: str) -> int:
-                stage.happened.append(("closed", status))
+                if not self.is_closed:
+                    stage.happened.append(("closed", status))
+                self.is_closed = True
                 return stage.num_unsent
 
         class Runner:
@@ -115,7 +118,7 @@ class Stage:
         monkeypatch.setattr(module, "runner_for", runner)
         monkeypatch.setattr(module, "this_machine", lambda: TWO_CORES)
 
-    def execute(self, study: Study, **options: Any) -> module.Outcome:
+    def execute(self, study: Study, **options: Any) -> module.ExecutionOutcome:
         path = self.tmp_path / "s.py"
         path.write_text("source")
         loaded = LoadedStudy(study, path, "source", "raypar_study_s", (), (), self.code)
@@ -125,7 +128,7 @@ class Stage:
             self.shown.append(event)
 
         @contextlib.contextmanager
-        def listener_of(plan: module.Plan) -> Iterator[Listener]:
+        def listener_of(plan: module.ExecutionPlan) -> Iterator[Listener]:
             yield show
 
         def notice(event: Event) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from raypar.run.placement import CoreLeases, absent_cores, close_together, cores_text, fits, refusal, shares, spread_out
+from raypar.run.placement import CoreLeases, close_together, fits, refusal, shares, spread_out
+from raypar.study.options import absent_cores, cores_text
 from raypar.study.space import Value
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core

@@ -19,7 +19,9 @@ from results import make_result
 from raypar import Study, Workload, grid
 from raypar.errors import RayparError
 from raypar.execution.options import ResumeFlags
-from raypar.execution.results import Keeper
+from raypar.execution.plan import ExecutionPlan
+from raypar.execution.results import ExecutionOutcome, ResultHandler
+from raypar.run.cluster import this_machine
 from raypar.run.runner import Event, Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track import journal as spool
@@ -245,7 +247,9 @@ class Shelf:
         workload = Workload(name="w", model=lambda c: None, data=lambda c: None)
         study = Study(workload=workload, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
         recorder: Any = Recorder()
-        self.keep = Keeper(study, {}, recorder, self.told.append, folder)
+        plan = ExecutionPlan(study, (), (), (), this_machine())
+        self.outcome = ExecutionOutcome(plan, folder, {})
+        self.keep = ResultHandler(self.outcome, recorder, self.told.append)
 
     @property
     def notices(self) -> list[str]:
@@ -309,7 +313,7 @@ def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path: Path, monke
     failed = TrialResult(spec, TrialState.FAILED, failure=Failure(FailureKind.ERROR, said, 0, f"Traceback\n{said}"))
     shelf.keep(TrialEnded(failed))
     (kept,), (told,) = shelf.recorded, [event.result for event in shelf.told if isinstance(event, TrialEnded)]
-    for result in (kept, told, *shelf.keep.failures):
+    for result in (kept, told, *shelf.outcome.failures):
         assert result.failure is not None
         assert result.failure.message == "401 for *** at http://me:***@db/x"
         assert result.failure.traceback == "Traceback\n401 for *** at http://me:***@db/x"

@@ -61,7 +61,7 @@ def test_null_bytes_are_told(tmp_path: Path) -> None:
 # what the message holds, what the file holds
 FILES: list[tuple[tuple[str, ...], str]] = [
     (("line 2: syntax error: '(' was never closed", "study = Study(", "^"), "\nstudy = Study(\n"),
-    (("line 3: syntax error", "return 1", "mend that line"), "\n\nreturn 1\n"),
+    (("line 3: syntax error", "return 1", "fix that line"), "\n\nreturn 1\n"),
     (("line 3: syntax error", "unindent"), "if True:\n  x = 1\n y = 2\n"),
     (("line 3: ZeroDivisionError: division by zero",), "\n\n1 / 0\n"),
     (("line 1: ModuleNotFoundError: No module named 'not_there'", "install not_there"), "import not_there.x"),

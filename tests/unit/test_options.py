@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from raypar import Workload
-from raypar.study.options import OPTIONS, check_value, known_options, resolve
+from raypar.study.options import OPTIONS, known_options, resolve
 from raypar.study.space import Value
-from raypar.study.validation import check_together
+from raypar.study.validation import validate, validate_value
 from raypar.study.workload import one_of
 
 
@@ -17,7 +17,7 @@ def a_workload(**changes: object) -> Workload:
 
 @pytest.mark.parametrize("key", sorted(OPTIONS))
 def test_every_default_is_a_valid_value_of_its_option(key: str) -> None:
-    assert check_value("field", key, OPTIONS[key].default, OPTIONS[key]) is None
+    assert validate_value("field", key, OPTIONS[key].default, OPTIONS[key]) is None
 
 
 @pytest.mark.parametrize("key", sorted(OPTIONS))
@@ -30,7 +30,7 @@ def test_every_option_says_what_it_is(key: str) -> None:
     [("lr", 1), ("weight_decay", 0), ("num_samples", None), ("num_threads", None), ("device", "cuda"), ("epochs", 1)],
 )
 def test_a_valid_value_is_taken(key: str, value: Value) -> None:
-    assert check_value("field", key, value, OPTIONS[key]) is None
+    assert validate_value("field", key, value, OPTIONS[key]) is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_valid_value_is_taken(key: str, value: Value) -> None:
     ],
 )
 def test_an_invalid_value_is_told_with_field_value_and_what_the_option_is(key: str, value: Value, told: str) -> None:
-    mistake = check_value(f"config[{key!r}]", key, value, OPTIONS[key])
+    mistake = validate_value(f"config[{key!r}]", key, value, OPTIONS[key])
     assert mistake is not None
     assert told in str(mistake) and repr(value) in str(mistake) and f"config[{key!r}]" in str(mistake)
     assert OPTIONS[key].doc in (mistake.hint or "")
@@ -64,13 +64,13 @@ def test_an_invalid_value_is_told_with_field_value_and_what_the_option_is(key: s
 def test_a_workloads_default_replaces_raypars_and_keeps_the_check() -> None:
     known = known_options(a_workload(defaults={"lr": 0.5}))
     assert known["lr"].default == 0.5
-    assert check_value("f", "lr", -1.0, known["lr"]) is not None
+    assert validate_value("f", "lr", -1.0, known["lr"]) is not None
 
 
 def test_a_workloads_own_option_takes_the_type_of_its_default() -> None:
     known = known_options(a_workload(options={"width": 3}))
-    assert check_value("f", "width", "wide", known["width"]) is not None
-    assert check_value("f", "width", 4, known["width"]) is None
+    assert validate_value("f", "width", "wide", known["width"]) is not None
+    assert validate_value("f", "width", 4, known["width"]) is None
 
 
 def test_a_train_loop_knows_only_what_raypar_needs_to_place_it() -> None:
@@ -105,27 +105,27 @@ def test_the_global_batch_is_the_workers_batches_together() -> None:
         ({"num_samples": 101}, 100, "more than the 100 training samples"),
         ({"num_loader_workers": 2}, 100, 'no effect with loader="resident"'),
         ({"pin_memory": True}, 100, 'no effect with loader="resident"'),
-        ({"loader": "dataloader", "prefetch_factor": 2}, 100, "no effect without loader processes"),
+        ({"loader": "dataloader", "prefetch_factor": 2}, 100, "has no effect without loader processes"),
         ({"compile": True, "num_warmup_steps": 0}, 100, "time the compilation"),
         ({"cpu_affinity": (0, 1, 2), "num_workers": 2}, 100, "3 cores can't be shared out evenly among num_workers=2"),
         ({"device": "mps", "num_workers": 2}, 100, "the one MPS device"),
-        ({"device": "mps", "precision": "fp64"}, 100, "not to be had on MPS"),
+        ({"device": "mps", "precision": "fp64"}, 100, "unavailable on MPS"),
         ({"strategy": "gather_broadcast", "precision": "fp16", "num_workers": 2}, 100, "mix the scales"),
     ],
 )
 def test_values_that_do_not_go_together_are_told_with_a_way_out(
     chosen: dict[str, Value], size: int | None, told: str
 ) -> None:
-    [mistake] = check_together("point", resolve(a_workload(), chosen), a_workload(num_train_samples=size))
+    [mistake] = validate(resolve(a_workload(), chosen), a_workload(num_train_samples=size))
     assert told in mistake.problem and mistake.hint
 
 
 def test_an_unknown_training_set_size_is_no_mistake() -> None:
-    assert check_together("point", resolve(a_workload(), {"batch_size": 10**6}), a_workload()) == []
+    assert validate(resolve(a_workload(), {"batch_size": 10**6}), a_workload()) == []
 
 
 def test_a_set_too_large_for_memory_has_no_resident_loader() -> None:
-    [mistake] = check_together("point", resolve(a_workload(), {}), a_workload(loaders=("dataloader",)))
+    [mistake] = validate(resolve(a_workload(), {}), a_workload(loaders=("dataloader",)))
     assert "not for workload" in mistake.problem and "dataloader" in (mistake.hint or "")
 
 
@@ -163,19 +163,19 @@ def test_a_layout_leaves_the_number_of_cores_to_cpus_per_worker(affinity: Value)
     ],
 )
 def test_an_affinity_that_names_no_cores_is_told(affinity: Value, told: str) -> None:
-    mistake = check_value("config['cpu_affinity']", "cpu_affinity", affinity, OPTIONS["cpu_affinity"])
+    mistake = validate_value("config['cpu_affinity']", "cpu_affinity", affinity, OPTIONS["cpu_affinity"])
     assert mistake is not None and told in mistake.problem
 
 
 def test_a_workloads_option_may_bring_its_own_check() -> None:
     known = known_options(a_workload(options={"size": one_of("tiny", ("tiny", "small"))}))
-    assert check_value("f", "size", "small", known["size"]) is None
-    wrong = check_value("f", "size", "smal", known["size"])
+    assert validate_value("f", "size", "small", known["size"]) is None
+    wrong = validate_value("f", "size", "smal", known["size"])
     assert wrong is not None and "did you mean `small`?" in wrong.problem
 
 
 def test_the_size_of_a_training_set_may_depend_on_the_config() -> None:
     own = a_workload(options={"width": 100}, num_train_samples=lambda config: config["width"])
-    assert check_together("point", resolve(own, {"batch_size": 64}), own) == []
-    [mistake] = check_together("point", resolve(own, {"width": 50, "batch_size": 64}), own)
+    assert validate(resolve(own, {"batch_size": 64}), own) == []
+    [mistake] = validate(resolve(own, {"width": 50, "batch_size": 64}), own)
     assert "training set of 50 samples" in mistake.problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raypar import Study, choice, grid, loguniform
-from raypar.execution.results import about
+from raypar.execution.results import describe
 from raypar.workloads import digits
 
 
@@ -16,7 +16,7 @@ def test_a_timed_study_tells_its_question_space_baseline_and_command() -> None:
         config={"epochs": 4, "lr": 0.1},
         description="Does a second worker pay off?",
     )
-    text = about(study, ("raypar", "study", "a.py"))
+    text = describe(study, ("raypar", "study", "a.py"))
     assert text.startswith("Does a second worker pay off?\n\n- **Trains:** `digits` (")
     for line in (
         "- **Sweeps:** `batch_size` 64, 256; `num_workers` 1, 2",
@@ -31,12 +31,12 @@ def test_a_timed_study_tells_its_question_space_baseline_and_command() -> None:
 
 def test_a_search_tells_what_its_points_are_drawn_from() -> None:
     study = Study(workload=digits, space={"lr": loguniform(1e-3, 1), "optimizer": choice("sgd", "adam")}, num_trials=8)
-    lines = about(study).splitlines()
+    lines = describe(study).splitlines()
     assert "- **Sweeps:** `lr` loguniform(0.001, 1); `optimizer` choice(sgd, adam)" in lines
     assert "- **Runs:** 8 trials, whose points are drawn" in lines
     assert not [line for line in lines if "Compares" in line or "Holds" in line or "Run by" in line]
 
 
 def test_a_study_of_one_point_sweeps_nothing() -> None:
-    lines = about(Study(workload=digits, num_repeats=1)).splitlines()
+    lines = describe(Study(workload=digits, num_repeats=1)).splitlines()
     assert {"- **Sweeps:** nothing", "- **Runs:** 1 point × 1 repeat, timed"} <= set(lines)

@@ -14,9 +14,10 @@ import torch
 from raypar.parallel.pipeline import micro_batches_for
 from raypar.parallel.strategy import check_compatible
 from raypar.study.loader import LoadedStudy, load_study
-from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES, impossible
+from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES
 from raypar.study.overrides import with_flags
 from raypar.study.study import Study
+from raypar.study.validation import validate
 
 FOLDER = Path(__file__).parents[2] / "studies"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -224,7 +225,7 @@ def test_every_schedule_of_a_pipeline_is_run_with_micro_batches_that_it_can_do()
     study = study_file("pipeline_schedules").study
     assert {p["pipeline_schedule"] for p in study.points()} == set(PIPELINE_SCHEDULES)
     for config in (t.config for t in study.trials()):
-        assert config["strategy"] == "pipeline" and list(impossible(config)) == []
+        assert config["strategy"] == "pipeline" and validate(config, study.workload) == []
         assert check_compatible(study.workload, config) is None
         # What is asked for is run, not fewer of them.
         num = config["num_microbatches"]

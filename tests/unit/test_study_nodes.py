@@ -9,7 +9,7 @@ import pytest
 from raypar import Study, StudyError, grid
 from raypar.execution.plan import make_plan
 from raypar.run.cluster import Cluster
-from raypar.study.placement import label_of, label_problem, nodes_problem
+from raypar.study.options import OPTIONS, node_label_of
 from raypar.workloads import digits
 
 ONE = Cluster(({"CPU": 4.0},), is_own=True)
@@ -22,18 +22,18 @@ def study_of(**space: object) -> Study:
 
 @pytest.mark.parametrize("nodes", ["pack", "spread", 1, 7])
 def test_a_way_or_a_number_of_nodes_is_fine(nodes: object) -> None:
-    assert nodes_problem(nodes) is None  # type: ignore[arg-type]
+    assert OPTIONS["nodes"].check(nodes) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("nodes", ["all", "", 0, -1, True, 1.5, (1, 2)])
 def test_anything_else_is_told_what_it_may_be(nodes: object) -> None:
-    assert "pack" in (nodes_problem(nodes) or "")  # type: ignore[arg-type]
+    assert "pack" in (OPTIONS["nodes"].check(nodes) or "")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("label", ["type", "=gpu", "type=", "a=b=c", ""])
 def test_a_label_is_a_key_and_a_value(label: str) -> None:
-    assert 'type=gpu"' in (label_problem(label) or "")
-    assert label_problem("type=gpu") is None and label_of("type = gpu") == ("type", "gpu")
+    assert 'type=gpu"' in (OPTIONS["node_label"].check(label) or "")
+    assert OPTIONS["node_label"].check("type=gpu") is None and node_label_of("type = gpu") == ("type", "gpu")
 
 
 def test_more_nodes_than_workers_is_a_mistake() -> None:

@@ -76,7 +76,7 @@ SETTINGS: list[tuple[str, tuple[str, ...]]] = [
     ("=3", ("--set = '=3'", "lacks a key")),
     ("lr=", ("--set = 'lr='", "lacks a value")),
     ("epoch=3", ("--set epoch = '3'", "unknown", "did you mean `epochs`?")),
-    ("zzzz=3", ("--set zzzz = '3'", "unknown to workload digits", "known: ", "batch_size")),
+    ("zzzz=3", ("--set zzzz = '3'", "unknown option 'zzzz'", "known: ", "batch_size")),
     ("num_repeats=3", ("--set num_repeats = '3'", "use --repeats 3")),
     ("seed=3", ("--set seed = '3'", "use --seed 3")),
     ("workload=mnist_mlp", ("--set workload = 'mnist_mlp'", "change it in the study's file")),

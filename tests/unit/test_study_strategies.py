@@ -5,26 +5,24 @@ from __future__ import annotations
 import pytest
 
 from raypar.study.options import (
-    _MEANT_FOR,
     OPTIONS,
     STRATEGIES,
-    STRATEGY_OPTIONS,
     num_shares,
     pipeline_size,
     resolve,
     tensor_size,
 )
 from raypar.study.space import Value
-from raypar.study.validation import check_together
+from raypar.study.validation import validate
 from raypar.study.workload import Workload
 
 WORKLOAD = Workload(name="own", model=lambda _: None, data=lambda _: None)  # type: ignore[arg-type,return-value]
 
 
 def told(swept: tuple[str, ...] = (), **chosen: Value) -> list[str]:
-    mistakes = check_together("point", resolve(WORKLOAD, {"num_workers": 4, **chosen}), WORKLOAD, swept)
+    mistakes = validate(resolve(WORKLOAD, {"num_workers": 4, **chosen}), WORKLOAD, swept=swept)
     assert all(m.hint for m in mistakes)
-    return [f"{m.field.removeprefix('point.')}: {m.problem}" for m in mistakes]
+    return [f"{m.field}: {m.problem}" for m in mistakes]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -32,13 +30,13 @@ def test_every_strategy_is_fine_with_its_defaults(strategy: str) -> None:
     assert told(strategy=strategy) == []
 
 
-@pytest.mark.parametrize("key", sorted(_MEANT_FOR))
+@pytest.mark.parametrize("key", [key for key, option in OPTIONS.items() if option.strategies])
 def test_an_option_of_another_strategy_has_no_effect_and_is_refused(key: str) -> None:
     others = {"bucket_mb": 1.0, "overlap": False, "compression": "fp16", "static_graph": True, "fsdp_reshard": False}
     other_values = {"pipeline_schedule": "gpipe", "pipeline_split": "measured", "zero_stage": 1, **others}
     value = other_values.get(key, 3)
-    assert value != STRATEGY_OPTIONS[key].default
-    strategy = next(name for name in STRATEGIES if name not in _MEANT_FOR[key])
+    assert value != OPTIONS[key].default
+    strategy = next(name for name in STRATEGIES if name not in OPTIONS[key].strategies)
     (mistake,) = told(strategy=strategy, **{key: value})
     assert mistake == f'{key}: has no effect with strategy="{strategy}"'
 
@@ -53,7 +51,7 @@ def test_where_the_strategy_is_swept_an_option_may_be_meant_for_one_of_them() ->
     [
         ({"strategy": "hybrid", "tensor_size": 3}, "num_workers: is no multiple of tensor_size x pipeline_size = 3"),
         ({"strategy": "pipeline", "num_microbatches": 2}, "num_microbatches: is fewer than the 4 stages"),
-        ({"strategy": "pipeline", "num_microbatches": 5}, "batch_size: can't be cut into 5 micro-batches"),
+        ({"strategy": "pipeline", "num_microbatches": 5}, "batch_size: can't be cut into num_microbatches=5"),
         (
             {"strategy": "pipeline", "pipeline_schedule": "interleaved", "num_microbatches": 9, "batch_size": 72},
             "num_microbatches: can't be dealt out in rounds of 4",
@@ -61,12 +59,12 @@ def test_where_the_strategy_is_swept_an_option_may_be_meant_for_one_of_them() ->
         ({"strategy": "pipeline", "accumulation_steps": 2}, "accumulation_steps: is what a pipeline does anyway"),
         (
             {"strategy": "hybrid", "pipeline_size": 2, "batch_size": 12},
-            "batch_size: can't be cut into 2 replicas x 4 micro-batches",
+            "batch_size: can't be cut into num_microbatches=4 of equal size on 2 replicas",
         ),
         ({"strategy": "fsdp", "precision": "fp16"}, "precision: scales its loss by rank"),
         ({"strategy": "tensor", "compile": True}, "compile: is not for strategy=tensor"),
         ({"strategy": "fsdp", "optimizer": "lars"}, "optimizer: needs whole layers' norms"),
-        ({"static_graph": True, "accumulation_steps": 2}, "static_graph: can't be had with accumulation_steps"),
+        ({"static_graph": True, "accumulation_steps": 2}, "static_graph: does not go with accumulation_steps"),
     ],
 )
 def test_what_cannot_go_together_is_told(chosen: dict[str, Value], expected: str) -> None:
