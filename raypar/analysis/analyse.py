@@ -1,4 +1,4 @@
-"""From the results of a study to what they say: `analyse`.
+"""From the results of a study to its analysis: `analyse`.
 
 Pure and fast: no Ray, no torch, no store. `question_of` takes from a `Study` what is needed; a report that is rebuilt
 from the store makes its `Question` from what was stored.
@@ -13,17 +13,9 @@ from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, run_checks
 from raypar.analysis.effects import Effects, effects_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
-from raypar.analysis.points import PointAnalysis, analyse_points, baseline_in, energy_source, same_work
-from raypar.analysis.question import (
-    PointSamples,
-    Question,
-    Sample,
-    collect,
-    current_results,
-    point_key,
-    question_of,
-    time_metric_of,
-)
+from raypar.analysis.pairwise import trial_speedup
+from raypar.analysis.points import PointAnalysis, analyse_points, energy_source
+from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
 from raypar.analysis.scaling import WorkerGroup, worker_groups
 from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdicts import verdicts
@@ -43,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StudyAnalysis:
-    """What a study's results say.
+    """Analysis of a study's results.
 
     Attributes:
         question: what the study asks.
@@ -89,19 +81,17 @@ class StudyAnalysis:
 
 
 def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAnalysis:
-    """What the results say.
+    """Analyse the results of a study.
 
     Args:
         asked: the study, or what was kept of it where the study file is gone.
         results: of its trials, in any order; of two results of one trial the later complete one counts. A search's
             points are those that have results; points that a study lists and nobody ran are shown as such. Trials of
-            other settings than those of the question are set aside, and a warning says so.
+            other settings than the question's are excluded, with a warning.
     """
     question = question_of(asked) if isinstance(asked, Study) else asked
-    parted = current_results(question, results)
-    results = parted.results
-    time_metric = time_metric_of(results)
-    gathered = collect(question, results, time_metric)
+    current = current_results(question, results)
+    gathered = current.points
     points = analyse_points(question, gathered)
     target = common_target(question, gathered)
     return StudyAnalysis(
@@ -109,13 +99,13 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         study_name=question.study_name,
         baseline=dict(question.baseline),
         space_keys=question.space_keys,
-        time_metric=time_metric,
+        time_metric=current.time_metric,
         metric=question.metric,
         mode=question.mode,
         num_repeats=question.num_repeats,
         points=points,
-        warnings=run_checks(Evidence(question, time_metric, gathered, points, parted.sentence())),
-        verdicts=verdicts(question, gathered, points),
+        warnings=run_checks(Evidence(question, current.time_metric, points, current.sentence())),
+        verdicts=verdicts(question, points),
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),
         effects=effects_of(question, gathered),
@@ -127,33 +117,21 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
 
 def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, Value], Profile]]:
     for samples in gathered:
-        found = [profile for result in samples.results if (profile := Profile.from_dict(result.profile)) is not None]
-        if found:
-            yield samples.point, found[-1]
+        profiles = [profile for r in samples.results if (profile := Profile.from_dict(r.profile)) is not None]
+        if profiles:
+            yield samples.point, profiles[-1]
 
 
 def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[str, float]:
-    """Each finished trial's speedup over the baseline trial of its own block, by the trial's identity.
+    """Return each finished trial's speedup over the baseline trial of its own block, by the trial's identity.
 
-    A trial whose block holds no finished baseline is left out, or that has other settings than the study asks for; so
-    are all where the study names no baseline.
+    Trials whose block has no finished baseline are not in it, nor are trials of other settings than the question's; it
+    is empty where the study names no baseline.
     """
-    results = current_results(question, results).results
-    gathered = collect(question, results, time_metric_of(results))
-    by_key = {point_key(p.point): p for p in gathered}
     speedups: dict[str, float] = {}
-    for samples in gathered:
-        base = baseline_in(question, by_key, samples)
-        for repeat, sample in samples.samples.items():
+    for point, base in with_baselines(question, current_results(question, results).points):
+        for repeat, sample in point.samples.items():
             partner = base.samples.get(repeat) if base else None
-            if partner is not None and (speedup := _speedup(partner, sample)) is not None:
+            if partner is not None and (speedup := trial_speedup(partner, sample)) is not None:
                 speedups[sample.identity] = speedup
     return speedups
-
-
-def _speedup(base: Sample, other: Sample) -> float | None:
-    if base.time_s is None or other.time_s is None:
-        return None
-    if base.throughput is None or other.throughput is None or same_work(base.num_samples, other.num_samples):
-        return base.time_s / other.time_s
-    return other.throughput / base.throughput

@@ -1,13 +1,13 @@
-"""Candidates for a recommendation: each point with its time, metric, efficiency, cost and limits.
+"""Candidates for a recommendation: each point with the numbers that count, its limits, and its place on the front.
 
-A limit is held against the median. Where the interval encloses the limit, a point that is left out is a close call.
-Without a target, points are left out whose metric is worse than the best one by more than chance, block by block, and
-by more than a report shows; where there are no two blocks to compare, the values decide, and that is a close call too.
+A limit is compared with the median. Where the interval encloses the limit, an excluded point is a close call. Without a
+target, points are excluded whose metric is significantly worse than the best one, block by block, and by more than a
+report shows; where there are no two blocks to compare, the values decide, and that is a close call too.
 
 A point is dominated by another one that is at least as good in every respect by its median, and significantly better
 in one of them. Points that differ significantly in no respect don't dominate each other, however their medians lie.
 The relation has no circles, so there always is a front. Where no point was repeated, as in a search, medians alone
-count: then it is the front as known from the literature.
+count: then it is the Pareto front of the literature.
 """
 
 from __future__ import annotations
@@ -16,47 +16,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from raypar import units
-from raypar.analysis.pairwise import time_ratio
-from raypar.analysis.points import (
-    MIN_METRIC_DIFFERENCE,
-    PointAnalysis,
-    analyse_points,
-    cost_of,
-    differences,
-    energy_to,
-    num_nodes,
-)
-from raypar.analysis.question import PointSamples, Question, point_key
-from raypar.analysis.stats import Estimate, median_estimate
+from raypar.analysis.pairwise import MIN_METRIC_DIFFERENCE, metric_change, time_ratio
+from raypar.analysis.points import PointAnalysis, analyse_points, cost_of, energy_of, num_nodes
+from raypar.analysis.question import PointSamples, Question
+from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
-from raypar.study.trial import TrialState, gain
+from raypar.study.trial import gain
 
 Differs: TypeAlias = Callable[[int, int, int], bool]
 
 
-class Objectives(Protocol):
-    """A point with its objectives: seconds that count by repeat, and medians."""
-
-    @property
-    def times(self) -> Mapping[int, float]: ...
-    @property
-    def time_s(self) -> Estimate | None: ...
-    @property
-    def metric(self) -> Estimate | None: ...
-    @property
-    def cost(self) -> Estimate | None: ...
-    @property
-    def energy_j(self) -> Estimate | None: ...
-
-
-def front_of(points: Sequence[Objectives], mode: str) -> frozenset[int]:
+def front_of(points: Sequence[PointAnalysis], mode: str) -> frozenset[int]:
     """Return the indices of the points on the front of time, metric, cost and energy, of those that have a time.
 
     Args:
@@ -67,15 +44,10 @@ def front_of(points: Sequence[Objectives], mode: str) -> frozenset[int]:
     timed = [points[i] for i in indices]
     columns: list[list[float]] = []
     estimates: list[list[Estimate]] = []
-    for quantities, is_less_better in (
-        ([p.time_s for p in timed], True),
-        ([p.metric for p in timed], mode == "min"),
-        ([p.cost for p in timed], True),
-        ([p.energy_j for p in timed], True),
-    ):
-        complete = [q for q in quantities if q is not None]
+    for name, is_less_better in (("time_s", True), ("metric", mode == "min"), ("cost", True), ("energy_j", True)):
+        complete: list[Estimate] = [e for p in timed if (e := getattr(p, name)) is not None]
         if timed and len(complete) == len(timed):
-            columns.append([q.value if is_less_better else -q.value for q in complete])
+            columns.append([e.value if is_less_better else -e.value for e in complete])
             estimates.append(complete)
 
     def differs(one: int, other: int, objective: int) -> bool:
@@ -88,18 +60,18 @@ def front_of(points: Sequence[Objectives], mode: str) -> frozenset[int]:
     return frozenset(indices[i] for i in pareto_front(rows, differs if is_repeated else _always))
 
 
-def is_time_apart(one: Objectives, other: Objectives) -> bool:
-    """Whether the times of two points that have one differ significantly."""
+def is_time_apart(one: PointAnalysis, other: PointAnalysis) -> bool:
+    """Return whether the times of two points that have one differ significantly."""
     if one.time_s and other.time_s and _are_apart(one.time_s, other.time_s):
         return True
     if min(len(one.times), len(other.times)) < 2:
         return False  # there is no interval
-    # Times can differ significantly whose intervals overlap; that takes longer to find out.
+    # Times can differ significantly whose intervals overlap; that takes longer to compute.
     return time_ratio(one.times, other.times).excludes(1.0)
 
 
 def _are_apart(one: Estimate, other: Estimate) -> bool:
-    """Whether the intervals have nothing in common.
+    """Return whether the intervals have nothing in common.
 
     That neither holds the other's median would not do: two of a kind are so in one case of six.
     """
@@ -117,7 +89,7 @@ def pareto_front(medians: Sequence[Sequence[float]], differs: Differs = _always)
 
     Args:
         medians: ``[point][objective]``, finite; less is better: what is to be large comes with its sign turned.
-        differs: whether point `one` differs significantly from point `other` in an objective; asked for differing
+        differs: whether point `one` differs significantly from point `other` in an objective; called for differing
             medians.
     """
     table = np.asarray(medians, dtype=float)
@@ -132,7 +104,7 @@ def pareto_front(medians: Sequence[Sequence[float]], differs: Differs = _always)
 
 
 def dominates(medians: Sequence[Sequence[float]], one: int, other: int, differs: Differs = _always) -> bool:
-    """Whether point `one` is at least as good as `other` in all objectives, and significantly better in one."""
+    """Return whether point `one` is at least as good as `other` in all objectives, and significantly better in one."""
     pairs = list(zip(medians[one], medians[other], strict=True))
     if any(first > second for first, second in pairs):
         return False
@@ -141,7 +113,7 @@ def dominates(medians: Sequence[Sequence[float]], one: int, other: int, differs:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a configuration is wanted for.
+    """Constraints on a recommended configuration.
 
     Attributes:
         target: the time until it is reached counts; None: the time of the whole training.
@@ -165,194 +137,149 @@ class Constraints:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A point and what speaks for and against it.
+class Candidate(PointAnalysis):
+    """A point with the numbers that count: up to the target where one is asked for, else of the whole training.
 
     Attributes:
-        times: seconds that count, by repeat.
-        time_s: their median; None where there is none.
-        metric: the study's, after the last epoch.
-        efficiency: as the report has it; None without a baseline that names ``num_workers``.
-        cost: None where the price or the number of nodes is unknown.
         to_target: None where no target is asked for.
-        energy_j: of the time that counts; None where it can't be read, or that starts before the first timed step.
         exclusion: why it can't be chosen; empty: it can.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
         is_on_front: whether no other beats it in time, metric, cost and energy.
     """
 
-    point: Mapping[str, Value]
-    num_workers: int | None
-    num_nodes: int | None
-    times: Mapping[int, float]
-    time_s: Estimate | None
-    metric: Estimate | None
-    efficiency: Estimate | None
-    cost: Estimate | None
-    to_target: PointToTarget | None
-    energy_j: Estimate | None = None
+    to_target: PointToTarget | None = None
     exclusion: str = ""
     is_close_call: bool = False
     is_on_front: bool = False
+
+    @property
+    def times(self) -> Mapping[int, float]:
+        """Seconds that count, by repeat."""
+        return self.to_target.times if self.to_target else super().times
+
+    @property
+    def misses_target(self) -> bool:
+        return self.to_target is not None and not self.to_target.is_always_reached
+
+    @property
+    def median_s(self) -> float:
+        """Median of its times; infinite where it has none."""
+        return self.time_s.value if self.time_s else math.inf
 
 
 def candidates_of(
     question: Question, gathered: Sequence[PointSamples], constraints: Constraints
 ) -> tuple[Candidate, ...]:
-    """One for each point that has the values asked for, in the order given.
+    """Return a candidate for each point that has the values asked for, in the order given.
 
     Raises:
         RayparError: no point has them.
     """
-    analysed = analyse_points(question, gathered)
-    kept = [(g, a) for g, a in zip(gathered, analysed, strict=True) if has_values(g, constraints.only)]
-    if not kept:
+    analysed = [p for p in analyse_points(question, gathered) if has_values(p.samples, constraints.only)]
+    if not analysed:
         raise _no_such_point(gathered, constraints.only)
-    found = [_candidate(question, constraints, g, a) for g, a in kept]
-    return _with_front(_without_worse(found, [g for g, _ in kept], question, constraints), question)
+    candidates = [_candidate(question, constraints, point) for point in analysed]
+    if constraints.target is None:
+        candidates = _without_worse(candidates, question)
+    # Those that miss the target are neither on the front nor do they beat others.
+    reaching = [i for i, c in enumerate(candidates) if not c.misses_target]
+    front = {reaching[i] for i in front_of([candidates[i] for i in reaching], question.mode)}
+    return tuple(replace(c, is_on_front=i in front) for i, c in enumerate(candidates))
 
 
-def _candidate(
-    question: Question, constraints: Constraints, samples: PointSamples, analysed: PointAnalysis
-) -> Candidate:
-    to_target = time_to_target(samples, constraints.target, constraints.start) if constraints.target else None
-    energy_j = analysed.energy_j
-    if to_target is None:
-        times, time_s = analysed.times, analysed.time_s
-    else:
-        times, time_s = to_target.times, to_target.time_s
-        if energy_j is not None:
-            energy_j = energy_to(samples, times) if constraints.start is Start.FIRST_STEP else None
-    nodes = num_nodes(samples)
-    found = Candidate(
-        samples.point,
-        samples.num_workers,
-        nodes,
-        times,
-        time_s,
-        analysed.metric,
-        analysed.efficiency,
-        cost_of(time_s, nodes, question.price_per_node_hour),
-        to_target,
-        energy_j,
+def _candidate(question: Question, constraints: Constraints, analysed: PointAnalysis) -> Candidate:
+    candidate = Candidate(**vars(analysed))
+    if constraints.target:
+        samples = analysed.samples
+        to_target = time_to_target(samples, constraints.target, constraints.start)
+        is_metered = analysed.energy_j is not None and constraints.start is Start.FIRST_STEP
+        candidate = replace(
+            candidate,
+            to_target=to_target,
+            time_s=to_target.time_s,
+            cost=cost_of(to_target.time_s, num_nodes(samples), question.price_per_node_hour),
+            energy_j=energy_of(samples, to_target.times) if is_metered else None,
+        )
+    exclusion, is_close_call = _exclusion(question, constraints, candidate)
+    return replace(candidate, exclusion=exclusion, is_close_call=is_close_call)
+
+
+def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tuple[str, bool]:
+    """Return the first reason why it can't be chosen, empty for none, and whether that is a close call."""
+    if c.to_target is not None and c.misses_target:
+        return _why_missed(c.to_target), False
+    if c.time_s is None:
+        if c.num_failed:
+            return "failed", False
+        return "no time known" if c.samples.results else "not run yet", False
+    metric = question.metric
+    limits: tuple[tuple[str, float | None, Estimate | None, bool, Callable[[float], str]], ...] = (
+        ("time", constraints.max_time_s, c.time_s, True, units.seconds),
+        ("cost", constraints.max_cost, c.cost, True, "{:g}".format),
+        ("energy", constraints.max_energy_j, c.energy_j, True, units.energy),
+        ("efficiency", constraints.min_efficiency, c.efficiency, False, units.percent),
+        (metric, constraints.min_metric, c.metric, question.mode == "min", partial(units.score, metric)),
     )
-    return _judged(question, constraints, samples, found)
-
-
-def _judged(question: Question, constraints: Constraints, samples: PointSamples, found: Candidate) -> Candidate:
-    """With the first reason why it can't be chosen, if there is one."""
-    if found.to_target is not None and not found.to_target.is_always_reached:
-        return replace(found, exclusion=_why_not_reached(found.to_target))
-    if found.time_s is None:
-        return replace(found, exclusion=_why_no_time(samples))
-    # Whether less is asked for, the limit, what it is of, the quantity.
-    limits: tuple[tuple[float, float | None, str, Estimate | None], ...] = (
-        (-1, constraints.max_time_s, "time", found.time_s),
-        (-1, constraints.max_cost, "cost", found.cost),
-        (-1, constraints.max_energy_j, "energy", found.energy_j),
-        (1, constraints.min_efficiency, "efficiency", found.efficiency),
-        (gain(question.mode, 1), constraints.min_metric, question.metric, found.metric),
-    )
-    for side, limit, name, quantity in limits:
+    for name, limit, quantity, is_upper, show in limits:
         if limit is None:
             continue
         if quantity is None:
-            return replace(found, exclusion=f"{name} unknown")
-        if (quantity.value - limit) * side < 0:
-            is_close = quantity.low is not None and not quantity.excludes(limit)
-            return replace(found, exclusion=_limit_told(name, side, limit), is_close_call=is_close)
-    return found
+            return f"{name} unknown", False
+        if quantity.value > limit if is_upper else quantity.value < limit:
+            side = "longer than" if name == "time" else f"{name} {'above' if is_upper else 'below'}"
+            return f"{side} {show(limit)}", quantity.low is not None and not quantity.excludes(limit)
+    return "", False
 
 
-def _limit_told(name: str, side: float, limit: float) -> str:
-    if name == "time":
-        return f"longer than {units.seconds(limit)}"
-    if name == "efficiency":
-        return f"efficiency below {units.percent(limit)}"
-    if name == "energy":
-        return f"energy above {units.energy(limit)}"
-    shown = f"{limit:g}" if name == "cost" else units.score(name, limit)
-    return f"{name} {'below' if side > 0 else 'above'} {shown}"
-
-
-def _why_not_reached(found: PointToTarget) -> str:
-    fates = {fate: found.num_in(fate) for fate in TargetStatus}
-    counted = len(found.trials) - fates[TargetStatus.FAILED]
-    if not found.trials:
+def _why_missed(to_target: PointToTarget) -> str:
+    num = {status: to_target.num_in(status) for status in TargetStatus}
+    num_ended = len(to_target.trials) - num[TargetStatus.FAILED]
+    if not to_target.trials:
         return "not run yet"
-    if not counted:
+    if not num_ended:
         return "failed"
-    if fates[TargetStatus.UNKNOWN]:
+    if num[TargetStatus.UNKNOWN]:
         return "time to the target unknown"
-    return (
-        "target not reached"
-        if not fates[TargetStatus.REACHED]
-        else f"reached by {fates[TargetStatus.REACHED]} of {counted}"
-    )
+    num_reached = num[TargetStatus.REACHED]
+    return f"reached by {num_reached} of {num_ended}" if num_reached else "target not reached"
 
 
-def _why_no_time(samples: PointSamples) -> str:
-    if samples.num_in(TrialState.FAILED):
-        return "failed"
-    return "no time known" if samples.results else "not run yet"
-
-
-def _without_worse(
-    candidates: Sequence[Candidate], gathered: Sequence[PointSamples], question: Question, constraints: Constraints
-) -> tuple[Candidate, ...]:
-    """Without a target: those out whose metric can be told from the best one."""
+def _without_worse(candidates: Sequence[Candidate], question: Question) -> list[Candidate]:
+    """Exclude the candidates whose metric is significantly worse than the best one."""
     name, rank = question.metric, partial(gain, question.mode)
-    both = list(zip(candidates, gathered, strict=True))
-    scored = [(g, c.metric.value) for c, g in both if c.metric and not c.exclusion]
-    if constraints.target is not None or not scored:
-        return tuple(candidates)
+    scored = [(c, c.metric.value) for c in candidates if c.metric and not c.exclusion]
+    if not scored:
+        return list(candidates)
     best, best_value = max(scored, key=lambda entry: rank(entry[1]))
-    found = []
-    for c, g in both:
+
+    def judged(c: Candidate) -> Candidate:
         if c.exclusion:
-            found.append(c)
-        elif c.metric is None:
-            found.append(replace(c, exclusion=f"{name} unknown"))
-        elif rank(best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
-            found.append(c)
-        elif len(changes := differences(g, best)) < 2:
-            found.append(replace(c, exclusion=f"{name} worse than the best", is_close_call=True))
-        elif median_estimate(changes, log_scale=False).excludes(0.0):
-            found.append(replace(c, exclusion=f"{name} worse than the best"))
-        else:
-            found.append(c)
-    return tuple(found)
+            return c
+        if c.metric is None:
+            return replace(c, exclusion=f"{name} unknown")
+        if rank(best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
+            return c
+        change = metric_change(c.samples, best.samples)
+        is_single = change is None or change.low is None
+        if change is not None and not is_single and not change.excludes(0.0):
+            return c
+        return replace(c, exclusion=f"{name} worse than the best", is_close_call=is_single)
 
-
-def _with_front(candidates: Sequence[Candidate], question: Question) -> tuple[Candidate, ...]:
-    """Those that miss the target are neither on the front nor do they beat others."""
-    kept = [c for c in candidates if not _misses_target(c)]
-    front = {point_key(kept[i].point) for i in front_of(kept, question.mode)}
-    return tuple(replace(c, is_on_front=point_key(c.point) in front) for c in candidates)
-
-
-def _misses_target(candidate: Candidate) -> bool:
-    return candidate.to_target is not None and not candidate.to_target.is_always_reached
-
-
-def median_s(candidate: Candidate) -> float:
-    """Of its times; infinite where it has none."""
-    return candidate.time_s.value if candidate.time_s else math.inf
+    return [judged(c) for c in candidates]
 
 
 def has_values(samples: PointSamples, only: Mapping[str, tuple[Value, ...]]) -> bool:
-    """Whether a point has one of the values of each of these hyperparameters."""
-    chosen = {**samples.config, **samples.point}
-    return all(key in chosen and chosen[key] in values for key, values in only.items())
+    """Return whether a point has one of the values of each of these hyperparameters."""
+    return all(key in samples.values and samples.values[key] in values for key, values in only.items())
 
 
 def _no_such_point(gathered: Sequence[PointSamples], only: Mapping[str, tuple[Value, ...]]) -> RayparError:
-    known = list(dict.fromkeys(k for g in gathered for k in (*g.point, *g.config)))
+    names = list(dict.fromkeys(k for g in gathered for k in (*g.point, *g.config)))
     for key, values in only.items():
-        wanted = ",".join(map(units.value_of, values))
-        if key not in known:
-            return RayparError(f"--set {key}={wanted}: no trial has `{key}`", hint=suggest(key, known))
-        there = list(dict.fromkeys(units.value_of({**g.config, **g.point}.get(key)) for g in gathered))
+        option = f"--set {key}={','.join(map(units.value_of, values))}"
+        if key not in names:
+            return RayparError(f"{option}: no trial has `{key}`", hint=suggest(key, names))
         if not any(has_values(g, {key: values}) for g in gathered):
-            return RayparError(f"--set {key}={wanted}: no point has it", hint=f"there are: {', '.join(there)}")
+            there = dict.fromkeys(units.value_of(g.values.get(key)) for g in gathered)
+            return RayparError(f"{option}: no point has it", hint=f"there are: {', '.join(there)}")
     return RayparError("no point has all the values of --set at once", hint="leave one out")

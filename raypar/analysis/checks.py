@@ -1,15 +1,15 @@
-"""Checks of a study's measurements: machines, steadiness over time, load while timed.
+"""Checks of a study's measurements: code, machines, load, work, steadiness over time, width of intervals.
 
-A new check is a member of `Check` with its advice, a function from the `Evidence` to findings in the module of its
-theme, and a line in `CHECKS`.
+A check is one function from `Evidence` to the particulars of what it finds, under a `check` decorator with the advice;
+findings come in the order of the functions below, the gravest first.
 
-All work on logarithms of times, so that 5 % are 5 % for a short trial and for a long one.
+Times are compared by their logarithms, so that 5 % are 5 % for a short trial and for a long one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any, TypeAlias
@@ -19,15 +19,153 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from raypar import units
-from raypar.analysis.findings import Check, Evidence, Finding, OneCheck, named
-from raypar.analysis.points import MIN_METRIC_DIFFERENCE, differences, same_work
-from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, point_key
+from raypar.analysis.pairwise import MIN_METRIC_DIFFERENCE, metric_change, same_work
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import LEVEL, MIN_RANKED, median_estimate
 from raypar.study.code import are_comparable, changed_files, files_text
 from raypar.study.trial import TrialResult, TrialState, point_label
 
+MAX_NAMED = 3  # points that a finding names one by one
 
-def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to mind.
+
+    Attributes:
+        check: name of the function that found it.
+        detail: the particulars.
+        advice: what to do about it.
+    """
+
+    check: str
+    detail: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Input of every check; `excluded` is a sentence on the trials that are in no point."""
+
+    question: Question
+    time_metric: str
+    points: tuple[PointAnalysis, ...]
+    excluded: str = ""
+
+    @property
+    def samples(self) -> list[PointSamples]:
+        return [p.samples for p in self.points]
+
+    @property
+    def finished(self) -> list[TrialResult]:
+        """Every finished trial, point by point."""
+        return [r for p in self.samples for r in p.results_in(TrialState.FINISHED)]
+
+
+Check: TypeAlias = Callable[[Evidence], Iterator[str]]
+
+CHECKS: dict[str, tuple[Check, str]] = {}  # name to function and advice
+
+
+def check(advice: str) -> Callable[[Check], Check]:
+    """Register a check: a function that yields one sentence for each thing that it finds."""
+
+    def register(function: Check) -> Check:
+        CHECKS[function.__name__] = (function, advice)
+        return function
+
+    return register
+
+
+def run_checks(evidence: Evidence) -> tuple[Finding, ...]:
+    """Return every finding, in the order of `CHECKS`."""
+    return tuple(
+        Finding(name, detail, advice) for name, (function, advice) in CHECKS.items() for detail in function(evidence)
+    )
+
+
+def named(labels: Sequence[str], separator: str = ", ") -> str:
+    """Return the first few labels, and how many more there are."""
+    return units.listed(labels, MAX_NAMED, separator=separator)
+
+
+def _share(part: Sequence[object] | int, total: Sequence[object] | int, noun: str = "trial") -> str:
+    """Return ``2 of 12 trials``."""
+    num_part, num_total = (n if isinstance(n, int) else len(n) for n in (part, total))
+    return f"{num_part} of {units.counted(num_total, noun)}"
+
+
+# ---- trials: which ones, of what
+
+
+@check("They are kept. Run the study with their settings to ask about them again, or give it another name.")
+def other_settings(evidence: Evidence) -> Iterator[str]:
+    if evidence.excluded:
+        yield evidence.excluded
+
+
+@check(
+    "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by the code as "
+    "much as by the point."
+)
+def other_code(evidence: Evidence) -> Iterator[str]:
+    """Trials that ran other code than the latest one."""
+    latest = max((r for r in evidence.finished if r.code), key=lambda r: r.started_at, default=None)
+    if latest is None:
+        return
+    comparable = [r for r in evidence.finished if are_comparable(r.code, latest.code)]
+    changes = [files for r in comparable if (files := changed_files(r.code, latest.code))]
+    if changes:
+        names = files_text(chain.from_iterable(changes))
+        yield f"{_share(changes, comparable)} ran other code than the latest one: {names} changed in between."
+
+
+@check("Run the study again: finished trials are kept, and the baseline's are made up for.")
+def baseline_missing(evidence: Evidence) -> Iterator[str]:
+    question = evidence.question
+    if not question.baseline:
+        return
+    timed = {point_key(p.point): p.point for p in evidence.points if p.time_s is not None}
+    baselines = [question.baseline_of(point) for point in timed.values()]
+    missing = [base for base in baselines if point_key(base) not in timed]
+    if missing:
+        labels = named([point_label(base) for base in {point_key(base): base for base in missing}.values()])
+        num_points = units.counted(len(missing), "point")
+        yield f"{num_points} without a speedup: no finished trial of the baseline {labels}."
+
+
+@check("Run the study again: finished trials are kept, failed ones get another try.")
+def failed_trials(evidence: Evidence) -> Iterator[str]:
+    failed = [r for p in evidence.samples for r in p.results_in(TrialState.FAILED)]
+    if not failed:
+        return
+    first = failed[0]
+    cause = first.failure.message.strip().splitlines() if first.failure else []
+    text = f"{units.counted(len(failed), 'trial')} failed; {first.spec.label}"
+    text += f": {cause[0]}" if cause else "."
+    if first.failure and first.failure.log_path:
+        text += f" (log: {first.failure.log_path})"
+    yield text
+
+
+@check(
+    "Make trials long against their start, or hand model and data to Workload(model=…, data=…): then the steps alone "
+    "are timed."
+)
+def includes_start_up(evidence: Evidence) -> Iterator[str]:
+    if evidence.time_metric == WALL_TIME and any(p.time_s for p in evidence.points):
+        yield (
+            "Times are of whole trials: process start, data loading, evaluation and reports are in them, because a "
+            "train loop can't be looked into. Speedups come out closer to 1 than those of the training steps."
+        )
+
+
+# ---- machines
+
+
+@check("Run the study on machines of one kind: else times say as much about the hardware as about the point.")
+def mixed_hardware(evidence: Evidence) -> Iterator[str]:
     """Trials on one kind of device that met different models of it, or that each ran on one node, but on unlike ones.
 
     Nodes are alike that have CPUs of one model and as many cores; what isn't known of a node is not taken to be alike.
@@ -38,86 +176,16 @@ def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
         by_device.setdefault(result.spec.config.get("device"), []).append(result)
     for results in by_device.values():
         for key, what in (("device_name", "devices"), ("cpu_model", "CPU models")):
-            models = [names for r in results if (names := _names(r, key))]
-            if kinds := _several({name for names in models for name in names}):
-                yield Finding(Check.MIXED_HARDWARE, f"Trials ran on different {what}: {named(kinds)}.")
-        if told := _unlike_nodes(results):
-            yield Finding(Check.MIXED_HARDWARE, f"Trials ran on {told}.")
-
-
-def resumed(evidence: Evidence) -> Iterator[Finding]:
-    """Trials whose times are of more than one attempt."""
-    finished = evidence.finished
-    labels = [r.spec.label for r in finished if r.environment.get("resumed_at_epoch")]
-    if labels:
-        yield Finding(
-            Check.RESUMED,
-            f"{len(labels)} of {units.counted(len(finished), 'trial')} went on from a checkpoint after a failure: "
-            f"{named(labels)}.",
-        )
-
-
-def shared_cores(evidence: Evidence) -> Iterator[Finding]:
-    finished = evidence.finished
-    unpinned = sum(_is_unpinned(r.environment.get("cores")) for r in finished)
-    if unpinned:
-        yield Finding(
-            Check.SHARED_CORES, f"{unpinned} of {units.counted(len(finished), 'trial')} had no cores of their own."
-        )
-
-
-def side_by_side(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that shared with others of the study what their times depend on: a machine, or, between machines, the
-    network."""
-    finished = evidence.finished
-    sharing = [count for r in finished if (count := _count(r, "num_sharing"))]
-    if sharing:
-        yield Finding(
-            Check.SIDE_BY_SIDE,
-            f"{len(sharing)} of {units.counted(len(finished), 'trial')} shared a machine, its memory and clock with "
-            f"others of the study (up to {max(sharing)} at a time).",
-        )
-    spread = [r for r in finished if len(_names(r, "node")) > 1]
-    beside = [count for r in spread if (count := _count(r, "num_beside"))]
-    if beside:
-        yield Finding(
-            Check.SIDE_BY_SIDE,
-            f"{len(beside)} of {units.counted(len(spread), 'trial')} over several machines shared the network with "
-            f"others of the study (up to {max(beside)} at a time).",
-        )
-
-
-def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
-    finished = evidence.finished
-    crowded = [(t, c) for r in finished for t, c in _threads_on_cores(r.environment) if t > c > 0]
-    if crowded:
-        threads, cores = max(crowded, key=lambda pair: pair[0] / pair[1])
-        yield Finding(
-            Check.TOO_MANY_THREADS,
-            f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(cores, 'core')}: that can be "
-            "many times slower than one thread a core.",
-        )
-
-
-def _count(result: TrialResult, key: str) -> int:
-    told = result.environment.get(key)
-    return told if isinstance(told, int) else 0
-
-
-def _names(result: TrialResult, key: str) -> set[str]:
-    """What the trial's ranks tell under this key."""
-    told = result.environment.get(key)
-    return {name for name in told if isinstance(name, str)} if isinstance(told, (list, tuple)) else set()
-
-
-def _several(names: set[str]) -> list[str]:
-    """The names in order where there is more than one, else nothing."""
-    return sorted(names) if len(names) > 1 else []
+            models = set().union(*(_names(r, key) for r in results))
+            if len(models) > 1:
+                yield f"Trials ran on different {what}: {named(sorted(models))}."
+        if unlike := _unlike_nodes(results):
+            yield f"Trials ran on {unlike}."
 
 
 def _unlike_nodes(results: Sequence[TrialResult]) -> str:
-    """How the nodes differ that trials had to themselves; empty where they are alike, or differ in the CPU's model
-    alone, which is told by itself."""
+    """Return how the nodes differ that trials had to themselves; empty where they are alike, or only their CPU models
+    differ, which is a finding by itself."""
     models: dict[str, set[str]] = {}
     cores: dict[str, set[int]] = {}
     for result in results:
@@ -125,9 +193,7 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> str:
         if len(nodes) == 1:
             (node,) = nodes
             models.setdefault(node, set()).update(_names(result, "cpu_model"))
-            counts = result.environment.get("num_node_cores")
-            known = counts if isinstance(counts, (list, tuple)) else ()
-            cores.setdefault(node, set()).update(count for count in known if isinstance(count, int))
+            cores.setdefault(node, set()).update(c for c in _ranks(result, "num_node_cores") if isinstance(c, int))
     if len(models) < 2:
         return ""
     if not all(models.values()) or not all(cores.values()):
@@ -138,21 +204,244 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> str:
     return f"nodes of different sizes: {named(sizes)}"
 
 
-def _is_unpinned(cores: Any) -> bool:
-    """Whether any rank's list of cores is empty; unknown counts as no."""
-    if not isinstance(cores, Sequence):
-        return False
-    return len(cores) == 0 or any(isinstance(of_rank, Sequence) and len(of_rank) == 0 for of_rank in cores)
+@check(
+    "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run the study "
+    "with --fresh where that matters."
+)
+def resumed(evidence: Evidence) -> Iterator[str]:
+    """Trials whose times are of more than one attempt."""
+    labels = [r.spec.label for r in evidence.finished if r.environment.get("resumed_at_epoch")]
+    if labels:
+        yield f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure: {named(labels)}."
 
 
-def _threads_on_cores(environment: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Of every rank that tells: its torch threads, and its cores."""
-    threads, cores = environment.get("num_threads"), environment.get("cores")
-    if isinstance(threads, Sequence) and isinstance(cores, Sequence):
-        for count, own in zip(threads, cores, strict=False):
-            if isinstance(count, int) and isinstance(own, Sequence):
-                yield count, len(own)
+@check(
+    "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers about, and onto "
+    "each other's cores."
+)
+def shared_cores(evidence: Evidence) -> Iterator[str]:
+    """Trials of which a rank's list of cores is empty; unknown counts as no."""
+    cores = [r.environment.get("cores") for r in evidence.finished]
+    lists = [[of_trial, *of_trial] for of_trial in cores if isinstance(of_trial, Sequence)]
+    unpinned = [each for each in lists if any(isinstance(c, Sequence) and not c for c in each)]
+    if unpinned:
+        yield f"{_share(unpinned, cores)} had no cores of their own."
 
+
+@check(
+    "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine. Say 1: then there "
+    "is one on the whole cluster, and the network is its own."
+)
+def side_by_side(evidence: Evidence) -> Iterator[str]:
+    """Trials that shared with others of the study what their times depend on: a machine, or the network."""
+    finished = evidence.finished
+    spread = [r for r in finished if len(_names(r, "node")) > 1]
+    for key, results, text in (
+        ("num_sharing", finished, "shared a machine, its memory and clock with"),
+        ("num_beside", spread, "over several machines shared the network with"),
+    ):
+        counts = [n for r in results if isinstance(n := r.environment.get(key), int) and n]
+        if counts:
+            yield f"{_share(counts, results)} {text} others of the study (up to {max(counts)} at a time)."
+
+
+# ---- load while trials were timed
+
+MAX_TAKEN = 0.05  # of the time of a worker's cores
+MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
+# Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
+MAX_BUSY = 0.1
+MAX_CLOCK_CHANGE = 0.05
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Others' work while a trial was timed, on the machine where it was most.
+
+    Attributes:
+        taken: share of a worker's own cores' time; None where the trial had none, or nothing was measured.
+        busy_cores: of the machine, on average; 0 where not measured.
+        num_cores: of that machine.
+    """
+
+    taken: float | None
+    busy_cores: float
+    num_cores: int
+
+    @property
+    def busy(self) -> float:
+        """Share of the machine that was busy with it."""
+        return self.busy_cores / self.num_cores if self.num_cores else 0.0
+
+    def disturbs(self, timed_s: float) -> bool:
+        if self.taken is not None:
+            return self.busy > MAX_BUSY or (self.taken > MAX_TAKEN and self.taken * timed_s > MIN_TAKEN_S)
+        return self.busy > MAX_TAKEN  # nothing kept it off the cores that the trial ran on
+
+
+@check(
+    "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as much about "
+    "the neighbours. Then run it again with --fresh."
+)
+def other_load(evidence: Evidence) -> Iterator[str]:
+    """Others' work that took the trials' cores, or kept a good part of the machine busy."""
+    finished = evidence.finished
+    # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
+    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in finished]
+    disturbed = [load for load, timed_s in loads if load.disturbs(timed_s)]
+    if not disturbed:
+        return
+    worst = []
+    if taken := max((load.taken for load in disturbed if load.taken is not None), default=0.0):
+        worst.append(f"it took {units.percent(taken)} of the time of a worker's own cores")
+    most = max(disturbed, key=lambda load: load.busy)
+    if most.busy:
+        worst.append(f"it kept {most.busy_cores:.1f} of a machine's {units.counted(most.num_cores, 'core')} busy")
+    yield f"Other work ran while {_share(disturbed, finished)} were timed; at worst {' and '.join(worst)}."
+
+
+def _load_of(result: TrialResult) -> _Load:
+    taken = _numbers(result.environment.get("foreign_cpu_share"))
+    busy, cores = _ranks(result, "other_load_cores"), _ranks(result, "num_node_cores")
+    measured = [(b, int(c)) for b, c in zip(busy, cores, strict=False) if _numbers([b, c]) == [b, c] and c > 0]
+    busy_cores, num_cores = max(measured, key=lambda pair: pair[0] / pair[1], default=(0.0, 0))
+    return _Load(max(taken, default=None), busy_cores, num_cores)
+
+
+@check(
+    "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, and on one core "
+    "each keeps the other from running."
+)
+def too_many_threads(evidence: Evidence) -> Iterator[str]:
+    crowded = [
+        (threads, len(cores))
+        for r in evidence.finished
+        for threads, cores in zip(_ranks(r, "num_threads"), _ranks(r, "cores"), strict=False)
+        if isinstance(threads, int) and isinstance(cores, Sequence) and threads > len(cores) > 0
+    ]
+    if crowded:
+        threads, num_cores = max(crowded, key=lambda pair: pair[0] / pair[1])
+        yield (
+            f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(num_cores, 'core')}: that can be "
+            "many times slower than one thread a core."
+        )
+
+
+@check("Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with --fresh.")
+def throttled(evidence: Evidence) -> Iterator[str]:
+    """Cores that slowed down for their heat."""
+    counts = [sum(_numbers(r.environment.get("throttles"))) for r in evidence.finished]
+    if hot := [count for count in counts if count > 0]:
+        times = units.counted(round(max(hot)), "time")
+        yield f"Cores became too hot and slowed down while {_share(hot, counts)} were timed (up to {times} in one)."
+
+
+@check(
+    "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many cores work, or on "
+    "how warm they are, goes into every speedup."
+)
+def clock_changes(evidence: Evidence) -> Iterator[str]:
+    """Clocks that ran slower or faster at a trial's end than at its beginning, or in one trial than in another."""
+    finished = evidence.finished
+    within = [(c, r) for r in finished if abs(c := _clock_change(r)) > MAX_CLOCK_CHANGE]
+    if within:
+        change, result = max(within, key=lambda pair: abs(pair[0]))
+        yield (
+            f"The cores' clock was another at the end than at the beginning of {_share(within, finished)}: by up to "
+            f"{_changed(-change)} ({result.spec.label})."
+        )
+    means = [(sum(mhz) / len(mhz), r) for r in finished if (mhz := _numbers(r.environment.get("cpu_mhz_mean")))]
+    if not means:
+        return
+    (slowest, slow), (fastest, fast) = (pick(means, key=lambda pair: pair[0]) for pick in (min, max))
+    if fastest > slowest * (1 + MAX_CLOCK_CHANGE):
+        yield (
+            f"The cores' clock was another in some trials than in others: {slowest / 1e3:.2f} GHz in "
+            f"{slow.spec.label}, {fastest / 1e3:.2f} GHz in {fast.spec.label}."
+        )
+
+
+def _clock_change(result: TrialResult) -> float:
+    """Return the relative change of the clock over a trial, of the rank that changed most; 0 where unknown."""
+    ends = zip(_ranks(result, "cpu_mhz_first"), _ranks(result, "cpu_mhz_last"), strict=False)
+    changes = [last / first - 1 for first, last in ends if _numbers([first, last]) == [first, last] and first > 0]
+    return max(changes, key=abs, default=0.0)
+
+
+# ---- points against each other
+
+MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
+
+
+@check("Give num_samples a multiple of every batch size, so that all points train on the same samples.")
+def unequal_work(evidence: Evidence) -> Iterator[str]:
+    """Points that trained on another number of samples than their baseline, unless that is what was asked."""
+    question = evidence.question
+    if not question.baseline or {"epochs", "num_samples"} & set(question.compared_keys()):
+        return
+    works = {point_key(p.point): [s.num_samples for s in p.samples.values()] for p in evidence.samples}
+    unequal: list[str] = []
+    for key, point in ((point_key(p.point), p.point) for p in evidence.points):
+        base = works.get(point_key(question.baseline_of(point)), [])
+        if pair := next(((w, b) for w in works[key] for b in base if not same_work(w, b)), None):
+            numbers = " against ".join(units.count(round(number)) for number in pair if number is not None)
+            unequal.append(f"{point_label(point)} ({numbers})")
+    if unequal:
+        yield (
+            f"{units.counted(len(unequal), 'point')} trained on other numbers of samples than the baseline: "
+            f"{named(unequal)}. Speedups there are of rates, not of times."
+        )
+
+
+@check(
+    "Don't read the speedup as time saved for the same result; compare the time to a target, or tune lr for each "
+    "number of workers."
+)
+def metric_differs(evidence: Evidence) -> Iterator[str]:
+    """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients.
+
+    A finding only where the difference is larger than either point's own spread over the repeats, and the interval of
+    the block-wise differences excludes 0 (its five percent of false alarms are what the first condition is against).
+    """
+    name = evidence.question.metric
+    groups: dict[PointKey, list[PointSamples]] = {}
+    for samples in evidence.samples:
+        groups.setdefault(point_key(samples.rest), []).append(samples)
+    different: list[str] = []
+    for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
+        change = metric_change(one, other)
+        if change is None or not change.excludes(0.0):
+            continue
+        spread = max(float(np.ptp(p.all_of("metric"))) for p in (one, other))
+        medians = [float(np.median(p.all_of("metric"))) for p in (one, other)]
+        if abs(change.value) > max(spread, MIN_METRIC_DIFFERENCE * abs(medians[0])):
+            values = [units.score(name, median) for median in medians]
+            different.append(f"{values[0]} at {point_label(one.point)}, {values[1]} at {point_label(other.point)}")
+    if different:
+        yield f"{name} differs between numbers of workers by more than between repeats: {named(different, '; ')}."
+
+
+@check(
+    "See whether the baseline was disturbed (its steps' times, other load) or does more work; else say why: each "
+    "worker's share of data or model fits its caches, or the baseline had too little memory bandwidth."
+)
+def more_than_linear(evidence: Evidence) -> Iterator[str]:
+    """Speedups by workers alone that are larger, with all of their interval, than workers were added."""
+    if evidence.question.compared_keys() != ("num_workers",):
+        return
+    larger = [
+        f"{units.ratio(p.speedup.value)} at {point_label(p.point)}"
+        for p in evidence.points
+        if p.speedup and p.efficiency and p.efficiency.low is not None and p.efficiency.low > 1 + MIN_EXCESS
+    ]
+    if larger:
+        yield (
+            f"{units.counted(len(larger), 'speedup')} larger than the number of workers accounts for, by more than "
+            f"chance: {named(larger)}."
+        )
+
+
+# ---- steadiness over time
 
 MIN_DRIFT = 0.02  # relative change that is worth a word
 MIN_PARTS = 4  # reports of a trial, whose ends can be compared
@@ -164,11 +453,12 @@ OUTLYING_SCALES = 3.5
 MEDIAN_DIFFERENCE = 0.9539
 
 Series: TypeAlias = Sequence[tuple[float, float]]  # of one point's trials: start, time; seconds
+LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the logarithm of its time
 
 
 @dataclass(frozen=True)
 class Trend:
-    """How trials of the same points became slower or faster as a study went on.
+    """Trend of a study's times: trials of the same points became slower or faster as it went on.
 
     Attributes:
         change: relative change of the times from the first trial's start to the last one's; 0.08 is 8 % slower.
@@ -183,16 +473,8 @@ class Trend:
     num_trials: int
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """One finished trial: its result, and the logarithm of its time."""
-
-    result: TrialResult
-    log_time: float
-
-
 def trend_of(points: Iterable[Series]) -> Trend | None:
-    """The trend of times over start times; None where the trials are so few that no order of them would tell one.
+    """Return the trend of times over start times; None where the trials are too few for any order of them to show one.
 
     Trials are compared with others of their own point alone, and the comparisons added up over the points: the
     seasonal Kendall test and slope of Hirsch, Slack and Smith, "Techniques of Trend Analysis for Monthly Water Quality
@@ -225,91 +507,54 @@ def trend_of(points: Iterable[Series]) -> Trend | None:
     return Trend(change, score / num_pairs, _p_value(score, variance), num_trials)
 
 
-def drift_over_study(evidence: Evidence) -> Iterator[Finding]:
-    """A trend of the baseline's times, or of all points' where the baseline's are too few to tell.
+def _p_value(score: float, variance: float) -> float:
+    return min(1.0, 2 * float(ndtr(-max(0.0, abs(score) - 1) / math.sqrt(variance))))
 
-    Where there is none, five studies in a hundred at most are said to have one (the level of the test).
+
+@check(
+    "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep others off the "
+    "machine, let it settle, and run the study again."
+)
+def drift_over_study(evidence: Evidence) -> Iterator[str]:
+    """Trend of the baseline's times, or of all points' where the baseline's are too few to show one.
+
+    The level of the test is 5 %: so many studies without a trend get a finding.
     """
-    question = evidence.question
-    every = [(p.point, [(t.result.started_at, math.exp(t.log_time)) for t in of]) for p, of in _timed(evidence)]
-    trend, who = trend_of(series for point, series in every if question.is_baseline(point)), "The baseline"
+    is_baseline = evidence.question.is_baseline
+    every = [
+        (is_baseline(p.point), [(r.started_at, math.exp(log_time)) for r, log_time in _log_times(p)])
+        for p in evidence.samples
+    ]
+    trend, who = trend_of(series for is_base, series in every if is_base), "The baseline"
     if trend is None:
         trend, who = trend_of(series for _, series in every), "Trials of the same point"
     if trend is not None and trend.p_value < 1 - LEVEL and abs(trend.change) >= MIN_DRIFT:
-        yield Finding(
-            Check.DRIFT_OVER_STUDY,
+        yield (
             f"{who} became {_changed(trend.change)} from the study's first trial to its last "
-            f"(Kendall's tau {trend.tau:.2f} over {units.counted(trend.num_trials, 'trial')}).",
+            f"(Kendall's tau {trend.tau:.2f} over {units.counted(trend.num_trials, 'trial')})."
         )
 
 
-def drift_in_trials(evidence: Evidence) -> Iterator[Finding]:
+@check(
+    "Where steps become slower, fix the clock's frequency or cool the machine; where they become faster, raise "
+    "num_warmup_steps."
+)
+def drift_in_trials(evidence: Evidence) -> Iterator[str]:
     """Steps at the end of trials that take longer than at their beginning: a clock that falls with the temperature."""
     # By the reports' rates, not by step times, which a store doesn't give with its results.
-    slowdowns = [change for _, of in _timed(evidence) for t in of if (change := _slowdown(t.result)) is not None]
+    trials = [r for p in evidence.samples for r, _ in _log_times(p)]
+    slowdowns = [change for r in trials if (change := _slowdown(r)) is not None]
     if len(slowdowns) < MIN_TRIALS:
         return
     estimate = median_estimate(slowdowns, log_scale=False)
     change = math.expm1(estimate.value)
     if estimate.excludes(0.0) and abs(change) >= MIN_DRIFT:
-        yield Finding(
-            Check.DRIFT_IN_TRIALS,
-            f"Steps became {_changed(change)} from the first third of a trial to its last (median of "
-            f"{units.counted(len(slowdowns), 'trial')}).",
-        )
-
-
-def slow_first_trial(evidence: Evidence) -> Iterator[Finding]:
-    """The study's first trial took far longer than the others of its point."""
-    if (found := _slow_first(evidence)) is not None:
-        first, excess = found
-        yield Finding(
-            Check.SLOW_FIRST_TRIAL,
-            f"The study's first trial ({first.spec.label}) took {units.percent(math.expm1(excess))} longer than the "
-            "median of its point's others.",
-        )
-
-
-def outliers(evidence: Evidence) -> Iterator[Finding]:
-    """Trials far from the median of their point, by what trials of a point differ from each other. None is dropped."""
-    groups = [of for _, of in _timed(evidence)]
-    pooled = _scale(groups)
-    if pooled is None:
-        return
-    first = _slow_first(evidence)
-    found: list[str] = []
-    for group in groups:
-        if len(group) < 3:
-            continue  # of two, neither is the one that is off
-        own = _scale([group]) if len(group) >= MIN_RANKED else None
-        limit = max(OUTLYING_SCALES * max(pooled, own or 0.0), math.log1p(MIN_OUTLYING))
-        median = float(np.median([t.log_time for t in group]))
-        for timed in group:
-            off = timed.log_time - median
-            if abs(off) > limit and not (first and timed.result is first[0]):
-                found.append(f"{timed.result.spec.label} ({_changed(math.expm1(off))})")
-    if found:
-        total = sum(map(len, groups))
-        yield Finding(
-            Check.OUTLIERS,
-            f"Far from the median of their point: {len(found)} of {units.counted(total, 'trial')}: {named(found)}.",
-        )
-
-
-def _timed(evidence: Evidence) -> Iterator[tuple[PointSamples, list[_Timed]]]:
-    for samples in evidence.gathered:
-        finished = [r for r in samples.results if r.state is TrialState.FINISHED]
-        times = {s.identity: s.time_s for s in samples.samples.values()}
-        timed = [(r, times.get(r.spec.identity)) for r in finished]
-        yield samples, [_Timed(r, math.log(time_s)) for r, time_s in timed if time_s is not None]
-
-
-def _p_value(score: float, variance: float) -> float:
-    return min(1.0, 2 * float(ndtr(-max(0.0, abs(score) - 1) / math.sqrt(variance))))
+        trial_count = units.counted(len(slowdowns), "trial")
+        yield f"Steps became {_changed(change)} from the first third of a trial to its last (median of {trial_count})."
 
 
 def _slowdown(result: TrialResult) -> float | None:
-    """Logarithm of the time for a sample in the last third of a trial over that in the first; None if too short."""
+    """Return the log of a sample's time in a trial's last third over that in its first; None if it is too short."""
     rates = [rate for r in result.reports if (rate := r.get("throughput_samples_per_s")) and math.isfinite(rate)]
     if len(rates) < MIN_PARTS or min(rates) <= 0:
         return None
@@ -317,356 +562,129 @@ def _slowdown(result: TrialResult) -> float | None:
     return math.log(float(np.median(rates[:third])) / float(np.median(rates[-third:])))
 
 
-def _slow_first(evidence: Evidence) -> tuple[TrialResult, float] | None:
-    """The study's first trial and the logarithm of how much longer it took, if that stands out."""
-    groups = [of for _, of in _timed(evidence)]
-    starts = sorted(t.result.started_at for group in groups for t in group)
+@check("Its time is in the numbers: a median withstands one such trial, but few repeats feel it.")
+def slow_first_trial(evidence: Evidence) -> Iterator[str]:
+    """First trial of the study that took far longer than the others of its point."""
+    if (slow := _slow_first(evidence)) is not None:
+        first, excess = slow
+        yield (
+            f"The study's first trial ({first.spec.label}) took {units.percent(math.expm1(excess))} longer than the "
+            "median of its point's others."
+        )
+
+
+def _slow_first(evidence: Evidence) -> LogTime | None:
+    """Return the study's first trial and the logarithm of how much longer it took, if that stands out."""
+    groups = [_log_times(p) for p in evidence.samples]
+    starts = sorted(r.started_at for group in groups for r, _ in group)
     if len(starts) < 3 or starts[0] == starts[1]:
         return None
-    group = next(g for g in groups if any(t.result.started_at == starts[0] for t in g))
-    first = next(t for t in group if t.result.started_at == starts[0])
-    others = [t for t in group if t is not first]
+    group, first, log_time = next((g, r, t) for g in groups for r, t in g if r.started_at == starts[0])
+    others = [entry for entry in group if entry[0] is not first]
     scale = _scale([others if g is group else g for g in groups])
     if len(others) < 2 or scale is None:
         return None
-    excess = first.log_time - float(np.median([t.log_time for t in others]))
-    return (first.result, excess) if excess > max(OUTLYING_SCALES * scale, math.log1p(MIN_OUTLYING)) else None
+    excess = log_time - float(np.median([t for _, t in others]))
+    return (first, excess) if excess > max(OUTLYING_SCALES * scale, math.log1p(MIN_OUTLYING)) else None
 
 
-def _scale(groups: Iterable[Sequence[_Timed]]) -> float | None:
-    """What trials of one point differ by, as a standard deviation of log times; None without a pair.
+@check("They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats.")
+def outliers(evidence: Evidence) -> Iterator[str]:
+    """Trials far from the median of their point, by what trials of a point differ from each other. None is dropped."""
+    groups = [_log_times(p) for p in evidence.samples]
+    pooled = _scale(groups)
+    if pooled is None:
+        return
+    slow_first = _slow_first(evidence)
+    outlying: list[str] = []
+    for group in groups:
+        if len(group) < 3:
+            continue  # of two, neither is the one that is off
+        scale = max(pooled, _scale([group]) or 0.0) if len(group) >= MIN_RANKED else pooled
+        median = float(np.median([t for _, t in group]))
+        for result, log_time in group:
+            off = log_time - median
+            is_far = abs(off) > max(OUTLYING_SCALES * scale, math.log1p(MIN_OUTLYING))
+            if is_far and not (slow_first and result is slow_first[0]):
+                outlying.append(f"{result.spec.label} ({_changed(math.expm1(off))})")
+    if outlying:
+        yield f"Far from the median of their point: {_share(outlying, sum(map(len, groups)))}: {named(outlying)}."
+
+
+def _scale(groups: Iterable[Sequence[LogTime]]) -> float | None:
+    """Return what trials of one point differ by, as a standard deviation of log times; None without a pair.
 
     From the median of the pairwise differences, which needs no centre, and so serves points of two trials as well
     (after Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation", JASA 88, 1993).
     """
-    differences: list[NDArray[np.float64]] = []
-    for group in groups:
-        values = np.asarray([t.log_time for t in group])
-        first, second = np.triu_indices(len(values), 1)
-        differences.append(np.abs(values[first] - values[second]))
-    every = np.concatenate(differences) if differences else np.empty(0)
-    return float(np.median(every)) / MEDIAN_DIFFERENCE if len(every) else None
+    differences = [abs(a - b) for group in groups for (_, a), (_, b) in combinations(group, 2)]
+    return float(np.median(differences)) / MEDIAN_DIFFERENCE if differences else None
+
+
+# ---- width of the intervals
+
+MIN_REPEATS = 5
+MIN_TIME_S = 1.0
+
+
+@check("Raise epochs or num_samples, so that a trial trains for some seconds.")
+def short_times(evidence: Evidence) -> Iterator[str]:
+    timed = [(p.time_s.value, p) for p in evidence.points if p.time_s]
+    short = [(value, p) for value, p in timed if value < MIN_TIME_S]
+    if short:
+        value, point = min(short, key=lambda pair: pair[0])
+        yield (
+            f"{_share(short, timed, 'point')} took less than {MIN_TIME_S:g} s "
+            f"({point_label(point.point)}: {units.seconds(value)}): start and end effects weigh in."
+        )
+
+
+@check(f"Add repeats, say --repeats {MIN_RANKED}: finished trials are kept.")
+def few_repeats(evidence: Evidence) -> Iterator[str]:
+    counts = [p.time_s.num_samples for p in evidence.points if p.time_s]
+    if evidence.question.is_search or not counts or (fewest := min(counts)) >= MIN_REPEATS:
+        return  # a search asks for a good point, not for the effect of one
+    where = "" if fewest == max(counts) else " at the least"
+    if fewest == 1:
+        yield f"1 repeat a point{where}: no interval, and no telling an effect from noise."
+    else:
+        yield f"{fewest} repeats a point{where}: the intervals are wide and assume log-normal times."
+
+
+@check("More repeats narrow the intervals; longer trials steady the times.")
+def not_separated(evidence: Evidence) -> Iterator[str]:
+    compared = [
+        (p, p.speedup) for p in evidence.points if p.speedup and p.speedup.low is not None and not p.is_baseline
+    ]
+    tied = [point_label(p.point) for p, s in compared if not s.excludes(1.0)]
+    if tied:
+        yield f"{_share(tied, compared, 'speedup')} can't be told from 1: {named(tied)}."
+
+
+# ---- shared by several checks
+
+
+def _log_times(samples: PointSamples) -> list[LogTime]:
+    times = {s.identity: s.time_s for s in samples.samples.values()}
+    timed = [(r, times.get(r.spec.identity)) for r in samples.results_in(TrialState.FINISHED)]
+    return [(r, math.log(time_s)) for r, time_s in timed if time_s is not None]
 
 
 def _changed(change: float) -> str:
     return f"{units.percent(abs(change))} {'slower' if change > 0 else 'faster'}"
 
 
-MAX_TAKEN = 0.05  # of the time of a worker's cores
-MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
-# Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
-MAX_BUSY = 0.1
-MAX_CLOCK_CHANGE = 0.05
+def _ranks(result: TrialResult, key: str) -> Sequence[Any]:
+    """Return what the trial's ranks report under a key of the environment; empty where that is no list."""
+    reported = result.environment.get(key)
+    return reported if isinstance(reported, (list, tuple)) else ()
 
 
-@dataclass(frozen=True)
-class _Load:
-    """Others' work while a trial was timed, on the machine where it was most.
-
-    Attributes:
-        taken: share of a worker's own cores' time; None where the trial had none, or nothing was measured.
-        busy_cores: of the machine, on average; None: not measured.
-        num_cores: of that machine.
-    """
-
-    taken: float | None
-    busy_cores: float | None
-    num_cores: int
-
-    @property
-    def busy(self) -> float:
-        """The machine's share that was busy with it."""
-        return self.busy_cores / self.num_cores if self.busy_cores is not None and self.num_cores else 0.0
-
-    def disturbs(self, timed_s: float) -> bool:
-        if self.taken is not None:
-            return self.busy > MAX_BUSY or (self.taken > MAX_TAKEN and self.taken * timed_s > MIN_TAKEN_S)
-        return self.busy > MAX_TAKEN  # nothing kept it off the cores that the trial ran on
+def _names(result: TrialResult, key: str) -> set[str]:
+    return {name for name in _ranks(result, key) if isinstance(name, str)}
 
 
-def other_load(evidence: Evidence) -> Iterator[Finding]:
-    """Others' work that took the trials' cores, or kept a good part of the machine busy."""
-    finished = evidence.finished
-    # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in finished]
-    disturbed = [load for load, timed_s in loads if load.disturbs(timed_s)]
-    if not disturbed:
-        return
-    told = []
-    if taken := max((load.taken for load in disturbed if load.taken is not None), default=0.0):
-        told.append(f"it took {units.percent(taken)} of the time of a worker's own cores")
-    most = max(disturbed, key=lambda load: load.busy)
-    if most.busy_cores is not None and most.busy:
-        told.append(f"it kept {most.busy_cores:.1f} of a machine's {units.counted(most.num_cores, 'core')} busy")
-    yield Finding(
-        Check.OTHER_LOAD,
-        f"Other work ran while {len(disturbed)} of {units.counted(len(finished), 'trial')} were timed; at worst "
-        f"{' and '.join(told)}.",
-    )
-
-
-def throttled(evidence: Evidence) -> Iterator[Finding]:
-    """Cores that slowed down for their heat."""
-    counts = [sum(_numbers(r.environment.get("throttles"))) for r in evidence.finished]
-    if hot := [count for count in counts if count > 0]:
-        yield Finding(
-            Check.THROTTLED,
-            f"Cores became too hot and slowed down while {len(hot)} of {units.counted(len(counts), 'trial')} were "
-            f"timed (up to {units.counted(round(max(hot)), 'time')} in one).",
-        )
-
-
-def clock_changes(evidence: Evidence) -> Iterator[Finding]:
-    """Clocks that ran slower or faster at a trial's end than at its beginning, or in one trial than in another."""
-    finished = evidence.finished
-    within = [(c, r) for r in finished if (c := _change_within(r)) is not None and abs(c) > MAX_CLOCK_CHANGE]
-    if within:
-        change, result = max(within, key=lambda pair: abs(pair[0]))
-        yield Finding(
-            Check.CLOCK_CHANGES,
-            f"The cores' clock was another at the end than at the beginning of {len(within)} of "
-            f"{units.counted(len(finished), 'trial')}: by up to {units.percent(abs(change))} "
-            f"{'slower' if change < 0 else 'faster'} ({result.spec.label}).",
-        )
-    means = [(sum(mhz) / len(mhz), r) for r in finished if (mhz := _numbers(r.environment.get("cpu_mhz_mean")))]
-    if not means:
-        return
-    (slowest, slow), (fastest, fast) = (pick(means, key=lambda pair: pair[0]) for pick in (min, max))
-    if fastest > slowest * (1 + MAX_CLOCK_CHANGE):
-        yield Finding(
-            Check.CLOCK_CHANGES,
-            f"The cores' clock was another in some trials than in others: {slowest / 1e3:.2f} GHz in "
-            f"{slow.spec.label}, {fastest / 1e3:.2f} GHz in {fast.spec.label}.",
-        )
-
-
-def _load_of(result: TrialResult) -> _Load:
-    environment = result.environment
-    taken = _numbers(environment.get("foreign_cpu_share"))
-    busy, cores = environment.get("other_load_cores"), environment.get("num_node_cores")
-    ranks = zip(busy, cores, strict=False) if isinstance(busy, Sequence) and isinstance(cores, Sequence) else ()
-    known = [(b, int(c)) for b, c in ranks if _numbers(b) and _numbers(c) and c > 0]
-    busy_cores, num_cores = max(known, key=lambda pair: pair[0] / pair[1], default=(None, 0))
-    return _Load(max(taken, default=None), busy_cores, num_cores)
-
-
-def _change_within(result: TrialResult) -> float | None:
-    """Relative change of the clock from a trial's beginning to its end; of the rank that changed most."""
-    first, last = (result.environment.get(f"cpu_mhz_{which}") for which in ("first", "last"))
-    if not isinstance(first, Sequence) or not isinstance(last, Sequence):
-        return None
-    changes = [e / b - 1 for b, e in zip(first, last, strict=False) if _numbers(b) and _numbers(e) and b > 0]
-    return max(changes, key=abs, default=None)
-
-
-def _numbers(told: Any) -> list[float]:
-    """The finite numbers of what the ranks tell (or of one number for all)."""
-    listed = told if isinstance(told, (list, tuple)) else [told]
+def _numbers(reported: Any) -> list[float]:
+    """Return the finite numbers of what the ranks report, or of one number for all."""
+    listed = reported if isinstance(reported, (list, tuple)) else [reported]
     return [float(n) for n in listed if isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)]
-
-
-__all__ = ["CHECKS", "Check", "Evidence", "Finding", "run_checks"]
-
-MIN_REPEATS = 5
-MIN_TIME_S = 1.0
-MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
-
-
-def run_checks(evidence: Evidence) -> tuple[Finding, ...]:
-    """Every finding, in the order of `CHECKS`."""
-    return tuple(finding for check in CHECKS for finding in check(evidence))
-
-
-def _baseline_missing(evidence: Evidence) -> Iterator[Finding]:
-    question = evidence.question
-    if not question.baseline:
-        return
-    timed = {point_key(p.point) for p in evidence.points if p.time_s is not None}
-    orphans = [
-        p.point
-        for p in evidence.points
-        if p.time_s is not None and point_key(question.baseline_of(p.point)) not in timed
-    ]
-    if orphans:
-        missing = {point_key(b): b for b in map(question.baseline_of, orphans)}
-        labels = named([point_label(b) for b in missing.values()])
-        yield Finding(
-            Check.BASELINE_MISSING,
-            f"{units.counted(len(orphans), 'point')} without a speedup: no finished trial of the baseline {labels}.",
-        )
-
-
-def _other_settings(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.excluded:
-        yield Finding(Check.OTHER_SETTINGS, evidence.excluded)
-
-
-def _other_code(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that ran other code than the latest one."""
-    latest = max((r for r in evidence.finished if r.code), key=lambda r: r.started_at, default=None)
-    if latest is None:
-        return
-    comparable = [r for r in evidence.finished if are_comparable(r.code, latest.code)]
-    changes = [files for r in comparable if (files := changed_files(r.code, latest.code))]
-    if changes:
-        yield Finding(
-            Check.OTHER_CODE,
-            f"{len(changes)} of {units.counted(len(comparable), 'trial')} ran other code than the latest one: "
-            f"{files_text(chain.from_iterable(changes))} changed in between.",
-        )
-
-
-def _failed_trials(evidence: Evidence) -> Iterator[Finding]:
-    failed = [r for p in evidence.gathered for r in p.results if r.state is TrialState.FAILED]
-    if not failed:
-        return
-    first = failed[0]
-    cause = first.failure.message.strip().splitlines() if first.failure else []
-    text = f"{units.counted(len(failed), 'trial')} failed; {first.spec.label}"
-    text += f": {cause[0]}" if cause else "."
-    if first.failure and first.failure.log_path:
-        text += f" (log: {first.failure.log_path})"
-    yield Finding(Check.FAILED_TRIALS, text)
-
-
-def _includes_start_up(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.time_metric == WALL_TIME and any(p.time_s for p in evidence.points):
-        yield Finding(
-            Check.INCLUDES_START_UP,
-            "Times are of whole trials: process start, data loading, evaluation and reports are in them, because a "
-            "train loop can't be looked into. Speedups come out closer to 1 than those of the training steps.",
-        )
-
-
-def _unequal_work(evidence: Evidence) -> Iterator[Finding]:
-    """Points that trained on another number of samples than their baseline, unless that is what was asked."""
-    question = evidence.question
-    if not question.baseline or {"epochs", "num_samples"} & set(question.compared_keys()):
-        return
-    works = {point_key(p.point): [s.num_samples for s in p.samples.values()] for p in evidence.gathered}
-    found: list[str] = []
-    for samples in evidence.gathered:
-        own, base = works[point_key(samples.point)], works.get(point_key(question.baseline_of(samples.point)), [])
-        unequal = ((o, b) for o in own for b in base if not same_work(o, b))
-        if pair := next(unequal, None):
-            numbers = " against ".join(units.count(round(number)) for number in pair if number is not None)
-            found.append(f"{point_label(samples.point)} ({numbers})")
-    if found:
-        yield Finding(
-            Check.UNEQUAL_WORK,
-            f"{units.counted(len(found), 'point')} trained on other numbers of samples than the baseline: "
-            f"{named(found)}. Speedups there are of rates, not of times.",
-        )
-
-
-def _metric_differs(evidence: Evidence) -> Iterator[Finding]:
-    """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients.
-
-    Told only where the difference is larger than either point's own spread over the repeats, and the interval of the
-    block-wise differences excludes 0 (its five percent of false alarms are what the first condition is against).
-    """
-    name = evidence.question.metric
-    groups: dict[PointKey, list[PointSamples]] = {}
-    for samples in evidence.gathered:
-        rest = {k: v for k, v in samples.point.items() if k != "num_workers"}
-        groups.setdefault(point_key(rest), []).append(samples)
-    found: list[str] = []
-    for group in groups.values():
-        for one, other in combinations(group, 2):
-            if _differs(one, other):
-                values = [units.score(name, float(np.median(s.all_of("metric")))) for s in (one, other)]
-                found.append(f"{values[0]} at {point_label(one.point)}, {values[1]} at {point_label(other.point)}")
-    if found:
-        yield Finding(
-            Check.METRIC_DIFFERS,
-            f"{name} differs between numbers of workers by more than between repeats: {named(found, '; ')}.",
-        )
-
-
-def _more_than_linear(evidence: Evidence) -> Iterator[Finding]:
-    """Speedups by workers alone that are larger, with all of their interval, than workers were added."""
-    if evidence.question.compared_keys() != ("num_workers",):
-        return
-    found = [
-        f"{units.ratio(p.speedup.value)} at {point_label(p.point)}"
-        for p in evidence.points
-        if p.speedup and p.efficiency and p.efficiency.low is not None and p.efficiency.low > 1 + MIN_EXCESS
-    ]
-    if found:
-        yield Finding(
-            Check.MORE_THAN_LINEAR,
-            f"{units.counted(len(found), 'speedup')} larger than the number of workers accounts for, by more than "
-            f"chance: {named(found)}.",
-        )
-
-
-def _short_times(evidence: Evidence) -> Iterator[Finding]:
-    timed = [(p.time_s.value, p) for p in evidence.points if p.time_s]
-    short = [(value, p) for value, p in timed if value < MIN_TIME_S]
-    if short:
-        value, point = min(short, key=lambda pair: pair[0])
-        yield Finding(
-            Check.SHORT_TIMES,
-            f"{len(short)} of {units.counted(len(timed), 'point')} took less than {MIN_TIME_S:g} s "
-            f"({point_label(point.point)}: {units.seconds(value)}): start and end effects weigh in.",
-        )
-
-
-def _few_repeats(evidence: Evidence) -> Iterator[Finding]:
-    counts = [p.time_s.num_samples for p in evidence.points if p.time_s]
-    if evidence.question.is_search or not counts or (fewest := min(counts)) >= MIN_REPEATS:
-        return  # a search asks for a good point, not for the effect of one
-    where = "" if fewest == max(counts) else " at the least"
-    if fewest == 1:
-        text = f"1 repeat a point{where}: no interval, and no telling an effect from noise."
-    else:
-        text = f"{fewest} repeats a point{where}: the intervals are wide and assume log-normal times."
-    yield Finding(Check.FEW_REPEATS, text)
-
-
-def _not_separated(evidence: Evidence) -> Iterator[Finding]:
-    compared = [p for p in evidence.points if p.speedup and p.speedup.low is not None and not p.is_baseline]
-    tied = [p for p in compared if p.speedup and not p.speedup.excludes(1.0)]
-    if tied:
-        yield Finding(
-            Check.NOT_SEPARATED,
-            f"{len(tied)} of {units.counted(len(compared), 'speedup')} can't be told from 1: "
-            f"{named([point_label(p.point) for p in tied])}.",
-        )
-
-
-CHECKS: tuple[OneCheck, ...] = (
-    _other_settings,
-    _other_code,
-    _baseline_missing,
-    _failed_trials,
-    _includes_start_up,
-    mixed_hardware,
-    resumed,
-    shared_cores,
-    side_by_side,
-    other_load,
-    too_many_threads,
-    throttled,
-    clock_changes,
-    _unequal_work,
-    _metric_differs,
-    _more_than_linear,
-    drift_over_study,
-    drift_in_trials,
-    slow_first_trial,
-    outliers,
-    _short_times,
-    _few_repeats,
-    _not_separated,
-)
-
-
-def _differs(one: PointSamples, other: PointSamples) -> bool:
-    changes = differences(one, other)
-    if len(changes) < 2:
-        return False
-    spread = max(float(np.ptp(s.all_of("metric"))) for s in (one, other))
-    estimate = median_estimate(changes, log_scale=False)
-    floor = MIN_METRIC_DIFFERENCE * abs(float(np.median(one.all_of("metric"))))
-    return estimate.excludes(0.0) and abs(estimate.value) > max(spread, floor)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from raypar.analysis.points import same_work
+from raypar.analysis.pairwise import speedup
 from raypar.analysis.question import (
     TRAIN_TIME,
     WALL_TIME,
@@ -26,7 +26,7 @@ from raypar.analysis.question import (
     point_key,
     time_metric_of,
 )
-from raypar.analysis.stats import Estimate, difference_estimate, median_estimate, ratio_estimate
+from raypar.analysis.stats import Estimate, difference_estimate, median_estimate
 from raypar.errors import RayparError
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult
@@ -290,19 +290,11 @@ def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
         point=point,
         num_finished=(len(a.samples), len(b.samples)),
         times_s=(time_a, time_b),
-        ratio=_time_ratio(a, b),
+        ratio=speedup(b, a, are_blocks_shared=False),
         metrics=(metric_a, metric_b),
         metric_change=difference_estimate(metric_a, metric_b) if metric_a and metric_b else None,
         execution_changes=config_changes(a.config, b.config, is_means),
     )
-
-
-def _time_ratio(a: PointSamples, b: PointSamples) -> Estimate | None:
-    """Time of B over time of A; of their rates, the other way round, where they did not do the same work."""
-    works = [[s.num_samples for s in p.samples.values()] for p in (a, b)]
-    by_time = all(same_work(first, second) for first in works[0] for second in works[1])
-    tops, bottoms = (b.all_of("time_s"), a.all_of("time_s")) if by_time else [p.all_of("throughput") for p in (a, b)]
-    return ratio_estimate(tops, bottoms, paired=False) if tops and bottoms else None
 
 
 def _origin_changes(a: Origin, b: Origin) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypar import units
-from raypar.analysis.findings import named
+from raypar.analysis.checks import named
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, median_estimate, ratio_estimate
 from raypar.study.space import Value

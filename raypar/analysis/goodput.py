@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from raypar.analysis.pairwise import by_block
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, ratio_estimate, reference
 from raypar.analysis.time_to_target import Start, Target, time_to_target
@@ -131,14 +132,11 @@ def _group(
 
 
 def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run]) -> Goodput:
-    both = sorted(runs.keys() & base.keys())
-    paired = bool(both) and (len(both) > 1 or min(len(runs), len(base)) == 1)
-    own = [runs[r] for r in (both if paired else sorted(runs))]
-    theirs = [base[r] for r in (both if paired else sorted(base))]
-    rates, base_rates = ([run.num_samples / run.time_s for run in side] for side in (own, theirs))
+    ours, theirs, is_paired = by_block(runs, base)
+    rates, base_rates = ([run.num_samples / run.time_s for run in side] for side in (ours, theirs))
     return Goodput(
         size,
-        throughput=ratio_estimate(rates, base_rates, paired=paired),
-        progress=ratio_estimate([r.num_samples for r in theirs], [r.num_samples for r in own], paired=paired),
-        goodput=ratio_estimate([r.time_s for r in theirs], [r.time_s for r in own], paired=paired),
+        throughput=ratio_estimate(rates, base_rates, paired=is_paired),
+        progress=ratio_estimate([r.num_samples for r in theirs], [r.num_samples for r in ours], paired=is_paired),
+        goodput=ratio_estimate([r.time_s for r in theirs], [r.time_s for r in ours], paired=is_paired),
     )

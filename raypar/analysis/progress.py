@@ -5,10 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
-from raypar.analysis.points import baseline_in, differences, ratio_of
-from raypar.analysis.question import PointKey, PointSamples, Question, collect, point_key, time_metric_of
+from raypar.analysis.pairwise import metric_change, speedup, trial_speedup
+from raypar.analysis.question import (
+    PointKey,
+    PointSamples,
+    Question,
+    collect,
+    point_key,
+    time_metric_of,
+    with_baselines,
+)
 from raypar.analysis.stats import Estimate, median_estimate
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialResult, TrialSpec, gain
@@ -18,11 +27,11 @@ SPEEDUP = "speedup"
 
 @dataclass(frozen=True)
 class Interim:
-    """The best point of those that have finished trials.
+    """The leading point of those that have finished trials.
 
     Attributes:
         quantity: ``speedup`` over its baseline, or the study's metric where it names no baseline.
-        is_significant: a speedup: from 1; a metric: from that of the next best point.
+        is_significant: a speedup: against 1; a metric: against that of the next best point.
     """
 
     point: Mapping[str, Value]
@@ -32,35 +41,28 @@ class Interim:
 
 
 def interim_best(question: Question, results: Sequence[TrialResult]) -> Interim | None:
-    """The point with the best median; None where nothing can be compared yet.
+    """Return the point with the best median; None where nothing can be compared yet.
 
-    Cheap enough to be asked after every trial: only the best point's interval is worked out.
+    Cheap enough to be called after every trial: only the best point's interval is estimated.
     """
     gathered = collect(question, results, time_metric_of(results))
     return _fastest(question, gathered) if question.baseline else _best(question, gathered)
 
 
 def _fastest(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
-    by_key = {point_key(p.point): p for p in gathered}
     compared: list[tuple[float, PointSamples, PointSamples]] = []
-    for samples in gathered:
-        base = baseline_in(question, by_key, samples)
-        if base is not None and not question.is_baseline(samples.point) and (speedup := _rough(base, samples)):
-            compared.append((speedup, samples, base))
+    for samples, base in with_baselines(question, gathered):
+        if base is None or question.is_baseline(samples.point):
+            continue
+        both = samples.samples.keys() & base.samples.keys()
+        ratios = [r for i in both if (r := trial_speedup(base.samples[i], samples.samples[i])) is not None]
+        if ratios:
+            compared.append((statistics.median(ratios), samples, base))
     if not compared:
         return None
-    _, best, base = max(compared, key=lambda entry: entry[0])
-    estimate = ratio_of(base, best)
+    _, best, base = max(compared, key=itemgetter(0))
+    estimate = speedup(base, best)
     return Interim(best.point, SPEEDUP, estimate, estimate.excludes(1.0)) if estimate else None
-
-
-def _rough(base: PointSamples, other: PointSamples) -> float | None:
-    """A median of the ratios of rates (of times, where rates are unknown), without its interval."""
-    both = [(base.samples[repeat], sample) for repeat, sample in other.samples.items() if repeat in base.samples]
-    rates = [o.throughput / b.throughput for b, o in both if b.throughput and o.throughput]
-    times = [b.time_s / o.time_s for b, o in both if b.time_s and o.time_s]
-    ratios = rates or times
-    return statistics.median(ratios) if ratios else None
 
 
 def _best(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
@@ -69,14 +71,14 @@ def _best(question: Question, gathered: Sequence[PointSamples]) -> Interim | Non
     if len(ordered) < 2:
         return None
     best, metrics = ordered[0]
-    gains = differences(ordered[1][0], best)
-    is_significant = len(gains) > 1 and median_estimate(gains, log_scale=False).excludes(0.0)
+    change = metric_change(ordered[1][0], best)
+    is_significant = change is not None and change.excludes(0.0)
     return Interim(best.point, question.metric, median_estimate(metrics, log_scale=False), is_significant)
 
 
 @dataclass(frozen=True)
 class TrialKind:
-    """What tells how long a trial takes; both None for one that a search has still to draw."""
+    """Key to how long a trial takes; both None for one that a search has still to draw."""
 
     point: PointKey | None = None
     placement: Placement | None = None
@@ -100,7 +102,7 @@ def remaining_s(
     gang_starts_s: Sequence[float] = (),
     num_gang_starts: int = 0,
 ) -> float | None:
-    """Seconds until the last trial ends; None as long as no trial has ended: nothing tells.
+    """Estimate the seconds until the last trial ends; None as long as no trial has ended.
 
     A trial takes as long as those of its point did in the median; where none has ended, as those on as many workers
     placed alike; else as all.

@@ -1,8 +1,7 @@
-"""The question of a study as its analysis needs it, and its current results sorted by point.
+"""Question of a study as its analysis needs it, and its current results sorted by point.
 
-A study's name may hold trials of other settings: another number of epochs, another learning rate, other seeds, asked
-for in an earlier execution. They answer another question, and stand in no median of this one. Other values of what is
-swept are no other settings: those points stand beside the ones of the last execution.
+A study's store may hold trials of other settings (epochs, learning rate, seeds) from earlier executions. They answer
+another question and are excluded. Other values of what is swept are no other settings: those points stay.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -27,10 +27,9 @@ WALL_TIME = "wall_s"
 
 @dataclass(frozen=True)
 class Question:
-    """What a study asks; small enough to be stored beside its results, so that a report needs no study file.
+    """Question of a study; small enough to be stored beside its results, so that a report needs no study file.
 
     Attributes:
-        study_name: how the study is called.
         baseline: what a point is compared with: the point that differs only in these values; empty: with nothing.
         space_keys: the swept hyperparameters, in the order in which they are shown.
         metric: key of the last report that says how good a trial is.
@@ -65,7 +64,7 @@ class Question:
 
     @property
     def is_search(self) -> bool:
-        """Whether its points are drawn, not listed."""
+        """True where points are drawn, not listed."""
         return not self.points and self.num_repeats == 1
 
     def compared_keys(self) -> tuple[str, ...]:
@@ -78,7 +77,7 @@ class Question:
 
 
 def question_of(study: Study) -> Question:
-    """What `study` asks."""
+    """Return the question that `study` asks."""
     return Question(
         study_name=study.name,
         baseline=dict(study.baseline),
@@ -95,7 +94,7 @@ def question_of(study: Study) -> Question:
 
 
 def _fixed(study: Study) -> dict[str, Value]:
-    """What every trial of the study has alike because the study says so, or leaves the default."""
+    """Return the hyperparameters that all trials share, set by the study or left at their defaults."""
     every = resolve(study.workload, study.config)
     fixed: dict[str, Value] = {k: v for k, v in every.items() if k not in study.space and k not in IDENTITY_IGNORED}
     chosen = {**study.workload.defaults, **study.config, **study.space}
@@ -110,10 +109,10 @@ def _fixed(study: Study) -> dict[str, Value]:
 
 
 def question_from_dict(raw: Mapping[str, Any]) -> Question:
-    """A question from its ``dataclasses.asdict`` form as JSON gives it back.
+    """Return the question of a ``dataclasses.asdict`` form read back from JSON.
 
     Raises:
-        KeyError, TypeError: it is none.
+        KeyError, TypeError: the mapping is no question.
     """
 
     def values(mapping: Mapping[str, Any]) -> dict[str, Value]:
@@ -137,7 +136,7 @@ def question_from_dict(raw: Mapping[str, Any]) -> Question:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one finished trial says.
+    """Measurements of one finished trial.
 
     Attributes:
         time_s: the study's time metric, greater than 0; None where the trial has none.
@@ -158,11 +157,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class PointSamples:
-    """The trials of one point.
+    """Trials of one point.
 
     Attributes:
         config: every hyperparameter, of any of its trials; empty for a point without one.
-        samples: its finished trials by repeat.
+        samples: its finished trials by repeat, in order.
         results: all its trials, whatever became of them.
     """
 
@@ -177,22 +176,38 @@ class PointSamples:
         return workers if isinstance(workers, int) else None
 
     @property
+    def values(self) -> dict[str, Any]:
+        """Every hyperparameter, the point's own last."""
+        return {**self.config, **self.point}
+
+    @property
     def times(self) -> dict[int, float]:
         """Seconds of the time metric by repeat, of the finished trials that have it."""
-        return {repeat: s.time_s for repeat, s in self.samples.items() if s.time_s is not None}
+        return self.by_repeat("time_s")
+
+    @property
+    def rest(self) -> dict[str, Value]:
+        """The point without its number of workers."""
+        return {key: value for key, value in self.point.items() if key != "num_workers"}
+
+    def results_in(self, state: TrialState) -> list[TrialResult]:
+        return [result for result in self.results if result.state is state]
 
     def num_in(self, state: TrialState) -> int:
-        """How many of its trials ended in this state."""
-        return sum(result.state is state for result in self.results)
+        return len(self.results_in(state))
+
+    def by_repeat(self, quantity: str) -> dict[int, float]:
+        """Return every known `quantity` (an attribute of `Sample`) by repeat, in order."""
+        pairs = ((repeat, getattr(sample, quantity)) for repeat, sample in self.samples.items())
+        return {repeat: value for repeat, value in pairs if value is not None}
 
     def all_of(self, quantity: str) -> list[float]:
-        """Every known `quantity` (an attribute of `Sample`), in the order of the repeats."""
-        found = [getattr(self.samples[repeat], quantity) for repeat in sorted(self.samples)]
-        return [value for value in found if value is not None]
+        """Return every known `quantity`, in the order of the repeats."""
+        return list(self.by_repeat(quantity).values())
 
 
 def point_key(point: Mapping[str, Value]) -> PointKey:
-    """A hashable form, equal for equal points: 1 and 1.0 are the same value, 1 and True are not."""
+    """Return a hashable form, equal for equal points: 1 and 1.0 are the same value, 1 and True are not."""
     # Sorted by key alone: values of different types have no order.
     return tuple(
         (k, isinstance(v, bool), tuple(v) if isinstance(v, list) else v)
@@ -201,13 +216,13 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
-    """``train_time_s`` where every finished trial has it, else ``wall_s`` (train loops that raypar can't look into)."""
+    """Return ``train_time_s`` if every finished trial has it, else ``wall_s`` (train loops that can't be timed)."""
     finished = [r for r in results if r.state is TrialState.FINISHED]
     return TRAIN_TIME if all(r.train_time_s is not None for r in finished) else WALL_TIME
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:
-    """The results sorted by point; points in the order of their values, listed ones without a result included."""
+    """Sort results by point; points in the order of their values, listed ones without a result included."""
     by_key: dict[PointKey, list[TrialResult]] = {point_key(p): [] for p in question.points}
     points: dict[PointKey, Mapping[str, Value]] = {point_key(p): p for p in question.points}
     for result in latest(results):
@@ -220,6 +235,14 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
     )
     listed = {word: i for i, word in enumerate(words)}
     return tuple(sorted(gathered, key=lambda p: _order(question, listed, p.point)))
+
+
+def with_baselines(
+    question: Question, gathered: Sequence[PointSamples]
+) -> list[tuple[PointSamples, PointSamples | None]]:
+    """Pair each point with its baseline; None where the study names none, or it has no trials."""
+    by_key = {point_key(p.point): p for p in gathered} if question.baseline else {}
+    return [(p, by_key.get(point_key(question.baseline_of(p.point)))) for p in gathered]
 
 
 def _point_samples(
@@ -235,28 +258,24 @@ def _point_samples(
 
 
 def _sample(question: Question, result: TrialResult, time_metric: str) -> Sample:
-    time_s = result.train_time_s if time_metric == TRAIN_TIME else result.wall_s
+    is_train_time = time_metric == TRAIN_TIME
     return Sample(
         identity=result.spec.identity,
-        time_s=_positive(time_s),
+        time_s=_finite(result.train_time_s if is_train_time else result.wall_s, above=0),
         # Over the wall-clock time a throughput would not be that of the same stretch of time.
-        throughput=_positive(result.throughput_samples_per_s) if time_metric == TRAIN_TIME else None,
+        throughput=_finite(result.throughput_samples_per_s, above=0) if is_train_time else None,
         metric=_finite(result.final.get(question.metric)),
     )
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _positive(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) and value > 0 else None
+def _finite(value: float | None, above: float = -math.inf) -> float | None:
+    return value if value is not None and above < value < math.inf else None
 
 
 def _order(
     question: Question, listed: Mapping[tuple[str, Value], int], point: Mapping[str, Value]
 ) -> tuple[tuple[int, Any, str], ...]:
-    """Sorts points by their values, key by key: None, numbers, tuples, then words as the study lists them."""
+    """Return a sort key by the point's values: None, numbers, tuples, then words as the study lists them."""
 
     def rank(key: str, value: Value) -> tuple[int, Any, str]:
         match value:
@@ -274,85 +293,92 @@ def _order(
 
 
 MAX_NAMED = 3  # settings, and values of one
-SEED = "seed"
-WORKLOAD = "workload"
 
 
 @dataclass(frozen=True)
 class CurrentResults:
-    """The trials of a study, parted.
+    """Trials that answer a question, and those that don't.
 
     Attributes:
-        results: those of what was asked last, in the order given; with its swept hyperparameters as their points.
+        results: those with the question's settings, in the order given; their points have its swept hyperparameters.
         excluded: the others.
-        settings: in what these differ: what was asked last, and every other value.
+        settings: settings in which these differ: the question's value, and every other.
     """
 
+    question: Question
     results: tuple[TrialResult, ...]
     excluded: tuple[TrialResult, ...]
     settings: Mapping[str, tuple[Value, tuple[Value, ...]]]
 
+    @cached_property
+    def time_metric(self) -> str:
+        return time_metric_of(self.results)
+
+    @cached_property
+    def points(self) -> tuple[PointSamples, ...]:
+        """The current results sorted by point."""
+        return collect(self.question, self.results, self.time_metric)
+
     def sentence(self) -> str:
-        """What was set aside; empty where nothing was."""
-        return excluded_sentence(len(self.excluded), self.settings)
+        """Return a sentence on the excluded trials; empty where there are none."""
+        if not self.excluded:
+            return ""
+        parts = [
+            f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(current)}"
+            for key, (current, others) in self.settings.items()
+        ]
+        return f"{units.counted(len(self.excluded), 'trial')} of other settings set aside: {_listed(parts)}."
 
 
 def current_results(question: Question, results: Sequence[TrialResult]) -> CurrentResults:
-    """The trials of this question and the others. All are of it where the store does not say what it fixes.
+    """Separate the trials that answer `question`. All do where the store does not keep the question's settings.
 
     Args:
-        question: as the last execution asked it.
+        question: of the last execution.
         results: of all executions.
     """
-    kept, excluded = [], []
+    current, excluded = [], []
     settings: dict[str, tuple[Value, dict[Value, None]]] = {}
     for result in results:
-        others = _other_settings(question, result)
-        if not others:
-            kept.append(_as_asked(question, result))
+        differences = _other_settings(question, result)
+        if not differences:
+            current.append(_as_asked(question, result))
             continue
         excluded.append(result)
-        for key, (wanted, own) in others.items():
-            settings.setdefault(key, (wanted, {}))[1][own] = None
-    told = {key: (wanted, tuple(values)) for key, (wanted, values) in settings.items()}
-    return CurrentResults(tuple(kept), tuple(excluded), told)
-
-
-def excluded_sentence(num_trials: int, settings: Mapping[str, tuple[Value, tuple[Value, ...]]]) -> str:
-    """A sentence on so many trials of other settings; empty for none."""
-    if not num_trials:
-        return ""
-    parts = [
-        f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(wanted)}"
-        for key, (wanted, others) in settings.items()
-    ]
-    return f"{units.counted(num_trials, 'trial')} of other settings set aside: {_listed(parts)}."
+        for key, (expected, actual) in differences.items():
+            settings.setdefault(key, (expected, {}))[1][actual] = None
+    return CurrentResults(
+        question,
+        tuple(current),
+        tuple(excluded),
+        {key: (expected, tuple(actual)) for key, (expected, actual) in settings.items()},
+    )
 
 
 def _other_settings(question: Question, result: TrialResult) -> dict[str, tuple[Value, Value]]:
-    """What the question fixes and the trial has another value of, as (the question's, the trial's)."""
+    """Return the settings in which a trial differs from the question, as (the question's, the trial's)."""
     spec = result.spec
     config: Mapping[str, Any] = spec.config
-    found: dict[str, tuple[Value, Value]] = {}
+    differences: dict[str, tuple[Value, Value]] = {}
     if question.workload and spec.workload != question.workload:
-        found[WORKLOAD] = (question.workload, spec.workload)
+        differences["workload"] = (question.workload, spec.workload)
     if question.seed is not None and spec.seed - spec.repeat != question.seed:
-        found[SEED] = (question.seed, spec.seed - spec.repeat)
-    for key, wanted in question.config.items():
+        differences["seed"] = (question.seed, spec.seed - spec.repeat)
+    for key, expected in question.config.items():
         if key not in config:
-            continue  # an older version did not know it
-        if key == "num_threads" and wanted is None:
-            wanted = config.get("cpus_per_worker")
-        own = config[key]
-        if type(own) is type(wanted) and own == wanted:
-            continue  # the usual case, told quickly
-        if point_key({key: wanted}) != point_key({key: own}):
-            found[key] = (wanted, tuple(own) if isinstance(own, list) else own)
-    return found
+            continue  # an older version did not have it
+        if key == "num_threads" and expected is None:
+            expected = config.get("cpus_per_worker")
+        actual = config[key]
+        if type(actual) is type(expected) and actual == expected:
+            continue  # the usual case, decided quickly
+        if point_key({key: expected}) != point_key({key: actual}):
+            differences[key] = (expected, tuple(actual) if isinstance(actual, list) else actual)
+    return differences
 
 
 def _as_asked(question: Question, result: TrialResult) -> TrialResult:
-    """An earlier execution may have swept more, or less: what it fixed is a value of the point all the same."""
+    """Return the result at its point of this question: an earlier execution may have swept more, or less."""
     spec = result.spec
     keys = question.space_keys
     if not question.config or tuple(spec.point) == keys or any(key not in spec.config for key in keys):

@@ -1,13 +1,13 @@
-"""Which point of a study to take: the fastest that does what is asked for, how sure that is, and what would settle it.
+"""Recommendation of a point: the fastest that meets the constraints, how sure that is, and what would settle it.
 
-Asked for is a target (the time until the metric reaches it counts, and every trial has to reach it), or else a metric
-that can't be told from the best one (the time of the whole training counts). Limits on time, cost, efficiency and
-metric leave points out, by their medians.
+A target may be asked for (the time until the metric reaches it counts, and every trial has to reach it); else a metric
+that is not significantly worse than the best one (the time of the whole training counts). Limits on time, cost,
+efficiency and metric exclude points, by their medians.
 
-Of the points that are left, the one with the smallest median time leads. Those whose times can't be told from it are
-its rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest workers is chosen: what can't be
-told apart should not cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are
-needed; else the study can't tell.
+Of the points that remain, the one with the smallest median time leads. Those whose times don't differ significantly
+from its are its rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest workers is chosen:
+equals should not cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are
+needed; else the study is inconclusive.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from raypar import units
-from raypar.analysis.candidates import Candidate, Constraints, candidates_of, has_values, is_time_apart, median_s
+from raypar.analysis.candidates import Candidate, Constraints, candidates_of, has_values, is_time_apart
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import MARGIN, Confidence, confidence_of, joint_share, repeats_needed, time_ratio
 from raypar.analysis.points import energy_source, why_energy_unknown
-from raypar.analysis.question import Question, collect, current_results, time_metric_of
+from raypar.analysis.question import Question, current_results
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import Start, reported_metrics
 from raypar.errors import RayparError, suggest
@@ -33,15 +33,15 @@ MAX_DOUBTED = 4
 
 
 class Decision(StrEnum):
-    CLEAR = "clear"  # faster than every other by more than chance
-    TIED = "tied"  # none of those that it can't be told from can be faster by more than MARGIN
-    UNCLEAR = "unclear"  # the study can't tell
-    NONE = "none"  # no point does what is asked for
+    CLEAR = "clear"  # significantly faster than every other
+    TIED = "tied"  # no rival can be faster by more than MARGIN
+    UNCLEAR = "unclear"  # a rival may be
+    NONE = "none"  # no point meets the constraints
 
 
 @dataclass(frozen=True)
 class Settling:
-    """The trials that would tell.
+    """Trials that would settle which point is the fastest.
 
     Attributes:
         points: to be repeated.
@@ -56,7 +56,7 @@ class Settling:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What a study recommends.
+    """Recommendation of a study.
 
     Attributes:
         time_metric: what the times are where no target is asked for.
@@ -66,7 +66,7 @@ class Recommendation:
         lead: time of the runner-up over that of the chosen one; None without one.
         confidence: that the chosen one is faster than every other, or, if it was chosen for its workers, slower than
             none by more than `MARGIN`; None where one of them ran only once.
-        rivals: points that can't be told from the leader, without the chosen one.
+        rivals: the leader and those that don't differ significantly from it, without the chosen one.
         settling: None where there is nothing to settle.
         batches: what the batch size does, where a target is asked for.
         excluded: a sentence on trials of other settings; empty where there are none.
@@ -89,97 +89,95 @@ class Recommendation:
     energy_source: str = ""
 
     @property
+    def eligible(self) -> list[Candidate]:
+        """Those that may be chosen, the fastest first."""
+        return sorted((c for c in self.candidates if not c.exclusion), key=lambda c: c.median_s)
+
+    @property
     def leader(self) -> Candidate | None:
-        """The one with the smallest median time of those that may be chosen."""
-        return min(_eligible(self.candidates), key=median_s, default=None)
+        """The eligible one with the smallest median time."""
+        return next(iter(self.eligible), None)
 
 
 def recommend(question: Question, results: Sequence[TrialResult], constraints: Constraints) -> Recommendation:
-    """The point to take.
+    """Recommend a point.
 
     Raises:
         RayparError: the target's metric is in no report, no point has the values asked for, or a limit is on what no
             point has.
     """
-    parted = current_results(question, results)
-    results = parted.results
-    _check_target(results, constraints)
-    time_metric = time_metric_of(results)
-    gathered = collect(question, results, time_metric)
-    candidates = candidates_of(question, gathered, constraints)
-    _check_limits(candidates, constraints)
-    _check_energy(candidates, constraints, results)
+    current = current_results(question, results)
+    target = constraints.target
+    if target is not None and target.metric not in (metrics := reported_metrics(current.results)):
+        hint = suggest(target.metric, metrics) if metrics else "the trials report nothing: leave --target out"
+        raise RayparError(f"--target {target.metric}=…: no trial reports `{target.metric}`", hint=hint)
+    candidates = candidates_of(question, current.points, constraints)
+    _check_limits(candidates, constraints, current.results)
     batches: tuple[BatchGroup, ...] = ()
-    if constraints.target is not None:
-        batches = batch_groups(
-            [g for g in gathered if has_values(g, constraints.only)], constraints.target, question.baseline
-        )
-    return _chosen(
-        Recommendation(
-            question,
-            constraints,
-            time_metric,
-            candidates,
-            Decision.NONE,
-            batches=batches,
-            excluded=parted.sentence(),
-            energy_source=energy_source(gathered),
-        )
+    if target is not None:
+        compared = [p for p in current.points if has_values(p, constraints.only)]
+        batches = batch_groups(compared, target, question.baseline)
+    before = Recommendation(
+        question,
+        constraints,
+        current.time_metric,
+        candidates,
+        Decision.NONE,
+        batches=batches,
+        excluded=current.sentence(),
+        energy_source=energy_source(current.points),
     )
+    return _chosen(before) if before.eligible else before
 
 
 def _chosen(before: Recommendation) -> Recommendation:
-    ranked = sorted(_eligible(before.candidates), key=median_s)
-    if not ranked:
-        return before
-    leader, others = ranked[0], ranked[1:]
+    leader, *others = ranked = before.eligible
     rivals = [c for c in others if not is_time_apart(c, leader)]
     near = [c for c in rivals if _is_near(c, leader)]
-    chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, median_s(c)))
+    chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
     tied = [c for c in (leader, *rivals) if c is not chosen] if rivals else []
-    open_rivals = [c for c in tied if _may_be_much_faster(c, chosen)]
-    open_rivals += _doubted(before, chosen)
-    found = replace(
+    open_rivals = [c for c in tied if _may_be_much_faster(c, chosen)] + _doubted(before, chosen)
+    after = replace(
         before,
         decision=Decision.UNCLEAR if open_rivals else Decision.TIED if tied else Decision.CLEAR,
         chosen=chosen,
         rivals=tuple(tied),
         settling=_settling(chosen, open_rivals) if open_rivals else None,
     )
-    runner_up = next((c for c in ranked if c is not chosen), None)
-    if runner_up is None:
-        return found
+    rest = [c for c in ranked if c is not chosen]
+    if not rest:
+        return after
     return replace(
-        found,
-        runner_up=runner_up,
-        lead=time_ratio(runner_up.times, chosen.times),
-        confidence=_joint_confidence(chosen, [c for c in ranked if c is not chosen], is_leader=chosen is leader),
+        after,
+        runner_up=rest[0],
+        lead=time_ratio(rest[0].times, chosen.times),
+        confidence=_joint_confidence(chosen, rest, is_leader=chosen is leader),
     )
 
 
 def _joint_confidence(chosen: Candidate, others: Sequence[Candidate], *, is_leader: bool) -> Confidence | None:
-    """Against all others at once: against the one where it is least sure, less for each of the others."""
+    """Return the confidence against all others at once: the least of each, corrected for their number."""
     at_least = 1.0 if is_leader else 1 / (1 + MARGIN)
     each = [confidence_of(c.times, chosen.times, at_least) for c in others]
-    known = [confidence for confidence in each if confidence is not None]
-    if not known or len(known) < len(each):
+    available = [confidence for confidence in each if confidence is not None]
+    if len(available) < len(each):
         return None
-    least = min(known, key=lambda confidence: confidence.share)
-    return replace(least, share=joint_share([confidence.share for confidence in known]))
+    least = min(available, key=lambda confidence: confidence.share)
+    return replace(least, share=joint_share([confidence.share for confidence in available]))
 
 
-def _doubted(found: Recommendation, chosen: Candidate) -> list[Candidate]:
-    """Faster points whose metric was worse in one trial, which says little: the best few of them."""
+def _doubted(before: Recommendation, chosen: Candidate) -> list[Candidate]:
+    """Return faster points whose metric was worse in one trial, which proves little: the best few of them."""
     if len(chosen.times) > 1:
         return []
-    close = [(c, c.metric.value) for c in found.candidates if c.is_close_call and c.metric is not None]
-    faster = [(c, value) for c, value in close if median_s(c) < median_s(chosen)]
-    faster.sort(key=lambda entry: gain(found.question.mode, entry[1]), reverse=True)
+    close = [(c, c.metric.value) for c in before.candidates if c.is_close_call and c.metric is not None]
+    faster = [(c, value) for c, value in close if c.median_s < chosen.median_s]
+    faster.sort(key=lambda entry: gain(before.question.mode, entry[1]), reverse=True)
     return [c for c, _ in faster[:MAX_DOUBTED]]
 
 
 def _is_near(rival: Candidate, leader: Candidate) -> bool:
-    """Without intervals nothing is known to be tied, and the fastest is the best guess."""
+    # Without intervals no tie is shown, and the fastest is the best guess.
     loss = time_ratio(rival.times, leader.times)
     return loss.low is not None and loss.value <= 1 + MARGIN
 
@@ -192,19 +190,15 @@ def _may_be_much_faster(rival: Candidate, chosen: Candidate) -> bool:
 def _settling(chosen: Candidate, rivals: Sequence[Candidate]) -> Settling:
     points = (chosen.point, *(c.point for c in rivals))
     counts = [repeats_needed(c.times, chosen.times) for c in rivals]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts):
+    available = [count for count in counts if count is not None]
+    if len(available) < len(counts):
         return Settling(points, MIN_RANKED, spread_is_known=False)
-    most = max(known)
+    most = max(available)
     return Settling(points, most if most <= MAX_REPEATS else None, spread_is_known=True)
 
 
-def _eligible(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return [c for c in candidates if not c.exclusion]
-
-
-def _check_limits(candidates: Sequence[Candidate], constraints: Constraints) -> None:
-    """Refuses a limit on what no point has."""
+def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, results: Sequence[TrialResult]) -> None:
+    """Refuse a limit on what no point has."""
     timed = [c for c in candidates if c.time_s is not None]
     if constraints.min_efficiency is not None and timed and all(c.efficiency is None for c in timed):
         hint = 'compare with something: baseline={"num_workers": 1} in the study\'s file, or leave it out'
@@ -212,26 +206,11 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints) -> 
     if constraints.max_cost is not None and timed and all(c.cost is None for c in timed):
         hint = "leave it out, or run the study again: results of now say where they ran"
         raise RayparError(f"--max-cost {constraints.max_cost:g}: no result says on how many nodes it ran", hint=hint)
-
-
-def _check_energy(candidates: Sequence[Candidate], constraints: Constraints, results: Sequence[TrialResult]) -> None:
-    """Refuses a limit on energy where none is known."""
     if constraints.max_energy_j is None:
         return
-    asked = f"--max-energy {units.energy(constraints.max_energy_j)}"
+    limit = f"--max-energy {units.energy(constraints.max_energy_j)}"
     if constraints.target is not None and constraints.start is not Start.FIRST_STEP:
-        raise RayparError(f"{asked}: energy is known from the first timed step on", hint="leave --start out")
-    if any(c.time_s for c in candidates) and not any(c.energy_j for c in candidates):
+        raise RayparError(f"{limit}: energy is known from the first timed step on", hint="leave --start out")
+    if timed and not any(c.energy_j for c in candidates):
         hint = "leave it out, or run the study where it can be read"
-        raise RayparError(f"{asked}: {why_energy_unknown(results)}", hint=hint)
-
-
-def _check_target(results: Sequence[TrialResult], constraints: Constraints) -> None:
-    if constraints.target is None:
-        return
-    known = reported_metrics(results)
-    if constraints.target.metric not in known:
-        hint = suggest(constraints.target.metric, known) if known else "the trials report nothing: leave --target out"
-        raise RayparError(
-            f"--target {constraints.target.metric}=…: no trial reports `{constraints.target.metric}`", hint=hint
-        )
+        raise RayparError(f"{limit}: {why_energy_unknown(results)}", hint=hint)

@@ -40,7 +40,7 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.laws import LAWS, Fit, Floats, Law, Refused, Scaling, better_law, fit_law
-from raypar.analysis.points import ratio_of
+from raypar.analysis.pairwise import speedup
 from raypar.analysis.question import (
     PointKey,
     PointSamples,
@@ -414,7 +414,7 @@ def worker_groups(
     by_rest: dict[PointKey, dict[int, PointSamples]] = {}
     for samples in gathered:
         if "num_workers" in samples.point and samples.num_workers is not None:
-            by_rest.setdefault(point_key(_rest(samples)), {})[samples.num_workers] = samples
+            by_rest.setdefault(point_key(samples.rest), {})[samples.num_workers] = samples
     groups = (_group(question, dict(sorted(by_count.items())), baseline) for by_count in by_rest.values())
     return tuple(group for group in groups if group is not None)
 
@@ -433,7 +433,7 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
     if len(timed) < 2:
         return None
     first = next(iter(timed.values()))
-    rest = _rest(first)
+    rest = first.rest
     asked = question.baseline.get("num_workers") if baseline is None else baseline
     base = asked if isinstance(asked, int) and asked in timed else min(timed)
     if baseline is not None and base != baseline:
@@ -442,7 +442,7 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
             f"no finished trial with {baseline} workers{at} to compare with",
             hint=f"worker counts that have some: {', '.join(map(str, timed))}",
         )
-    ratios = {n: reference(len(s.samples)) if n == base else ratio_of(timed[base], s) for n, s in timed.items()}
+    ratios = {n: reference(len(s.samples)) if n == base else speedup(timed[base], s) for n, s in timed.items()}
     speedups = {n: ratio for n, ratio in ratios.items() if ratio is not None}
     counts_samples = all(s.throughput is not None for p in timed.values() for s in p.samples.values())
     return WorkerGroup(
@@ -454,10 +454,6 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
         speedups=speedups,
         excluded={n: _fate(samples) for n, samples in by_count.items() if n not in speedups},
     )
-
-
-def _rest(samples: PointSamples) -> dict[str, Value]:
-    return {key: value for key, value in samples.point.items() if key != "num_workers"}
 
 
 def _rates(samples: PointSamples, counts_samples: bool) -> tuple[float, ...]:

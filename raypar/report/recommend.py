@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypar import units
-from raypar.analysis.candidates import Candidate, median_s
+from raypar.analysis.candidates import Candidate
 from raypar.analysis.pairwise import MARGIN, Confidence
 from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
@@ -65,7 +65,7 @@ def table_of(console: Console, advice: Recommendation) -> Table:
 
 def ranked(advice: Recommendation) -> list[Candidate]:
     """The chosen one first, then the others that may be, by their time, then the rest."""
-    return sorted(advice.candidates, key=lambda c: (c is not advice.chosen, bool(c.exclusion), median_s(c)))
+    return sorted(advice.candidates, key=lambda c: (c is not advice.chosen, bool(c.exclusion), c.median_s))
 
 
 def _cells(advice: Recommendation, c: Candidate) -> tuple[str, ...]:

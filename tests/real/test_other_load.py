@@ -11,7 +11,6 @@ from telling import settings_at
 
 from raypar import Study, Workload
 from raypar.analysis.analyse import analyse
-from raypar.analysis.checks import Check
 from raypar.run.local import LocalRunner
 from raypar.run.runner import Event, Runner, TrialEnded, TrialReported
 from raypar.study.trial import TrialResult, TrialState
@@ -65,7 +64,7 @@ def told_by(runner: Runner, study: Study) -> TrialResult:
 
 def said_of(study: Study, result: TrialResult) -> str:
     """What the report says of other load."""
-    return next((f.detail for f in analyse(study, [result]).warnings if f.check is Check.OTHER_LOAD), "")
+    return next((f.detail for f in analyse(study, [result]).warnings if f.check == "other_load"), "")
 
 
 # Long enough for the ticks in which the system counts; evaluated seldom, so that most of it is timed.

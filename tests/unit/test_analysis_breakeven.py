@@ -11,7 +11,7 @@ from results import make_result
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import Question
+from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, Method
 from raypar.analysis.verdicts import MAX_LINES, CrossingKind, break_even_lines, break_evens, crossing_of
 from raypar.study.space import Value
@@ -33,8 +33,7 @@ def alone(value: float) -> Estimate:
 
 
 def a_point(point: Mapping[str, Value], speedup: Estimate | None) -> PointAnalysis:
-    is_baseline = point.get("num_workers") == 1
-    return PointAnalysis(point, 2, 3, 0, 0, None, None, speedup, None, None, is_baseline, None, None)
+    return PointAnalysis(PointSamples(point), is_baseline=point.get("num_workers") == 1, speedup=speedup)
 
 
 def points(speedups: Mapping[float, Estimate | None], **rest: Value) -> list[PointAnalysis]:

@@ -1,231 +1,66 @@
-"""What a report warns of, and what it doesn't."""
+"""Checks: evidence in, findings out; and how seldom they warn of a study that there is nothing to say against."""
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from results import make_result
 
 from raypar.analysis.analyse import Question, analyse
-from raypar.analysis.checks import CHECKS, Check, Finding
+from raypar.analysis.checks import CHECKS, Evidence, Series, trend_of
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.question import collect
 from raypar.study.trial import TrialResult, TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))
+NO_BASELINE = replace(QUESTION, baseline={})
+Results = list[TrialResult]
 
 
-def sound(num_repeats: int = 6, **more) -> list[TrialResult]:
-    """Results that there is nothing to say against."""
+def sound(num_repeats: int = 6, time_s: float = 8.0, **more: Any) -> Results:
+    """Results that there is nothing to say against: `num_repeats` of one worker, then of two."""
     return [
-        make_result({"num_workers": w}, r, 8.0 / w + 0.01 * ((r * 7 + w) % 5), accuracy=0.97 + 0.001 * r, **more)
+        make_result({"num_workers": w}, r, time_s / w * (1 + 0.002 * ((r * 7 + w) % 5)), 0.97 + 0.001 * r, **more)
         for w in (1, 2)
         for r in range(num_repeats)
     ]
 
 
-def findings(results: list[TrialResult], question: Question = QUESTION) -> dict[Check, Finding]:
-    return {f.check: f for f in analyse(question, results).warnings}
+def on(environment: dict[str, Any], second: dict[str, Any] | None = None, time_s: float = 8.0) -> Results:
+    """Sound but for what the ranks report; `second` for the trials of two workers."""
+    known = {"cores": [[0]], "foreign_cpu_share": [0.0]}
+    one, two = ({**known, **more} for more in (environment, environment if second is None else second))
+    return [*sound(time_s=time_s, environment=one)[:6], *sound(time_s=time_s, environment=two)[6:]]
 
 
-def test_sound_results_raise_no_warning() -> None:
-    assert findings(sound()) == {}
-
-
-def test_every_check_has_advice_of_its_own() -> None:
-    # An enum turns members of equal value into one.
-    assert len({c.value for c in Check}) == len(Check.__members__)
-    assert all(c.value.endswith(".") for c in Check)
-    assert len(CHECKS) == len(Check)
-
-
-@pytest.mark.parametrize(("repeats", "text"), [(1, "no interval"), (2, "log-normal"), (4, "4 repeats a point: ")])
-def test_few_repeats_are_told_with_what_they_give(repeats: int, text: str) -> None:
-    assert text in findings(sound(repeats))[Check.FEW_REPEATS].detail
-
-
-def test_five_repeats_are_enough() -> None:
-    assert Check.FEW_REPEATS not in findings(sound(5))
-
-
-def test_the_point_with_the_fewest_repeats_counts() -> None:
-    assert "2 repeats a point at the least" in findings(sound()[:-4])[Check.FEW_REPEATS].detail
-
-
-def test_trials_that_ran_other_code_than_the_latest_are_told_with_what_changed() -> None:
-    def ran(model: str, started_at: float, workers: int) -> list[TrialResult]:
-        code = {"model.py": model, "s.py": "py3.11:1"}
-        made = [r for r in sound(started_at=started_at) if r.spec.point["num_workers"] == workers]
-        return [replace(result, code=code) for result in made]
-
-    mixed = findings([*ran("py3.11:1", 1.0, 1), *ran("py3.11:2", 2.0, 2)])[Check.OTHER_CODE]
-    assert mixed.detail == "6 of 12 trials ran other code than the latest one: model.py changed in between."
-    assert "--fresh" in mixed.advice
-    assert findings([*ran("py3.11:2", 1.0, 1), *ran("py3.11:2", 2.0, 2)]) == {}
-    assert findings([*ran("an unknown digest", 1.0, 1), *ran("py3.11:2", 2.0, 2)]) == {}
-
-
-def test_trials_that_went_on_from_a_checkpoint_are_named() -> None:
-    results = sound()
-    results[3] = replace(results[3], environment={**results[3].environment, "resumed_at_epoch": [2.0]})
-    assert findings(results)[Check.RESUMED].detail == (
-        "1 of 12 trials went on from a checkpoint after a failure: num_workers=1 #4."
-    )
-
-
-def test_trials_that_shared_a_machine_or_the_network_with_others_are_told() -> None:
-    alone = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # others ran elsewhere: nothing that it needs
-    assert findings(sound(environment=alone)) == {}
-    shared = findings(sound(environment={**alone, "num_sharing": 2}))[Check.SIDE_BY_SIDE].detail
-    assert shared.startswith("12 of 12 trials shared a machine") and "up to 2 at a time" in shared
-    spread = [
-        replace(result, environment={**alone, "node": ["a", "b"]}) if result.spec.point["num_workers"] == 2 else result
-        for result in sound(environment=alone)
+def scored(*by_workers: tuple[float, ...], key: str = "num_workers") -> Results:
+    """Accuracies by repeat for 1, 2 … workers."""
+    return [
+        make_result({"num_workers": 1, key: w}, r, 8.0 / w, accuracy=value)
+        for w, values in enumerate(by_workers, 1)
+        for r, value in enumerate(values)
     ]
-    assert findings(spread)[Check.SIDE_BY_SIDE].detail.startswith("6 of 6 trials over several machines shared the netw")
 
 
-def test_a_speedup_that_may_be_one_is_told() -> None:
-    level = [make_result({"num_workers": w}, r, 4.0 + 0.3 * ((r + w) % 3)) for w in (1, 2) for r in range(6)]
-    assert "1 of 1 speedup can't be told from 1: num_workers=2." in findings(level)[Check.NOT_SEPARATED].detail
-
-
-def test_times_below_a_second_are_too_short() -> None:
-    short = [make_result({"num_workers": w}, r, 0.5 / w) for w in (1, 2) for r in range(6)]
-    assert "num_workers=2: 0.25 s" in findings(short)[Check.SHORT_TIMES].detail
-
-
-@pytest.mark.parametrize("cores", [[], [[0], []]])
-def test_trials_without_cores_of_their_own_are_told(cores: list[object]) -> None:
-    detail = findings(sound(environment={"cores": cores}))[Check.SHARED_CORES].detail
-    assert detail == "12 of 12 trials had no cores of their own."
-
-
-@pytest.mark.parametrize("environment", [{}, {"cores": None}])
-def test_an_unknown_environment_is_not_held_against_a_trial(environment: dict[str, object]) -> None:
-    assert Check.SHARED_CORES not in findings(sound(environment=environment))
-
-
-def test_accuracy_that_depends_on_the_workers_is_told() -> None:
-    apart = [
-        make_result({"num_workers": w}, r, 8.0 / w, accuracy=0.97 - 0.02 * w + 0.001 * r)
-        for w in (1, 2)
-        for r in range(3)
-    ]
-    detail = findings(apart)[Check.METRIC_DIFFERS].detail
-    assert "95.1 % at num_workers=1, 93.1 % at num_workers=2" in detail
-
-
-def test_accuracy_that_differs_no_more_than_between_repeats_is_not_told() -> None:
-    noisy = [
-        make_result({"num_workers": w}, r, 8.0 / w, accuracy=0.95 + 0.01 * r - 0.005 * w)
-        for w in (1, 2)
-        for r in range(3)
-    ]
-    assert Check.METRIC_DIFFERS not in findings(noisy)
-
-
-def test_accuracy_of_two_wavering_repeats_proves_nothing() -> None:
-    scores = {1: (0.95, 0.96), 2: (0.935, 0.93)}  # further apart than either spreads, but by 1.5 and by 3 points
-    results = [
-        make_result({"num_workers": w}, r, 8.0 / w, accuracy=score)
-        for w, repeats in scores.items()
-        for r, score in enumerate(repeats)
-    ]
-    assert Check.METRIC_DIFFERS not in findings(results)
-
-
-def test_accuracy_that_differs_by_rounding_alone_is_not_told() -> None:
-    same = [make_result({"num_workers": w}, r, 8.0 / w, accuracy=0.95 + 1e-5 * w) for w in (1, 2) for r in range(3)]
-    assert Check.METRIC_DIFFERS not in findings(same)
-
-
-def test_accuracy_between_batch_sizes_is_not_what_the_workers_do() -> None:
-    question = Question("s", {}, ("batch_size", "num_workers"))
-    results = [
-        make_result({"batch_size": b, "num_workers": 1}, r, accuracy=0.97 - b / 1000)
-        for b in (32, 512)
-        for r in range(3)
-    ]
-    assert Check.METRIC_DIFFERS not in findings(results, question)
-
-
-def test_failed_trials_are_told_with_the_first_cause() -> None:
-    failed = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
-    detail = findings([*sound(), failed])[Check.FAILED_TRIALS].detail
-    assert detail == "1 trial failed; num_workers=2 #10: CUDA out of memory"
-
-
-def test_a_baseline_that_never_finished_is_told() -> None:
-    lonely = [r for r in sound() if r.spec.point["num_workers"] == 2]
-    assert "num_workers=1" in findings(lonely)[Check.BASELINE_MISSING].detail
-    assert Check.BASELINE_MISSING not in findings(lonely, Question("s", {}, ("num_workers",)))
-
-
-def test_times_of_whole_trials_are_told_to_hold_the_start() -> None:
-    loop = [make_result({"num_workers": w}, r, None, wall_s=9.0 / w + 0.01 * r) for w in (1, 2) for r in range(6)]
-    assert "process start" in findings(loop)[Check.INCLUDES_START_UP].detail
-
-
-@pytest.mark.parametrize(
-    ("threads", "cores", "told"),
-    [
-        ([2], [[0]], "2 torch threads on 1 core"),
-        ([1, 4], [[0], [1, 2]], "4 torch threads on 2 cores"),
-        ([2], [[0, 1]], None),
-        ([2], [[]], None),  # not pinned: they may be on cores of their own
-        (None, None, None),
-    ],
-)
-def test_more_threads_than_cores_are_told(threads: object, cores: object, told: str | None) -> None:
-    environment = {"num_threads": threads, "cores": cores, "foreign_cpu_share": [0.0]}
-    found = findings(sound(environment=environment)).get(Check.TOO_MANY_THREADS)
-    assert (found.detail if found else None) is None if told is None else found is not None and told in found.detail
-
-
-def on(**lists: object) -> dict[str, object]:
-    return {"cores": [[0]], "foreign_cpu_share": [0.0], **lists}
-
-
-def alike(*nodes: str, model: str = "EPYC 1", cores: int = 8) -> dict[str, object]:
-    return {"node": nodes, "cpu_model": [model] * len(nodes), "num_node_cores": [cores] * len(nodes)}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "told"),
-    [
-        ({"cpu_model": ["EPYC 1"]}, {"cpu_model": ["EPYC 2"]}, "different CPU models: EPYC 1, EPYC 2."),
-        ({"device_name": ["A100"]}, {"device_name": ["A100", "H100"]}, "different devices: A100, H100."),
-        ({"node": ["a"]}, {"node": ["b", "b"]}, "different nodes: a, b."),
-        ({"node": ["a"]}, {"node": ["a", "b"]}, None),  # more workers than a node holds
-        (alike("a"), alike("b", "b"), None),
-        (alike("a"), alike("b", cores=64), "nodes of different sizes: a (8 cores), b (64 cores)."),
-        (alike("a"), alike("b", model="EPYC 2"), "different CPU models: EPYC 1, EPYC 2."),
-        (alike("a"), {"node": ["b"], "cpu_model": ["EPYC 1"]}, "different nodes: a, b."),  # of what size?
-        ({"cpu_model": ["EPYC 1"]}, {"cpu_model": None}, None),
-        ({"cpu_model": ["EPYC 1"]}, {}, None),
-    ],
-)
-def test_trials_on_different_hardware_are_told(
-    first: dict[str, object], second: dict[str, object], told: str | None
-) -> None:
-    results = [
-        make_result(r.spec.point, r.spec.repeat, r.train_time_s, environment=on(**(first if i < 6 else second)))
-        for i, r in enumerate(sound())
-    ]
-    found = findings(results).get(Check.MIXED_HARDWARE)
-    assert (found.detail if found else None) == (f"Trials ran on {told}" if told else None)
-
-
-def test_devices_that_were_swept_may_have_names_of_their_own() -> None:
-    results = [
-        make_result({"device": device}, r, 8.0, environment=on(device_name=[name]))
-        for device, name in (("cpu", "cpu"), ("cuda", "H100"))
+def scaled(key: str, speedup: float, wavering: float = 0.004) -> Results:
+    """Speedups of 4 over 1."""
+    return [
+        make_result({key: value}, r, time_s * (1 + wavering * ((r * 7 + value) % 5) / 4))
+        for value, time_s in ((1, 40.0), (4, 40.0 / speedup))
         for r in range(6)
     ]
-    assert Check.MIXED_HARDWARE not in findings(results, Question("s", {"device": "cpu"}, ("device",)))
 
 
-def uneven(key: str, base: int, other: int) -> list[TrialResult]:
+def uneven(key: str, base: int, other: int) -> Results:
     return [
         make_result({key: value}, r, 8.0 + 0.1 * r, num_samples=samples)
         for value, samples in ((base, 60_000), (other, 57_344))
@@ -233,13 +68,375 @@ def uneven(key: str, base: int, other: int) -> list[TrialResult]:
     ]
 
 
-def test_points_that_trained_on_fewer_samples_than_their_baseline_are_told() -> None:
-    question = Question("s", {"batch_size": 32}, ("batch_size",))
-    detail = findings(uneven("batch_size", 32, 8192), question)[Check.UNEQUAL_WORK].detail
-    assert detail.startswith("1 point trained on other numbers of samples than the baseline: ")
-    assert "batch_size=8192 (57,344 against 60,000)" in detail
+def of_code(first: str, second: str) -> Results:
+    """Trials of one worker ran a version of model.py, those of two another one, later."""
+    digests = {1: (first, 1.0), 2: (second, 2.0)}
+    return [
+        replace(r, code={"model.py": digest, "s.py": "py3.11:1"}, started_at=started_at)
+        for r in sound()
+        for digest, started_at in (digests[r.spec.placement.num_workers],)
+    ]
 
 
-def test_work_that_the_study_varies_is_not_called_unequal() -> None:
-    question = Question("s", {"epochs": 1}, ("epochs",))
-    assert Check.UNEQUAL_WORK not in findings(uneven("epochs", 1, 2), question)
+def changed(index: int, **changes: Any) -> Results:
+    results = sound()
+    results[index] = replace(results[index], **changes)
+    return results
+
+
+def nodes(*names: str, model: str = "EPYC 1", cores: int = 8) -> dict[str, Any]:
+    return {"node": names, "cpu_model": [model] * len(names), "num_node_cores": [cores] * len(names)}
+
+
+ALONE = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # others ran elsewhere: nothing that it needs
+FAILED = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
+BUSY = {"foreign_cpu_share": [0.01, 0.2], "other_load_cores": [1.26, 1.26], "num_node_cores": [2, 2]}
+LOAD = "Other work ran while 12 of 12 trials were timed; at worst "
+HARDWARE = "Trials ran on "
+
+# Check, evidence, and the detail that it gives (* for anything), or None: it finds nothing.
+CASES: list[tuple[str, Results, str | None]] = [
+    ("few_repeats", sound(1), "1 repeat a point: no interval*"),
+    ("few_repeats", sound(2), "2 repeats a point: * log-normal times."),
+    ("few_repeats", sound(4), "4 repeats a point: *"),
+    ("few_repeats", sound(5), None),
+    ("few_repeats", sound()[:-4], "2 repeats a point at the least: *"),
+    ("short_times", sound(time_s=0.5), "2 of 2 points took less than 1 s (num_workers=2: 0.25 s): *"),
+    (
+        "not_separated",
+        [make_result({"num_workers": w}, r, 4.0 + 0.3 * ((r + w) % 3)) for w in (1, 2) for r in range(6)],
+        "1 of 1 speedup can't be told from 1: num_workers=2.",
+    ),
+    ("failed_trials", [*sound(), FAILED], "1 trial failed; num_workers=2 #10: CUDA out of memory"),
+    ("baseline_missing", sound()[6:], "1 point without a speedup: no finished trial of the baseline num_workers=1."),
+    (
+        "includes_start_up",
+        [replace(r, train_time_s=None) for r in sound()],
+        "Times are of whole trials: *",
+    ),
+    (
+        "other_code",
+        of_code("py3.11:1", "py3.11:2"),
+        "6 of 12 trials ran other code than the latest one: model.py changed in between.",
+    ),
+    ("other_code", of_code("py3.11:2", "py3.11:2"), None),
+    ("other_code", of_code("an unknown digest", "py3.11:2"), None),
+    (
+        "resumed",
+        changed(3, environment={"cores": [[0]], "resumed_at_epoch": [2.0]}),
+        "1 of 12 trials went on from a checkpoint after a failure: num_workers=1 #4.",
+    ),
+    ("side_by_side", on(ALONE), None),
+    ("side_by_side", on({**ALONE, "num_sharing": 2}), "12 of 12 trials shared a machine, * (up to 2 at a time)."),
+    ("side_by_side", on(ALONE, {**ALONE, "node": ["a", "b"]}), "6 of 6 trials over several machines shared the netw*"),
+    ("shared_cores", on({"cores": []}), "12 of 12 trials had no cores of their own."),
+    ("shared_cores", on({"cores": [[0], []]}), "12 of 12 trials had no cores of their own."),
+    ("shared_cores", on({"cores": None}), None),
+    ("too_many_threads", on({"num_threads": [2], "cores": [[0]]}), "A worker had 2 torch threads on 1 core: *"),
+    ("too_many_threads", on({"num_threads": [1, 4], "cores": [[0], [1, 2]]}), "*4 torch threads on 2 cores*"),
+    ("too_many_threads", on({"num_threads": [2], "cores": [[0, 1]]}), None),
+    ("too_many_threads", on({"num_threads": [2], "cores": [[]]}), None),  # not pinned: maybe on cores of their own
+    ("too_many_threads", on({"num_threads": None, "cores": None}), None),
+    # Machines: what the trials of one worker ran on, and those of two.
+    (
+        "mixed_hardware",
+        on({"cpu_model": ["EPYC 1"]}, {"cpu_model": ["EPYC 2"]}),
+        HARDWARE + "different CPU models: EPYC 1, EPYC 2.",
+    ),
+    (
+        "mixed_hardware",
+        on({"device_name": ["A100"]}, {"device_name": ["A100", "H100"]}),
+        HARDWARE + "different devices: A100, H100.",
+    ),
+    ("mixed_hardware", on({"node": ["a"]}, {"node": ["b", "b"]}), HARDWARE + "different nodes: a, b."),
+    ("mixed_hardware", on({"node": ["a"]}, {"node": ["a", "b"]}), None),  # more workers than a node holds
+    ("mixed_hardware", on(nodes("a"), nodes("b", "b")), None),
+    (
+        "mixed_hardware",
+        on(nodes("a"), nodes("b", cores=64)),
+        HARDWARE + "nodes of different sizes: a (8 cores), b (64 cores).",
+    ),
+    ("mixed_hardware", on(nodes("a"), nodes("b", model="EPYC 2")), HARDWARE + "different CPU models: EPYC 1, EPYC 2."),
+    # Of what size is node b?
+    ("mixed_hardware", on(nodes("a"), {"node": ["b"], "cpu_model": ["EPYC 1"]}), HARDWARE + "different nodes: a, b."),
+    ("mixed_hardware", on({"cpu_model": ["EPYC 1"]}, {"cpu_model": None}), None),
+    ("mixed_hardware", on({"cpu_model": ["EPYC 1"]}, {}), None),
+    # Load by others, on average over the timed region.
+    (
+        "other_load",
+        on(BUSY),
+        LOAD + "it took 20 % of the time of a worker's own cores and it kept 1.3 of a machine's 2 cores busy.",
+    ),
+    ("other_load", on({"foreign_cpu_share": [0.06]}), LOAD + "it took 6 % of the time of a worker's own cores."),
+    (
+        "other_load",
+        on({"foreign_cpu_share": [0.0], "other_load_cores": [9.0, 30.0], "num_node_cores": [16, 128]}),
+        LOAD + "it kept 9.0 of a machine's 16 cores busy.",
+    ),
+    # Where processes can't be bound to cores, others' work may be on any of them.
+    (
+        "other_load",
+        on({"foreign_cpu_share": None, "other_load_cores": [0.6], "num_node_cores": [8]}),
+        LOAD + "it kept 0.6 of a machine's 8 cores busy.",
+    ),
+    ("other_load", [*sound()[:-1], on({"foreign_cpu_share": [0.5]})[-1]], "Other work ran while 1 of 12 trials were *"),
+    ("other_load", on({"foreign_cpu_share": [0.08]}, time_s=0.5), None),  # a few ticks of the clock
+    ("other_load", on({"foreign_cpu_share": [0.08]}, time_s=50.0), LOAD + "*"),
+    (
+        "throttled",
+        [*on({"throttles": [0, 0]})[:-2], *on({"throttles": [3, 4]})[-2:]],
+        "Cores became too hot and slowed down while 2 of 12 trials were timed (up to 7 times in one).",
+    ),
+    (
+        "clock_changes",
+        on({"cpu_mhz_first": [3000.0] * 2, "cpu_mhz_mean": [2900.0] * 2, "cpu_mhz_last": [2950.0, 2700.0]}),
+        "The cores' clock was another at the end than at the beginning of 12 of 12 trials: by up to 10 % slower "
+        "(num_workers=1 #1).",
+    ),
+    (
+        "clock_changes",
+        on({"cpu_mhz_mean": [3600.0]}, {"cpu_mhz_mean": [3000.0, 3100.0]}),
+        "The cores' clock was another in some trials than in others: 3.05 GHz in num_workers=2 #1, 3.60 GHz in "
+        "num_workers=1 #1.",
+    ),
+    # Accuracy over numbers of workers.
+    (
+        "metric_differs",
+        scored((0.95, 0.951, 0.952), (0.93, 0.931, 0.932)),
+        "accuracy differs between numbers of workers by more than between repeats: 95.1 % at num_workers=1, 93.1 % at "
+        "num_workers=2.",
+    ),
+    ("metric_differs", scored((0.945, 0.955, 0.965), (0.94, 0.95, 0.96)), None),  # no more than between repeats
+    ("metric_differs", scored((0.95, 0.96), (0.935, 0.93)), None),  # two repeats, by 1.5 and by 3 points
+    ("metric_differs", scored((0.95,) * 3, (0.95002,) * 3), None),  # rounding
+    ("metric_differs", scored((0.97,) * 3, (0.5,) * 3, key="lr"), None),  # not what the workers do
+    (
+        "more_than_linear",
+        scaled("num_workers", 4.4),
+        "1 speedup larger than the number of workers accounts for, by more than chance: 4.* at num_workers=4.",
+    ),
+    *(("more_than_linear", scaled("num_workers", speedup), None) for speedup in (3.2, 4.0, 4.01)),
+    ("more_than_linear", scaled("num_workers", 4.4, wavering=1.0), None),
+]
+
+
+def details(results: Results, question: Question = QUESTION) -> dict[str, str]:
+    return {finding.check: finding.detail for finding in analyse(question, results).warnings}
+
+
+def fits(detail: str | None, pattern: str | None) -> bool:
+    return detail is pattern if detail is None or pattern is None else fnmatchcase(detail, pattern)
+
+
+@pytest.mark.parametrize(("check", "results", "detail"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
+def test_evidence_gives_its_finding(check: str, results: Results, detail: str | None) -> None:
+    assert fits(details(results).get(check), detail), details(results).get(check)
+
+
+BATCHES = Question("s", {"batch_size": 32}, ("batch_size",))
+WORKERS_AND_BATCH = Question("s", {"num_workers": 1, "batch_size": 64}, ("num_workers", "batch_size"))
+BOTH = [
+    make_result({"num_workers": w, "batch_size": b}, r, 40.0 / (9 if w * b > 64 else 1))
+    for w, b in ((1, 64), (4, 256))
+    for r in range(6)
+]
+ON_DEVICES = [
+    make_result({"device": device}, r, 8.0, environment={"device_name": [name]})
+    for device, name in (("cpu", "cpu"), ("cuda", "H100"))
+    for r in range(6)
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "results", "question", "detail"),
+    [
+        ("baseline_missing", sound()[6:], NO_BASELINE, None),
+        (
+            "unequal_work",
+            uneven("batch_size", 32, 8192),
+            BATCHES,
+            "1 point trained on other numbers of samples than the baseline: batch_size=8192 (57,344 against 60,000). *",
+        ),
+        ("unequal_work", uneven("epochs", 1, 2), Question("s", {"epochs": 1}, ("epochs",)), None),  # as asked
+        ("mixed_hardware", ON_DEVICES, Question("s", {"device": "cpu"}, ("device",)), None),
+        ("more_than_linear", scaled("batch_size", 9.0), Question("s", {"batch_size": 1}, ("batch_size",)), None),
+        ("more_than_linear", BOTH, WORKERS_AND_BATCH, None),
+    ],
+)
+def test_evidence_is_weighed_by_what_is_asked(
+    check: str, results: Results, question: Question, detail: str | None
+) -> None:
+    assert fits(details(results, question).get(check), detail)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},  # results of before it was measured
+        {"foreign_cpu_share": None, "other_load_cores": None, "num_node_cores": None, "throttles": None},
+        {"foreign_cpu_share": [None], "other_load_cores": [None], "num_node_cores": [64], "cpu_mhz_mean": [None]},
+        {"foreign_cpu_share": [0.01, 0.04], "other_load_cores": [0.15, 0.15], "num_node_cores": [2, 2]},
+        # 4 of 64 cores, and none of them the trial's.
+        {"foreign_cpu_share": [0.02], "other_load_cores": [4.0], "num_node_cores": [64], "throttles": [0]},
+        {"cpu_mhz_first": [3000.0], "cpu_mhz_mean": [2950.0], "cpu_mhz_last": [2900.0], "throttles": [0, None]},
+        {"cpu_mhz_first": None, "cpu_mhz_mean": 2000.0, "cpu_mhz_last": [2000.0]},
+        {"foreign_cpu_share": "?", "other_load_cores": ["?"], "num_node_cores": [0], "throttles": "?"},
+    ],
+)
+def test_quiet_machines_and_unknown_ones_raise_no_warning(environment: dict[str, Any]) -> None:
+    assert details(sound(environment={"cores": [[0]], **environment})) == {}
+
+
+def test_every_check_has_advice_of_its_own_and_a_case_here() -> None:
+    advice = [advice for _, advice in CHECKS.values()]
+    assert len(set(advice)) == len(advice) and all(text.endswith(".") for text in advice)
+    over_time = {"drift_over_study", "drift_in_trials", "slow_first_trial", "outliers"}
+    assert set(CHECKS) == {check for check, _, _ in CASES} | over_time | {"unequal_work", "other_settings"}
+
+
+# ---- steadiness over time, on made-up studies
+
+NOISE = 0.03
+TRIAL_S = 10.0
+
+
+def study(
+    seed: int,
+    *,
+    num_repeats: int = 6,
+    workers: tuple[int, ...] = (1, 2, 4),
+    drift: float = 0.0,
+    first: float = 1.0,
+) -> Results:
+    """Log-normal times in blocks; `drift` is the relative change over the study, `first` what slows its first trial."""
+    rng = np.random.default_rng(seed)
+    results = []
+    order = [(r, int(w)) for r in range(num_repeats) for w in rng.permutation(workers)]
+    # In the first block the baseline comes first, so that a test knows whose trial is slowed.
+    order[: len(workers)] = [(0, w) for w in workers]
+    for i, (repeat, num_workers) in enumerate(order):
+        time_s = 8.0 / num_workers * math.exp(rng.normal(0, NOISE)) * (1 + drift) ** (i / (len(order) - 1))
+        time_s *= first if i == 0 else 1.0
+        results.append(make_result({"num_workers": num_workers}, repeat, time_s, started_at=1000.0 + TRIAL_S * i))
+    return results
+
+
+def over_time(results: Results, *checks: str) -> dict[str, str]:
+    """Findings of these checks, from the trials alone."""
+    points = (PointAnalysis(p, is_baseline=False) for p in collect(QUESTION, results, "train_time_s"))
+    evidence = Evidence(QUESTION, "train_time_s", tuple(points))
+    return {check: detail for check in checks for detail in CHECKS[check][0](evidence)}
+
+
+def share_of_studies(check: str, num_studies: int = 300, **made: Any) -> float:
+    return sum(check in over_time(study(seed, **made), check) for seed in range(num_studies)) / num_studies
+
+
+@pytest.mark.parametrize(("num_repeats"), [3, 6, 10])
+def test_steady_studies_seldom_raise_a_warning(num_repeats: int) -> None:
+    # The level of the test for a drift is 5 %; 300 draws waver by 1.3 points.
+    for check, most in (("drift_over_study", 0.07), ("slow_first_trial", 0.03), ("outliers", 0.15)):
+        assert share_of_studies(check, num_repeats=num_repeats) <= most
+
+
+@pytest.mark.parametrize(
+    ("check", "made"), [("drift_over_study", {"num_repeats": 10, "drift": 0.2}), ("slow_first_trial", {"first": 1.5})]
+)
+def test_what_was_made_is_noticed(check: str, made: dict[str, Any]) -> None:
+    assert share_of_studies(check, num_studies=50, **made) > 0.95
+
+
+def test_a_drift_is_reported_by_its_size_and_of_all_points_where_the_baselines_trials_are_few() -> None:
+    detail = details(study(1, num_repeats=20, drift=0.2))["drift_over_study"]
+    assert int(detail.split("became ")[1].split(" %")[0]) == pytest.approx(20, abs=5)
+    assert detail.startswith("The baseline became") and "slower" in detail
+    few = details(study(0, num_repeats=3, workers=(1, 2, 4, 8, 16), drift=0.4))
+    assert few["drift_over_study"].startswith("Trials of the same point became")
+
+
+POINTS = st.lists(
+    st.lists(
+        st.tuples(st.integers(0, 1000).map(float), st.floats(0.1, 100.0)),
+        min_size=2,
+        max_size=8,
+        unique_by=lambda t: t[0],
+    ),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(POINTS, st.randoms(use_true_random=False))
+def test_a_trend_is_the_same_whatever_the_order_of_points_and_trials(
+    points: list[list[tuple[float, float]]], rng: random.Random
+) -> None:
+    shuffled: list[Series] = [rng.sample(series, len(series)) for series in rng.sample(points, len(points))]
+    one, other = trend_of(points), trend_of(shuffled)
+    assert (one is None) == (other is None)
+    if one and other:
+        assert vars(other) == pytest.approx(vars(one), rel=1e-9, abs=1e-12)
+
+
+@given(st.floats(-0.5, 1.0), st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=4), st.integers(5, 9))
+def test_an_exact_exponential_drift_is_recovered(drift: float, levels: list[float], num_trials: int) -> None:
+    span = 100.0
+    rate = math.log1p(drift) / span
+    starts = [span * i / (num_trials - 1) for i in range(num_trials)]
+    trend = trend_of([[(at, level * math.exp(rate * at)) for at in starts] for level in levels])
+    assert trend is not None
+    assert trend.change == pytest.approx(drift, rel=1e-6, abs=1e-9)
+    if abs(drift) > 1e-6:
+        assert trend.tau == pytest.approx(math.copysign(1, drift))
+        assert trend.p_value < 0.05
+
+
+def test_too_few_trials_have_no_trend() -> None:
+    assert trend_of([[(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]]) is None
+    assert trend_of([]) is None
+    assert trend_of([[(0.0, 1.0 + i) for i in range(9)]]) is None  # nobody knows which came first
+
+
+def test_a_slow_first_trial_is_not_counted_as_an_outlier_again() -> None:
+    found = details(study(3, first=1.5))
+    assert "num_workers=1 #1" in found["slow_first_trial"]
+    assert "outliers" not in found
+
+
+def test_an_outlier_is_counted_and_named_and_stays_in_the_numbers() -> None:
+    results = study(5)
+    results[10] = replace(results[10], train_time_s=1.6 * (results[10].train_time_s or 0))
+    analysis = analyse(QUESTION, results)
+    (detail,) = [f.detail for f in analysis.warnings if f.check == "outliers"]
+    assert ": 1 of 18 trials: " in detail and results[10].spec.label in detail
+    assert sum(p.time_s.num_samples for p in analysis.points if p.time_s) == 18
+
+
+def test_of_two_trials_neither_is_an_outlier() -> None:
+    results = [make_result({"num_workers": w}, r, 8.0 / w * (1 + (w == 2) * r)) for w in (1, 2, 4) for r in range(2)]
+    assert "outliers" not in details(results)
+
+
+def with_rates(factor: float, num_reports: int = 9) -> Results:
+    """Trials whose rate is another one in every report, at the end `factor` times that of the beginning."""
+    rng = np.random.default_rng(7)
+    rates: Callable[[int], float] = lambda i: 1e4 * factor ** (i / 8) * math.exp(rng.normal(0, 0.01))  # noqa: E731
+    return [
+        replace(r, reports=tuple({**r.final, "throughput_samples_per_s": rates(i)} for i in range(num_reports)))
+        for r in study(0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("results", "detail"),
+    [
+        (
+            with_rates(0.85),
+            "Steps became * % slower from the first third * (median of 18 trials).",
+        ),
+        (with_rates(1.2), "Steps became * % faster from the first third *"),
+        (with_rates(1.0), None),
+        (with_rates(0.5, num_reports=3), None),
+    ],
+)
+def test_steps_that_change_within_trials_are_reported_by_the_direction(results: Results, detail: str | None) -> None:
+    assert fits(details(results).get("drift_in_trials"), detail)
