@@ -24,7 +24,7 @@ from pathlib import Path
 from common import begin, parser_for, progress, scratch
 from driven import RAYPAR, finished, head_of_table, num_doubled, row, said, start
 
-from raypar.track.journal import spools
+from raypar.track.journal import journal_paths
 from raypar.track.server import Server, free_port, start_server
 from raypar.track.store import default_tracking_uri
 
@@ -110,7 +110,7 @@ def damaged(name: str, folder: Path) -> None:
         study.hold_no_more()
         study.go(second)
         assert process.wait(LIMIT_S) == 0, said(folder)
-    (journal,) = spools(folder)
+    (journal,) = journal_paths(folder)
     lines = journal.read_bytes().splitlines(keepends=True)
     last = max(i for i, line in enumerate(lines) if json.loads(line)["kind"] == "trial")
     lines[last] = b'{"kind": "trial", \xff' + lines[last][40:]

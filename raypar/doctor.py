@@ -27,7 +27,7 @@ from raypar.masking import masked
 from raypar.provenance import cpu_model, gpu_model, versions
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
-from raypar.track.journal import read_ack, spools, target
+from raypar.track.journal import journal_paths, read_ack, target
 from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
@@ -299,7 +299,7 @@ def unsent(project_dir: Path) -> Iterator[Finding]:
     """Results on this disk that their store has not taken yet."""
     waiting = [
         path
-        for path in spools(project_dir)
+        for path in journal_paths(project_dir)
         if (uri := target(path)) is None or path.stat().st_size > read_ack(path, uri)
     ]
     if waiting:

@@ -128,7 +128,7 @@ def workloads(
 def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """Write results to the store that it could not take when they were made."""
     with told(debug):
-        from raypar.track.sync import sync as send
+        from raypar.track.uploader import sync as send
 
         sent = send(Path.cwd(), tracking_uri)
         say(

@@ -1,4 +1,4 @@
-"""Whether results can be kept, asked before a study runs for hours: quickly, and without making anything."""
+"""Checks of a store before a study runs for hours: quick, and without creating anything."""
 
 from __future__ import annotations
 
@@ -13,70 +13,68 @@ from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
 from raypar.masking import masked
-from raypar.track.client import (
-    SERVERS,
-    Rejected,
-    Unreachable,
-    artifact_root,
-    connect,
-    import_mlflow,
-    sqlite_path,
-    store_errors,
-    unreachable,
-)
-from raypar.track.journal import spool_dir
+from raypar.track.client import SERVERS, artifact_root, connect, import_mlflow, reachable, sqlite_path
+from raypar.track.journal import journal_dir
 
 EMBEDDED = ("sqlite",)
 DATABASES = ("postgresql", "mysql", "mssql")
+_VERSIONS = "alembic_version"
 
 
 def check_writable(tracking_uri: str, project_dir: Path) -> None:
-    """Raises StoreError, with a way out, where results could not be journalled or not be stored."""
-    scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
-    if scheme not in (*EMBEDDED, *SERVERS, *DATABASES):
-        raise _bad_scheme(tracking_uri, scheme)
-    _check_folder(spool_dir(project_dir))
-    root = artifact_root(tracking_uri, project_dir)
-    if root is not None:
-        _check_folder(root)
+    """Check that results can be journalled and stored.
+
+    Raises:
+        StoreError: they can't, with a hint on what to do.
+    """
+    scheme = _scheme(tracking_uri)
+    folders = [journal_dir(project_dir), artifact_root(tracking_uri, project_dir)]
+    for folder in folders:
+        if folder is not None:
+            _check_folder(folder)
     if scheme in EMBEDDED:
         database = sqlite_path(tracking_uri)
         if database is None:
             raise StoreError(
-                f"{tracking_uri} is a database in memory, gone with the process",
+                f"{tracking_uri} is a database in memory, lost with the process",
                 hint="give it a file: sqlite:////absolute/path/mlflow.db",
             )
         _check_folder(database.absolute().parent)
         if database.exists() and database.stat().st_size:
-            _check_database(database, tracking_uri)
+            _check_schema(database, tracking_uri, "written")
     else:
-        try:
-            client = connect(tracking_uri)
-            with store_errors():
-                client.search_experiments(max_results=1)
-        except (Unreachable, Rejected) as e:
-            raise unreachable(tracking_uri, e) from e
+        with reachable(tracking_uri):
+            connect(tracking_uri).search_experiments(max_results=1)
 
 
-def _bad_scheme(tracking_uri: str, scheme: str) -> StoreError:
+def check_readable(tracking_uri: str) -> None:
+    """Check a database before MLflow opens it: MLflow would create its tables in any, or half of them in an older one.
+
+    Raises:
+        StoreError: no such store is possible, or its database is not one of the installed MLflow.
+    """
+    scheme, database = _scheme(tracking_uri), sqlite_path(tracking_uri)
+    if scheme in EMBEDDED and database is not None:
+        _check_schema(database, tracking_uri, "read")
+
+
+def _scheme(tracking_uri: str) -> str:
+    scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
+    if scheme in (*EMBEDDED, *SERVERS, *DATABASES):
+        return scheme
+    hint = "use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server"
     if scheme in ("", "file"):
-        return StoreError(
-            f"{tracking_uri!r} is a folder, and MLflow keeps no results in folders any more",
-            hint="use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server",
-        )
-    return StoreError(
-        f"{masked(tracking_uri)!r} is no tracking store that MLflow knows",
-        hint="use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server",
-    )
+        problem = f"{tracking_uri!r} is a folder, and MLflow keeps no results in folders any more"
+    else:
+        problem = f"{masked(tracking_uri)!r} is no tracking store that MLflow knows"
+    raise StoreError(problem, hint=hint)
 
 
 def _check_folder(folder: Path) -> None:
-    """Tries the nearest folder above that exists; asking for permission bits would not see a read-only disk."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    """Write to the nearest existing folder above: permission bits would not show a read-only or full disk."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"\n" * 4096)
             file.flush()
             os.fsync(file.fileno())
@@ -87,83 +85,54 @@ def _check_folder(folder: Path) -> None:
         ) from e
 
 
-def check_readable(tracking_uri: str) -> None:
-    """Asks before MLflow does, which would make its tables in any database, or half of them in one of another version.
-
-    Raises:
-        StoreError: there can be no such store, or what is there is no database of the installed MLflow.
-    """
-    scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
-    if scheme not in (*EMBEDDED, *SERVERS, *DATABASES):
-        raise _bad_scheme(tracking_uri, scheme)
-    database = sqlite_path(tracking_uri)
-    if scheme not in EMBEDDED or database is None:
-        return
-    with _reached(
-        database, "read", "end whatever locks it, put a copy in its place, or choose another one"
-    ) as connection:
-        found, tables = _versions_and_tables(connection)
-    _check_schema(database, tracking_uri, found, tables)
-
-
 @contextmanager
-def _reached(database: Path, what: Literal["read", "written"], way_out: str) -> Iterator[sqlite3.Connection]:
-    """A connection that says what can't be done with the database, where something can't."""
-    mode = "ro" if what == "read" else "rwc"
+def _opened(database: Path, purpose: Literal["read", "written"]) -> Iterator[sqlite3.Connection]:
+    mode, hint = {
+        "read": ("ro", "end whatever locks it, put a copy in its place, or choose another one with --tracking-uri"),
+        "written": ("rwc", "end whatever locks it, or choose another one with --tracking-uri"),
+    }[purpose]
     try:
         uri = f"{database.absolute().as_uri()}?mode={mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=2, isolation_level=None)) as connection:
             yield connection
     except sqlite3.Error as e:
-        raise StoreError(f"The database {database} can't be {what}: {e}", hint=f"{way_out} with --tracking-uri") from e
+        raise StoreError(f"The database {database} can't be {purpose}: {e}", hint=hint) from e
 
 
-def _versions_and_tables(connection: sqlite3.Connection) -> tuple[list[str], set[str]]:
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    versions = connection.execute("SELECT version_num FROM alembic_version") if _VERSIONS in tables else []
-    return [str(version) for (version,) in versions], tables
-
-
-def _check_database(database: Path, tracking_uri: str) -> None:
-    with _reached(database, "written", "end whatever locks it, or choose another one") as connection:
-        found, tables = _versions_and_tables(connection)
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
-    _check_schema(database, tracking_uri, found, tables)
-
-
-def _check_schema(database: Path, tracking_uri: str, found: list[str], tables: set[str]) -> None:
-    if not found:
+def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "written"]) -> None:
+    """Raise StoreError unless the database has MLflow's tables in the installed version, or no tables."""
+    with _opened(database, purpose) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        rows = connection.execute(f"SELECT version_num FROM {_VERSIONS}").fetchall() if _VERSIONS in tables else []
+        if purpose == "written":
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+    if not rows:
         if tables - {_VERSIONS}:
             raise StoreError(
                 f"The database {database} is not one of MLflow's",
                 hint="choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db",
             )
         return
-    try:
-        with store_errors():
-            ours, known = _schema_versions()
-    except (Unreachable, Rejected) as e:
-        raise unreachable(tracking_uri, e) from e
-    if found == [ours]:
+    with reachable(tracking_uri):
+        installed, upgradable = _schema_versions()
+    version = str(rows[0][0])
+    if len(rows) == 1 and version == installed:
         return
-    if found[0] in known:
+    upgrade = f"mlflow db upgrade {masked(tracking_uri)}"
+    if version in upgradable:
         raise StoreError(
             f"The database {database} was made by an older MLflow than the one installed",
-            hint=f"back it up, then: mlflow db upgrade {masked(tracking_uri)}",
+            hint=f"back it up, then: {upgrade}",
         )
     raise StoreError(
-        f"The database {database} was made by a newer MLflow than the one installed (its schema: {found[0]})",
-        hint="update MLflow (pip install -U mlflow); if the database is still too old or new for it then: "
-        f"mlflow db upgrade {masked(tracking_uri)}",
+        f"The database {database} was made by a newer MLflow than the one installed (its schema: {version})",
+        hint=f"update MLflow (pip install -U mlflow); if the database is still too old or new for it then: {upgrade}",
     )
 
 
-_VERSIONS = "alembic_version"
-
-
 def _schema_versions() -> tuple[str, set[str]]:
-    """The schema version of the installed MLflow, and all that it knows how to upgrade."""
+    """Return the schema version of the installed MLflow, and all that it can upgrade."""
     mlflow = import_mlflow()
     from alembic.script import ScriptDirectory
 

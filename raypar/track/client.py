@@ -29,20 +29,21 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 SERVERS = ("http", "https", "databricks")
-_LOGGERS = ("mlflow", "alembic")
-_REFUSED = "failed with error code 401"  # MLflow's words; the answer has no code of MLflow's own
+MODEL_NAME = "best_model"
+_UNAUTHORIZED = "failed with error code 401"  # of MLflow's message; its error_code does not tell
 
 
 class Unreachable(Exception):
-    """The store can't take or give anything now; it may later."""
+    """The store doesn't answer now; it may later."""
 
 
 class Rejected(Exception):
-    """The store will never take this."""
+    """The store refuses this, and always will."""
 
 
+@cache
 def import_mlflow() -> Any:
-    """The mlflow module, set to be quick and silent. Takes a second the first time."""
+    """Return the mlflow module, set to be quick and silent. Takes a second the first time."""
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     with warnings.catch_warnings():
@@ -50,19 +51,14 @@ def import_mlflow() -> Any:
         import mlflow
         import mlflow.entities
         import mlflow.exceptions
-    _silence()
-    return mlflow
-
-
-@cache
-def _silence() -> None:
-    for name in _LOGGERS:
+    for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    return mlflow
 
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Everything that a store can raise, as `Unreachable` or `Rejected`, without a word on the terminal."""
+    """Turn whatever a store can raise into `Unreachable` or `Rejected`, and keep the terminal clean."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -74,8 +70,23 @@ def store_errors() -> Iterator[None]:
         raise kind(_first_line(e)) from e
 
 
+@contextmanager
+def reachable(tracking_uri: str) -> Iterator[None]:
+    """Turn whatever a store can raise into a `StoreError` for users."""
+    try:
+        with store_errors():
+            yield
+    except (Unreachable, Rejected) as e:
+        raise unreachable(tracking_uri, e) from e
+
+
+def tag_filter(tags: Mapping[str, str]) -> str:
+    """Return the filter string of a search for runs that have all of the tags; values must not hold quotes."""
+    return " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+
+
 def connect(tracking_uri: str) -> Any:
-    """An `MlflowClient`. The first use of an embedded database creates its tables (2 s).
+    """Return an `MlflowClient`. The first use of an embedded database creates its tables (2 s).
 
     Raises:
         Unreachable: if there is no such store, or none that this MLflow can use.
@@ -83,27 +94,23 @@ def connect(tracking_uri: str) -> Any:
     with store_errors():
         mlflow = import_mlflow()
         if urlsplit(tracking_uri).scheme not in SERVERS:
-            _give_up_early()
+            from mlflow.store.db import utils
+
+            # One attempt to open a database: MLflow makes ten, over 100 s, and has no setting for it.
+            if hasattr(utils, "MAX_RETRY_COUNT"):
+                utils.MAX_RETRY_COUNT = 1
         if path := sqlite_path(tracking_uri):
             path.parent.mkdir(parents=True, exist_ok=True)
         return mlflow.MlflowClient(tracking_uri=tracking_uri)
 
 
-def _give_up_early() -> None:
-    """One attempt to open a database: MLflow makes ten, over 100 s, and has no setting for it."""
-    from mlflow.store.db import utils
-
-    if hasattr(utils, "MAX_RETRY_COUNT"):
-        utils.MAX_RETRY_COUNT = 1
-
-
 def has_server(tracking_uri: str) -> bool:
-    """Whether whoever opens the address in a browser sees MLflow."""
+    """Return True where the address, opened in a browser, shows MLflow."""
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
 def sqlite_path(tracking_uri: str) -> Path | None:
-    """The database file of an embedded store; None for every other store."""
+    """Return the database file of an embedded store; None for every other store."""
     parts = urlsplit(tracking_uri)
     if parts.scheme.partition("+")[0] != "sqlite":
         return None
@@ -113,7 +120,7 @@ def sqlite_path(tracking_uri: str) -> Path | None:
 
 
 def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
-    """Where a store without a server keeps its files; None where the server says."""
+    """Return the folder in which a store keeps its files; None where a server decides."""
     if urlsplit(tracking_uri).scheme in SERVERS:
         return None
     database = sqlite_path(tracking_uri)
@@ -121,7 +128,7 @@ def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
 
 
 def local_folder(artifact_uri: str) -> Path | None:
-    """The folder behind an artifact URI, where it is one."""
+    """Return the folder behind an artifact URI; None where it is no folder."""
     parts = urlsplit(artifact_uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
@@ -129,28 +136,23 @@ def local_folder(artifact_uri: str) -> Path | None:
 
 
 def unreachable(tracking_uri: str, reason: object) -> StoreError:
-    """What a user is told when the store doesn't answer."""
+    """Return the error for users of a store that doesn't answer, or refuses them."""
     where = masked(tracking_uri)
-    if _REFUSED in str(reason):
-        given = (
-            "takes neither the user nor the password given" if _has_credentials() else "asks for a user and a password"
-        )
+    if _UNAUTHORIZED in str(reason):
+        from mlflow.utils.credentials import read_mlflow_creds
+
+        is_given = all(read_mlflow_creds())
+        problem = "takes neither the user nor the password given" if is_given else "asks for a user and a password"
         hint = (
             "give them in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or in ~/.mlflow/credentials (on a "
             "cluster's head that file has them)"
         )
-        return StoreError(f"The tracking store {where} {given}", hint=hint)
+        return StoreError(f"The tracking store {where} {problem}", hint=hint)
     if urlsplit(tracking_uri).scheme in SERVERS:
         hint = "start the server (`mlflow server`), or leave --tracking-uri out to use the file mlflow.db here"
     else:
         hint = "check the address, or leave --tracking-uri out to use the file mlflow.db here"
     return StoreError(f"The tracking store {where} can't be used: {masked(str(reason))}", hint=hint)
-
-
-def _has_credentials() -> bool:
-    from mlflow.utils.credentials import read_mlflow_creds
-
-    return all(read_mlflow_creds())
 
 
 def _first_line(error: Exception) -> str:
@@ -160,17 +162,14 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__
 
 
-MODEL_NAME = "best_model"
-
-
 def save_model(
     module: nn.Module, inputs: Tensor, outputs: Tensor, folder: Path, *, metadata: Mapping[str, Any], versions: Any
 ) -> None:
-    """Write a model with signature and input example, as a graph: whoever loads it needs torch and mlflow alone.
+    """Write a model with signature and input example, as a graph that loads with torch and mlflow alone.
 
     Args:
-        inputs: samples, two at least, or the number of samples is fixed.
-        versions: installed ones by package.
+        inputs: at least two samples; with one, the graph would fix their number.
+        versions: installed versions by package.
 
     Raises:
         Exception: torch can't make a graph of the model.
@@ -193,22 +192,20 @@ def save_model(
 
 
 def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str, name: str) -> str:
-    """Log a folder of `save_model` as a run's model; the id. A second time with the same uid it is the same model."""
+    """Log a folder of `save_model` as a run's model; return its id. With the same uid it is the same model."""
     mlflow = import_mlflow()
     from mlflow.models import Model
 
-    found = client.search_logged_models([experiment_id], filter_string=f"tags.`raypar.uid` = '{uid}'", max_results=1)
-    if found:
-        model = found[0]
-    else:
+    tags = {"raypar.uid": uid}
+    models = client.search_logged_models([experiment_id], filter_string=tag_filter(tags), max_results=1)
+    if not models:
         params = client.get_run(run_id).data.params
-        model = client.create_logged_model(
-            experiment_id, name=name, source_run_id=run_id, tags={"raypar.uid": uid}, params=params
-        )
-    # What MLflow itself writes where it does both at once.
-    described = Model.load(str(folder))
-    described.model_id, described.run_id, described.artifact_path = model.model_id, run_id, model.artifact_location
-    described.save(str(folder / "MLmodel"))
+        models = [client.create_logged_model(experiment_id, name=name, source_run_id=run_id, tags=tags, params=params)]
+    model = models[0]
+    # MLflow itself writes these where it saves and logs in one go.
+    saved = Model.load(str(folder))
+    saved.model_id, saved.run_id, saved.artifact_path = model.model_id, run_id, model.artifact_location
+    saved.save(str(folder / "MLmodel"))
     client.log_model_artifacts(model.model_id, str(folder))
     client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, 0)])
     client.finalize_logged_model(model.model_id, "READY")

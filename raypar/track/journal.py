@@ -1,7 +1,7 @@
-"""The journal: what is to reach the store is first a line in a local file, on disk, and stays until it is there.
+"""Journal of an execution: every record is a line on local disk first, and stays there until the store has it.
 
-One spool file per execution, one JSON object per line. Beside it lie an ack file (how far which store has it) and a
-lock that the writing process holds as long as it lives, so that whoever uploads a left-over knows that it is one.
+One file of JSON lines per execution. Beside it lie an ack file (the offset up to which a store has the records) and a
+lock that the writing process holds as long as it lives: a journal whose lock is free has no writer any more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from raypar.fsync import sync_folder
 from raypar.track.names import safe_name
@@ -19,19 +19,18 @@ from raypar.track.names import safe_name
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-
 SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of a spool.
+class JournalLine:
+    """One line of a journal.
 
     Attributes:
-        start: where it begins, in bytes.
-        end: where the next one begins.
-        record: what it says; None where it is damaged.
-        problem: what is wrong with it, file and line named; empty where nothing is.
+        start: offset of its first byte.
+        end: offset of the next line.
+        record: its content; None where it is damaged.
+        problem: the damage, file and line named; empty without any.
     """
 
     start: int
@@ -40,31 +39,31 @@ class Line:
     problem: str = ""
 
 
-def spool_dir(project_dir: Path) -> Path:
+def journal_dir(project_dir: Path) -> Path:
     return project_dir / ".raypar" / "spool"
 
 
-def spool_path(project_dir: Path, study: str, execution_uid: str) -> Path:
-    """Inside the spool folder whatever the study is called."""
-    return spool_dir(project_dir) / f"{safe_name(study)}-{safe_name(execution_uid)}{SUFFIX}"
+def journal_path(project_dir: Path, study: str, execution_uid: str) -> Path:
+    """Return an execution's journal: inside `journal_dir`, however the study is called."""
+    return journal_dir(project_dir) / f"{safe_name(study)}-{safe_name(execution_uid)}{SUFFIX}"
 
 
-def spools(project_dir: Path) -> tuple[Path, ...]:
-    """All spool files, oldest first."""
-    found = []
-    for path in spool_dir(project_dir).glob(f"*{SUFFIX}"):
+def journal_paths(project_dir: Path) -> tuple[Path, ...]:
+    """Return all journals of a project, oldest first."""
+    by_age = []
+    for path in journal_dir(project_dir).glob(f"*{SUFFIX}"):
         try:
-            found.append((path.stat().st_mtime_ns, path))
+            by_age.append((path.stat().st_mtime_ns, path))
         except FileNotFoundError:  # just uploaded by someone else
             continue
-    return tuple(path for _, path in sorted(found))
+    return tuple(path for _, path in sorted(by_age))
 
 
 class Journal:
-    """Appends lines to a spool file; a line is on disk when `append` returns.
+    """Appends lines to a journal file; a line is on disk when `append` returns.
 
     Raises:
-        OSError: if the file can't be created or opened.
+        OSError: the file can't be created or opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,17 +71,17 @@ class Journal:
         self.path = path
         # It may hold a store's address with a password: for the owner only.
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        size = os.fstat(self._fd).st_size
+        size = self.size
         self._is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
         sync_folder(path.parent)
 
     def append(self, text: str) -> int:
-        """Where the line begins. A line that was cut off before it is ended first, so it can't swallow this one.
+        """Append a line and return its offset. A torn line before it is ended first, so it can't swallow this one.
 
         Raises:
-            OSError: if it can't be written; nothing of it is left then, or it is a damaged line of its own.
+            OSError: it can't be written; nothing of it is left then, or it is a damaged line of its own.
         """
-        before = os.fstat(self._fd).st_size
+        before = self.size
         start = before + self._is_torn
         view = memoryview(b"\n" * self._is_torn + text.encode("utf-8", "surrogatepass") + b"\n")
         try:
@@ -92,12 +91,12 @@ class Journal:
         except BaseException as e:
             # Ctrl-C in the middle leaves half a line as well; after the whole line, only the sync is missing.
             if view or isinstance(e, OSError):
-                self._undo(before)
+                self._truncate(before)
             raise
         self._is_torn = False
         return start
 
-    def _undo(self, size: int) -> None:
+    def _truncate(self, size: int) -> None:
         try:
             os.ftruncate(self._fd, size)
         except OSError:
@@ -113,8 +112,8 @@ class Journal:
             self._fd = -1
 
 
-def read_lines(path: Path, start: int = 0, *, is_ended: bool = False) -> Iterator[Line]:
-    """The lines from an offset on, the damaged ones included; a last line without an end only if `is_ended`."""
+def read_lines(path: Path, start: int = 0, *, is_ended: bool = False) -> Iterator[JournalLine]:
+    """Yield the lines from an offset on, damaged ones included; an unterminated last line only if `is_ended`."""
     with path.open("rb") as file:
         file.seek(start)
         while raw := file.readline():
@@ -126,88 +125,98 @@ def read_lines(path: Path, start: int = 0, *, is_ended: bool = False) -> Iterato
             start = end
 
 
-def _parse(path: Path, start: int, end: int, raw: bytes) -> Line:
+def _parse(path: Path, start: int, end: int, raw: bytes) -> JournalLine:
     try:
         record = json.loads(raw)
         if isinstance(record, dict) and isinstance(record.get("kind"), str):
-            return Line(start, end, record)
+            return JournalLine(start, end, record)
         problem = "is not a record"
     except (ValueError, RecursionError):
         problem = "is damaged"
-    return Line(start, end, None, f"{path}, line {_line_number(path, start)}: {problem}, skipped")
-
-
-def _line_number(path: Path, start: int) -> int:
     with path.open("rb") as file:
-        return file.read(start).count(b"\n") + 1
+        number = file.read(start).count(b"\n") + 1
+    return JournalLine(start, end, None, f"{path}, line {number}: {problem}, skipped")
 
 
-def _ack_path(spool: Path) -> Path:
-    return spool.with_suffix(".ack")
+def pending_lines(path: Path, tracking_uri: str, *, is_ended: bool = False) -> Iterator[JournalLine]:
+    """Yield the lines that this store has not acknowledged, as `read_lines` does."""
+    return read_lines(path, read_ack(path, tracking_uri), is_ended=is_ended)
 
 
-def read_ack(spool: Path, tracking_uri: str) -> int:
-    """Up to which offset this store has the spool; 0 for any other store than the one last uploaded to."""
+def num_pending(path: Path, tracking_uri: str) -> int:
+    """Count the records of a journal that this store has not acknowledged."""
     try:
-        ack = json.loads(_ack_path(spool).read_text())
-        return int(ack["offset"]) if ack["tracking_uri"] == tracking_uri else 0
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 0  # at worst something is sent twice, and recognised
+        return sum(line.record is not None for line in pending_lines(path, tracking_uri))
+    except FileNotFoundError:
+        return 0
 
 
-def target(spool: Path) -> str | None:
-    """The store that a spool is meant for; None if that is lost."""
+def read_ack(path: Path, tracking_uri: str) -> int:
+    """Return the offset up to which a store has the journal; 0 for any store but the one last uploaded to."""
+    uri, offset = _ack(path)
+    return offset if uri == tracking_uri else 0
+
+
+def target(path: Path) -> str | None:
+    """Return the address of the store that a journal is meant for; None if that is lost."""
+    return _ack(path)[0]
+
+
+def _ack(path: Path) -> tuple[str | None, int]:
     try:
-        return str(json.loads(_ack_path(spool).read_text())["tracking_uri"])
+        ack = json.loads(path.with_suffix(".ack").read_text())
+        return str(ack["tracking_uri"]), int(ack["offset"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return None, 0  # at worst something is sent twice, and recognised
 
 
-def write_ack(spool: Path, tracking_uri: str, offset: int) -> None:
-    """Replaces the ack in one go. Not synced: an older one only means that something is sent twice."""
-    draft = spool.with_suffix(".ack-new")
-    # Created as the spool is: for the owner only.
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+def write_ack(path: Path, tracking_uri: str, offset: int) -> None:
+    """Replace the ack atomically. Not synced: an older one only means that something is sent twice."""
+    draft = path.with_suffix(".ack-new")
+    with _open_private(draft, os.O_TRUNC) as file:
         json.dump({"tracking_uri": tracking_uri, "offset": offset}, file)
-    draft.replace(_ack_path(spool))
+    draft.replace(path.with_suffix(".ack"))
 
 
-def kept_folder(project_dir: Path, named: object) -> Path | None:
-    """The folder of what a trial has kept, as a record names it. None where it is gone, or not one of this project's:
-    a spool that somebody else has written can't have other folders sent to a store."""
-    if not isinstance(named, str) or not named or "\0" in named:
-        return None
-    folder = Path(named)
-    is_own = folder.resolve().is_relative_to((project_dir / ".raypar").resolve())
-    return folder if is_own and folder.is_dir() else None
-
-
-def keep_rejected(spool: Path, record: dict[str, Any], reason: str) -> Path:
-    """Sets a record aside that the store will never take."""
-    path = spool.with_suffix(".rejected")
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+def keep_rejected(path: Path, record: dict[str, Any], reason: str) -> Path:
+    """Append a record that the store will never take to a file beside the journal; return that file."""
+    rejected = path.with_suffix(".rejected")
+    with _open_private(rejected, os.O_APPEND) as file:
         file.write(json.dumps({"reason": reason, "record": record}) + "\n")
-    return path
+    return rejected
 
 
-def remove(spool: Path) -> None:
-    """Deletes a spool that is in the store as a whole. To be called under `upload_lock`."""
-    for path in (spool, _ack_path(spool), _owner_lock_path(spool)):
-        path.unlink(missing_ok=True)
+def _open_private(path: Path, flag: int) -> IO[str]:
+    """Open a file for writing that, if it is new, only its owner can read: as the journal itself."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600), "w")
+
+
+def remove(path: Path) -> None:
+    """Delete a journal that is in the store as a whole. To be called under `upload_lock`."""
+    for suffix in (SUFFIX, ".ack", ".owner"):
+        path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def kept_folder(project_dir: Path, recorded: object) -> Path | None:
+    """Return the folder of a trial's files as a record names it; None where it is lost or outside this project.
+
+    A journal that somebody else has written can't have other folders sent to a store.
+    """
+    if not isinstance(recorded, str) or not recorded or "\0" in recorded:
+        return None
+    folder = Path(recorded)
+    is_inside = folder.resolve().is_relative_to((project_dir / ".raypar").resolve())
+    return folder if is_inside and folder.is_dir() else None
 
 
 def upload_lock(project_dir: Path) -> BaseFileLock:
-    """Held by whoever uploads from this project."""
-    return _lock(spool_dir(project_dir) / "upload.lock")
+    """Return the lock of whoever uploads from this project."""
+    return _lock(journal_dir(project_dir) / "upload.lock")
 
 
-def owner_lock(spool: Path) -> BaseFileLock:
-    """Held by the process that writes the spool, as long as it lives."""
-    return _lock(_owner_lock_path(spool))
-
-
-def _owner_lock_path(spool: Path) -> Path:
-    return spool.with_suffix(".owner")
+def owner_lock(path: Path) -> BaseFileLock:
+    """Return the lock that a journal's writing process holds as long as it lives."""
+    return _lock(path.with_suffix(".owner"))
 
 
 def _lock(path: Path) -> BaseFileLock:

@@ -1,4 +1,4 @@
-"""The one writer of an execution: every result is on disk before anything else, and in the store as soon as may be."""
+"""The one writer of an execution: every result is journalled on disk first, then uploaded as soon as possible."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from raypar.errors import StoreError
 from raypar.study.trial import TrialResult
-from raypar.track import journal as spool
+from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
 from raypar.track.runs import Point, shown_of
-from raypar.track.uploader import RunWriter, Uploader, num_pending, replay
+from raypar.track.uploader import RunWriter, Uploader, replay
 from raypar.track.view import Shown
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Execution:
     Attributes:
         uid: unique over all executions.
         started_at: Unix time.
-        params: what is the same for all trials, for people.
-        tags: free; ``raypar.question`` (JSON) is what `Store.question` gives back.
-        description: what the study asks, for people.
+        params: settings common to all trials, for people.
+        tags: free; `Store.question` reads ``raypar.question`` (JSON).
+        description: the study's question, for people.
         about: the same at length, in Markdown; empty: the description.
-        score: what says how good a trial is, a key of the reports.
+        score: key of the reports that trials are judged by.
         compares: trials have a speedup against a baseline.
-        study_file: where the study was read from.
+        study_file: path of the study.
         study_source: its text, so that the study can be reread.
     """
 
@@ -64,12 +64,11 @@ class Recorder:
     """Writes an execution's results: first into a local journal, then into the store.
 
     A store that can't be reached costs no result and raises nothing: it is tried again with a later record, at most
-    every `retry_after_s`, and at the end; `raypar.track.sync.sync` brings the rest. What writes into the store may be
-    given as `writer`.
+    every `retry_after_s`, and at the end; `raypar.track.uploader.sync` brings the rest.
 
     Attributes:
-        upload_time_s: time spent in recording trials, all in all.
-        outage: why the store could not be reached last; empty if it could.
+        upload_time_s: total time spent in recording trials.
+        outage: the reason why the store could not be reached last; empty if it could.
     """
 
     def __init__(
@@ -94,14 +93,14 @@ class Recorder:
         self._retry_at_s = float("-inf")
         self._shown: Shown | None = None
         self._totals = {"num_finished": 0, "num_failed": 0}
-        self._path = spool.spool_path(project_dir, execution.study, execution.uid)
+        self._path = journal.journal_path(project_dir, execution.study, execution.uid)
         self._uploader = Uploader(writer or RunWriter(tracking_uri, project_dir))
-        self._journal: spool.Journal | None = None
+        self._journal: journal.Journal | None = None
         self._owner_lock: BaseFileLock | None = None
         self._upload_lock: BaseFileLock | None = None
 
     def start(self, *, upload: bool = True) -> None:
-        """Journals the execution, and makes its run where the store can be reached.
+        """Journal the execution, and create its run where the store can be reached.
 
         Args:
             upload: False leaves the store, whose first use takes seconds, to the first result.
@@ -111,14 +110,14 @@ class Recorder:
         """
         started = self._execution
         try:
-            self._upload_lock = spool.upload_lock(self._project_dir)
-            self._owner_lock = spool.owner_lock(self._path)
+            self._upload_lock = journal.upload_lock(self._project_dir)
+            self._owner_lock = journal.owner_lock(self._path)
             self._owner_lock.acquire(timeout=0)
-            self._journal = spool.Journal(self._path)
+            self._journal = journal.Journal(self._path)
             if is_first := self._journal.size == 0:
-                spool.write_ack(self._path, self._tracking_uri, 0)
+                journal.write_ack(self._path, self._tracking_uri, 0)
         except (OSError, NotImplementedError) as e:  # a lock's Timeout is an OSError
-            self._let_go()
+            self._release()
             raise self._unwritable(e) from e
         tags = dict(started.tags)
         if started.study_file is not None:
@@ -138,28 +137,28 @@ class Recorder:
         )
 
     def record(self, result: TrialResult, artifact_dir: Path | None = None, system: Sequence[Point] = ()) -> None:
-        """A trial's result, its child run; the folders in `artifact_dir`, which stay there, are its artifacts.
+        """Record a trial's result; the folders in `artifact_dir`, which stay there, are its artifacts.
 
         Args:
-            system: how busy the machine was meanwhile, beside what the result itself tells.
+            system: samples of the machine's load during the trial.
 
         Raises:
             StoreError: if neither the journal nor the store takes it.
         """
         begun_s = self._clock()
         self._totals["num_finished" if result.is_complete else "num_failed"] += 1
-        more: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
+        optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
         if system:
-            more["system"] = [astuple(point) for point in system]
+            optional["system"] = [astuple(point) for point in system]
         shown = shown_of(result, self._execution.score, self._execution.compares)
         if self._shown is None or len(shown.series) > len(self._shown.series):
             self._shown = shown
-            more["shown"] = asdict(shown)
-        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **more)
+            optional["shown"] = asdict(shown)
+        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **optional)
         self.upload_time_s += self._clock() - begun_s
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
-        """(key, value, step) on the execution's own run: speedup curves. Raises StoreError as `record` does."""
+        """Record (key, value, step) of the execution itself: speedup curves. Raises StoreError as `record` does."""
         if not metrics:
             return
         shown: dict[str, Any] = {}
@@ -169,30 +168,30 @@ class Recorder:
         self._write("metrics", points=[list(point) for point in metrics], **shown)
 
     def record_trial_metrics(self, by_identity: Mapping[str, Mapping[str, float]]) -> None:
-        """Metrics on the runs of trials, those of earlier executions included. Raises StoreError as `record` does."""
+        """Add metrics to trials, those of earlier executions included. Raises StoreError as `record` does."""
         if by_identity:
             self._write("trial_metrics", by_identity={k: dict(v) for k, v in by_identity.items()})
 
     def record_trial_inputs(self, by_identity: Mapping[str, Mapping[str, Any]], contexts: Sequence[str]) -> None:
-        """Splits of `TrialResult.data` that a trial's model was shown later. Raises StoreError as `record` does."""
+        """Add splits of `TrialResult.data` that trials were evaluated on later. Raises StoreError as `record` does."""
         if by_identity:
             self._write(
                 "trial_inputs", by_identity={k: dict(v) for k, v in by_identity.items()}, contexts=list(contexts)
             )
 
     def record_model(self, identity: str, folder: Path) -> None:
-        """A folder of `raypar.track.client.save_model`, which stays there, as a model of the trial's run.
+        """Add a folder of `raypar.track.client.save_model`, which stays there, as a model of the trial's run.
 
         Raises StoreError as `record` does.
         """
         self._write("model", uid=uuid.uuid4().hex, identity=identity, folder=str(folder))
 
     def add_artifact(self, path_in_run: str, text: str) -> None:
-        """A text among the files of the execution's run. Raises StoreError as `record` does."""
+        """Add a text to the files of the execution's run. Raises StoreError as `record` does."""
         self._write("artifact", path=path_in_run, text=text)
 
     def close(self, status: Status) -> int:
-        """Ends the execution; how many of its records are still not in the store. Does nothing a second time.
+        """End the execution; return how many of its records the store still lacks. Does nothing a second time.
 
         Raises:
             StoreError: as `record` does.
@@ -202,9 +201,9 @@ class Recorder:
         try:
             self._retry_at_s = float("-inf")
             self._write("close", lock_timeout_s=LAST_LOCK_TIMEOUT_S, status=_STATUS[status])
-            return num_pending(self._path, self._tracking_uri)
+            return journal.num_pending(self._path, self._tracking_uri)
         finally:
-            self._let_go()
+            self._release()
 
     def _write(
         self,
@@ -226,7 +225,7 @@ class Recorder:
             "totals": dict(self._totals),
             **fields,
         }
-        # Locked before it is written: so nobody else can have begun to upload it, and it need not be looked for.
+        # Locked before it is written: nobody else can have begun to upload it, so the store need not be searched.
         has_lock = self._lock(lock_timeout_s)
         try:
             try:
@@ -251,17 +250,17 @@ class Recorder:
     def _upload(self, new_from: int | None, *, is_last: bool) -> None:
         try:
             done = replay(self._path, self._uploader, self._tracking_uri, new_from=new_from)
-        except OSError as e:  # the spool's folder is full or gone; the records that are in it stay
+        except OSError as e:  # the journal's folder is full or lost; the records that are in it stay
             self.outage = str(e)
         else:
             self.outage = done.outage
             if is_last and not done.outage:
-                spool.remove(self._path)
+                journal.remove(self._path)
         if self.outage:
             self._retry_at_s = self._clock() + self._retry_after_s
 
     def _write_through(self, record: Mapping[str, Any], error: OSError) -> None:
-        """Without a journal, a result that the store takes at once is not lost either."""
+        """Send a record that could not be journalled straight to the store."""
         try:
             self._uploader.apply(record)
         except (Unreachable, Rejected):
@@ -275,7 +274,7 @@ class Recorder:
             "and running the study again goes on from there",
         )
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._journal is not None:
             self._journal.close()
             self._journal = None

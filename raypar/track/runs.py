@@ -12,12 +12,43 @@ from typing import Any
 
 from raypar.study.options import OPTIONS
 from raypar.study.trial import TrialResult, TrialState
-from raypar.track.names import MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
+from raypar.track.names import MAX_NAME_LENGTH, MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
 from raypar.track.view import Shown
 
 NO_DIGEST = "none"
-# MLflow's own limits.
-_MAX_NAME_LENGTH, _MAX_DIGEST_LENGTH = 500, 36
+_MAX_DIGEST_LENGTH = 36  # MLflow's own
+
+RESULT_TAG = "raypar.result"
+RESULT_FILE = "trial.json"
+SOURCE_FILE = "study.py"
+TRACEBACK_FILE = "traceback.txt"
+
+RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}
+SCALARS = (
+    "train_time_s",
+    "eval_time_s",
+    "startup_s",
+    "data_time_s",
+    "warmup_s",
+    "wall_s",
+    "throughput_samples_per_s",
+    "energy_j",
+    "other_load_cores",
+)
+# Reports of raypar's training loop, under the names of other tools; MLflow makes sections of the part before the slash.
+# Metrics of a workload keep their names.
+SECTIONS = {
+    "epoch": "train/epoch",
+    "train_loss": "train/loss",
+    "lr": "train/learning_rate",
+    "grad_norm": "train/grad_norm",
+    "train_time_s": "train/runtime_s",
+    "throughput_samples_per_s": "train/samples_per_second",
+    "val_loss": "eval/loss",
+    "eval_time_s": "eval/runtime_s",
+    "eval_samples_per_s": "eval/samples_per_second",
+    "eval_steps_per_s": "eval/steps_per_second",
+}
 
 
 @dataclass(frozen=True)
@@ -37,71 +68,6 @@ class Input:
     profile: str
 
 
-def inputs_of(data: Mapping[str, Any], contexts: Sequence[str]) -> tuple[Input, ...]:
-    """The splits of a `TrialResult.data`, of these contexts; those that it doesn't tell of are left out."""
-    splits = data.get("splits", {})
-    return tuple(_input(data, context, splits[context]) for context in contexts if context in splits)
-
-
-def _input(data: Mapping[str, Any], context: str, split: Mapping[str, Any]) -> Input:
-    digest = split.get("digest")
-    # A data set is known by name and digest: without one, splits must not be taken for each other.
-    name = data["name"] if digest else f"{data['name']}, {context}"
-    profile = {"num_rows": split["num_samples"]}
-    return Input(
-        context,
-        clip(name, _MAX_NAME_LENGTH),
-        clip(digest or NO_DIGEST, _MAX_DIGEST_LENGTH),
-        json.dumps({"tags": {"mlflow.source.type": "LOCAL", "mlflow.source.name": data["source"]}}),
-        _schema(split),
-        json.dumps(profile),
-    )
-
-
-def _schema(split: Mapping[str, Any]) -> str:
-    def tensor(name: str) -> str:
-        known = split[name]
-        spec = {"dtype": known["dtype"], "shape": [-1, *known["shape"]]}
-        return json.dumps([{"name": name, "type": "tensor", "tensor-spec": spec}])
-
-    if not {"inputs", "targets"} <= split.keys():
-        return ""
-    return json.dumps({"mlflow_tensorspec": {"features": tensor("inputs"), "targets": tensor("targets")}})
-
-
-RESULT_TAG = "raypar.result"
-RESULT_FILE = "trial.json"
-SOURCE_FILE = "study.py"
-TRACEBACK_FILE = "traceback.txt"
-
-RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}
-SCALARS = (
-    "train_time_s",
-    "eval_time_s",
-    "startup_s",
-    "data_time_s",
-    "warmup_s",
-    "wall_s",
-    "throughput_samples_per_s",
-    "energy_j",
-    "other_load_cores",
-)
-# What raypar's own training reports, under the names that people know from other tools; MLflow makes sections of the
-# part before the slash. Metrics of a workload keep theirs.
-SECTIONS = {
-    "epoch": "train/epoch",
-    "train_loss": "train/loss",
-    "lr": "train/learning_rate",
-    "grad_norm": "train/grad_norm",
-    "train_time_s": "train/runtime_s",
-    "throughput_samples_per_s": "train/samples_per_second",
-    "val_loss": "eval/loss",
-    "eval_time_s": "eval/runtime_s",
-    "eval_samples_per_s": "eval/samples_per_second",
-    "eval_steps_per_s": "eval/steps_per_second",
-}
-
-
 @dataclass(frozen=True)
 class Point:
     """One value of a metric."""
@@ -118,7 +84,7 @@ class ChildRun:
 
     Attributes:
         files: name in the run's artifacts to text.
-        inputs: what was trained and judged on.
+        inputs: data sets of training and validation.
     """
 
     name: str
@@ -134,10 +100,10 @@ class ChildRun:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as a store gives it back, as far as raypar asks.
+    """A run as read from a store.
 
     Attributes:
-        artifact_uri: where its files are.
+        artifact_uri: of its files.
         start_ms: Unix time in milliseconds.
     """
 
@@ -148,45 +114,74 @@ class StoredRun:
 
 
 def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> ChildRun:
-    """What MLflow is given of a result; the same for the same arguments, so it can be sent twice."""
+    """Return a result as MLflow's fields; the same for the same arguments, so it can be sent twice."""
     start_s = result.started_at or recorded_at
-    start_ms = round(start_s * 1000)
-    end_ms = round((start_s + result.wall_s) * 1000) if result.wall_s else round(recorded_at * 1000)
+    end_s = start_s + result.wall_s if result.wall_s else recorded_at
+    start_ms, end_ms = round(start_s * 1000), round(max(start_s, end_s) * 1000)
     files = {RESULT_FILE: result_json}
     if result.failure and result.failure.traceback:
         files[TRACEBACK_FILE] = result.failure.traceback
     return ChildRun(
-        name=clip(result.spec.label, 500),
+        name=clip(result.spec.label, MAX_NAME_LENGTH),
         start_ms=start_ms,
-        end_ms=max(start_ms, end_ms),
+        end_ms=end_ms,
         status=RUN_STATUS[result.state],
         params=_params(result),
-        points=[*_scalars(result, max(start_ms, end_ms)), *_series(result, start_ms, max(start_ms, end_ms))],
+        points=[*_scalars(result, end_ms), *_series(result, start_ms, end_ms)],
         tags={**_tags(result), **(result_tags(result) or {})},
         files=files,
         inputs=inputs_of(result.data, ("train", "val")),
     )
 
 
+def inputs_of(data: Mapping[str, Any], contexts: Sequence[str]) -> tuple[Input, ...]:
+    """Return the splits of a `TrialResult.data` that are of these contexts."""
+    splits = data.get("splits", {})
+    return tuple(_input(data, context, splits[context]) for context in contexts if context in splits)
+
+
+def _input(data: Mapping[str, Any], context: str, split: Mapping[str, Any]) -> Input:
+    def tensor(name: str) -> str:
+        spec = {"dtype": split[name]["dtype"], "shape": [-1, *split[name]["shape"]]}
+        return json.dumps([{"name": name, "type": "tensor", "tensor-spec": spec}])
+
+    schema = ""
+    if {"inputs", "targets"} <= split.keys():
+        schema = json.dumps({"mlflow_tensorspec": {"features": tensor("inputs"), "targets": tensor("targets")}})
+    digest = split.get("digest")
+    # MLflow identifies a data set by name and digest: without one, splits must not be taken for each other.
+    name = data["name"] if digest else f"{data['name']}, {context}"
+    return Input(
+        context,
+        clip(name, MAX_NAME_LENGTH),
+        clip(digest or NO_DIGEST, _MAX_DIGEST_LENGTH),
+        json.dumps({"tags": {"mlflow.source.type": "LOCAL", "mlflow.source.name": data["source"]}}),
+        schema,
+        json.dumps({"num_rows": split["num_samples"]}),
+    )
+
+
 def result_tags(result: TrialResult) -> dict[str, str] | None:
-    """The result without its step times as tags, so that a study is read in one query; None if it is far too long."""
+    """Return the result without step times as tags, so that a study is read in one query; None if it is too long."""
     return split_tag(RESULT_TAG, without_step_times(result).to_json())
 
 
 def result_from_tags(tags: Mapping[str, str]) -> TrialResult | None:
-    """The inverse of `result_tags`; None where they are absent or damaged."""
-    text = join_tag(tags, RESULT_TAG)
-    if text is None:
-        return None
+    """Return the result of `result_tags`; None where they are absent or damaged."""
+    return parse_result(join_tag(tags, RESULT_TAG))
+
+
+def parse_result(stored: object) -> TrialResult | None:
+    """Return a result from its JSON, or from what that decodes to; None where it is damaged."""
     try:
-        return TrialResult.from_json(text)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return TrialResult.from_json(stored if isinstance(stored, str) else json.dumps(stored))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def series_keys(result: TrialResult) -> dict[str, str]:
-    """Key in the reports to the metric's in MLflow; without what says where on the axis a report stands."""
-    sections = SECTIONS if _is_of_our_loop(result) else {}
+    """Map keys of the reports to metrics in MLflow, without the key that is the axis."""
+    sections = SECTIONS if _is_of_own_loop(result) else {}
     axis = "step" if sections else "epoch"
     names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key != axis]
     # One metric can't hold both the trial's figure and its figure per report.
@@ -198,7 +193,7 @@ def series_keys(result: TrialResult) -> dict[str, str]:
 
 
 def shown_of(result: TrialResult, score: str, compares: bool) -> Shown:
-    """What there is of a study to be shown, going by one of its trials."""
+    """Return the content of a study's saved view, going by one of its trials."""
     point, keys = result.spec.point, series_keys(result)
     names = key_names(point)
     swept = {names[k]: _number(value) is not None for k, value in point.items()}
@@ -220,22 +215,23 @@ def _plain(value: object) -> str:
 
 
 def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
-    # Params are strings in MLflow and sort 1, 16, 2: what is swept, and the number of workers, are metrics as well.
+    # Params are strings in MLflow and sort 1, 16, 2: numbers that are swept, and the workers, are metrics as well.
     swept = {**{k: result.spec.config.get(k) for k in ("num_workers", "batch_size")}, **result.spec.point}
     keys = key_names(swept)
     values = {keys[k]: v for k, v in swept.items()}
     values.update({key: getattr(result, key) for key in SCALARS})
-    steps = sorted(result.gang_step_times_s)
-    if steps:
+    if steps := list(result.gang_step_times_s):
         values["step_time_median_s"] = statistics.median(steps)
-        values["step_time_p95_s"] = _quantile(steps, 0.95)
+        p95 = statistics.quantiles(steps, n=20, method="inclusive")[-1] if len(steps) > 1 else steps[0]
+        values["step_time_p95_s"] = p95
     return [Point(k, v, time_ms, 0) for k, v in ((k, _number(v)) for k, v in values.items()) if v is not None]
 
 
 def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
-    """Every numeric key of the reports. Reports carry no time of day: they are spread over the trial."""
+    """Return every numeric key of the reports. Reports carry no time of day: they are spread over the trial."""
     reports, keys = result.reports, series_keys(result)
-    steps = (_is_of_our_loop(result) and _whole(reports, "step")) or _whole(reports, "epoch") or range(len(reports))
+    by_step = _axis(reports, "step") if _is_of_own_loop(result) else None
+    steps = by_step or _axis(reports, "epoch") or range(len(reports))
     points = []
     for i, report in enumerate(reports):
         time_ms = start_ms + (end_ms - start_ms) * (i + 1) // len(reports)
@@ -245,17 +241,17 @@ def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
     return points
 
 
-def _is_of_our_loop(result: TrialResult) -> bool:
-    """Whether raypar's own loop wrote the reports, and so knows what their keys mean."""
-    # A trial that failed has no time; but only the config of our loop holds all that our loop understands.
+def _is_of_own_loop(result: TrialResult) -> bool:
+    """Return True where raypar's training loop wrote the reports, so that the meaning of their keys is certain."""
+    # A trial that failed has no time; but only the config of that loop holds all of its options.
     return result.train_time_s is not None or OPTIONS.keys() <= result.spec.config.keys()
 
 
-def _whole(reports: Sequence[Mapping[str, float]], key: str) -> list[int] | None:
-    """The key's values where they tell the reports apart as whole numbers, else None."""
+def _axis(reports: Sequence[Mapping[str, float]], key: str) -> list[int] | None:
+    """Return the key's values where they are distinct whole numbers, else None."""
     values = [_number(report.get(key)) for report in reports]
-    whole = [int(v) for v in values if v is not None and abs(v) < 2**53 and v.is_integer()]
-    return whole if len(set(whole)) == len(reports) else None
+    integers = [int(v) for v in values if v is not None and abs(v) < 2**53 and v.is_integer()]
+    return integers if len(set(integers)) == len(reports) else None
 
 
 def _tags(result: TrialResult) -> dict[str, str]:
@@ -286,7 +282,7 @@ def _tags(result: TrialResult) -> dict[str, str]:
 
 
 def _number(value: object) -> float | None:
-    """The value as MLflow stores it, infinity as the largest float; None for what is no number."""
+    """Return the value as MLflow stores it, infinity as the largest float; None for anything but a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -294,10 +290,3 @@ def _number(value: object) -> float | None:
     except OverflowError:
         return None
     return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float:
-    at = q * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

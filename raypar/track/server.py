@@ -1,9 +1,18 @@
-"""MLflow's web page over a store, in two processes that end with this one."""
+"""MLflow servers: a web page over a store that ends with this process, and the shared server of a cluster's head.
+
+``python -m raypar.track.server`` starts the shared one (``mlflow server --app-name basic-auth``) on 127.0.0.1 unless it
+runs, and leaves it running. All of it is in ``~/mlflow``, which only its owner can look into: database, files, users,
+log, and its process number (``kill $(cat ~/mlflow/pid)`` ends it). MLflow's clients read the password, made up the
+first time, from ``~/.mlflow/credentials``.
+"""
 
 from __future__ import annotations
 
+import argparse
+import configparser
 import errno
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,36 +21,40 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 from urllib.parse import urlsplit
 
 import psutil
 
-from raypar.errors import StoreError
+from raypar.errors import RayparError, StoreError
 from raypar.masking import masked
 from raypar.track.check import check_writable
 from raypar.track.client import artifact_root
 
 HOST = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
+LOOPBACK = ("127.0.0.1", "localhost")
 FIRST_PORT = 5000
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 
-# The default is 15 processes, 2.3 GB and calls three times as slow: what raypar doesn't use is left out.
+# The default is 15 processes, 2.3 GB and calls three times as slow: parts that raypar doesn't use are off.
 SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
-    # What would open the door that --allowed-hosts shuts.
+    # Without it, --allowed-hosts has no effect.
     "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
 }
-LOOPBACK = ("127.0.0.1", "localhost")
+DATABASE = "MLFLOW_BACKEND_STORE_URI"
+# A password check takes a tenth of a second by design, at each call unless it is cached.
+AUTH_CONFIG = "[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///users.db\nauth_cache_ttl_seconds = 60\n"
 EXPOSED = (
     "warning: --host {host}: whoever reaches port {port} of this machine can read, change and delete every run and "
     "file of the store, without a password; leave --host out to keep it to this machine, and come from elsewhere by "
@@ -50,7 +63,7 @@ EXPOSED = (
 
 
 def home_url(server_url: str) -> str:
-    """A server's page to open. Without the parameter MLflow opens one for traces, which is empty."""
+    """Return the page of a server to open. Without the parameter MLflow opens one for traces, which is empty."""
     return f"{server_url.rstrip('/')}/?workflowType=machine_learning"
 
 
@@ -58,7 +71,7 @@ class Server:
     """A running MLflow server; also a context manager that stops it.
 
     Attributes:
-        url: where it answers.
+        url: its address.
         pid: its process, which leads a process group of its own.
     """
 
@@ -76,18 +89,32 @@ class Server:
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Until it ends by itself; its exit status."""
+        """Wait until it ends by itself; return its exit status."""
         return self._process.wait()
 
+    def answers(self) -> bool:
+        """Wait until it answers and return True; False if it ends before, or takes longer than `START_TIMEOUT_S`."""
+        until_s = time.monotonic() + START_TIMEOUT_S
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine
+        while time.monotonic() < until_s and self.is_running():
+            try:
+                with opener.open(f"{self.url}/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return True
+            except (urllib.error.URLError, OSError):
+                pass
+            time.sleep(0.1)
+        return False
+
     def stop(self) -> None:
-        """Ends the whole process group and waits for it. Does nothing a second time."""
+        """End the whole process group and wait for it. Does nothing a second time."""
         # The group as a whole: its leader may be gone and have left a worker on the port.
-        for signal_, timeout_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
+        for signal_ in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.pid, signal_)
             except (ProcessLookupError, PermissionError):
                 break
-            if self._is_gone_within(timeout_s):
+            if self._is_gone_within(STOP_TIMEOUT_S):
                 break
         if self._process.poll() is None:
             self._process.wait(STOP_TIMEOUT_S)
@@ -110,41 +137,61 @@ class Server:
         self.stop()
 
 
-def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST) -> Server:
-    """Starts a server over a store, for this machine only unless another host is given, on the port or the next free
-    one; returns when it answers.
+def _launch(
+    host: str, port: int, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes], folder: Path | None
+) -> Server:
+    """Start a server and return when it answers.
+
+    Args:
+        environment: what is not for arguments, which everyone on the machine can read: it may hold passwords.
+        log: file for its output, of which a failure quotes the end.
+        folder: its working directory.
 
     Raises:
-        StoreError: if the store has a server already or can't be used, or the server doesn't start.
+        StoreError: it ends, or doesn't answer in time.
+    """
+    command = [sys.executable, "-m", "mlflow", "server", *arguments, "--workers", "1", "--host", host]
+    command += ["--port", str(port), "--allowed-hosts", ",".join(allowed_hosts(host))]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **SERVER_ENVIRONMENT, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    server = Server(f"http://{HOST if host in (*LOOPBACK, EVERYWHERE) else host}:{port}", process)
+    try:
+        if not server.answers():
+            outcome = f"did not answer within {START_TIMEOUT_S:.0f} s" if server.is_running() else "ended at once"
+            log.seek(0)
+            output = "\n  ".join(log.read().decode(errors="replace").strip().splitlines()[-3:])
+            problem = f"MLflow's server {outcome}" + (f":\n  {output}" if output else "")
+            raise StoreError(problem, hint="`raypar doctor` checks the store")
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST) -> Server:
+    """Start a server over a store, on the port or the next free one; return when it answers.
+
+    Args:
+        host: 127.0.0.1 is for this machine only.
+
+    Raises:
+        StoreError: the store has a server already or can't be used, or the server doesn't start.
     """
     if urlsplit(tracking_uri).scheme in ("http", "https"):
         raise StoreError(f"{masked(tracking_uri)} is a server already", hint="open it in a browser")
-    # The server itself would try for minutes, and then fail without a word on the way out.
+    # The server itself would try for minutes, and then fail without a hint.
     check_writable(tracking_uri, project_dir)
-    root = artifact_root(tracking_uri, project_dir)
     port = free_port(port, host)
-    command = [sys.executable, "-m", "mlflow", "server"]
-    command += ["--artifacts-destination", str(root), "--workers", "1", "--host", host, "--port", str(port)]
-    command += ["--allowed-hosts", ",".join(allowed_hosts(host))]
-    # Where it says why it failed; without a name, so that nothing is left of it.
+    arguments = ["--artifacts-destination", str(artifact_root(tracking_uri, project_dir))]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command,
-            # Not as an argument, which everyone on the machine can read: it may hold a password.
-            env={**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": tracking_uri},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        server = Server(f"http://{HOST if host in (*LOOPBACK, EVERYWHERE) else host}:{port}", process)
-        try:
-            if not answers(server):
-                raise failure(server, log)
-        except BaseException:
-            server.stop()
-            raise
-    return server
+        return _launch(host, port, arguments, {DATABASE: tracking_uri}, log, None)
 
 
 def serve(
@@ -156,8 +203,9 @@ def serve(
     announce: Callable[[str], None] = print,
     warn: Callable[[str], None] = print,
 ) -> None:
-    """Starts a server, announces its page, and stays until Ctrl-C, SIGTERM or the server's own end. Warns of a host
-    that lets others in.
+    """Start a server, announce its page, and stay until Ctrl-C, SIGTERM or the server's end.
+
+    Warns of a host that other machines can reach.
 
     Raises:
         StoreError: as `start_server` does.
@@ -179,8 +227,71 @@ def serve(
         signal.signal(signal.SIGTERM, previous)
 
 
+def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
+    """Start the shared server in ``home``/mlflow unless it runs; return whether it had to be started.
+
+    Its database is the one that MLFLOW_BACKEND_STORE_URI names, else ``home``/mlflow/mlflow.db.
+
+    Raises:
+        StoreError: it doesn't start, the port is taken by another program, or the password is lost.
+    """
+    if find_spec("flask_wtf") is None:
+        raise StoreError("MLflow can't ask for a password here", hint="pip install 'raypar[cluster]'")
+    folder = home / "mlflow"
+    _make_private(folder)
+    with suppress(OSError, ValueError, psutil.Error):
+        command = psutil.Process(int((folder / "pid").read_text())).cmdline()
+        if "mlflow" in command and str(port) in command:
+            return False
+    if free_port(port) != port:
+        raise StoreError(f"port {port} is taken by another program", hint="end it, or give --port")
+    user, password = credentials(home)
+    (folder / "auth.ini").write_text(AUTH_CONFIG)
+    environment = {
+        DATABASE: os.environ.get(DATABASE) or f"sqlite:///{folder}/mlflow.db",
+        "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
+        "MLFLOW_AUTH_ADMIN_USERNAME": user,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
+    }
+    # `raypar ui` looks for artifacts beside a database, should the folder be copied elsewhere.
+    arguments = ["--app-name", "basic-auth", "--artifacts-destination", str(folder / "mlartifacts")]
+    with (folder / "log").open("w+b") as log:
+        server = _launch(HOST, port, arguments, environment, log, folder)
+    (folder / "pid").write_text(f"{server.pid}\n")
+    return True
+
+
+def credentials(home: Path) -> tuple[str, str]:
+    """Return user and password of ``home``/.mlflow/credentials; make them up where there are none.
+
+    Raises:
+        StoreError: there are none, but users that have been made with them.
+    """
+    path = home / ".mlflow" / "credentials"
+    file = configparser.ConfigParser()  # as MLflow's clients read it
+    file.read(path)
+    keys = ("mlflow_tracking_username", "mlflow_tracking_password")
+    user, password = (file.get("mlflow", key, fallback="") for key in keys)
+    if user and password:
+        return user, password
+    if (users := home / "mlflow" / "users.db").exists():
+        raise StoreError(f"{path}: the password of {users} is lost", hint=f"to start anew: rm {users}")
+    user, password = "admin", secrets.token_urlsafe(24)
+    _make_private(path.parent)
+    path.touch()
+    path.chmod(0o600)
+    path.write_text(f"[mlflow]\nmlflow_tracking_username = {user}\nmlflow_tracking_password = {password}\n")
+    return user, password
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens there can be reached from this machine alone."""
+    """Return True where a server that listens there can be reached from this machine alone."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -188,34 +299,28 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
-    """What a browser may call a server that listens on `host`, as MLflow matches it: patterns, the port included.
+    """Return the names by which browsers may call a server on `host`: MLflow's patterns, the port included.
 
-    MLflow's own list goes by patterns such as ``10.*``, which a name like ``10.evil.example`` matches too: whoever owns
-    it can have it mean this machine, and a page of theirs could then read the store.
+    MLflow's default list has patterns such as ``10.*``, which a name like ``10.evil.example`` matches too: its owner
+    can have it mean this machine, and a page of theirs could then read the store.
     """
     names = [*LOOPBACK]
     if host == EVERYWHERE:
-        of_interfaces = (address.address for own in psutil.net_if_addrs().values() for address in own)
-        names += [socket.gethostname(), socket.getfqdn(), *(name for name in of_interfaces if _is_ipv4(name))]
+        interfaces = [a for addresses in psutil.net_if_addrs().values() for a in addresses]
+        names += [socket.gethostname(), socket.getfqdn()]
+        names += [a.address for a in interfaces if a.family is socket.AF_INET]
     elif not is_loopback(host):
         names.append(host)
-    own = [name for name in dict.fromkeys(names) if not set(name) & set("*?[],")]
-    asked_for = os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS", "")
-    return (*own, *(f"{name}:*" for name in own), *(name for name in asked_for.split(",") if name))
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        return ip_address(text).version == 4
-    except ValueError:
-        return False
+    literal = [name for name in dict.fromkeys(names) if not set(name) & set("*?[],")]
+    from_user = os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS", "")
+    return (*literal, *(f"{name}:*" for name in literal), *(name for name in from_user.split(",") if name))
 
 
 def free_port(first: int = FIRST_PORT, host: str = HOST) -> int:
-    """The first port from `first` on that nobody listens on.
+    """Return the first port from `first` on that nobody listens on.
 
     Raises:
-        StoreError: if none of the next hundred is free, or the host is none of this machine's.
+        StoreError: none of the next hundred is free, or the host is no address of this machine.
     """
     for port in range(first, min(first + 100, 65536)):
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
@@ -231,28 +336,20 @@ def free_port(first: int = FIRST_PORT, host: str = HOST) -> int:
     raise StoreError(f"No port from {first} on is free", hint="choose another one with --port")
 
 
-def answers(server: Server) -> bool:
-    """Whether it answers in time; waits for it, or for its end."""
-    until_s = time.monotonic() + START_TIMEOUT_S
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine
-    while time.monotonic() < until_s and server.is_running():
-        try:
-            with opener.open(f"{server.url}/health", timeout=2) as answer:
-                if answer.status == 200:
-                    return True
-        except (urllib.error.URLError, OSError):
-            pass
-        time.sleep(0.1)
-    return False
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``python -m raypar.track.server``; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m raypar.track.server", description=__doc__)
+    parser.add_argument("--port", type=int, default=FIRST_PORT)
+    port = parser.parse_args(arguments).port
+    try:
+        is_new = ensure_shared_server(Path.home(), port=port)
+    except RayparError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    state = "answers" if is_new else "runs already"
+    print(f"MLflow {state} at http://{HOST}:{port}; who may use it: {Path.home()}/.mlflow/credentials")
+    return 0
 
 
-def failure(server: Server, log: Any) -> StoreError:
-    """What to tell of a server that doesn't answer. `log` is a file of bytes, with what it has said."""
-    ended = not server.is_running()
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    said = "\n  ".join(lines[-3:])
-    how = "ended at once" if ended else f"did not answer within {START_TIMEOUT_S:.0f} s"
-    return StoreError(
-        f"MLflow's server {how}" + (f":\n  {said}" if said else ""), hint="`raypar doctor` checks the store"
-    )
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
-"""Stored results of all executions of a study, from MLflow and from the journal.
+"""Stored results of all executions of a study: from MLflow's database or server, and from this project's journals.
 
-Reads five tables of the schemas that it knows, as MLflow's own searches do, and never writes. Everything else is
-`Unfamiliar`, and then to be asked for through MLflow.
+An embedded database is read by SQL, as MLflow's own searches would, where its schema is one that is known here; every
+other store is asked through MLflow's client.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import logging
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from raypar.study.trial import TrialResult, latest
-from raypar.track import journal as spool
+from raypar.track import journal
 from raypar.track.check import check_readable, check_writable
 from raypar.track.client import (
     Rejected,
@@ -27,12 +27,13 @@ from raypar.track.client import (
     artifact_root,
     connect,
     local_folder,
+    reachable,
     sqlite_path,
     store_errors,
-    unreachable,
+    tag_filter,
 )
 from raypar.track.names import experiment_name, join_tag
-from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, result_from_tags, without_step_times
+from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, parse_result, result_from_tags, without_step_times
 from raypar.train.job import MODEL_FOLDER
 
 # Alembic's versions in which experiments, runs and their tags are as they are read here.
@@ -41,14 +42,23 @@ SCHEMAS = frozenset({"dc11669786a5"})  # MLflow 3.17
 LOCK_TIMEOUT_S = 2.0
 _WORKSPACE = "default"
 _WORKSPACES_VARIABLE = "MLFLOW_ENABLE_WORKSPACES"
+_PAGE_SIZE = 250  # a server that is asked for thousands at once takes longer than a request may
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def default_tracking_uri(project_dir: Path) -> str:
+    """Return ``MLFLOW_TRACKING_URI`` if it is set, else the embedded database ``mlflow.db`` of the folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{project_dir.absolute()}/mlflow.db"
 
 
 class Unfamiliar(Exception):
-    """The database is not one that can be read here: another schema, locked, damaged, with workspaces."""
+    """The database can't be read by SQL here: another schema, locked, damaged, with workspaces."""
 
 
 class EmbeddedRuns:
-    """The database of a ``sqlite:`` URI. Every method opens it, asks in one transaction, and closes it.
+    """Runs of the database of a ``sqlite:`` URI. Every method reads in one transaction and never writes.
 
     Raises:
         Unfamiliar: by every method, where MLflow is to be asked instead.
@@ -60,7 +70,7 @@ class EmbeddedRuns:
         self._path: Path | None = sqlite_path(tracking_uri) if plain else None
 
     def experiments(self) -> dict[str, str]:
-        """Study name to experiment id; deleted ones are not among them."""
+        """Map study names to ids of experiments that are not deleted."""
         query = """
             SELECT t.value, e.experiment_id FROM experiments AS e JOIN experiment_tags AS t USING (experiment_id)
             WHERE t.key = 'raypar.study' AND t.value != '' AND e.lifecycle_stage = 'active'
@@ -70,34 +80,34 @@ class EmbeddedRuns:
             return {str(study): str(experiment_id) for study, experiment_id in database.execute(query)}
 
     def experiment_id(self, name: str) -> str | None:
-        """None if there is none of this name, or it is deleted."""
+        """Return the id of the experiment of this name; None if there is none, or it is deleted."""
         query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
         with self._opened() as database:
-            found = database.execute(query, [name]).fetchone()
-        return str(found[0]) if found else None
+            row = database.execute(query, [name]).fetchone()
+        return str(row[0]) if row else None
 
     def search(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> list[StoredRun]:
-        """The runs that have all of the tags, the latest first; deleted ones are not among them."""
+        """Return the runs that have all of the tags, the latest first; deleted ones are not among them."""
         where = [f"experiment_id IN ({', '.join('?' * len(experiment_ids))})", "lifecycle_stage = 'active'"]
         values: list[object] = [int(experiment_id) for experiment_id in experiment_ids]
-        for key, value in tags.items():
+        for pair in tags.items():
             where.append(
                 "EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ? AND tags.value = ?)"
             )
-            values += [key, value]
-        wanted = f"FROM runs WHERE {' AND '.join(where)}"
+            values += pair
+        matching = f"FROM runs WHERE {' AND '.join(where)}"
         with self._opened() as database:
             order = "ORDER BY start_time IS NULL, start_time DESC, run_uuid"
-            runs = database.execute(f"SELECT run_uuid, artifact_uri, start_time {wanted} {order}", values).fetchall()
-            own: dict[str, dict[str, str]] = {run_id: {} for run_id, _, _ in runs}
-            of_those = f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN (SELECT run_uuid {wanted})"
+            rows = database.execute(f"SELECT run_uuid, artifact_uri, start_time {matching} {order}", values).fetchall()
+            tags_of: dict[str, dict[str, str]] = {run_id: {} for run_id, _, _ in rows}
+            of_those = f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN (SELECT run_uuid {matching})"
             for run_id, key, value in database.execute(of_those, values):
-                own[run_id][key] = value
-        return [StoredRun(run_id, uri or "", start_ms or 0, own[run_id]) for run_id, uri, start_ms in runs]
+                tags_of[run_id][key] = value
+        return [StoredRun(run_id, uri or "", start_ms or 0, tags_of[run_id]) for run_id, uri, start_ms in rows]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """The database for reading, as it stands now, however long that takes."""
+        """Open the database for reading, as it stands now, however long that takes."""
         if self._path is None or os.environ.get(_WORKSPACES_VARIABLE, "").lower() not in ("", "false", "0"):
             raise Unfamiliar
         # MLflow opens the same path: SQLite's URI keeps it from making the file, and from changing it.
@@ -106,9 +116,9 @@ class EmbeddedRuns:
             with closing(sqlite3.connect(address, uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as database:
                 database.execute("BEGIN")
                 versions = [version for (version,) in database.execute("SELECT version_num FROM alembic_version")]
+                elsewhere = "SELECT 1 FROM experiments WHERE workspace != ? LIMIT 1"
                 if len(versions) != 1 or versions[0] not in SCHEMAS:
                     raise Unfamiliar
-                elsewhere = "SELECT 1 FROM experiments WHERE workspace != ? LIMIT 1"
                 if database.execute(elsewhere, [_WORKSPACE]).fetchone():
                     raise Unfamiliar
                 yield database
@@ -116,145 +126,127 @@ class EmbeddedRuns:
             raise Unfamiliar from error
 
 
-_PAGE_SIZE = 250  # a server that is asked for thousands at once takes longer than a request may
+class MlflowRuns:
+    """The same questions through MLflow's client, which connects when first asked; methods raise StoreError."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        self._tracking_uri = tracking_uri
+        self._client: Any = None
+
+    @property
+    def client(self) -> Any:
+        if self._client is None:
+            check_readable(self._tracking_uri)
+            with reachable(self._tracking_uri):
+                self._client = connect(self._tracking_uri)
+        return self._client
+
+    def experiments(self) -> dict[str, str]:
+        pages = self._pages(self.client.search_experiments, filter_string="tags.`raypar.study` != ''", max_results=1000)
+        return {e.tags["raypar.study"]: str(e.experiment_id) for e in pages}
+
+    def experiment_id(self, name: str) -> str | None:
+        with reachable(self._tracking_uri):
+            experiment = self.client.get_experiment_by_name(name)
+        is_active = experiment is not None and experiment.lifecycle_stage == "active"
+        return str(experiment.experiment_id) if is_active else None
+
+    def search(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> Iterator[StoredRun]:
+        pages = self._pages(
+            self.client.search_runs,
+            experiment_ids=list(experiment_ids),
+            filter_string=tag_filter(tags),
+            max_results=_PAGE_SIZE,
+            order_by=["attributes.start_time DESC"],
+        )
+        return (StoredRun(r.info.run_id, r.info.artifact_uri, r.info.start_time or 0, r.data.tags) for r in pages)
+
+    def _pages(self, search: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
+        """Yield what a search of MLflow's finds, fetching the next page only when it is needed."""
+        token = None
+        while True:
+            with reachable(self._tracking_uri):
+                page = search(**arguments, page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
 
 
 class RunReader:
-    """Every method raises StoreError where the store can't be read; an embedded one that is not there yet is empty."""
+    """Reads runs and their files. Methods raise StoreError; an embedded store that does not exist yet is empty."""
 
     def __init__(self, tracking_uri: str, project_dir: Path) -> None:
         self._tracking_uri = tracking_uri
         self._project_dir = project_dir
         self._embedded = EmbeddedRuns(tracking_uri)
-        self._connection: Any = None
+        self._mlflow = MlflowRuns(tracking_uri)
+
+    def _ask(self, question: Callable[[EmbeddedRuns | MlflowRuns], T], empty: T) -> T:
+        database = sqlite_path(self._tracking_uri)
+        # Reading should not make a database.
+        if database is not None and (not database.exists() or (database.is_file() and not database.stat().st_size)):
+            return empty
+        try:
+            return question(self._embedded)
+        except Unfamiliar:
+            return question(self._mlflow)
 
     def experiments(self) -> dict[str, str]:
-        """Study name to experiment id; deleted ones are not among them."""
-        if self._is_missing():
-            return {}
-        try:
-            return self._embedded.experiments()
-        except Unfamiliar:
-            return dict(self._experiments_by_mlflow())
+        """Map study names to ids of experiments that are not deleted."""
+        empty: dict[str, str] = {}
+        return self._ask(lambda runs: runs.experiments(), empty)
 
     def experiment_id(self, study: str) -> str | None:
-        """None if there is none, or it is deleted."""
-        if self._is_missing():
-            return None
+        """Return the id of a study's experiment; None if there is none, or it is deleted."""
         name = experiment_name(study)
-        try:
-            return self._embedded.experiment_id(name)
-        except Unfamiliar:
-            with self._told():
-                found = self._client().get_experiment_by_name(name)
-            return str(found.experiment_id) if found is not None and found.lifecycle_stage == "active" else None
+        return self._ask(lambda runs: runs.experiment_id(name), None)
 
     def runs(self, study: str, **tags: str) -> Iterable[StoredRun]:
-        """The study's runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
+        """Return the study's runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
         experiment_id = self.experiment_id(study)
         return self.search([experiment_id] if experiment_id else [], **tags)
 
     def search(self, experiment_ids: Sequence[str], **tags: str) -> Iterable[StoredRun]:
-        """The experiments' runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
-        if not experiment_ids or self._is_missing():
+        """Return the experiments' runs as `runs` does."""
+        if not experiment_ids:
             return ()
-        wanted = {f"raypar.{key}": value for key, value in tags.items()}
-        try:
-            return self._embedded.search(experiment_ids, wanted)
-        except Unfamiliar:
-            return self._search_by_mlflow(experiment_ids, wanted)
-
-    def _experiments_by_mlflow(self) -> Iterator[tuple[str, str]]:
-        client, token = self._client(), None
-        while True:
-            with self._told():
-                page = client.search_experiments(
-                    filter_string="tags.`raypar.study` != ''", max_results=1000, page_token=token
-                )
-            for experiment in page:
-                yield experiment.tags["raypar.study"], str(experiment.experiment_id)
-            token = page.token
-            if not token:
-                return
-
-    def _search_by_mlflow(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> Iterator[StoredRun]:
-        client, token = self._client(), None
-        while True:
-            with self._told():
-                page = client.search_runs(
-                    list(experiment_ids),
-                    " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items()),
-                    max_results=_PAGE_SIZE,
-                    order_by=["attributes.start_time DESC"],
-                    page_token=token,
-                )
-            for run in page:
-                yield StoredRun(run.info.run_id, run.info.artifact_uri, run.info.start_time or 0, run.data.tags)
-            token = page.token
-            if not token:
-                return
+        full_tags = {f"raypar.{key}": value for key, value in tags.items()}
+        empty: Iterable[StoredRun] = ()
+        return self._ask(lambda runs: runs.search(experiment_ids, full_tags), empty)
 
     def read_file(self, run: StoredRun, name: str) -> str | None:
-        """A text among a run's artifacts; None if it isn't there."""
-        folder = local_folder(run.artifact_uri)
-        try:
-            if folder is not None:
-                return (self._moved(folder) / name).read_text(encoding="utf-8")
-            with tempfile.TemporaryDirectory() as there, store_errors():
-                path = self._client().download_artifacts(run.run_id, name, there)
-                return Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError, Unreachable, Rejected):
-            return None
+        """Return a text among a run's artifacts; None if it is missing."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._artifact(run, name, Path(folder))
+            try:
+                return path.read_text(encoding="utf-8") if path else None
+            except (OSError, ValueError):
+                return None
 
     def read_folder(self, run: StoredRun, name: str, to: Path) -> Path | None:
-        """A folder among a run's artifacts, brought to `to` where it is not on this machine; None if it isn't there."""
+        """Return a folder among a run's artifacts, downloaded to `to` from another machine; None if it is missing."""
+        path = self._artifact(run, name, to)
+        return path if path is not None and path.is_dir() else None
+
+    def _artifact(self, run: StoredRun, name: str, to: Path) -> Path | None:
         folder = local_folder(run.artifact_uri)
+        if folder is not None:
+            return self._moved(folder) / name
         try:
-            if folder is not None:
-                here = self._moved(folder) / name
-                return here if here.is_dir() else None
             to.mkdir(parents=True, exist_ok=True)
             with store_errors():
-                path = Path(self._client().download_artifacts(run.run_id, name, str(to)))
-            return path if path.is_dir() else None
+                return Path(self._mlflow.client.download_artifacts(run.run_id, name, str(to)))
         except (OSError, ValueError, Unreachable, Rejected):
             return None
 
     def _moved(self, folder: Path) -> Path:
-        """Where a run's files are if the project's folder was moved as a whole since."""
+        """Return a run's folder, even if the project's folder was moved as a whole since."""
         root = artifact_root(self._tracking_uri, self._project_dir)
         if folder.exists() or root is None or root.name not in folder.parts:
             return folder
         at = len(folder.parts) - folder.parts[::-1].index(root.name)
         return root.joinpath(*folder.parts[at:])
-
-    def _is_missing(self) -> bool:
-        """Whether the embedded database is not there yet, or empty: reading should not make one."""
-        database = sqlite_path(self._tracking_uri)
-        return database is not None and (not database.exists() or (database.is_file() and not database.stat().st_size))
-
-    def _client(self) -> Any:
-        if self._connection is None:
-            check_readable(self._tracking_uri)
-            with self._told():
-                self._connection = connect(self._tracking_uri)
-        return self._connection
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            with store_errors():
-                yield
-        except (Unreachable, Rejected) as e:
-            raise unreachable(self._tracking_uri, e) from e
-
-
-log = logging.getLogger(__name__)
-
-
-def default_tracking_uri(project_dir: Path) -> str:
-    """``MLFLOW_TRACKING_URI`` if it is set, else the embedded database ``mlflow.db`` of the folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{project_dir.absolute()}/mlflow.db"
 
 
 @dataclass(frozen=True)
@@ -263,7 +255,7 @@ class StudySummary:
 
     Attributes:
         last_used_at: Unix time.
-        experiment_id: MLflow's; empty while the study is in a spool only.
+        experiment_id: MLflow's; empty while the study is in a journal only.
     """
 
     name: str
@@ -275,7 +267,7 @@ class StudySummary:
 
 
 class Store:
-    """Reads one store, and the spools of one project folder that are meant for it. Connects when first asked.
+    """Reads one store, and the journals of one project folder that are meant for it. Connects when first asked.
 
     All methods raise StoreError where the store can't be read.
     """
@@ -285,84 +277,87 @@ class Store:
         self._project_dir = project_dir
         self._reader = RunReader(tracking_uri, project_dir)
 
+    def check_writable(self) -> None:
+        """See `raypar.track.check.check_writable`."""
+        check_writable(self._tracking_uri, self._project_dir)
+
+    # ---- trials
+
     def results(self, study_name: str) -> tuple[TrialResult, ...]:
-        """One result per identity over all executions, oldest first, without step times.
+        """Return one result per identity over all executions, oldest first, without step times.
 
         It is the latest complete one, or the latest failed one where none is complete.
         """
-        # The spool before the store: what is uploaded in between is then seen twice, not missed.
+        # The journals before the store: what is uploaded in between is then seen twice, not missed.
         pending = self._pending_results(study_name)
-        found: list[TrialResult] = []
+        stored: list[TrialResult] = []
         for run in self._reader.runs(study_name, kind="trial"):
             result = result_from_tags(run.tags) or self._result_from_file(run)
             if result is None:
                 log.warning("the run %s holds no result that can be read, skipped", run.run_id)
             else:
-                found.append(result)
-        return latest([without_step_times(result) for result in (*found, *pending)])
+                stored.append(result)
+        return latest([without_step_times(result) for result in (*stored, *pending)])
 
     def step_times(self, study_name: str, identity: str) -> tuple[tuple[float, ...], ...]:
-        """``[rank][step]`` of the trial that `results` gives for this identity; empty if there is none."""
-        found = [result for result in self._pending_results(study_name) if result.spec.identity == identity]
-        if identity.isalnum():
-            for run in self._reader.runs(study_name, identity=identity):
-                if (result := self._result_from_file(run)) is not None:
-                    found.insert(0, result)
-        best = latest(found)
+        """Return ``[rank][step]`` in seconds of the trial that `results` gives for this identity; empty if none."""
+        pending = [result for result in self._pending_results(study_name) if result.spec.identity == identity]
+        stored = [self._result_from_file(run) for run in self._trial_runs(study_name, identity)]
+        best = latest([*(result for result in reversed(stored) if result is not None), *pending])
         return best[0].step_times_s if best else ()
 
     def model_folder(self, study_name: str, identity: str) -> Path | None:
-        """A folder with the model that the trial has kept; None where it has none."""
-        for record in self._pending():
-            folder = spool.kept_folder(self._project_dir, record.get("artifact_dir"))
-            if record["kind"] == "trial" and record["study"] == study_name and folder is not None:
-                result = TrialResult.from_json(json.dumps(record["result"]))
-                kept = folder / MODEL_FOLDER
-                if result.spec.identity == identity and kept.is_dir():
-                    return kept
-        if identity.isalnum():
-            to = self._project_dir / ".raypar" / "models" / identity
-            for run in self._reader.runs(study_name, identity=identity):
-                if (folder := self._reader.read_folder(run, MODEL_FOLDER, to)) is not None:
-                    return folder
+        """Return a folder with the model that the trial has kept; None where it has none."""
+        for record in self._pending("trial", study_name):
+            folder = journal.kept_folder(self._project_dir, record.get("artifact_dir"))
+            result = parse_result(record.get("result"))
+            is_of_trial = result is not None and result.spec.identity == identity
+            if folder is not None and is_of_trial and (folder / MODEL_FOLDER).is_dir():
+                return folder / MODEL_FOLDER
+        to = self._project_dir / ".raypar" / "models" / identity
+        for run in self._trial_runs(study_name, identity):
+            if (folder := self._reader.read_folder(run, MODEL_FOLDER, to)) is not None:
+                return folder
         return None
 
+    def _trial_runs(self, study_name: str, identity: str) -> Iterable[StoredRun]:
+        # An identity can't break out of its query.
+        return self._reader.runs(study_name, identity=identity) if identity.isalnum() else ()
+
+    def _result_from_file(self, run: StoredRun) -> TrialResult | None:
+        return parse_result(self._reader.read_file(run, RESULT_FILE))
+
+    # ---- studies and their executions
+
     def studies(self) -> tuple[StudySummary, ...]:
-        """Every study, the last used first. Looks at executions only, not at trials."""
-        pending = list(self._pending())
+        """Return every study, the last used first. Looks at executions only, not at trials."""
+        pending = list(self._all_pending())
         experiment_ids = self._reader.experiments()
-        executions: dict[str, _Execution] = {}
+        # By execution: study, numbers of finished and failed trials, Unix time of last use.
+        executions: dict[str, tuple[str, int, int, float]] = {}
         for run in self._reader.search(list(experiment_ids.values()), kind="execution"):
             tags = run.tags
-            executions[tags.get("raypar.uid", run.run_id)] = _Execution(
+            executions[tags.get("raypar.uid", run.run_id)] = (
                 tags.get("raypar.study", ""),
                 int(tags.get("raypar.num_finished", 0)),
                 int(tags.get("raypar.num_failed", 0)),
                 float(tags.get("raypar.last_used_at", run.start_ms / 1000)),
             )
         for record in pending:  # later than what the store has of the same execution
-            totals = record["totals"]
-            executions[record["execution"]] = _Execution(
-                record["study"], totals["num_finished"], totals["num_failed"], record["at"]
-            )
-        by_study: dict[str, list[_Execution]] = {}
-        for execution in executions.values():
-            by_study.setdefault(execution.study, []).append(execution)
-        summaries = [
-            StudySummary(
-                name=name,
-                num_executions=len(own),
-                num_finished=sum(e.num_finished for e in own),
-                num_failed=sum(e.num_failed for e in own),
-                last_used_at=max(e.last_used_at for e in own),
-                experiment_id=experiment_ids.get(name, ""),
-            )
-            for name, own in by_study.items()
-        ]
+            finished, failed = (record["totals"][key] for key in ("num_finished", "num_failed"))
+            executions[record["execution"]] = (record["study"], finished, failed, record["at"])
+        by_study: dict[str, list[tuple[int, int, float]]] = {}
+        for study, finished, failed, last_used_at in executions.values():
+            by_study.setdefault(study, []).append((finished, failed, last_used_at))
+        summaries = []
+        for name, rows in by_study.items():
+            num_finished, num_failed, used_at = zip(*rows, strict=True)
+            counts = len(rows), sum(num_finished), sum(num_failed)
+            summaries.append(StudySummary(name, *counts, max(used_at), experiment_ids.get(name, "")))
         return tuple(sorted(summaries, key=lambda s: (-s.last_used_at, s.name)))
 
     def study_source(self, study_name: str) -> str | None:
-        """The text of the study's file as of its latest execution; None if none is kept."""
+        """Return the text of the study's file as of its latest execution; None if none is kept."""
         if record := self._pending_execution(study_name):
             return str(record["study_source"]) or None
         for run in self._reader.runs(study_name, kind="execution"):
@@ -370,12 +365,8 @@ class Store:
         return None
 
     def artifact(self, study_name: str, name: str) -> str | None:
-        """A text that the latest execution with such a one added to its run; None if none has."""
-        texts = [
-            r["text"]
-            for r in self._pending()
-            if r["kind"] == "artifact" and r["study"] == study_name and r["path"] == name
-        ]
+        """Return a text that the latest execution with such a one added to its run; None if none has."""
+        texts = [r["text"] for r in self._pending("artifact", study_name) if r["path"] == name]
         if texts:
             return str(texts[-1])
         for run in self._reader.runs(study_name, kind="execution"):
@@ -384,11 +375,15 @@ class Store:
         return None
 
     def question(self, study_name: str) -> dict[str, Any]:
-        """What the latest execution stored as JSON under the tag ``raypar.question``; empty if nothing."""
-        return self._execution_json(study_name, "raypar.question")
+        """Return the JSON that the latest execution stored under the tag ``raypar.question``; empty if none."""
+        return _json_object(self.origin(study_name)[0].get("raypar.question"))
+
+    def resume_info(self, study_name: str) -> dict[str, Any]:
+        """Return file and flags of the latest execution, from its tag ``raypar.resume``; empty if none."""
+        return _json_object(self.origin(study_name)[0].get("raypar.resume"))
 
     def origin(self, study_name: str) -> tuple[dict[str, str], str]:
-        """Where the latest execution's numbers come from: its tags, and what the study asks, for people."""
+        """Return the tags of the latest execution, and its description for people."""
         if record := self._pending_execution(study_name):
             return dict(record["tags"]), str(record["description"])
         for run in self._reader.runs(study_name, kind="execution"):
@@ -396,38 +391,19 @@ class Store:
             return tags, tags.get("mlflow.note.content", "")
         return {}, ""
 
-    def resume_info(self, study_name: str) -> dict[str, Any]:
-        """What the latest execution stored under the tag ``raypar.resume``: its file and flags; empty if nothing."""
-        return self._execution_json(study_name, "raypar.resume")
-
     def experiment_id(self, study_name: str) -> str | None:
-        """MLflow's id of the study's experiment, for links; None if there is none."""
+        """Return MLflow's id of the study's experiment, for links; None if there is none."""
         return self._reader.experiment_id(study_name)
 
-    def check_writable(self) -> None:
-        """See `raypar.track.check.check_writable`."""
-        check_writable(self._tracking_uri, self._project_dir)
+    # ---- journals
 
-    def _execution_json(self, study_name: str, tag: str) -> dict[str, Any]:
-        if record := self._pending_execution(study_name):
-            return _json_object(record["tags"].get(tag))
-        for run in self._reader.runs(study_name, kind="execution"):
-            return _json_object(join_tag(run.tags, tag))
-        return {}
-
-    def _result_from_file(self, run: StoredRun) -> TrialResult | None:
-        try:
-            return TrialResult.from_json(self._reader.read_file(run, RESULT_FILE) or "")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
-
-    def _pending(self) -> Iterator[dict[str, Any]]:
-        """The records of this project that are meant for this store and not there yet."""
-        for path in spool.spools(self._project_dir):
-            if spool.target(path) != self._tracking_uri:
+    def _all_pending(self) -> Iterator[dict[str, Any]]:
+        """Yield this project's records that are meant for this store and not there yet."""
+        for path in journal.journal_paths(self._project_dir):
+            if journal.target(path) != self._tracking_uri:
                 continue
             try:
-                for line in spool.read_lines(path, spool.read_ack(path, self._tracking_uri)):
+                for line in journal.pending_lines(path, self._tracking_uri):
                     if line.record is None:
                         log.warning("%s", line.problem)
                     elif {"study", "execution", "at", "totals"} <= line.record.keys():
@@ -435,27 +411,17 @@ class Store:
             except OSError:  # uploaded and removed by now: then it is in the store
                 continue
 
+    def _pending(self, kind: str, study_name: str) -> Iterator[dict[str, Any]]:
+        return (r for r in self._all_pending() if (r["kind"], r["study"]) == (kind, study_name))
+
     def _pending_results(self, study_name: str) -> list[TrialResult]:
-        found = []
-        for record in self._pending():
-            if record["kind"] == "trial" and record["study"] == study_name:
-                try:
-                    found.append(TrialResult.from_json(json.dumps(record["result"])))
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    log.warning("a pending result of %s can't be read, skipped", study_name)
-        return found
+        results = [parse_result(record.get("result")) for record in self._pending("trial", study_name)]
+        if None in results:
+            log.warning("%d pending results of %s can't be read, skipped", results.count(None), study_name)
+        return [result for result in results if result is not None]
 
     def _pending_execution(self, study_name: str) -> dict[str, Any] | None:
-        own = [r for r in self._pending() if r["kind"] == "execution" and r["study"] == study_name]
-        return max(own, key=lambda r: float(r["at"]), default=None)
-
-
-@dataclass(frozen=True)
-class _Execution:
-    study: str
-    num_finished: int
-    num_failed: int
-    last_used_at: float
+        return max(self._pending("execution", study_name), key=lambda r: float(r["at"]), default=None)
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Upload of journal records to MLflow: idempotent, in order."""
+"""Upload of journals to MLflow: idempotent and in order; `sync` brings what an outage or a killed study left behind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raypar.errors import StoreError
+from raypar.masking import masked
 from raypar.study.trial import TrialResult
-from raypar.track import journal as spool
+from raypar.track import journal
 from raypar.track.client import (
     MODEL_NAME,
     Rejected,
@@ -21,12 +23,12 @@ from raypar.track.client import (
     import_mlflow,
     local_folder,
     store_errors,
+    tag_filter,
     upload_model,
 )
-from raypar.track.journal import kept_folder
 from raypar.track.names import (
-    MAX_EXPERIMENT_NAME_LENGTH,
     MAX_EXPERIMENT_TAG_LENGTH,
+    MAX_NAME_LENGTH,
     MAX_PARAM_LENGTH,
     MAX_TAG_LENGTH,
     clip,
@@ -37,22 +39,27 @@ from raypar.track.names import (
     split_tag,
 )
 from raypar.track.runs import SOURCE_FILE, Input, Point, child_run, inputs_of
+from raypar.track.store import default_tracking_uri
 from raypar.track.view import VIEW_TAG, Shown, experiment_path, saved_view
 
-# What one log_batch call may hold.
+# Limits of one log_batch call.
 _MAX_POINTS, _MAX_PAIRS = 1000, 100
+LOCK_TIMEOUT_S = 60.0
+
+log = logging.getLogger(__name__)
+Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class RunRef:
-    """A run in the store: its id, and where its files go."""
+    """A run in the store: its id, and the URI of its files."""
 
     run_id: str
     artifact_uri: str
 
 
 class RunWriter:
-    """Every method raises Unreachable or Rejected where the store does not take what it is given."""
+    """Writes experiments and runs; every method raises Unreachable or Rejected where the store does not accept it."""
 
     def __init__(self, tracking_uri: str, project_dir: Path) -> None:
         self._tracking_uri = tracking_uri
@@ -60,41 +67,43 @@ class RunWriter:
         self.forget()
 
     def forget(self) -> None:
-        """Drops what is remembered of the store: it may have come back as another one."""
+        """Drop the connection and all ids: the store may have come back as another one."""
         self._client: Any = None
         self._experiments: dict[str, str] = {}
 
     def experiment(self, study: str) -> str:
-        """The id of the study's experiment, made if there is none."""
+        """Return the id of the study's experiment, created if there is none."""
         if study not in self._experiments:
             with store_errors():
                 self._experiments[study] = self._find_or_create_experiment(study)
         return self._experiments[study]
 
     def describe_experiment(self, study: str, key: str, value: str) -> None:
-        """Sets a tag of the study's experiment."""
+        """Set a tag of the study's experiment."""
         experiment_id = self.experiment(study)
         with store_errors():
             self._connected().set_experiment_tag(experiment_id, key, clip(value, MAX_EXPERIMENT_TAG_LENGTH))
 
     def find(self, study: str, **tags: str) -> RunRef | None:
-        """The latest run of the study with these ``raypar.`` tags, deleted ones included."""
+        """Return the latest run of the study with these ``raypar.`` tags, deleted ones included."""
         experiment_id = self.experiment(study)
         with store_errors():
-            found = self._connected().search_runs(
+            runs = self._connected().search_runs(
                 [experiment_id],
-                " AND ".join(f"tags.`raypar.{key}` = '{value}'" for key, value in tags.items()),
+                tag_filter({f"raypar.{key}": value for key, value in tags.items()}),
                 run_view_type=import_mlflow().entities.ViewType.ALL,
                 max_results=1,
                 order_by=["attributes.start_time DESC"],
             )
-        return RunRef(found[0].info.run_id, found[0].info.artifact_uri) if found else None
+        return RunRef(runs[0].info.run_id, runs[0].info.artifact_uri) if runs else None
 
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
-        """A new run."""
+        """Create a run; its start is Unix time in milliseconds."""
         experiment_id = self.experiment(study)
         with store_errors():
-            run = self._connected().create_run(experiment_id, start_ms, dict(tags), run_name=clip(name, 500))
+            run = self._connected().create_run(
+                experiment_id, start_ms, dict(tags), run_name=clip(name, MAX_NAME_LENGTH)
+            )
         return RunRef(run.info.run_id, run.info.artifact_uri)
 
     def log(
@@ -105,7 +114,7 @@ class RunWriter:
         points: Sequence[Point] = (),
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Adds to a run, in as few calls as MLflow allows. Points that are there already are not doubled."""
+        """Add to a run, in as few calls as MLflow allows. Points that are there already are not doubled."""
         with store_errors():
             entities = import_mlflow().entities
             metrics = [entities.Metric(p.key, p.value, p.time_ms, p.step) for p in points]
@@ -117,7 +126,7 @@ class RunWriter:
                 metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
 
     def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:
-        """Data sets that a run used. Those that are there already are not doubled."""
+        """Add data sets that a run used. Those that are there already are not doubled."""
         if not inputs:
             return
         with store_errors():
@@ -132,39 +141,38 @@ class RunWriter:
             self._connected().log_inputs(run.run_id, datasets)
 
     def log_model(self, study: str, run: RunRef, folder: Path, uid: str) -> None:
-        """A folder as a model of the run; the same one where this uid is there already."""
+        """Add a folder as a model of the run, once per uid."""
         experiment_id = self.experiment(study)
         with store_errors():
             upload_model(self._connected(), experiment_id, run.run_id, folder, uid=uid, name=MODEL_NAME)
 
     def write_file(self, run: RunRef, name: str, text: str) -> None:
-        """A text among the run's artifacts; ``folder/name`` makes a folder."""
-        parts = [safe_name(part) for part in name.split("/") if part]
+        """Write a text among the run's artifacts; ``folder/name`` makes a folder."""
+        path = Path(*(safe_name(part) for part in name.split("/") if part))
         folder = local_folder(run.artifact_uri)
         with store_errors():
             if folder is None:
-                self._connected().log_text(run.run_id, text, "/".join(parts))
+                self._connected().log_text(run.run_id, text, path.as_posix())
             else:  # as MLflow does it, without its 20 ms
-                path = folder.joinpath(*parts)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8", errors="replace")
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_text(text, encoding="utf-8", errors="replace")
 
     def write_folder(self, run: RunRef, name: str, source: Path) -> None:
-        """A copy of a folder's files among the run's artifacts, without those that are only linked there."""
+        """Copy a folder's files among the run's artifacts, except links to files outside of it."""
         folder = local_folder(run.artifact_uri)
         with store_errors():
             for path in sorted(source.rglob("*")):
                 if not path.is_file() or not path.resolve().is_relative_to(source.resolve()):
                     continue
-                place = Path(safe_name(name)) / path.relative_to(source).parent
+                target = Path(safe_name(name)) / path.relative_to(source).parent
                 if folder is None:
-                    self._connected().log_artifact(run.run_id, str(path), place.as_posix())
+                    self._connected().log_artifact(run.run_id, str(path), target.as_posix())
                 else:
-                    (folder / place).mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, folder / place / path.name)
+                    (folder / target).mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, folder / target / path.name)
 
     def end(self, run: RunRef, status: str, end_ms: int) -> None:
-        """FINISHED, FAILED or KILLED."""
+        """Set a run's final status: FINISHED, FAILED or KILLED."""
         with store_errors():
             self._connected().set_terminated(run.run_id, status, end_ms)
 
@@ -175,16 +183,16 @@ class RunWriter:
 
     def _find_or_create_experiment(self, study: str) -> str:
         client, name = self._connected(), experiment_name(study)
-        found = client.get_experiment_by_name(name)
-        if found is not None and found.lifecycle_stage != "active":
+        experiment = client.get_experiment_by_name(name)
+        if experiment is not None and experiment.lifecycle_stage != "active":
             # The name of a deleted study is taken until MLflow purges it: it stays deleted, under another name.
-            client.restore_experiment(found.experiment_id)
-            bin_name = f"{name[: MAX_EXPERIMENT_NAME_LENGTH - 40]} (deleted, {found.experiment_id})"
-            client.rename_experiment(found.experiment_id, bin_name)
-            client.delete_experiment(found.experiment_id)
-            found = None
+            experiment_id = experiment.experiment_id
+            client.restore_experiment(experiment_id)
+            client.rename_experiment(experiment_id, f"{name[: MAX_NAME_LENGTH - 40]} (deleted, {experiment_id})")
+            client.delete_experiment(experiment_id)
+            experiment = None
         tags = {"raypar.study": clip(study, MAX_TAG_LENGTH), "mlflow.experimentKind": "custom_model_development"}
-        if found is None:
+        if experiment is None:
             root = artifact_root(self._tracking_uri, self.project_dir)
             folder = (root / safe_name(study)).as_uri() if root else None
             try:
@@ -192,34 +200,31 @@ class RunWriter:
             except import_mlflow().exceptions.MlflowException as e:
                 if e.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            found = client.get_experiment_by_name(name)  # another process was quicker
-        if "raypar.study" not in found.tags:  # someone's own experiment of that name
+            experiment = client.get_experiment_by_name(name)  # another process was quicker
+        if "raypar.study" not in experiment.tags:  # someone's own experiment of that name
             for key, value in tags.items():
-                client.set_experiment_tag(found.experiment_id, key, value)
-        return str(found.experiment_id)
-
-
-Record = Mapping[str, Any]
+                client.set_experiment_tag(experiment.experiment_id, key, value)
+        return str(experiment.experiment_id)
 
 
 class Uploader:
     """Applies journal records to one store, through its writer. Connects when first used, and again after a failure."""
 
-    def __init__(self, store: RunWriter) -> None:
-        self._store = store
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
         self._forget()
 
     def _forget(self) -> None:
-        self._store.forget()
+        self._writer.forget()
         self._parents: dict[str, RunRef] = {}
         self._trials: dict[tuple[str, str], RunRef] = {}
 
     def apply(self, record: Record, *, is_new: bool = False) -> None:
-        """Brings a record into the store.
+        """Bring a record into the store.
 
         Args:
-            record: one line of a spool.
-            is_new: it can't be in the store yet, so it need not be looked for.
+            record: of one line of a journal.
+            is_new: it can't be in the store yet, so the store is not searched for it.
 
         Raises:
             Unreachable: to be tried again later.
@@ -229,7 +234,7 @@ class Uploader:
             try:
                 self._apply(record, is_new)
             except Rejected:
-                # What was remembered may be gone since: an experiment deleted by hand, a database replaced.
+                # Cached ids may be stale: an experiment deleted by hand, a database replaced.
                 self._forget()
                 self._apply(record, is_new=False)
         except Unreachable:
@@ -238,12 +243,14 @@ class Uploader:
 
     def _apply(self, record: Record, is_new: bool) -> None:
         try:
-            apply = _APPLY.get(record["kind"])
-            if apply is None:
+            handler = _HANDLERS.get(record["kind"])
+            if handler is None:
                 raise Rejected(f"a record of the unknown kind {record['kind']!r}: written by a newer raypar?")
-            apply(self, record, is_new)
+            handler(self, record, is_new)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise Rejected(f"a record that can't be read: {type(e).__name__}: {e}") from e
+
+    # ---- one handler for each kind of record
 
     def _execution(self, record: Record, is_new: bool) -> None:
         study, description = str(record["study"]), str(record["description"])
@@ -253,111 +260,108 @@ class Uploader:
         parent = self._parent(record, name=record["name"], tags=tags, is_new=is_new)
         keys = key_names(record["params"])
         params = {keys[k]: clip(str(v), MAX_PARAM_LENGTH) for k, v in record["params"].items()}
-        self._store.log(parent, params=params, tags={} if is_new else tags)
+        self._writer.log(parent, params=params, tags={} if is_new else tags)
         if record["study_source"]:
-            self._store.write_file(parent, SOURCE_FILE, record["study_source"])
+            self._writer.write_file(parent, SOURCE_FILE, record["study_source"])
         if about := str(record.get("about", description)):
-            link = experiment_path(self._store.experiment(study), charts=True)
+            link = experiment_path(self._writer.experiment(study), charts=True)
             # First, because MLflow folds the description to its first line.
             note = f"[Charts]({link}) · {clip(about, MAX_EXPERIMENT_TAG_LENGTH - 200)}"
-            self._store.describe_experiment(study, "mlflow.note.content", note)
+            self._writer.describe_experiment(study, "mlflow.note.content", note)
 
     def _trial(self, record: Record, is_new: bool) -> None:
         text = json.dumps(record["result"], separators=(",", ":"))
         result = TrialResult.from_json(text)
         child = child_run(result, result_json=text, recorded_at=record["at"])
-        study, uid, parent = record["study"], _quotable(record["uid"]), self._parent(record)
-        run = None if is_new else self._store.find(study, uid=uid)
+        study, uid, execution = record["study"], _quotable(record["uid"]), _quotable(record["execution"])
+        parent = self._parent(record)
+        run = None if is_new else self._writer.find(study, uid=uid)
         if run is None:
-            own = {
-                "raypar.uid": uid,
-                "raypar.execution": _quotable(record["execution"]),
-                "mlflow.parentRunId": parent.run_id,
-            }
-            run = self._store.create(study, child.name, child.start_ms, {**child.tags, **own})
+            ids = {"raypar.uid": uid, "raypar.execution": execution, "mlflow.parentRunId": parent.run_id}
+            run = self._writer.create(study, child.name, child.start_ms, {**child.tags, **ids})
         system = [Point(*point) for point in record.get("system", ())]
-        self._store.log(run, params=child.params, points=[*child.points, *system])
-        self._store.log_inputs(run, child.inputs)
+        self._writer.log(run, params=child.params, points=[*child.points, *system])
+        self._writer.log_inputs(run, child.inputs)
         for name, content in child.files.items():
-            self._store.write_file(run, name, content)
-        kept = kept_folder(self._store.project_dir, record.get("artifact_dir"))
+            self._writer.write_file(run, name, content)
+        kept = journal.kept_folder(self._writer.project_dir, record.get("artifact_dir"))
         if kept is not None:  # else its disk was cleaned before the store could be reached
             for folder in sorted(path for path in kept.iterdir() if path.is_dir() and not path.is_symlink()):
-                self._store.write_folder(run, folder.name, folder)
-        self._store.end(run, child.status, child.end_ms)
+                self._writer.write_folder(run, folder.name, folder)
+        self._writer.end(run, child.status, child.end_ms)
         self._trials[record["execution"], result.spec.identity] = run
-        self._store.log(parent, tags=_totals(record))
+        self._writer.log(parent, tags=_totals(record))
         self._view(record)
 
     def _metrics(self, record: Record, _is_new: bool) -> None:
         time_ms = round(record["at"] * 1000)
         keys = key_names(key for key, _, _ in record["points"])
         points = [Point(keys[key], float(value), time_ms, int(step)) for key, value, step in record["points"]]
-        self._store.log(self._parent(record), points=points)
+        self._writer.log(self._parent(record), points=points)
         self._view(record)
 
     def _trial_metrics(self, record: Record, _is_new: bool) -> None:
         time_ms = round(record["at"] * 1000)
         for identity, values in record["by_identity"].items():
-            run = self._trial_run(record, _quotable(identity))
-            if run is not None:
+            if (run := self._trial_run(record, identity)) is not None:
                 keys = key_names(values)
-                self._store.log(run, points=[Point(keys[k], float(v), time_ms, 0) for k, v in values.items()])
+                self._writer.log(run, points=[Point(keys[k], float(v), time_ms, 0) for k, v in values.items()])
 
     def _trial_inputs(self, record: Record, _is_new: bool) -> None:
         for identity, data in record["by_identity"].items():
-            run = self._trial_run(record, _quotable(identity))
-            if run is not None:
-                self._store.log_inputs(run, inputs_of(data, record["contexts"]))
+            if (run := self._trial_run(record, identity)) is not None:
+                self._writer.log_inputs(run, inputs_of(data, record["contexts"]))
 
     def _model(self, record: Record, _is_new: bool) -> None:
-        run = self._trial_run(record, _quotable(record["identity"]))
-        folder = kept_folder(self._store.project_dir, record["folder"])
+        run = self._trial_run(record, record["identity"])
+        folder = journal.kept_folder(self._writer.project_dir, record["folder"])
         if run is not None and folder is not None:  # else its disk was cleaned before the store could be reached
-            self._store.log_model(record["study"], run, folder, _quotable(record["uid"]))
+            self._writer.log_model(record["study"], run, folder, _quotable(record["uid"]))
 
     def _artifact(self, record: Record, _is_new: bool) -> None:
-        self._store.write_file(self._parent(record), record["path"], record["text"])
+        self._writer.write_file(self._parent(record), record["path"], record["text"])
 
     def _close(self, record: Record, _is_new: bool) -> None:
         parent = self._parent(record)
-        self._store.log(parent, tags=_totals(record))
-        self._store.end(parent, record["status"], round(record["at"] * 1000))
+        self._writer.log(parent, tags=_totals(record))
+        self._writer.end(parent, record["status"], round(record["at"] * 1000))
+
+    # ---- what several kinds need
 
     def _view(self, record: Record) -> None:
-        """The study's saved view, where the record tells of one. A nicety: whatever goes wrong with it is let go."""
-        if not (shown := record.get("shown")):
-            return
-        text = saved_view(Shown(**shown), at_ms=round(record["at"] * 1000))
-        if text is not None:
+        """Update the study's saved view, where the record brings one. Optional: any failure is ignored."""
+        if shown := record.get("shown"):
+            text = saved_view(Shown(**shown), at_ms=round(record["at"] * 1000))
             try:
-                self._store.describe_experiment(record["study"], VIEW_TAG, text)
+                if text is not None:
+                    self._writer.describe_experiment(record["study"], VIEW_TAG, text)
             except (Unreachable, Rejected):
                 pass
 
     def _parent(
         self, record: Record, *, name: str = "", tags: Mapping[str, str] | None = None, is_new: bool = False
     ) -> RunRef:
-        """The run of the record's execution; made here if the record that tells of it was damaged."""
+        """Return the run of the record's execution; created here if the execution's own record was damaged."""
         uid, study = _quotable(record["execution"]), str(record["study"])
         if uid not in self._parents:
-            run = None if is_new else self._store.find(study, uid=uid)
+            run = None if is_new else self._writer.find(study, uid=uid)
             if run is None:
-                own = {"raypar.kind": "execution", "raypar.study": clip(study, MAX_TAG_LENGTH), "raypar.uid": uid}
-                run = self._store.create(study, name or study, round(record["at"] * 1000), {**(tags or {}), **own})
+                ids = {"raypar.kind": "execution", "raypar.study": clip(study, MAX_TAG_LENGTH), "raypar.uid": uid}
+                run = self._writer.create(study, name or study, round(record["at"] * 1000), {**(tags or {}), **ids})
             self._parents[uid] = run
         return self._parents[uid]
 
     def _trial_run(self, record: Record, identity: str) -> RunRef | None:
-        """The run of a trial in this execution, or else in the latest one that has it."""
-        study, execution = record["study"], record["execution"]
-        run = self._trials.get((execution, identity))
-        if run is None:
-            run = self._store.find(study, identity=identity, execution=_quotable(execution))
-        return run or self._store.find(study, identity=identity)
+        """Return the run of a trial in this execution, or else in the latest one that has it."""
+        study, execution, identity = record["study"], record["execution"], _quotable(identity)
+        return (
+            self._trials.get((execution, identity))
+            or self._writer.find(study, identity=identity, execution=_quotable(execution))
+            or self._writer.find(study, identity=identity)
+        )
 
 
-_APPLY: dict[str, Callable[[Uploader, Record, bool], None]] = {
+_HANDLERS: Mapping[str, Callable[[Uploader, Record, bool], None]] = {
     "execution": Uploader._execution,
     "trial": Uploader._trial,
     "metrics": Uploader._metrics,
@@ -383,20 +387,17 @@ def _long_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quotable(uid: str) -> str:
-    """A uid that can stand in quotes in a search."""
+    """Return a uid that can stand in quotes in a search."""
     return uid if all(c.isalnum() or c in "-_@." for c in uid) else short_hash(uid)
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
 class Replay:
-    """What one pass over a spool did.
+    """Outcome of one pass over a journal.
 
     Attributes:
         problems: damaged and rejected records, file and line named.
-        outage: why it stopped; empty if it went to the end.
+        outage: the reason why it stopped; empty if it went to the end.
     """
 
     num_uploaded: int = 0
@@ -408,20 +409,20 @@ class Replay:
 def replay(
     path: Path, uploader: Uploader, tracking_uri: str, *, new_from: int | None = None, is_ended: bool = False
 ) -> Replay:
-    """Uploads the pending records of a spool. To be called under `spool.upload_lock`.
+    """Upload the pending records of a journal. To be called under `journal.upload_lock`.
 
     Args:
-        path: the spool.
+        path: the journal.
         uploader: to the store of `tracking_uri`.
-        tracking_uri: which store's ack counts.
+        tracking_uri: the store whose ack counts.
         new_from: the offset from which on no record can be in the store yet.
-        is_ended: nobody writes the spool any more, so that a half-written last line will never be whole.
+        is_ended: the journal has no writer any more, so a half-written last line will not grow.
 
     Raises:
-        OSError: if the spool can't be read, or the ack not be written.
+        OSError: the journal can't be read, or the ack not be written.
     """
     done = Replay()
-    for line in spool.read_lines(path, spool.read_ack(path, tracking_uri), is_ended=is_ended):
+    for line in journal.pending_lines(path, tracking_uri, is_ended=is_ended):
         if line.record is None:
             done.problems.append(line.problem)
             log.warning("%s", line.problem)
@@ -433,17 +434,105 @@ def replay(
                 done.outage = str(e) or "no answer"
                 return done
             except Rejected as e:
-                kept = spool.keep_rejected(path, line.record, str(e))
+                kept = journal.keep_rejected(path, line.record, str(e))
                 done.num_rejected += 1
                 done.problems.append(f"a {line.record['kind']} record was refused by the store, kept in {kept}: {e}")
                 log.warning("%s", done.problems[-1])
-        spool.write_ack(path, tracking_uri, line.end)
+        journal.write_ack(path, tracking_uri, line.end)
     return done
 
 
-def num_pending(path: Path, tracking_uri: str) -> int:
-    """How many records of a spool this store has not got."""
+@dataclass(frozen=True)
+class SyncReport:
+    """Outcome of a sync.
+
+    Attributes:
+        num_uploaded: records that are in the store now.
+        num_left: records that are still in journals only.
+        num_rejected: records that the store will never take; they are kept beside the journal.
+        problems: one line each, for people.
+    """
+
+    num_uploaded: int = 0
+    num_left: int = 0
+    num_rejected: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> SyncReport:
+    """Upload every pending journal. Safe to repeat, beside a running study, and beside another sync.
+
+    Args:
+        project_dir: the folder that the studies were run in.
+        tracking_uri: the store to upload to; None: each to the store it was meant for.
+        lock_timeout_s: how long to wait for another upload.
+
+    Raises:
+        StoreError: the journals can't be read or written, or another upload takes too long.
+    """
+    if not journal.journal_paths(project_dir):
+        return SyncReport()
     try:
-        return sum(line.record is not None for line in spool.read_lines(path, spool.read_ack(path, tracking_uri)))
-    except FileNotFoundError:
-        return 0
+        with journal.upload_lock(project_dir).acquire(timeout=lock_timeout_s):
+            return _sync(project_dir, tracking_uri)
+    except TimeoutError as e:
+        raise StoreError(
+            f"Another upload from {project_dir} is taking long", hint="wait for it to end, then try again"
+        ) from e
+    except OSError as e:
+        raise StoreError(
+            f"The journals in {journal.journal_dir(project_dir)} can't be read or written: {e.strerror or e}",
+            hint="make the folder writable, then try again",
+        ) from e
+
+
+def _sync(project_dir: Path, tracking_uri: str | None) -> SyncReport:
+    uploaders: dict[str, Uploader] = {}
+    outages: dict[str, str] = {}
+    num_uploaded = num_left = num_rejected = 0
+    problems: list[str] = []
+    for path in journal.journal_paths(project_dir):
+        uri = tracking_uri or journal.target(path) or default_tracking_uri(project_dir)
+        if uri not in outages:
+            uploader = uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir)))
+            done = _sync_one(path, uploader, uri)
+            num_uploaded += done.num_uploaded
+            num_rejected += done.num_rejected
+            problems += done.problems
+            if done.outage:
+                outages[uri] = done.outage
+        num_left += journal.num_pending(path, uri)
+    problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
+    return SyncReport(num_uploaded, num_left, num_rejected, tuple(problems))
+
+
+def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> Replay:
+    owner = journal.owner_lock(path)
+    try:
+        owner.acquire(timeout=0)
+    except TimeoutError:  # its study is running
+        return replay(path, uploader, tracking_uri)
+    try:
+        done = replay(path, uploader, tracking_uri, is_ended=True)
+        if not done.outage:
+            last = None
+            for line in journal.read_lines(path, is_ended=True):
+                last = line.record or last
+            if last is not None and last["kind"] != "close":
+                _end_killed(path, last)
+                done.outage = replay(path, uploader, tracking_uri).outage
+            if not done.outage:
+                journal.remove(path)
+        return done
+    finally:
+        owner.release()
+
+
+def _end_killed(path: Path, last: Record) -> None:
+    """Close the execution of a killed process: its run would count as running for ever."""
+    record = {key: last.get(key) for key in ("study", "execution", "at", "totals")}
+    writer = journal.Journal(path)
+    try:
+        writer.append(json.dumps({**record, "kind": "close", "status": "KILLED"}))
+    finally:
+        writer.close()

@@ -18,11 +18,11 @@ from raypar.errors import StoreError
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.track.check import check_writable
 from raypar.track.client import connect
-from raypar.track.journal import spools
+from raypar.track.journal import journal_paths
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.server import free_port, start_server
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.sync import SyncReport, sync
+from raypar.track.uploader import SyncReport, sync
 
 pytestmark = pytest.mark.mlflow
 
@@ -109,7 +109,7 @@ def test_a_server_killed_in_the_middle_and_back_again_has_every_result_once(proj
         report = sync(project)
         assert (report.num_uploaded, report.num_left, report.problems) == (3, 0, ())
         assert sync(project) == SyncReport()
-        assert spools(project) == ()
+        assert journal_paths(project) == ()
         everything_once(uri, project, range(4))
         store = Store(uri, project)
         assert (store.study_source("mnist"), store.question("mnist")) == ("src", {"q": 1})
@@ -150,7 +150,7 @@ def test_odd_results_go_through_a_server(project, database):
         rec.record_trial_metrics({odd[2].spec.identity: {"speedup": 1.9}})
         rec.add_artifact("report/a.html", "<p>")
         assert rec.close("finished") == 0
-        assert spools(project) == () and list(project.rglob("*.rejected")) == []
+        assert journal_paths(project) == () and list(project.rglob("*.rejected")) == []
         got = Store(server.url, project).results("mnist")
         # As texts: NaN is not equal to itself.
         assert [r.to_json() for r in got] == [replace(r, step_times_s=()).to_json() for r in odd]
@@ -226,12 +226,12 @@ print("still alive")
 @pytest.mark.parametrize(
     ("module", "owner", "name", "goes_on"),
     [
-        ("upload", "module.Uploader", "apply", False),  # journalled, nothing uploaded
-        ("writer", "module.RunWriter", "create", True),  # the run made, its id never heard of
-        ("writer", "module.RunWriter", "log", True),  # metrics in, nothing said of it
-        ("writer", "module.RunWriter", "end", False),
-        ("spool", "module", "write_ack", False),  # all uploaded, not noted
-        ("spool", "module.Journal", "append", "half"),  # in the middle of a line
+        ("uploader", "module.Uploader", "apply", False),  # journalled, nothing uploaded
+        ("uploader", "module.RunWriter", "create", True),  # the run made, its id never heard of
+        ("uploader", "module.RunWriter", "log", True),  # metrics in, nothing said of it
+        ("uploader", "module.RunWriter", "end", False),
+        ("journal", "module", "write_ack", False),  # all uploaded, not noted
+        ("journal", "module.Journal", "append", "half"),  # in the middle of a line
     ],
 )
 def test_a_writer_killed_anywhere_leaves_what_sync_completes(project, module, owner, name, goes_on):
@@ -258,7 +258,7 @@ def test_a_writer_killed_anywhere_leaves_what_sync_completes(project, module, ow
     (parent,) = client.search_runs([Store(uri, project).experiment_id("mnist")], "tags.`raypar.kind` = 'execution'")
     assert parent.info.status == "KILLED"
     assert sync(project) == SyncReport()
-    assert spools(project) == ()
+    assert journal_paths(project) == ()
 
 
 def test_syncs_at_once_double_nothing(project, tmp_path_factory):
@@ -269,7 +269,8 @@ def test_syncs_at_once_double_nothing(project, tmp_path_factory):
         rec.record(make_result(n))
     assert rec.close("finished") == 10
     (project / "mlflow.db").rmdir()
-    code = f"from pathlib import Path; from raypar.track.sync import sync; print(sync(Path({str(project)!r})).num_left)"
+    code = "from pathlib import Path; from raypar.track.uploader import sync; print(sync(Path({!r})).num_left)"
+    code = code.format(str(project))
     syncs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0] for process in syncs] == ["0\n"] * 3
     everything_once(uri, project, range(8))

@@ -43,7 +43,7 @@ def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_e
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
 
     def start() -> str:
-        command = [sys.executable, "-m", "raypar.track.shared_server", "--port", str(port)]
+        command = [sys.executable, "-m", "raypar.track.server", "--port", str(port)]
         environment = {**kept, "HOME": str(home)}
         return subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=150

@@ -17,7 +17,7 @@ import pytest
 from commands import TIMEOUT_S, Cli
 from telling import HERE, until
 
-from raypar.track.journal import spools
+from raypar.track.journal import journal_paths
 from raypar.track.server import start_server
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.affinity import allowed_cores
@@ -72,7 +72,7 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
     assert (tmp_path / "stderr").read_text() == ""
     assert finished(tmp_path) == ["0.01", "0.02", "0.03", "0.04"]  # the store and the journal together
 
-    (journal,) = spools(tmp_path)
+    (journal,) = journal_paths(tmp_path)
     lines = journal.read_bytes().splitlines(keepends=True)
     waiting = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "trial"]
     damaged, cut = waiting[-2], waiting[-1]
@@ -116,7 +116,7 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
         synced = cli.run("sync")
         assert synced.returncode == 0, synced.stderr
         assert finished(tmp_path, uri) == ["0.01", "0.02", "0.03"]
-        assert spools(tmp_path) == ()
+        assert journal_paths(tmp_path) == ()
         again = cli.run("study", "faulty.py", "--no-ray", "--tracking-uri", uri)
         assert (again.returncode, len(study.starts())) == (0, 3), again.stderr
     assert not (tmp_path / "mlflow.db").exists()

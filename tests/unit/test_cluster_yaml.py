@@ -58,7 +58,7 @@ def test_every_start_of_ray_asks_for_the_token_which_every_node_is_given(name: s
 @pytest.mark.parametrize("name", NAMES)
 def test_the_head_alone_has_mlflow_and_tells_studies_where(name: str) -> None:
     cluster = loaded(name)
-    assert cluster["head_start_ray_commands"][-1] == "~/venv/bin/python -m raypar.track.shared_server"
+    assert cluster["head_start_ray_commands"][-1] == "~/venv/bin/python -m raypar.track.server"
     assert any("MLFLOW_TRACKING_URI=http://127.0.0.1:5000" in c for c in cluster["head_setup_commands"])
     assert not any("mlflow" in c.lower() for c in [*cluster["setup_commands"], *cluster["worker_start_ray_commands"]])
 

@@ -24,11 +24,11 @@ from raypar.execution.results import ExecutionOutcome, ResultHandler
 from raypar.run.cluster import this_machine
 from raypar.run.runner import Event, Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
-from raypar.track import journal as spool
+from raypar.track import journal
 from raypar.track.names import join_tag, split_tag
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
-from raypar.track.sync import sync
+from raypar.track.uploader import sync
 from raypar.train.job import ARTIFACT_FOLDER
 
 RESUME: dict[str, Any] = {
@@ -126,7 +126,7 @@ def recorded(folder: Path, uri: str, artifact_dir: Path | None = None) -> TrialR
     result = make_result({"num_workers": 1})
     recorder._retry_at_s = float("inf")
     recorder.record(result, artifact_dir)
-    recorder._let_go()
+    recorder._release()
     return result
 
 
@@ -174,7 +174,7 @@ def test_what_a_kept_folder_only_links_to_is_not_sent(project: Path, tmp_path: P
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"kind":' * 50_000, "9" * 10_000, '"\\ud800"', "\0", '{"kind": []}'])
 def test_a_line_that_is_no_record_is_skipped_and_the_others_are_sent(line: str, project: Path) -> None:
     result = recorded(project, uri_of(project))
-    (path,) = spool.spools(project)
+    (path,) = journal.journal_paths(project)
     path.write_text(line + "\n" + path.read_text())
     assert [r.spec for r in Store(uri_of(project), project).results("mnist")] == [result.spec]
     sent = sync(project)

@@ -203,6 +203,6 @@ def test_no_server_is_started_over_a_server(tmp_path):
 
 
 def test_mlflow_is_not_imported_before_it_is_needed():
-    modules = "raypar.track.store, raypar.track.recorder, raypar.track.sync, raypar.track.server"
+    modules = "raypar.track.store, raypar.track.recorder, raypar.track.uploader, raypar.track.server"
     code = f"import sys, {modules}; print(sorted({{'mlflow', 'sqlalchemy', 'torch', 'ray'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

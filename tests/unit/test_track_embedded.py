@@ -54,7 +54,7 @@ def record(project: Path, uri: str, study: str, uid: str, *results: TrialResult,
     if closed:
         assert recorder.close("finished") == 0
     else:
-        recorder._let_go()  # as if the process had died
+        recorder._release()  # as if the process had died
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raypar.track.journal import spool_dir, spool_path
+from raypar.track.journal import journal_dir, journal_path
 from raypar.track.names import (
-    MAX_EXPERIMENT_NAME_LENGTH,
+    MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
     MAX_TAG_PARTS,
     clip,
@@ -25,9 +25,9 @@ HOSTILE = ["../../x", "a/b", "..", ".", "", "/etc/passwd", "naïve 研究", "x" 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_study_name_stays_in_the_spool_folder(name, tmp_path):
-    path = spool_path(tmp_path, name, "uid")
-    assert path.parent == spool_dir(tmp_path)
-    assert path.resolve().parent == spool_dir(tmp_path).resolve()
+    path = journal_path(tmp_path, name, "uid")
+    assert path.parent == journal_dir(tmp_path)
+    assert path.resolve().parent == journal_dir(tmp_path).resolve()
     assert len(path.name) < 255
 
 
@@ -42,7 +42,7 @@ def test_names_that_look_alike_once_safe_are_told_apart():
 @pytest.mark.parametrize("name", HOSTILE)
 def test_every_study_name_has_an_experiment_name_that_mlflow_takes(name):
     known = experiment_name(name)
-    assert 0 < len(known) <= MAX_EXPERIMENT_NAME_LENGTH
+    assert 0 < len(known) <= MAX_NAME_LENGTH
     assert known.isprintable() and known.strip() == known
 
 

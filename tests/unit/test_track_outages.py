@@ -9,10 +9,9 @@ from store_parts import Clock, block, client, make_result, recorder, runs, strip
 
 from raypar.errors import StoreError
 from raypar.study.trial import TrialState
-from raypar.track.journal import spools
+from raypar.track.journal import journal_paths
 from raypar.track.store import Store
-from raypar.track.sync import SyncReport, sync
-from raypar.track.uploader import RunWriter, Uploader
+from raypar.track.uploader import RunWriter, SyncReport, Uploader, sync
 
 
 def test_nothing_is_left_in_the_spool_of_a_finished_study(project, uri):
@@ -20,14 +19,14 @@ def test_nothing_is_left_in_the_spool_of_a_finished_study(project, uri):
     rec.record(make_result(64))
     assert rec.close("finished") == 0
     assert rec.close("finished") == 0
-    assert spools(project) == ()
+    assert journal_paths(project) == ()
     assert sync(project) == SyncReport()
 
 
 def test_a_result_is_in_the_journal_before_the_store_is_asked(project, uri, monkeypatch):
     seen = []
     rec = recorder(project, uri)
-    monkeypatch.setattr(Uploader, "apply", lambda *_, **__: seen.append(spools(project)[0].read_text()))
+    monkeypatch.setattr(Uploader, "apply", lambda *_, **__: seen.append(journal_paths(project)[0].read_text()))
     rec.record(make_result(64))
     assert make_result(64).to_json() in seen[0]
 
@@ -94,7 +93,7 @@ def test_what_is_left_after_close_is_told_readable_and_brought_by_sync(project):
     report = sync(project)
     assert (report.num_uploaded, report.num_left, report.problems) == (4, 0, ())
     assert sync(project) == SyncReport()
-    assert spools(project) == ()
+    assert journal_paths(project) == ()
     assert Store(uri, project).results("mnist") == before
     (after,) = Store(uri, project).studies()
     assert replace(after, experiment_id="") == summary

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import StoreError
-from raypar.track import shared_server
+from raypar.track import server
 from raypar.track.client import unreachable
-from raypar.track.shared_server import credentials, ensure_server, main
+from raypar.track.server import credentials, ensure_shared_server, main
 
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
 
@@ -45,7 +45,7 @@ def test_a_password_that_is_lost_is_not_made_up_again_where_the_server_knows_the
 def test_without_what_asks_for_a_password_no_server_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shared_server, "find_spec", lambda name: None)
+    monkeypatch.setattr(server, "find_spec", lambda name: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main([]) == 2
     assert "pip install 'raypar[cluster]'" in capsys.readouterr().err
@@ -53,11 +53,11 @@ def test_without_what_asks_for_a_password_no_server_is_started(
 
 
 def test_a_port_that_somebody_else_has_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_server, "find_spec", lambda name: object())
+    monkeypatch.setattr(server, "find_spec", lambda name: object())
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(StoreError, match=f"port {port} is taken"):
-            ensure_server(tmp_path, port=port)
+            ensure_shared_server(tmp_path, port=port)
     assert not (tmp_path / ".mlflow").exists()
 
 

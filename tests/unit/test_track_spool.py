@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from raypar.track import journal as spool
+from raypar.track import journal
 from raypar.track.journal import Journal, read_ack, read_lines, write_ack
 
 
@@ -117,7 +117,7 @@ def test_an_ack_counts_for_its_own_store_only(path):
     write_ack(path, "sqlite:///a", 17)
     assert read_ack(path, "sqlite:///a") == 17
     assert read_ack(path, "sqlite:///b") == 0
-    assert spool.target(path) == "sqlite:///a"
+    assert journal.target(path) == "sqlite:///a"
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "{}", "[]", '{"tracking_uri": "u", "offset": "x"}'])
@@ -130,8 +130,8 @@ def test_a_damaged_ack_means_from_the_start(path, text):
 def test_removing_a_spool_leaves_what_the_store_refused(path):
     Journal(path)
     write_ack(path, "u", 0)
-    spool.keep_rejected(path, {"kind": "trial"}, "too odd")
-    spool.remove(path)
+    journal.keep_rejected(path, {"kind": "trial"}, "too odd")
+    journal.remove(path)
     assert [p.suffix for p in path.parent.iterdir()] == [".rejected"]
     assert json.loads(path.with_suffix(".rejected").read_text())["reason"] == "too odd"
 

@@ -10,11 +10,11 @@ from recording import new_store
 from store_parts import DATA, Clock, block, client, data_sets, make_result, recorder, runs, stripped, unblock
 
 from raypar.errors import StoreError
-from raypar.track import journal as spool
-from raypar.track.journal import Journal, spools, write_ack
+from raypar.track import journal
+from raypar.track.journal import Journal, journal_paths, write_ack
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.sync import sync
+from raypar.track.uploader import sync
 
 
 def test_replaying_a_whole_spool_changes_nothing(project, uri):
@@ -22,7 +22,7 @@ def test_replaying_a_whole_spool_changes_nothing(project, uri):
     rec.record(make_result(32, data=DATA))
     rec.record_metrics([("scaling/speedup", 1.0, 1)])
     rec.record_trial_inputs({make_result(32).spec.identity: DATA}, ["test"])
-    (path,) = spools(project)
+    (path,) = journal_paths(project)
     write_ack(path, uri, 0)
     assert rec.close("finished") == 0
     (parent,), (child,) = runs(uri, kind="execution"), runs(uri)
@@ -37,7 +37,7 @@ def test_a_sync_beside_a_running_study_uploads_but_leaves_its_spool(project):
     rec.record(make_result(32))
     unblock(project)
     assert sync(project).num_left == 0
-    assert len(spools(project)) == 1
+    assert len(journal_paths(project)) == 1
     assert [run.info.status for run in runs(uri, kind="execution")] == ["RUNNING"]
     rec.record(make_result(64))
     assert rec.close("finished") == 0
@@ -46,7 +46,7 @@ def test_a_sync_beside_a_running_study_uploads_but_leaves_its_spool(project):
 
 def test_a_record_made_while_a_sync_holds_the_lock_waits_for_the_next(project, uri):
     rec = recorder(project, uri)
-    with spool.upload_lock(project):
+    with journal.upload_lock(project):
         rec.record(make_result(32))
         assert runs(uri) == []
     rec.record(make_result(64))
@@ -56,7 +56,7 @@ def test_a_record_made_while_a_sync_holds_the_lock_waits_for_the_next(project, u
 
 def test_a_sync_that_waits_too_long_for_another_says_so(project, uri):
     rec = recorder(project, uri)
-    with spool.upload_lock(project), pytest.raises(StoreError, match="taking long"):
+    with journal.upload_lock(project), pytest.raises(StoreError, match="taking long"):
         sync(project, lock_timeout_s=0)
     rec.close("finished")
 
@@ -65,7 +65,7 @@ def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, caplog)
     uri = block(project)
     rec = recorder(project, uri)
     rec.record(make_result(32))
-    (path,) = spools(project)
+    (path,) = journal_paths(project)
     with path.open("ab") as file:
         file.write(b'{"kind": "trial", "study\xff\n')
     rec.record(make_result(64))
@@ -83,7 +83,7 @@ def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, ca
     rec = recorder(project, uri)
     rec.record(make_result(32))
     rec.close("finished")
-    (path,) = spools(project)
+    (path,) = journal_paths(project)
     data = path.read_bytes()
     path.write_bytes(b"#" * data.index(b"\n") + data[data.index(b"\n") :])
     unblock(project)
@@ -105,7 +105,7 @@ def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, ca
 )
 def test_a_record_that_the_store_refuses_is_set_aside_and_holds_up_nothing(project, uri, odd, caplog):
     rec = recorder(project, uri)
-    (path,) = spools(project)
+    (path,) = journal_paths(project)
     journal = Journal(path)
     journal.append(json.dumps(odd))
     journal.close()
@@ -157,8 +157,8 @@ def test_recording_outside_start_and_close_is_a_mistake_in_the_caller(project, u
 def test_a_sync_to_another_store_brings_the_whole_execution_there(project, uri):
     rec = recorder(project, uri)
     rec.record(make_result(32))
-    (path,) = spools(project)
-    rec._let_go()  # as if the process had died
+    (path,) = journal_paths(project)
+    rec._release()  # as if the process had died
     (project / "other").mkdir()
     new_store(project / "other")
     other = f"sqlite:///{project}/other/mlflow.db"
