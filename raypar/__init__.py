@@ -34,7 +34,7 @@ __all__ = [
 
 
 def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> StudyFrame:
-    """The trials of a study as a pandas frame, one row each, in the order in which they were started.
+    """Return the trials of a study as a pandas frame, one row each, in the order in which they were started.
 
     Units stand in the columns' names (``train_time_s``). What differs from study to study has a prefix: ``point.``
     (swept hyperparameters), ``config.`` (all of them), ``final.`` (the last report) and ``environment.``; ``speedup``

@@ -1,4 +1,4 @@
-"""Every error that a user can cause, each with a way out."""
+"""Errors that a user can cause, each with a hint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAIN_PACKAGES = ("torch", "torchvision", "sklearn")  # of the extra `train`
 
 
 class RayparError(Exception):
-    """Something that the user can mend. ``str()`` is the message to show, the way out included."""
+    """Error that the user can fix. ``str()`` is the message to show, the hint included."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -25,37 +25,37 @@ class RayparError(Exception):
 
 
 class DataError(RayparError):
-    """A data set is absent, half-downloaded or corrupt."""
+    """Absent, half-downloaded or corrupt data set."""
 
 
 class StoreError(RayparError):
-    """The tracking store can't be read or written."""
+    """Tracking store that can't be read or written."""
 
 
 class ClusterError(RayparError):
-    """Ray can't be started or reached, or has not what a trial needs."""
+    """Ray that can't be started or reached, or lacks what a trial needs."""
 
 
 class NotForTraining(RayparError):
-    """A package that training needs is not in this environment, as on a client that submits and reads."""
+    """Package that training needs and this environment lacks, as on a client that submits and reads."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, hint="pip install 'raypar[train]'")
 
 
 def is_for_training(error: BaseException) -> bool:
-    """Whether what could not be imported is a package that `raypar[train]` brings."""
+    """Return whether an import failed for a package that `raypar[train]` brings."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN_PACKAGES
 
 
 def check_for_training(why: str) -> None:
-    """Raises NotForTraining where torch is not in this environment; why: what it would be for."""
+    """Raise NotForTraining where torch is not in this environment; `why`: what it would be for."""
     if importlib.util.find_spec("torch") is None:
         raise NotForTraining(f"torch is not in this environment, and {why}")
 
 
 class BrokeOff(RayparError):
-    """A study that had begun can't go on: what it ran on, or wrote to, is gone. What has ended is kept."""
+    """Loss of what a study ran on, or wrote to, after it had begun. What has ended is kept."""
 
     @classmethod
     def by(cls, error: RayparError) -> BrokeOff:
@@ -64,7 +64,7 @@ class BrokeOff(RayparError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing wrong with a study: which field, which value, what about it, and the way out."""
+    """One thing wrong with a study: field, value, problem and fix."""
 
     field: str
     value: object
@@ -77,7 +77,7 @@ class Mistake:
 
 
 class StudyError(RayparError):
-    """All the mistakes of one study, told at once."""
+    """All the mistakes of one study."""
 
     def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
@@ -88,12 +88,12 @@ class StudyError(RayparError):
         super().__init__("\n".join([head, *(f"  {m}" for m in self.mistakes)]))
 
     def at(self, where: Path | str) -> StudyError:
-        """The same mistakes, told with the file they are in."""
+        """Return the same mistakes with the file they are in."""
         return StudyError(self.mistakes, where=where)
 
 
 def shortened(value: object, most: int = 200) -> str:
-    """Its ``repr``, cut out in the middle where it is longer; its type where it has none."""
+    """Return the value's ``repr``, without its middle where it is longer; its type where it has none."""
     try:
         text = repr(value)
     except Exception:  # a repr of the user's own, or a number of more digits than Python writes
@@ -102,11 +102,11 @@ def shortened(value: object, most: int = 200) -> str:
 
 
 def cut(text: str, most: int = 500) -> str:
-    """Without its middle where it is longer."""
+    """Return the text, without its middle where it is longer."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
 
-def suggest(word: str, known: Sequence[str]) -> str:
-    """``did you mean `x`?`` where something known is close, else the list of what is known."""
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else "known: " + ", ".join(sorted(known))
+def suggest(word: str, choices: Sequence[str]) -> str:
+    """Return ``did you mean 'x'?`` where one of the choices is close, else all of them."""
+    close = get_close_matches(word, choices, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else "choose from: " + ", ".join(sorted(choices))

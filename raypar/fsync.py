@@ -1,4 +1,4 @@
-"""What is left to do so that a file survives the machine's sudden end, when its own bytes are on disk."""
+"""Durable file names: a new file whose bytes are on disk survives only if its folder's entry does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks like a secret, and texts without it."""
+"""Recognition of secrets, and texts without them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARAMETER = re.compile(
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether an environment variable looks like a secret, by its name or as an address with a password."""
+    """Return whether an environment variable looks like a secret, by its name or as an address with a password."""
     if not value:
         return False
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
@@ -40,13 +40,16 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that look like secrets."""
+    """Return the variables of an environment that look like secrets."""
     return {name: value for name, value in environment.items() if is_secret(name, value)}
 
 
 def masked(text: str) -> str:
-    """The text with ``***`` for every password in an address, and for whatever this process's environment holds as a
-    secret of at least `MIN_SECRET_LENGTH` characters."""
+    """Return the text with ``***`` for secrets.
+
+    These are passwords in addresses, and what this process's environment holds as a secret of at least
+    `MIN_SECRET_LENGTH` characters.
+    """
     # The longest first: one may be a part of another.
     for value in sorted(secret_variables(os.environ).values(), key=len, reverse=True):
         # An address with a password is masked as such: what else is in it may be shown.

@@ -20,7 +20,7 @@ SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asks the program to end."""
+    """Signal that asks the program to end."""
 
     def __init__(self, signal_number: int = signal.SIGINT) -> None:
         super().__init__(f"signal {signal_number}")

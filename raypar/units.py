@@ -1,6 +1,6 @@
-"""How numbers are shown: every rounding and every unit in one place.
+"""Rounding and units of all numbers that are shown.
 
-What can't be shown (None, NaN, infinite) is shown as ``–``.
+Values that can't be shown (None, NaN, infinite) is shown as ``–``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _decimals(value: float, significant: int = 3) -> int:
 
 
 def number(value: float | None, significant: int = 4) -> str:
-    """A plain number: ``0.2134``; trailing zeros are kept, so that columns of them line up."""
+    """Return a plain number: ``0.2134``; trailing zeros are kept, so that columns of them line up."""
     if value is None or _is_missing(value):
         return MISSING
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
@@ -97,7 +97,7 @@ def energy(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people: ``850 µs``, ``12.3 ms``, ``0.15 s``, ``23.5 s``, ``1 min 20 s``, ``2 h 5 min``."""
+    """Return a duration: ``850 µs``, ``12.3 ms``, ``0.15 s``, ``23.5 s``, ``1 min 20 s``, ``2 h 5 min``."""
     if value is None or _is_missing(value):
         return MISSING
     if value < 0:
@@ -126,12 +126,12 @@ def ratio(value: float | None) -> str:
 
 
 def percent(share: float | None, decimals: int = 0) -> str:
-    """A share of 1 as ``93 %``."""
+    """Return a share of 1 as ``93 %``."""
     return MISSING if share is None or _is_missing(share) else f"{100 * share:.{decimals}f} %"
 
 
 def value_of(value: object) -> str:
-    """A hyperparameter's value in a table: floats by their first four digits, the rest as written."""
+    """Return a hyperparameter's value for a table: floats by their first four digits, the rest as written."""
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.4g}"
     if isinstance(value, (tuple, list)):
@@ -140,12 +140,12 @@ def value_of(value: object) -> str:
 
 
 def score(name: str, value: float | None) -> str:
-    """A metric of a trial: accuracies as percent with one decimal, others as numbers."""
+    """Return a metric of a trial: accuracies as percent with one decimal, others as numbers."""
     return percent(value, 1) if is_share(name) else number(value)
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric of this name is a share of 1, shown as percent."""
+    """Return whether a metric of this name is a share of 1, shown as percent."""
     return name.lower().rsplit("/", 1)[-1].endswith(("accuracy", "acc"))
 
 
@@ -192,7 +192,7 @@ def energy_interval(value: float | None, low: float | None = None, high: float |
 
 
 def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
-    """The wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
+    """Return the wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
     if not value or low is None or high is None or any(map(_is_missing, (value, low, high))):
         return ""
     share = max(high - value, value - low) / abs(value)
@@ -219,7 +219,7 @@ def _brackets(value: float | None, low: float | None, high: float | None, show: 
 
 
 def _bound(value: float, decimals: int) -> str:
-    """A bound as finely as its value, but no more than three significant digits where it is far larger."""
+    """Return a bound as finely as its value, but no more than three significant digits where it is far larger."""
     if abs(value) >= 9999.5:
         return compact(value)
     return f"{value:.{min(decimals, _decimals(value)) if abs(value) >= 1 else decimals}f}"

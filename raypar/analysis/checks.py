@@ -23,7 +23,7 @@ from raypar.analysis.pairwise import MIN_METRIC_DIFFERENCE, metric_change, same_
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import LEVEL, MIN_RANKED, median_estimate
-from raypar.study.code import are_comparable, changed_files, files_text
+from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import TrialResult, TrialState, point_label
 
 MAX_NAMED = 3  # points that a finding names one by one

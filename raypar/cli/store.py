@@ -187,20 +187,19 @@ def doctor(
     address: Address = None,
     debug: Debug = False,
 ) -> None:
-    """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster); say how to mend each."""
+    """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster), with a fix for each."""
     with told(debug):
         set_data_dir(data_dir)
         from raypar.doctor import examine
 
         with quiet(Path.cwd() / ".raypar" / "logs" / "doctor.log") as console:
-            all_well = True
-            for finding in examine(Path.cwd(), uri_of(tracking_uri), address):
-                all_well &= finding.is_well
-                mark = "ok  " if finding.is_well else "AMISS"
-                console.print(f"{mark:5} {finding.what}: {finding.found}", highlight=False, markup=False)
-                if finding.mend:
-                    console.print(f"      → {finding.mend}", highlight=False, markup=False)
-        if not all_well:
+            is_ok = True
+            for check in examine(Path.cwd(), uri_of(tracking_uri), address):
+                is_ok &= check.is_ok
+                say(console, f"{'ok' if check.is_ok else 'FAIL':5} {check.name}: {check.detail}")
+                if check.fix and not check.is_ok:
+                    say(console, f"      → {check.fix}")
+        if not is_ok:
             raise typer.Exit(EXIT_FAILED)
 
 

@@ -27,12 +27,12 @@ from raypar.execution.options import Options
 from raypar.execution.plan import ExecutionPlan, check_data, make_plan
 from raypar.execution.results import ExecutionOutcome, ResultHandler, execution_record, scaling_metrics
 from raypar.masking import masked, secret_variables
+from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, watch_of_joined
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Listener, Notice, Runner
 from raypar.signals import uninterrupted
-from raypar.study.code import changed_files, files_text
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import TrialResult
 from raypar.track.client import MODEL_NAME

@@ -1,4 +1,4 @@
-"""From a study file to its `Study`."""
+"""Loading of a study file, which gives a `Study`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from raypar.errors import NotForTraining, RayparError, StudyError, cut, is_for_training, suggest
-from raypar.study.code import source_files
+from raypar.provenance import source_files
 from raypar.study.overrides import with_flags
 from raypar.study.study import Study
+from raypar.units import listed
 
 MODULE_PREFIX = "raypar_study_"
-_MAX_NAMES_TOLD = 8
+_MAX_NAMES_SHOWN = 8
 _MAX_SHOWN = 100  # characters of a line
 
 
 @dataclass(frozen=True)
 class LoadedStudy:
-    """A study and the file it came from.
+    """Study with the file it came from.
 
     Attributes:
         path: the file, absolute.
@@ -50,7 +51,7 @@ class LoadedStudy:
 
     @property
     def module_files(self) -> tuple[Path, ...]:
-        """Of the local modules."""
+        """Files of the local modules."""
         return tuple(Path(str(sys.modules[name].__file__)) for name in self.local_modules)
 
 
@@ -62,8 +63,8 @@ def load_study(
     The file's folder comes first on ``sys.path`` and stays there, as when Python runs a script.
 
     Raises:
-        RayparError: naming the file, the line, what is wrong and the way out; a StudyError with all mistakes of the
-            study, or of the flags.
+        RayparError: with the file, the line, the problem and the fix; a StudyError with all mistakes of the study, or
+            of the flags.
     """
     source = _read(path)
     module_name = _module_name(path)
@@ -84,8 +85,7 @@ def load_study(
 
 
 def name_of(path: Path) -> str:
-    """The name of the study in a file that can't be run here: as far as its text tells, with what it would be called by
-    default.
+    """Return the name of the study in a file that can't be run here, by its text; else its default name.
 
     Raises:
         RayparError: the file can't be read.
@@ -140,8 +140,7 @@ def _files_in(folder: Path) -> str:
     names = sorted(p.name for p in folder.glob("*.py"))
     if not names:
         return f"{folder} holds no Python file"
-    more = ", …" if len(names) > _MAX_NAMES_TOLD else ""
-    return f"{folder} holds: {', '.join(names[:_MAX_NAMES_TOLD])}{more}"
+    return f"{folder} holds: {listed(names, _MAX_NAMES_SHOWN)}"
 
 
 def _module_name(path: Path) -> str:
@@ -180,14 +179,14 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
         del sys.modules[module_name]
         if added:
             sys.path.remove(folder)
-        raise _told(path, error) from None
+        raise _load_error(path, error) from None
     finally:
         os.chdir(here)  # results go where the command was given
     return module
 
 
-def _told(path: Path, error: BaseException) -> RayparError:
-    """An exception of the file as one message: its last line and where, without a traceback."""
+def _load_error(path: Path, error: BaseException) -> RayparError:
+    """Return an exception of the file as one message: its last line and where, without a traceback."""
     if isinstance(error, StudyError):
         return error.at(path)
     if isinstance(error, SyntaxError) and error.filename != str(path.resolve()):  # in a module that it imports
@@ -206,17 +205,16 @@ def _told(path: Path, error: BaseException) -> RayparError:
     if isinstance(error, RayparError):
         return type(error)(f"{where}: {error.message}", hint=error.hint)
     last = cut(traceback.format_exception_only(error)[-1].strip())
-    return RayparError(f"{where}: {last}", hint=_way_out(error))
+    return RayparError(f"{where}: {last}", hint=_hint_for(error))
 
 
-def _way_out(error: BaseException) -> str:
+def _hint_for(error: BaseException) -> str:
     text = traceback.format_exception_only(error)[-1]  # str() of an exception of the user's own may raise
     if match := re.search(r"Study.*unexpected keyword argument '(\w+)'", text):
-        known = [f.name for f in fields(Study)]
-        close = get_close_matches(match[1], known, n=1)
-        if close:
-            return f"did you mean `{close[0]}`?"
-        return f"hyperparameters go into config={{...}} or space={{...}}; a Study takes: {', '.join(known)}"
+        names = [f.name for f in fields(Study)]
+        if get_close_matches(match[1], names, n=1):
+            return suggest(match[1], names)
+        return f"hyperparameters go into config={{...}} or space={{...}}; a Study takes: {', '.join(names)}"
     if re.search(r"Study.*required keyword-only argument", text):
         return "say what is trained: Study(workload=..., …), with a workload of raypar.workloads"
     if match := re.search(r"cannot import name '(\w+)' from '([\w.]+)'", text):
@@ -255,7 +253,7 @@ def _find(path: Path, module: types.ModuleType) -> Study:
 
 
 def _local_modules(folder: Path, module_name: str) -> Iterator[str]:
-    """What was imported from the study's own folder: ``helpers.py`` or a package beside the study."""
+    """Yield the modules that were imported from the study's folder: ``helpers.py`` or a package beside the study."""
     prefix = str(folder)  # compared first: there are thousands of modules, and paths are slow to compare
     for name, module in list(sys.modules.items()):
         file, top = getattr(module, "__file__", None), name.split(".")[0]

@@ -1,4 +1,4 @@
-"""A study: one declared question about how training behaves over a space of hyperparameters."""
+"""Studies: declared questions about how training behaves over a space of hyperparameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raypar.study.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A declared question: a workload, a space of hyperparameters, and what to compare.
+    """Declared question: a workload, a space of hyperparameters, and what to compare.
 
     Attributes:
         workload: what is trained.

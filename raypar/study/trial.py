@@ -1,4 +1,4 @@
-"""A trial: what is to be done (`TrialSpec`) and what came of it (`TrialResult`)."""
+"""Trials: the assignment (`TrialSpec`) and the outcome (`TrialResult`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Placement:
-    """What shapes a gang: trials of the same placement can share one."""
+    """Shape of a gang: trials of the same placement can share one."""
 
     num_workers: int
     cpus_per_worker: int
@@ -139,7 +139,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What came of a trial. Times are seconds of a monotonic clock, slowest rank.
+    """Outcome of a trial. Times are seconds of a monotonic clock, slowest rank.
 
     Attributes:
         attempts: how often it was started; more than 1 after infrastructure failures.
@@ -166,8 +166,8 @@ class TrialResult:
             ``energy_of`` what, or ``no_energy``: why not.
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
-        data: what it was trained and judged on, as `raypar.train.data` tells; empty where that isn't known.
-        code: digests of the study's source files, see `raypar.study.code`; empty if unknown.
+        data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
+        code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
     """
 
     spec: TrialSpec
@@ -192,19 +192,19 @@ class TrialResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the trial need not be run again."""
+        """True if the trial need not be run again."""
         return self.state is not TrialState.FAILED
 
     @property
     def other_load_cores(self) -> float | None:
-        """How many cores of a machine were busy with other work while it was timed: of that where it was most."""
-        listed = self.environment.get("other_load_cores")
-        known = [load for load in listed if load is not None] if isinstance(listed, (list, tuple)) else []
-        return max(known, default=None)
+        """Cores of a machine that were busy with other work while it was timed, on the busiest machine."""
+        by_rank = self.environment.get("other_load_cores")
+        loads = [load for load in by_rank if load is not None] if isinstance(by_rank, (list, tuple)) else []
+        return max(loads, default=None)
 
     @property
     def final(self) -> Mapping[str, float]:
-        """The last report; empty if there was none."""
+        """Last report; empty if there was none."""
         return self.reports[-1] if self.reports else {}
 
     @property
@@ -233,7 +233,7 @@ class TrialResult:
 
 
 def spec_from_dict(raw: Mapping[str, Any]) -> TrialSpec:
-    """A spec from its ``dataclasses.asdict`` form as JSON gives it back (lists for tuples)."""
+    """Return a spec from its ``dataclasses.asdict`` form as JSON gives it back (lists for tuples)."""
 
     def values(mapping: Mapping[str, Any]) -> dict[str, Value]:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in mapping.items()}

@@ -46,7 +46,7 @@ StrategyCheck = Callable[[Workload, Config], tuple[str, str] | None]  # what is 
 
 
 class Machines(Protocol):
-    """The part of `raypar.run.cluster.Cluster` that validation reads."""
+    """Part of `raypar.run.cluster.Cluster` that validation reads."""
 
     @property
     def nodes(self) -> Sequence[Mapping[str, float]]: ...
@@ -113,7 +113,7 @@ def validate(
 
 
 class _NoSize(Exception):
-    """The workload's function for the size of its training set fails."""
+    """Failure of the workload's function for the size of its training set."""
 
 
 def facts(config: Config, workload: Workload, swept: Collection[str] = ()) -> Config:

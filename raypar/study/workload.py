@@ -62,7 +62,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A metric that is no mean of per-sample scores, say a macro-F1.
+    """Metric that is no mean of per-sample scores, say a macro-F1.
 
     Attributes:
         collect: ``collect(outputs, targets) -> tensor`` of one shape for every batch; summed over batches and ranks.
@@ -75,7 +75,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination of values in which an option makes no sense.
+    """Combination of values in which an option makes no sense.
 
     Attributes:
         applies: whether a complete config, with the facts of `raypar.study.validation.facts`, has the combination.

@@ -46,7 +46,7 @@ SLIPS = (
     bad_file("unknown argument", GOOD.replace("num_repeats", "repeats"), "repeats", "num_repeats"),
     bad_file("failing import", "import nowhere_to_be_found\n", "line 1", "nowhere_to_be_found"),
     Slip("--set of a wrong type", ("study", "good.py", "--set", "epochs=many"), ("epochs", "'many'", "int")),
-    Slip("--set of an unknown key", ("study", "good.py", "--set", "epoch=1"), ("epoch", "did you mean `epochs`?")),
+    Slip("--set of an unknown key", ("study", "good.py", "--set", "epoch=1"), ("epoch", "did you mean 'epochs'?")),
     Slip("--set without a value", ("study", "good.py", "--set", "epochs"), ("--set", "`=`")),
     Slip("no repeats", ("study", "good.py", "--repeats", "0"), ("--repeats", "at least 1")),
     Slip("no time", ("study", "good.py", "--trial-timeout", "0"), ("--trial-timeout", "greater than 0")),

@@ -10,7 +10,7 @@ from commands import Cli
 def test_doctor_looks_at_everything_and_starts_ray(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     done = cli.run("doctor")
-    assert done.returncode in (0, 1) and not done.stderr  # this machine may be busy, which is amiss
+    assert done.returncode in (0, 1) and not done.stderr  # this machine may be busy, which fails
     for what in (
         "versions",
         "packages",
@@ -25,7 +25,7 @@ def test_doctor_looks_at_everything_and_starts_ray(tmp_path: Path) -> None:
         "Ray: starts in",
     ):
         assert what in done.stdout
-    assert done.returncode == ("AMISS" in done.stdout)
+    assert done.returncode == ("FAIL" in done.stdout)
     cli.wait_for_its_processes()
 
 
@@ -33,5 +33,5 @@ def test_doctor_says_that_no_cluster_is_at_the_address(tmp_path: Path) -> None:
     done = Cli(tmp_path).run("doctor", "--address", "127.0.0.1:1")
     assert done.returncode == 1
     assert (
-        "AMISS cluster: no Ray cluster at --address 127.0.0.1:1" in done.stdout and "→ is the cluster up" in done.stdout
+        "FAIL  cluster: no Ray cluster at --address 127.0.0.1:1" in done.stdout and "→ is the cluster up" in done.stdout
     )

@@ -9,7 +9,7 @@ from bad_cases import HEAD, Case, study
 STUDIES = (
     study("a workload's name", "workload='digits'", "workload = 'digits'", "is a str, not a Workload"),
     study("a workload of nothing", "workload=None", "workload = None", "raypar.Workload"),
-    study("a field that there is not", "repeats=1", "line 5", "repeats", "did you mean `num_repeats`?"),
+    study("a field that there is not", "repeats=1", "line 5", "repeats", "did you mean 'num_repeats'?"),
     study("a hyperparameter as a field", "momentum=1", "momentum", "config={...}"),
     study("no repeats", "num_repeats=0", "num_repeats = 0", "at least 1"),
     study("half a repeat", "num_repeats=1.5", "num_repeats = 1.5", "whole number"),
@@ -27,8 +27,8 @@ STUDIES = (
     study("a scheduler's class", "scheduler=int", "scheduler = <class 'int'>", "ASHAScheduler()"),
     study("a space of a list", "space=[1]", "space = [1]", "must be a dict"),
     study("a key that is no text", "space={1: grid(1)}", "space[1]", "must be text, not int", "'1'"),
-    study("an unknown key", "config={'batchsize': 3}", "config['batchsize'] = 3", "did you mean `batch_size`?"),
-    study("an unknown key in the space", "space={'epoch': grid(1)}", "space['epoch']", "did you mean `epochs`?"),
+    study("an unknown key", "config={'batchsize': 3}", "config['batchsize'] = 3", "did you mean 'batch_size'?"),
+    study("an unknown key in the space", "space={'epoch': grid(1)}", "space['epoch']", "did you mean 'epochs'?"),
     study("an empty grid", "space={'lr': grid()}", "space['lr'] = Grid(values=())", "at least one value"),
     study("a grid of a list", "space={'lr': grid([0.1, 0.2])}", "space['lr'] = [0.1, 0.2]", "of type float, not list"),
     study("a list for a grid", "space={'lr': [0.1, 0.2]}", "space['lr'] = [0.1, 0.2]", "write grid(0.1, 0.2)"),
@@ -59,7 +59,7 @@ STUDIES = (
     study("a float for a count", "config={'num_workers': 2.0}", "config['num_workers'] = 2.0", "int, not float"),
     study("a huge count", "config={'epochs': 10**400}", "config['epochs'] = 1000", "…", "beyond 2^53"),
     study("a number without digits", "config={'epochs': 10**5000}", "config['epochs'] = <int>", "beyond 2^53"),
-    study("an unknown optimizer", "config={'optimizer': 'sdg'}", "config['optimizer'] = 'sdg'", "did you mean `sgd`?"),
+    study("an unknown optimizer", "config={'optimizer': 'sdg'}", "config['optimizer'] = 'sdg'", "did you mean 'sgd'?"),
     study("cores as a list", "config={'cpu_affinity': [0]}", "config['cpu_affinity'] = [0]", "not a list"),
     study("cores in odd digits", "config={'cpu_affinity': '²'}", "config['cpu_affinity'] = '²'", "write a count"),
     study("too many cores to list", "config={'cpu_affinity': '0-99999999999'}", "no machine has 1,000,000 cores"),
@@ -114,6 +114,6 @@ STUDIES = (
     study(
         "what only follows from another mistake",
         "space={'num_worker': grid(1, 2)}, baseline={'num_workers': 1}",
-        *("1 mistake in", "did you mean `num_workers`?"),
+        *("1 mistake in", "did you mean 'num_workers'?"),
     ),
 )

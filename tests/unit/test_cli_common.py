@@ -26,7 +26,7 @@ class Store:
     ("names", "message", "hint"),
     [
         ((), "no study `mine` in the store", "the store is empty"),
-        (("mind",), "no study `mine` in the store", "did you mean `mind`?"),
+        (("mind",), "no study `mine` in the store", "did you mean 'mind'?"),
         (("mine",), "study `mine` has no result yet", "raypar resume mine"),
     ],
 )

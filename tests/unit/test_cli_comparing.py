@@ -102,7 +102,7 @@ def test_an_allowance_with_nothing_to_judge_is_an_error(stores: tuple[str, str])
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("base", "bass"), "no study `bass` in the store\n  → did you mean `base`?"),
+        (("base", "bass"), "no study `bass` in the store\n  → did you mean 'base'?"),
         (("base", "base"), "`base` is compared with itself"),
         (("base", "other"), "`base` trains mnist_mlp, `other` trains resnet"),
         (("base", "slow", "--fail-if-slower", "5"), "--fail-if-slower 5: must be a percentage"),

@@ -87,7 +87,7 @@ def test_a_file_that_is_there_is_kept_unless_force_is_given(store: str, tmp_path
 @pytest.mark.parametrize(
     ("name", "file", "message"),
     [
-        ("mnost", "t.csv", "no study `mnost` in the store\n  → did you mean `mnist`?"),
+        ("mnost", "t.csv", "no study `mnost` in the store\n  → did you mean 'mnist'?"),
         ("mnist", "t.xlsx", "t.xlsx: the ending says no format that is known"),
         ("mnist", "no/t.csv", "no/t.csv: can't be written"),
     ],

@@ -136,7 +136,7 @@ def test_a_search_is_told_to_become_a_study() -> None:
     [
         (("--target", "accuracy"), "--target accuracy: is no metric=value"),
         (("--target", "accuracy=99"), "write --target accuracy=0.99"),
-        (("--target", "acuracy=0.99"), "did you mean `accuracy`?"),
+        (("--target", "acuracy=0.99"), "did you mean 'accuracy'?"),
         (("--start", "launch"), "add --target accuracy=0.99"),
         (("--max-time", "soon"), "--max-time soon: is no time greater than 0"),
         (("--max-time", "1.2.3s"), "--max-time 1.2.3s: is no time"),
@@ -159,4 +159,4 @@ def test_bad_input_is_one_message_and_exit_code_2(flags: tuple[str, ...], messag
 
 def test_a_study_that_is_not_there_is_told() -> None:
     code, _, err = recommend("scalled")
-    assert code == 2 and "no study `scalled` in the store" in err and "did you mean `scaled`?" in err
+    assert code == 2 and "no study `scalled` in the store" in err and "did you mean 'scaled'?" in err

@@ -59,7 +59,7 @@ def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(fol
         figures["speedup"].save(tmp_path / "s.pdf")
     with pytest.raises(raypar.RayparError, match="no figure 'speedups'") as error:
         figures["speedups"]
-    assert error.value.hint == "did you mean `speedup`?"
+    assert error.value.hint == "did you mean 'speedup'?"
     again = pickle.loads(pickle.dumps(frame))
     assert set(again.figures) == set(figures) and again.equals(frame)
     assert type(frame[frame.state == "finished"]) is pd.DataFrame
@@ -80,7 +80,7 @@ def test_the_store_is_that_of_the_current_folder_unless_one_is_named(
 def test_a_study_that_is_not_there_is_told_with_one_that_is(folder: Path) -> None:
     with pytest.raises(raypar.RayparError, match="no study `mnits` in the store") as error:
         raypar.load("mnits", f"sqlite:///{folder}/mlflow.db")
-    assert error.value.hint == "did you mean `mnist`?"
+    assert error.value.hint == "did you mean 'mnist'?"
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def test_a_valid_value_is_taken(key: str, value: Value) -> None:
         ("lr", float("inf"), "greater than 0"),
         ("lr", True, "of type float, not bool"),
         ("weight_decay", float("nan"), "at least 0"),
-        ("optimizer", "adamm", "did you mean `adam`?"),
-        ("device", "tpu", "did you mean `cpu`?"),
-        ("precision", "fp8", "known: bf16, fp16, fp32"),
+        ("optimizer", "adamm", "did you mean 'adam'?"),
+        ("device", "tpu", "did you mean 'cpu'?"),
+        ("precision", "fp8", "choose from: bf16, fp16, fp32"),
         ("drop_last", 1, "of type bool, not int"),
         ("num_warmup_steps", -1, "at least 0"),
     ],
@@ -171,7 +171,7 @@ def test_a_workloads_option_may_bring_its_own_check() -> None:
     known = known_options(a_workload(options={"size": one_of("tiny", ("tiny", "small"))}))
     assert validate_value("f", "size", "small", known["size"]) is None
     wrong = validate_value("f", "size", "smal", known["size"])
-    assert wrong is not None and "did you mean `small`?" in wrong.problem
+    assert wrong is not None and "did you mean 'small'?" in wrong.problem
 
 
 def test_the_size_of_a_training_set_may_depend_on_the_config() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raypar.study.code import changed_files, files_text, source_files
+from raypar.provenance import changed_files, files_text, source_files
 
 STUDY = '''
 """What it asks."""
