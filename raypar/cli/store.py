@@ -95,10 +95,11 @@ def report(
         study = read_study(name, uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
         print_report(study.analysis, stdout())
         if html is not None:
-            from raypar.report.html import Origin, html_report, write_html
+            from raypar.report.html import Origin, html_report
+            from raypar.report.text import write_text
 
             origin = Origin(study.tags, study.description, study.source)
-            write_html(html, html_report(study.analysis, study.current_results.results, origin))
+            write_text(html, html_report(study.analysis, study.current_results.results, origin))
             say(stdout(), f"wrote {html}")
             if open_html:
                 typer.launch(html.resolve().as_uri())
@@ -219,7 +220,8 @@ def export(
     """
     with told(debug):
         from raypar.execution.stored import read_study
-        from raypar.report.export import MARKDOWN, check_path, markdown_of, write, write_text
+        from raypar.report.export import MARKDOWN, check_path, markdown_of, write
+        from raypar.report.text import write_text
 
         check_path(path, force=force)
         study = read_study(name, uri_of(tracking_uri), Path.cwd())

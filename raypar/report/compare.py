@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from raypar import units
 from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
-from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate
-from raypar.report.text import ascii_fallback, wrap_hanging
+from raypar.report.points import timed_part, value_column
+from raypar.report.text import Column, print_line, print_paragraph, print_table
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -23,25 +22,30 @@ ROUNDING = 1e-12  # an interval of values that are all the same is no wider
 
 def print_comparison(console: Console, comparison: Comparison, places: tuple[str, str] = ("", "")) -> None:
     """Print what two studies say about each other; `places`: where each is stored, if that is not the same."""
-    _title(console, comparison, places)
+    for letter, name, place, role in zip("AB", comparison.names, places, (", the reference", ""), strict=True):
+        at = f" ({place})" if place else ""
+        # A name may hold a line's end.
+        print_line(console, " ".join(f"{letter}: {name}{at}{role}".split()), "bold")
+    console.print()
     if comparison.matched:
-        _print_table(console, comparison)
-        _paragraph(console, legend(comparison))
+        print_table(console, list(_columns(comparison, is_wide=console.width >= WIDE)))
+        console.print()
+        print_paragraph(console, legend(comparison))
         console.print()
     for line in verdict_lines(comparison):
-        _paragraph(console, line)
+        print_paragraph(console, line)
     others = (*excluded_lines(comparison), *difference_lines(comparison))
     if others:
         console.print()
     for line in others:
-        _paragraph(console, line)
+        print_paragraph(console, line)
 
 
 def print_gate(console: Console, comparison: Comparison, allowed_share: float) -> None:
     """Print what an allowance for B to be slower says."""
     console.print()
     for line in gate_lines(comparison, allowed_share):
-        _paragraph(console, line)
+        print_paragraph(console, line)
 
 
 def verdict_lines(comparison: Comparison) -> tuple[str, ...]:
@@ -107,9 +111,9 @@ def difference_lines(comparison: Comparison) -> Iterator[str]:
 
 def legend(comparison: Comparison) -> str:
     """What the columns mean, and what the intervals hold and don't."""
-    timed = "the training steps alone" if comparison.time_metric == TRAIN_TIME else "the whole trial"
     text = (
-        f"time: {timed}, median; B/A: how many times as long B takes for the same work; n: finished trials of A, of B."
+        f"time: {timed_part(comparison.time_metric)}, median; B/A: how many times as long B takes for the same work; "
+        "n: finished trials of A, of B."
     )
     if any(p.ratio and p.ratio.low is not None for p in comparison.matched):
         text += (
@@ -119,47 +123,25 @@ def legend(comparison: Comparison) -> str:
     return text
 
 
-def _title(console: Console, comparison: Comparison, places: tuple[str, str]) -> None:
-    for letter, name, place, role in zip("AB", comparison.names, places, (", the reference", ""), strict=True):
-        at = f" ({place})" if place else ""
-        text = _one_line(f"{letter}: {name}{at}{role}")
-        line = Text(ascii_fallback(text, console.encoding), style="bold", overflow="fold")
-        console.print(line, highlight=False)
-    console.print()
-
-
-def _print_table(console: Console, comparison: Comparison) -> None:
-    columns = list(_columns(comparison, is_wide=console.width >= WIDE))
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for head, _ in columns:
-        table.add_column(Text(ascii_fallback(head, console.encoding)), overflow="fold")
-    for cells in zip(*(cells for _, cells in columns), strict=True):
-        # Text, not markup: an interval's brackets would be taken for a style.
-        table.add_row(*(Text(ascii_fallback(_one_line(cell), console.encoding)) for cell in cells))
-    console.print(table)
-    console.print()
-
-
-def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[tuple[str, list[str]]]:
-    """Heads and cells."""
+def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
     points, metric = comparison.matched, comparison.metric
     for key in comparison.keys:
-        values = [units.value_of(p.point[key]) if key in p.point else units.MISSING for p in points]
-        yield key.replace("_", "_\n"), values
+        column = value_column(key, [p.point.get(key, units.MISSING) for p in points])
+        yield replace(column, head=key.replace("_", "_\n"), is_prose=True)
     if not comparison.keys:
-        yield "point", ["the only point"] * len(points)
+        yield Column("point", ["the only point"] * len(points))
     for i, name in enumerate("AB"):
         times = [p.times_s[i] for p in points]
-        yield f"{name}\ntime", [units.seconds_interval(t.value) if t else units.MISSING for t in times]
-    yield "B/A\ntime", [_ratio(p.ratio) for p in points]
+        yield Column(f"{name}\ntime", [units.seconds_interval(t.value) if t else units.MISSING for t in times], True)
+    yield Column("B/A\ntime", [_ratio(p.ratio) for p in points], True)
     for i, name in enumerate("AB"):
         scores = [p.metrics[i] for p in points]
         if is_wide and any(scores):
-            yield f"{name}\n{metric}", [units.score(metric, m.value if m else None) for m in scores]
+            yield Column(f"{name}\n{metric}", [units.score(metric, m.value if m else None) for m in scores], True)
     if any(p.metric_change for p in points):
         unit = ", points" if units.is_share(metric) else ""
-        yield f"B-A\n{metric}{unit}", [_change(metric, p.metric_change) for p in points]
-    yield "n", ["/".join(map(str, p.num_finished)) for p in points]
+        yield Column(f"B-A\n{metric}{unit}", [_change(metric, p.metric_change) for p in points], True)
+    yield Column("n", ["/".join(map(str, p.num_finished)) for p in points], True)
 
 
 def _about_times(comparison: Comparison) -> Iterator[str]:
@@ -217,11 +199,6 @@ def _change(metric: str, change: Estimate | None) -> str:
     return show(change.value) + brackets
 
 
-def _one_line(text: str) -> str:
-    """Names and values may hold a line's end."""
-    return " ".join(text.split())
-
-
 def _label(point: MatchedPoint) -> str:
     return point_label(point.point)
 
@@ -242,8 +219,3 @@ def _changes(config: Mapping[str, tuple[Value, Value]]) -> str:
 
 def _values(values: Sequence[str]) -> str:
     return _listed(values) if values else "unknown"
-
-
-def _paragraph(console: Console, text: str) -> None:
-    for line in wrap_hanging(ascii_fallback(text, console.encoding), console.width):
-        console.print(Text(line), highlight=False, soft_wrap=True)

@@ -15,22 +15,19 @@ file         what becomes of what it can't hold
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
-from raypar.analysis.question import TRAIN_TIME, Question, current_results
-from raypar.analysis.stats import Estimate
+from raypar.analysis.question import Question, current_results
 from raypar.errors import RayparError
-from raypar.report.text import as_utf8
+from raypar.report.points import FULL, legend, point_columns
+from raypar.report.text import Column, as_utf8, replacing
 from raypar.study.trial import TrialResult, point_label
 
 if TYPE_CHECKING:
@@ -178,9 +175,8 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
     asked += f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}."
     parts = [f"# {analysis.study_name}", description, asked]
     if analysis.points:
-        timed = "the training steps alone" if analysis.time_metric == TRAIN_TIME else "the whole trial"
-        note = f"Time: {timed}. Medians with 95 % intervals; n: finished trials."
-        parts += ["\n".join(_markdown_table(analysis)), note]
+        columns = point_columns(analysis, replace(FULL, throughput=False))
+        parts += ["\n".join(_markdown_table(columns)), legend(analysis)]
     parts.append("\n".join(f"- {verdict}" for verdict in analysis.verdicts))
     warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
     parts += ["\n".join(warnings), f"Provenance: {provenance_line(origin)}"]
@@ -203,35 +199,11 @@ def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(part for part in parts if part) + "."
 
 
-def _markdown_table(analysis: StudyAnalysis) -> Iterator[str]:
-    points = analysis.points
-    texts = [(key, [units.value_of(p.point.get(key)) for p in points]) for key in analysis.space_keys]
-    texts = texts or [("point", [point_label(p.point) for p in points])]
-    columns = list(texts)
-    columns.append(("time", [_shown(units.seconds_interval, p.time_s) for p in points]))
-    if analysis.baseline:
-        speedups = [_shown(units.ratio_interval, p.speedup) for p in points]
-        bases = [p.is_baseline and p.speedup is not None for p in points]
-        columns.append(("speedup", ["baseline" if b else s for s, b in zip(speedups, bases, strict=True)]))
-    if any(p.efficiency for p in points):
-        shares = [None if p.is_baseline else p.efficiency for p in points]
-        columns.append(("efficiency", [_shown(units.percent_interval, share) for share in shares]))
-    show = partial(units.score_interval, analysis.metric)
-    columns.append((analysis.metric, [_shown(show, p.metric) for p in points]))
-    if analysis.energy_source:
-        head = f"energy of {analysis.energy_source}"
-        columns.append((head, [_shown(units.energy_interval, p.energy_j) for p in points]))
-    wanted = [max(analysis.num_repeats or 0, p.num_trials) for p in points]
-    counts = [(p.num_finished, n) for p, n in zip(points, wanted, strict=True)]
-    columns.append(("n", [str(n) if finished == n else f"{finished} of {n}" for finished, n in counts]))
-    yield f"| {' | '.join(head for head, _ in columns)} |"
-    yield f"|{' --- |' * len(texts)}{' ---: |' * (len(columns) - len(texts))}"
-    for cells in zip(*(cells for _, cells in columns), strict=True):
+def _markdown_table(columns: Sequence[Column]) -> Iterator[str]:
+    yield f"| {' | '.join(column.head for column in columns)} |"
+    yield f"| {' | '.join('---:' if column.is_number else '---' for column in columns)} |"
+    for cells in zip(*(column.cells for column in columns), strict=True):
         yield f"| {' | '.join(cells)} |"
-
-
-def _shown(show: Callable[[float, float | None, float | None], str], estimate: Estimate | None) -> str:
-    return show(estimate.value, estimate.low, estimate.high) if estimate else units.MISSING
 
 
 StepTimes: TypeAlias = Callable[[str], Sequence[Sequence[float]]]
@@ -275,35 +247,6 @@ def write(
                 there.write_text(_json(question, results, step_times_of), encoding="utf-8")
             case other:
                 raise ValueError(f"no table has the ending {other!r}")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside `path` that takes its place at the end, and leaves it alone where that is not reached.
-
-    Raises:
-        RayparError: the file can't be written.
-    """
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-        os.close(handle)
-        try:
-            yield Path(name)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)  # as any new file; a temporary one is its owner's alone
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        hint = "name a file in a folder that is there and that you may write to"
-        raise RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint) from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text in the place of what is there. Raises RayparError where the file can't be written."""
-    with replacing(path) as there:
-        there.write_text(text, encoding="utf-8")
 
 
 def _json(question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from raypar import units
 from raypar.analysis.laws import USL, Fit, Refused, Scaling
-from raypar.analysis.scaling import Quantity, ScalingAnalysis, ScalingPoint, WorkerGroup
+from raypar.analysis.scaling import Quantity, ScalingAnalysis, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.report.text import ascii_fallback, wrap_hanging
+from raypar.report.points import rate_interval
+from raypar.report.text import Column, print_line, print_paragraph, print_table
 
 FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.scaling
 
@@ -23,35 +22,25 @@ FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysi
 def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup]) -> None:
     """Print what a study says about scaling: each group of points that differ only in their workers."""
     for group in groups:
-        title = f"{study_name}: {group.label}" if group.label else study_name
-        console.print(Text(ascii_fallback(title, console.encoding), style="bold", overflow="fold"))
+        print_line(console, f"{study_name}: {group.label}" if group.label else study_name, "bold")
         console.print()
         print_scaling(console, group.analyse(), group.unit)
         if group.excluded:
-            _paragraph(console, excluded_line(group))
+            print_paragraph(console, excluded_line(group))
+            console.print()
 
 
 def print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -> None:
     """Print what some runs say about scaling; `unit`: of their throughput, where it is known."""
-    is_time = analysis.quantity is Quantity.TIME
-    measured = unit or analysis.quantity.value
-    heads = ("workers", "n", measured, "speedup", "eff.", "Karp–Flatt")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in heads:
-        is_text = head in ("speedup", measured)
-        table.add_column(
-            ascii_fallback(head, console.encoding), justify="left" if is_text else "right", overflow="fold"
-        )
-    for point in analysis.points:
-        # Text, not markup: an interval's brackets would be taken for a style.
-        cells = _cells(point, is_time=is_time, is_baseline=point.num_workers == analysis.baseline)
-        table.add_row(*(Text(ascii_fallback(cell, console.encoding)) for cell in cells))
-    console.print(table)
+    print_table(console, _columns(analysis, unit or analysis.quantity.value))
+    laws = [
+        _refused(law) if isinstance(law, Refused) else _fitted(law, analysis, unit or "per second")
+        for law in analysis.laws
+    ]
     console.print()
-    _paragraph(console, _legend(analysis))
-    for law in analysis.laws:
-        _paragraph(console, _refused(law) if isinstance(law, Refused) else _fitted(law, analysis, unit or "per second"))
-    _paragraph(console, _better(analysis))
+    for text in (_legend(analysis), *laws, _better(analysis)):
+        print_paragraph(console, text)
+        console.print()
 
 
 def parameter(name: str, value: Estimate, order: int) -> str:
@@ -90,23 +79,21 @@ def excluded_line(group: WorkerGroup) -> str:
     )
 
 
-def _paragraph(console: Console, text: str) -> None:
-    for line in wrap_hanging(ascii_fallback(text, console.encoding), console.width):
-        console.print(Text(line), highlight=False, soft_wrap=True)
-    console.print()
-
-
-def _cells(point: ScalingPoint, *, is_time: bool, is_baseline: bool) -> tuple[str, ...]:
-    measured, speedup = point.measured, point.speedup
-    shown = (measured.value, measured.low, measured.high)
-    return (
-        str(point.num_workers),
-        str(measured.num_samples),
-        units.seconds_interval(*shown) if is_time else units.rate_interval(*shown, unit="").replace("  ", " ").rstrip(),
-        "baseline" if is_baseline else ratio(speedup),
-        units.MISSING if is_baseline else units.percent(point.efficiency.value),
-        units.percent(point.karp_flatt.value if point.karp_flatt else None, 1),
-    )
+def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:
+    points = analysis.points
+    bases = [p.num_workers == analysis.baseline for p in points]
+    show = units.seconds_interval if analysis.quantity is Quantity.TIME else rate_interval
+    values = [show(p.measured.value, p.measured.low, p.measured.high) for p in points]
+    efficiencies = [units.percent(p.efficiency.value) for p in points]
+    cells = {
+        "workers": [str(p.num_workers) for p in points],
+        "n": [str(p.measured.num_samples) for p in points],
+        measured: values,
+        "speedup": ["baseline" if base else ratio(p.speedup) for p, base in zip(points, bases, strict=True)],
+        "eff.": [units.MISSING if base else each for each, base in zip(efficiencies, bases, strict=True)],
+        "Karp–Flatt": [units.percent(p.karp_flatt.value if p.karp_flatt else None, 1) for p in points],
+    }
+    return [Column(head, each, True) for head, each in cells.items()]
 
 
 def _legend(analysis: ScalingAnalysis) -> str:

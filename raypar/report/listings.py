@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from raypar import units
+from raypar.report.points import value_column
+from raypar.report.text import Column, print_line, print_table
 from raypar.study.options import OPTIONS, known_options
 from raypar.study.study import Study
 from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState, point_label
@@ -43,25 +44,28 @@ def print_plan(
     else:
         points = units.counted(len(study.points()), "point")
         what.append(f"{points} × {units.counted(study.num_repeats, 'repeat')} = {units.counted(num_trials, 'trial')}")
-    console.print(Text(f"{study.name}: " + ", ".join(what)), highlight=False)
+    print_line(console, f"{study.name}: " + ", ".join(what))
     if study.baseline:
-        console.print(Text(f"compared with: {point_label(study.baseline)}"), highlight=False)
+        print_line(console, f"compared with: {point_label(study.baseline)}")
     gangs = list(placements)
     if gangs:
         kind = "warm, kept between trials" if isolation == "warm" else "fresh for every trial"
-        console.print(Text(f"gangs ({kind}): " + "; ".join(map(str, gangs))), highlight=False)
+        print_line(console, f"gangs ({kind}): " + "; ".join(map(str, gangs)))
         most = max(gang.num_cpus for gang in gangs)
-        console.print(Text(f"cores: {most:g} at a time of {num_cpus:g}"), highlight=False)
+        print_line(console, f"cores: {most:g} at a time of {num_cpus:g}")
     if num_missing < num_trials:
-        console.print(Text(f"done already: {num_trials - num_missing}; to run: {num_missing}"), highlight=False)
-    told = f"about {units.seconds(estimated_s)}" if estimated_s is not None else "not known before the first trials"
-    console.print(Text(f"time for what is to run: {told}"), highlight=False)
+        print_line(console, f"done already: {num_trials - num_missing}; to run: {num_missing}")
+    estimate = f"about {units.seconds(estimated_s)}" if estimated_s is not None else "not known before the first trials"
+    print_line(console, f"time for what is to run: {estimate}")
     if missing:
-        table = Table("order", "block", "workers", *study.space, box=None, header_style="bold", pad_edge=False)
-        for spec in missing:
-            values = [units.value_of(spec.point[key]) for key in study.space]
-            table.add_row(str(spec.order + 1), str(spec.repeat + 1), str(spec.placement.num_workers), *values)
-        console.print(table)
+        numbers = {
+            "order": [spec.order + 1 for spec in missing],
+            "block": [spec.repeat + 1 for spec in missing],
+            "workers": [spec.placement.num_workers for spec in missing],
+        }
+        columns = [Column(head, list(map(str, each)), True) for head, each in numbers.items()]
+        columns += [value_column(key, [spec.point[key] for spec in missing]) for key in study.space]
+        print_table(console, columns)
 
 
 def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: Path) -> None:
@@ -69,69 +73,68 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
     for result in failures:
         failure = result.failure
         assert failure is not None
-        console.print(Text(f"failed: {result.spec.label}: {failure.message}", style="red"), highlight=False)
+        print_line(console, f"failed: {result.spec.label}: {failure.message}", style="red")
         if failure.traceback:
             last = [line for line in failure.traceback.strip().splitlines() if line.strip()][-3:]
-            console.print(Text("\n".join(f"    {line}" for line in last)), highlight=False)
+            print_line(console, "\n".join(f"    {line}" for line in last))
         if failure.log_path:
-            console.print(Text(f"    log: {failure.log_path}"), highlight=False, soft_wrap=True)
-    console.print(Text(f"all logs of this execution: {log_dir}"), highlight=False, soft_wrap=True)
+            print_line(console, f"    log: {failure.log_path}")
+    print_line(console, f"all logs of this execution: {log_dir}")
 
 
 def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, float]]) -> None:
     """One line per study: name, executions, finished and failed trials, when it was last used (Unix time)."""
-    table = Table(
-        "study", "executions", "finished", "failed", "last used", box=None, header_style="bold", pad_edge=False
-    )
-    for name, num_executions, num_finished, num_failed, last_used_at in studies:
-        when = datetime.fromtimestamp(last_used_at).strftime("%Y-%m-%d %H:%M")
-        table.add_row(name, str(num_executions), str(num_finished), str(num_failed), when)
-    console.print(table)
+    names, *counts, moments = map(list, zip(*studies, strict=True)) if studies else ([],) * 5
+    used = [datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") for at in moments]
+    heads = ("executions", "finished", "failed")
+    numbers = [Column(head, list(map(str, each)), True) for head, each in zip(heads, counts, strict=True)]
+    print_table(console, [Column("study", names), *numbers, Column("last used", used)])
 
 
 def print_trials(console: Console, results: Sequence[TrialResult], metric: str) -> None:
     """One line per trial of a study, with the metric that it looks at."""
     keys = list(dict.fromkeys(key for result in results for key in result.spec.point))
-    table = Table(*keys, "#", "state", "train time", "wall", metric, box=None, header_style="bold", pad_edge=False)
-    for result in sorted(results, key=lambda r: (r.spec.repeat, r.spec.order)):
-        values = [units.value_of(result.spec.point.get(key)) for key in keys]
-        state = result.state.value if result.state is not TrialState.FAILED else f"failed: {_reason(result)}"
-        score = result.final.get(metric)
-        table.add_row(
-            *values,
-            str(result.spec.repeat + 1),
-            state,
-            units.seconds(result.train_time_s),
-            units.seconds(result.wall_s),
-            units.score(metric, score) if score is not None else units.MISSING,
-        )
-    console.print(table)
+    trials = sorted(results, key=lambda r: (r.spec.repeat, r.spec.order))
+    columns = [
+        *(value_column(key, [r.spec.point.get(key) for r in trials]) for key in keys),
+        Column("#", [str(r.spec.repeat + 1) for r in trials], True),
+        Column("state", list(map(_state, trials)), is_prose=True),
+        Column("train time", [units.seconds(r.train_time_s) for r in trials], True),
+        Column("wall", [units.seconds(r.wall_s) for r in trials], True),
+        Column(metric, [units.score(metric, r.final.get(metric)) for r in trials], True),
+    ]
+    print_table(console, columns)
 
 
-def _reason(result: TrialResult) -> str:
-    return result.failure.message.splitlines()[0][:60] if result.failure else ""
+def _state(result: TrialResult) -> str:
+    if result.state is not TrialState.FAILED or result.failure is None:
+        return result.state.value
+    return f"failed: {result.failure.message.splitlines()[0][:60]}"
 
 
 def print_workloads(console: Console, workloads: Iterable[Workload]) -> None:
     """One row each: name, data set with its size, metric, what it is."""
-    table = Table("workload", "data set", "metric", "what", box=None, header_style="bold", pad_edge=False)
-    for workload in workloads:
-        table.add_row(workload.name, workload.dataset, workload.metric, workload.description)
-    console.print(table)
+    every = list(workloads)
+    columns = [
+        Column("workload", [each.name for each in every]),
+        Column("data set", [each.dataset for each in every], is_prose=True),
+        Column("metric", [each.metric for each in every]),
+        Column("what", [each.description for each in every], is_prose=True),
+    ]
+    print_table(console, columns)
 
 
 def print_workload(console: Console, workload: Workload) -> None:
     """One workload with its own options and what raypar's are for it."""
     for text in (f"{workload.name}: {workload.description}", f"data set: {workload.dataset}"):
-        console.print(Text(text), highlight=False)
+        print_line(console, text)
     goal = "the larger the better" if workload.mode == "max" else "the smaller the better"
-    console.print(Text(f"metric: {workload.metric}, {goal}"), highlight=False)
-    table = Table("option", "default", "what", box=None, header_style="bold", pad_edge=False)
-    known = known_options(workload)
-    for key in (*workload.options, *(key for key in OPTIONS if key not in workload.options)):
-        option = known[key]
-        table.add_row(key, units.MISSING if option.default is None else units.value_of(option.default), option.doc)
-    console.print(table)
+    print_line(console, f"metric: {workload.metric}, {goal}")
+    keys = [*workload.options, *(key for key in OPTIONS if key not in workload.options)]
+    options = [known_options(workload)[key] for key in keys]
+    defaults = [units.MISSING if each.default is None else units.value_of(each.default) for each in options]
+    docs = Column("what", [each.doc for each in options], is_prose=True)
+    print_table(console, [Column("option", keys), Column("default", defaults), docs])
 
 
 _LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"))
@@ -158,16 +161,16 @@ def print_work(console: Console, title: str, work: Work, assumed: WorkAssumption
     """Weights, work by type of layer, and the least time of an iteration and of the training."""
 
     def line(text: str) -> None:
-        console.print(Text(text), highlight=False, soft_wrap=True)
+        print_line(console, text)
 
     line(f"{title}: {units.count(work.num_parameters)} weights")
     of_macs = [layer for layer in work.layers if layer.is_of_macs]
     others = [layer for layer in work.layers if not layer.is_of_macs]
     line("\nof one sample, multiply-accumulates:")
-    console.print(_table(of_macs))
+    print_table(console, _layer_columns(of_macs))
     if others:
         line("\nof one sample, operations of layers without multiply-accumulates:")
-        console.print(_table(others))
+        print_table(console, _layer_columns(others))
     times = units.number(work.macs / work.macs_forward, 3) if work.macs_forward else units.MISSING
     line(
         f"\nforward and backward: {scaled(work.macs, 'MAC')} = {scaled(work.flop, 'FLOP')} a sample, "
@@ -198,13 +201,14 @@ def _print_time(line: Callable[[str], None], what: str, work: Work, assumed: Wor
     line(f"{what}: {flop}, at least {units.seconds(work.min_time_s(num_samples, assumed.peak_flops))}")
 
 
-def _table(layers: list[LayerWork]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("layers")
-    for name in ("forward", "by weights", "by inputs"):
-        table.add_column(name, justify="right")
-    rows = {layer.kind: [layer.forward, layer.by_weights, layer.by_inputs] for layer in layers}
-    rows["total"] = [sum(counts[i] for counts in rows.values()) for i in range(3)]
-    for kind, counts in rows.items():
-        table.add_row(kind, *(units.compact(count) if count >= 1000 else str(count) for count in counts))
-    return table
+def _layer_columns(layers: Sequence[LayerWork]) -> list[Column]:
+    counts = {
+        "forward": [layer.forward for layer in layers],
+        "by weights": [layer.by_weights for layer in layers],
+        "by inputs": [layer.by_inputs for layer in layers],
+    }
+    numbers = [
+        Column(head, [units.compact(count) if count >= 1000 else str(count) for count in (*each, sum(each))], True)
+        for head, each in counts.items()
+    ]
+    return [Column("layers", [*(layer.kind for layer in layers), "total"]), *numbers]

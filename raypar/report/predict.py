@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from raypar import units
@@ -19,7 +18,7 @@ from raypar.predict.calibration import Calibration
 from raypar.predict.network import Algorithm, Network, Topology
 from raypar.predict.predict import JobSpec, Prediction, Sweep
 from raypar.predict.step_model import Communication, Limit
-from raypar.report.text import ascii_fallback, wrap_hanging
+from raypar.report.text import Column, print_paragraph, print_table
 from raypar.report.vega import (
     COLOURS,
     GREY,
@@ -74,52 +73,52 @@ class PredictionReport:
 def print_prediction(console: Console, report: PredictionReport) -> None:
     """Print what more workers would bring."""
 
-    def line(text: str, indent: str = "  ") -> None:
-        for part in wrap_hanging(ascii_fallback(text, console.encoding), console.width, indent):
-            console.print(Text(part), highlight=False, soft_wrap=True)
-
-    line(report.title)
+    predictions = report.sweep.predictions
+    print_paragraph(console, report.title)
     console.print()
-    console.print(_table(console, report.sweep.predictions))
+    print_table(
+        console,
+        _columns(predictions),
+        ["dim" if p.is_extrapolated and p.measured is None else "" for p in predictions],
+    )
     console.print()
-    line("Where the time of a step goes:")
-    for prediction in report.sweep.predictions:
-        console.print(_bar(prediction), highlight=False, soft_wrap=True)
-    line("; ".join(f"{mark} {name}" for _, mark, _, name in PARTS if _occurs(mark, report.sweep.predictions)))
+    print_paragraph(console, "Where the time of a step goes:")
+    bars = [_bar(prediction) for prediction in predictions]
+    for bar in bars:
+        console.print(bar, highlight=False, soft_wrap=True)
+    print_paragraph(
+        console, "; ".join(f"{mark} {name}" for _, mark, _, name in PARTS if any(mark in b.plain for b in bars))
+    )
     console.print()
-    for prediction in report.sweep.predictions:
+    for prediction in predictions:
         if prediction.num_workers in report.asked:
-            line(_sentence(prediction, report.training))
+            print_paragraph(console, _sentence(prediction, report.training))
     for text in _limits(report):
-        line(text)
+        print_paragraph(console, text)
     console.print()
-    line("Taken for granted:")
+    print_paragraph(console, "Taken for granted:")
     for text in assumptions(report):
-        line(f"- {text}")
+        print_paragraph(console, f"- {text}")
 
 
-def _table(console: Console, predictions: Sequence[Prediction]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for head in ("workers", "step", "samples/s", "speedup", "eff.", "epoch", "limit", "measured"):
-        table.add_column(head, justify="left" if head in ("limit", "measured") else "right", overflow="fold")
-    for p in predictions:
+def _columns(predictions: Sequence[Prediction]) -> list[Column]:
+    def measured(p: Prediction) -> str:
         if p.measured is not None:
-            measured = units.seconds(p.measured.value)
-        else:
-            measured = "extrapolated" if p.is_extrapolated else units.MISSING
-        cells = (
-            units.count(p.num_workers),
-            units.seconds(p.step_time_s.value),
-            units.compact(p.throughput_samples_per_s.value),
-            units.ratio(p.speedup.value),
-            units.percent(p.efficiency.value),
-            units.seconds(p.epoch_s.value),
-            "small batch" if p.limit is Limit.BATCH else str(p.limit),
-            measured,
-        )
-        style = "dim" if p.is_extrapolated and p.measured is None else ""
-        table.add_row(*(Text(ascii_fallback(cell, console.encoding)) for cell in cells), style=style)
-    return table
+            return units.seconds(p.measured.value)
+        return "extrapolated" if p.is_extrapolated else units.MISSING
+
+    cells: Mapping[str, Callable[[Prediction], str]] = {
+        "workers": lambda p: units.count(p.num_workers),
+        "step": lambda p: units.seconds(p.step_time_s.value),
+        "samples/s": lambda p: units.compact(p.throughput_samples_per_s.value),
+        "speedup": lambda p: units.ratio(p.speedup.value),
+        "eff.": lambda p: units.percent(p.efficiency.value),
+        "epoch": lambda p: units.seconds(p.epoch_s.value),
+        "limit": lambda p: "small batch" if p.limit is Limit.BATCH else str(p.limit),
+        "measured": measured,
+    }
+    is_text = ("limit", "measured")
+    return [Column(head, list(map(show, predictions)), head not in is_text) for head, show in cells.items()]
 
 
 def _shares(prediction: Prediction) -> list[int]:
@@ -140,18 +139,14 @@ def _bar(prediction: Prediction) -> Text:
     return text.append("  *" if prediction.is_extrapolated else "")
 
 
-def _occurs(mark: str, predictions: Sequence[Prediction]) -> bool:
-    return any(mark in _bar(prediction).plain for prediction in predictions)
-
-
 def _sentence(p: Prediction, training: JobSpec) -> str:
-    step, rate, efficiency, whole = p.step_time_s, p.throughput_samples_per_s, p.efficiency, p.training_s
+    step, rate, efficiency, training_s = p.step_time_s, p.throughput_samples_per_s, p.efficiency, p.training_s
     time = units.seconds_interval(step.value, step.low, step.high)
     text = (
         f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: {time} a step, "
         f"{units.rate_interval(rate.value, rate.low, rate.high)}, speedup {units.ratio(p.speedup.value)}, efficiency "
         f"{units.percent_interval(efficiency.value, efficiency.low, efficiency.high, 1)}; "
-        f"{units.counted(training.epochs, 'epoch')} take {units.seconds(whole.value)}."
+        f"{units.counted(training.epochs, 'epoch')} take {units.seconds(training_s.value)}."
     )
     if training.epochs == 1:
         text = text.replace("1 epoch take ", "1 epoch takes ")
@@ -172,13 +167,13 @@ def _limits(report: PredictionReport) -> list[str]:
         Limit.INPUT: f"the input pipeline limits: workers wait {units.seconds(step.data_wait_s)} a step for data",
         Limit.BATCH: f"the batch is too small: of each step, {units.seconds(step.optimizer_s)} do not shrink with it",
     }
-    found = [f"With {units.counted(last.num_workers, 'worker')} {named[last.limit]}."]
+    lines = [f"With {units.counted(last.num_workers, 'worker')} {named[last.limit]}."]
     if sweep.fastest < last.num_workers:
-        found.append(f"More than {units.counted(sweep.fastest, 'worker')} are not faster.")
+        lines.append(f"More than {units.counted(sweep.fastest, 'worker')} are not faster.")
     if sweep.most_workers is not None and max(report.asked) > sweep.most_workers:
         most = units.count(sweep.most_workers)
-        found.append(f"More than {most} workers have no sample each of a global batch of {most}: they are left out.")
-    return found
+        lines.append(f"More than {most} workers have no sample each of a global batch of {most}: they are left out.")
+    return lines
 
 
 def assumptions(report: PredictionReport) -> list[str]:
@@ -197,7 +192,7 @@ def assumptions(report: PredictionReport) -> list[str]:
         scaling = f"strong scaling: the global batch stays {units.count(training.batch_size)}"
     else:
         scaling = f"weak scaling: every worker has a batch of {units.count(training.batch_size)}"
-    found = [
+    lines = [
         scaling,
         f"one worker takes {units.seconds(calibration.fixed_s)} a step and {units.seconds(calibration.per_sample_s)} "
         f"a sample, with any number of workers beside it; its steps vary by {units.percent(calibration.variation, 1)}",
@@ -208,18 +203,18 @@ def assumptions(report: PredictionReport) -> list[str]:
         *calibration.notes,
     ]
     if training.accumulation_steps > 1:
-        found.append(f"gradients are sent once in {training.accumulation_steps} micro-batches")
+        lines.append(f"gradients are sent once in {training.accumulation_steps} micro-batches")
     if training.input_samples_per_s is None:
-        found.append("the input pipeline keeps up: what it cost is part of the computing that was measured")
+        lines.append("the input pipeline keeps up: what it cost is part of the computing that was measured")
     else:
-        found.append(f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}")
+        lines.append(f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}")
     if calibration.draws is None:
-        found.append("no intervals: a point ran only once")
+        lines.append("no intervals: a point ran only once")
     else:
-        found.append(
+        lines.append(
             "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
         )
-    return found
+    return lines
 
 
 def _network(network: Network | Topology, algorithm: Algorithm | str, source: str) -> list[str]:

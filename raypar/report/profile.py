@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from raypar import units
 from raypar.analysis.breakdown import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profile
 from raypar.report.listings import scaled
-from raypar.report.text import ascii_fallback
+from raypar.report.text import Column, encoded, print_line, print_paragraph, print_table, table_width, terminal_table
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
-GAP = "  "
 MAX_RANKS_SHOWN = 3  # one by one; of more, the mean, the least and the most
 WORTH_A_WORD = 0.02  # of a step
 NAMES: Mapping[str, str] = {
@@ -47,112 +46,92 @@ def print_profile(console: Console, title: str, profile: Profile, traces: str = 
         traces: the folder of the ranks' traces; empty where there are none.
     """
 
-    def line(text: str, style: str = "") -> None:
-        console.print(Text(ascii_fallback(text, console.encoding), style=style), highlight=False, soft_wrap=True)
-
-    line(title, style="bold")
-    line("")
-    for i, row in enumerate(_aligned(_rows(profile))):
-        line(row, style="bold" if i == 0 else "")
-    line("")
+    print_line(console, title, "bold")
+    print_line(console, "")
+    print_table(console, _rank_columns(profile))
+    print_line(console, "")
     for sentence in sentences(profile):
-        console.print(Text(ascii_fallback(sentence, console.encoding)), highlight=False)
+        print_paragraph(console, sentence)
     if traces:
-        line(f"Traces: {traces} (open one in Perfetto: https://ui.perfetto.dev)")
+        print_line(console, f"Traces: {traces} (open one in Perfetto: https://ui.perfetto.dev)")
 
 
 def sentences(profile: Profile) -> list[str]:
-    """What a profile says."""
+    """Return the sentences of a profile: its largest part, communication, waiting, utilisation, overhead."""
     mean = profile.mean
     largest = max(PARTS, key=lambda part: mean.parts[part])
-    found = [f"Most of a step is {NAMES[largest]}: {_share(mean, largest)}{_of_ranks(profile)}."]
-    found += _about_communication(profile)
-    found += _about_waiting(profile)
+    lines = [f"Most of a step is {NAMES[largest]}: {_share(mean, largest)}{_of_ranks(profile)}."]
+    lines += _about_communication(profile)
+    lines += _about_waiting(profile)
     if profile.utilisation is not None:
-        found.append(
+        lines.append(
             f"Model FLOP utilisation: {units.percent(profile.utilisation, 1)} of the "
             f"{scaled(profile.peak_flops or 0.0, 'FLOP/s')} that matrix products reach on {_all_workers(profile)}."
         )
     else:
-        found.append("Model FLOP utilisation: the work of this network can't be counted.")
+        lines.append("Model FLOP utilisation: the work of this network can't be counted.")
     overhead = units.percent(abs(profile.overhead))
     change = f"adds {overhead}" if profile.overhead >= 0 else f"adds nothing that shows ({overhead} less)"
-    found.append(f"A step takes {units.seconds(profile.step_s)} without the profiler, which {change}.")
+    lines.append(f"A step takes {units.seconds(profile.step_s)} without the profiler, which {change}.")
     if not profile.shares_clock:
-        found.append("The ranks are on several machines: their clocks were compared at barriers.")
-    return found
+        lines.append("The ranks are on several machines: their clocks were compared at barriers.")
+    return lines
 
 
 def breakdown_section(
-    profiles: Sequence[tuple[Mapping[str, Value], Profile]], width: int, encode: Callable[[str], str]
-) -> Iterator[Text]:
-    """A study's profiles by point, the ranks' mean in percent of the step; nothing where there is none."""
+    profiles: Sequence[tuple[Mapping[str, Value], Profile]], width: int, encoding: str
+) -> Iterator[RenderableType]:
+    """Yield a study's profiles by point, the ranks' mean in percent of the step; nothing where there is none."""
     if not profiles:
         return
+    means = [profile.mean for _, profile in profiles]
+    shown = [part for part in PARTS if any(mean.parts[part] >= WORTH_A_WORD * mean.step_s for mean in means)]
+    communicates = any(mean.hidden_share is not None for mean in means)
+    cells = {
+        "point": [point_label(point) for point, _ in profiles],
+        "step": [units.seconds(profile.step_s) for _, profile in profiles],
+        **{_HEADS[part]: [_share(mean, part) for mean in means] for part in shown},
+        **({"hidden": [units.percent(mean.hidden_share) for mean in means]} if communicates else {}),
+        "MFU": [units.percent(profile.utilisation, 1) for _, profile in profiles],
+    }
+    columns = [encoded(Column(head, each, head != "point"), encoding) for head, each in cells.items()]
     yield Text("")
     yield Text("Where a step's time goes (mean of the ranks; parts from 2 % on):", overflow="fold")
-    shown = [part for part in PARTS if any(p.mean.parts[part] >= WORTH_A_WORD * p.mean.step_s for _, p in profiles)]
-    communicates = any(p.mean.hidden_share is not None for _, p in profiles)
-    rows = [["point", "step", *(_HEADS[part] for part in shown), *(["hidden"] if communicates else []), "MFU"]]
-    for point, profile in profiles:
-        mean = profile.mean
-        hidden = [units.percent(mean.hidden_share)] if communicates else []
-        parts = [_share(mean, part) for part in shown]
-        mfu = units.percent(profile.utilisation, 1)
-        rows.append([point_label(point), units.seconds(profile.step_s), *parts, *hidden, mfu])
-    rows = [[encode(cell) for cell in row] for row in rows]
-    lines = _aligned(rows)
-    if max(map(cell_len, lines)) + 2 <= width:
-        for line in lines:
-            yield Text("  " + line)
+    if table_width(columns, encoding) + 2 <= width:
+        yield Padding.indent(terminal_table(columns, width, encoding), 2)
     else:
-        for row in rows[1:]:
-            yield Text("  " + row[0], overflow="fold")
-            told = ", ".join(f"{head} {cell}" for head, cell in zip(rows[0][1:], row[1:], strict=True))
-            yield Text("    " + told, overflow="fold")
+        points, *others = columns
+        for i, label in enumerate(points.cells):
+            yield Text("  " + label, overflow="fold")
+            yield Text("    " + ", ".join(f"{c.head} {c.cells[i]}" for c in others), overflow="fold")
     if communicates:
         yield Text("comm.: exposed; waits: for the rank that comes last; hidden: share of", style="dim")
         yield Text("communication that goes on while the rank works.", style="dim")
 
 
-def _rows(profile: Profile) -> list[list[str]]:
+def _rank_columns(profile: Profile) -> list[Column]:
+    """The parts of a step, a column for each rank; of many ranks the mean, the least and the most."""
     ranks = profile.ranks
-    if len(ranks) <= MAX_RANKS_SHOWN:
-        head = ["", *(f"rank {rank}" for rank in range(len(ranks)))]
-    else:
-        head = ["", "mean", "least", "most"]
-    rows = [head]
-    steps = {part: [(rank.parts[part], rank.step_s) for rank in ranks] for part in PARTS}
-    for part, values in steps.items():
-        if part == BUBBLE and not any(seconds for seconds, _ in values):
-            continue
-        rows.append([NAMES[part], *_cells(values)])
-    rows.append(["step", *_cells([(rank.step_s, None) for rank in ranks])])
+    parts = [part for part in PARTS if part != BUBBLE or any(rank.parts[part] for rank in ranks)]
+    rows = {NAMES[part]: _cells([(rank.parts[part], rank.step_s) for rank in ranks]) for part in parts}
+    rows["step"] = _cells([(rank.step_s, None) for rank in ranks])
     if len(ranks) > 1:
-        rows.append(["hidden communication", *_cells([(rank.hidden_s, rank.step_s) for rank in ranks])])
-    return rows
+        rows["hidden communication"] = _cells([(rank.hidden_s, rank.step_s) for rank in ranks])
+    heads = [f"rank {i}" for i in range(len(ranks))] if len(ranks) <= MAX_RANKS_SHOWN else ["mean", "least", "most"]
+    numbers = zip(*rows.values(), strict=True)
+    return [Column("", list(rows)), *(Column(head, each, True) for head, each in zip(heads, numbers, strict=True))]
 
 
 def _cells(values: Sequence[tuple[float, float | None]]) -> list[str]:
     if len(values) <= MAX_RANKS_SHOWN:
-        return [_cell(seconds, of) for seconds, of in values]
-    of = [whole for _, whole in values if whole is not None]
-    mean = sum(seconds for seconds, _ in values) / len(values), sum(of) / len(of) if of else None
+        return [_cell(*value) for value in values]
+    steps_s = [step_s for _, step_s in values if step_s is not None]
+    mean = sum(seconds for seconds, _ in values) / len(values), sum(steps_s) / len(steps_s) if steps_s else None
     return [_cell(*mean), _cell(*min(values)), _cell(*max(values))]
 
 
-def _cell(seconds: float, of: float | None) -> str:
-    return f"{seconds * 1e3:.2f} ms" + (f" {units.percent(seconds / of):>5}" if of else " " * 6)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        padded = [" " * (width - cell_len(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append(GAP.join([first + " " * (widths[0] - cell_len(first)), *padded]).rstrip())
-    return lines
+def _cell(seconds: float, step_s: float | None) -> str:
+    return f"{seconds * 1e3:.2f} ms" + (f" {units.percent(seconds / step_s):>5}" if step_s else " " * 6)
 
 
 def _about_communication(profile: Profile) -> Iterator[str]:
@@ -178,23 +157,23 @@ def _about_waiting(profile: Profile) -> Iterator[str]:
     if mean.parts[BUBBLE] >= WORTH_A_WORD * mean.step_s:
         yield f"For {_share(mean, BUBBLE)} of a step, a rank waits for another stage of the pipeline."
     waits = [
-        (seconds / own.step_s, rank, other)
-        for rank, own in enumerate(profile.ranks)
-        for other, seconds in own.waits_for.items()
+        (seconds / breakdown.step_s, rank, other)
+        for rank, breakdown in enumerate(profile.ranks)
+        for other, seconds in breakdown.waits_for.items()
         if other != rank
     ]
     if not waits or max(waits)[0] < WORTH_A_WORD:
         return
-    told = [
+    waiting = [
         f"rank {rank} for rank {other} {units.percent(share)} of its step"
         for share, rank, other in sorted(waits, reverse=True)[:MAX_RANKS_SHOWN]
         if share >= WORTH_A_WORD
     ]
-    yield f"Ranks wait for those that come last: {', '.join(told)}."
+    yield f"Ranks wait for those that come last: {', '.join(waiting)}."
 
 
-def _share(own: Breakdown, part: str) -> str:
-    return units.percent(own.parts[part] / own.step_s)
+def _share(breakdown: Breakdown, part: str) -> str:
+    return units.percent(breakdown.parts[part] / breakdown.step_s)
 
 
 def _of_ranks(profile: Profile) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from raypar import units
 from raypar.analysis.candidates import Candidate
@@ -20,70 +18,42 @@ from raypar.analysis.recommend import Decision, Recommendation, Settling
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.report.sentences import batch_lines
-from raypar.report.text import ascii_fallback, wrap_hanging
+from raypar.report.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.trial import gain, point_label
 
 MAX_ROWS = 15
-MIN_WIDTH = 75  # of a table whose numbers stay in one piece
 
 
-def table_of(console: Console, advice: Recommendation) -> Table:
-    rows = ranked(advice)[:MAX_ROWS]
-    heads = [
-        "",
-        "point",
-        "reached" if advice.constraints.target else "n",
-        "time",
-        advice.question.metric,
-        "eff.",
-        "cost",
-        "energy",
-        "left out because",
+def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bool) -> list[Column]:
+    """The table's columns; a quantity that no row has is left out."""
+    metric = advice.question.metric
+    marks = [(">" if c is advice.chosen else " ") + ("*" if c.is_on_front else " ") for c in rows]
+    times = [
+        _time(c.time_s) if intervals else units.seconds_interval(c.time_s.value if c.time_s else None) for c in rows
     ]
-    shown = [True, True, True, True]
-    shown += [
-        any(values)
-        for values in zip(*((c.metric, c.efficiency, c.cost, c.energy_j, c.exclusion) for c in rows), strict=True)
+    every = [
+        Column("", marks),
+        Column("point", [point_label(c.point) for c in rows], is_prose=True),
+        Column("reached" if advice.constraints.target else "n", list(map(_count, rows)), True),
+        Column("time", times, True),
+        Column(metric, [units.score(metric, c.metric.value if c.metric else None) for c in rows], True),
+        Column("eff.", [units.percent(c.efficiency.value if c.efficiency else None) for c in rows], True),
+        Column("cost", [units.number(c.cost.value if c.cost else None, 3) for c in rows], True),
+        Column("energy", [units.energy(c.energy_j.value if c.energy_j else None) for c in rows], True),
+        Column("left out because", [c.exclusion for c in rows], is_prose=True),
     ]
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for head, is_shown in zip(heads, shown, strict=True):
-        is_text = head in ("", "point", "time", "left out because")
-        if is_shown:
-            table.add_column(
-                Text(ascii_fallback(head, console.encoding)),
-                justify="left" if is_text else "right",
-                overflow="fold",
-                # What must not wrap is cut where there is no room for it at all.
-                no_wrap=console.width >= MIN_WIDTH and head not in ("point", "left out because"),
-            )
-    for c in rows:
-        cells = [cell for cell, is_shown in zip(_cells(advice, c), shown, strict=True) if is_shown]
-        style = "bold" if c is advice.chosen else "dim" if c.exclusion else ""
-        table.add_row(*(Text(ascii_fallback(cell, console.encoding)) for cell in cells), style=style)
-    return table
+    return [*every[:4], *(column for column in every[4:] if set(column.cells) - {units.MISSING, ""})]
+
+
+def _count(c: Candidate) -> str:
+    if c.to_target is None:
+        return str(len(c.times))
+    return f"{c.to_target.num_in(TargetStatus.REACHED)}/{len(c.to_target.trials)}"
 
 
 def ranked(advice: Recommendation) -> list[Candidate]:
-    """The chosen one first, then the others that may be, by their time, then the rest."""
+    """Return the chosen one, then the others that qualify, by their time, then the rest."""
     return sorted(advice.candidates, key=lambda c: (c is not advice.chosen, bool(c.exclusion), c.median_s))
-
-
-def _cells(advice: Recommendation, c: Candidate) -> tuple[str, ...]:
-    if c.to_target is not None:
-        num = f"{c.to_target.num_in(TargetStatus.REACHED)}/{len(c.to_target.trials)}"
-    else:
-        num = str(len(c.times))
-    return (
-        (">" if c is advice.chosen else " ") + ("*" if c.is_on_front else " "),
-        point_label(c.point),
-        num,
-        _time(c.time_s),
-        units.score(advice.question.metric, c.metric.value) if c.metric else units.MISSING,
-        units.percent(c.efficiency.value) if c.efficiency else units.MISSING,
-        units.number(c.cost.value, 3) if c.cost else units.MISSING,
-        units.energy(c.energy_j.value) if c.energy_j else units.MISSING,
-        c.exclusion,
-    )
 
 
 def _time(time_s: Estimate | None) -> str:
@@ -109,30 +79,30 @@ def print_recommendation(
         is_command: which of the two; a command's line is never broken.
     """
 
-    def paragraph(text: str) -> None:
-        for line in wrap_hanging(ascii_fallback(text, console.encoding), console.width):
-            console.print(Text(line), highlight=False, soft_wrap=True)
-
     study = " ".join([advice.question.study_name, *_only(advice)])
-    paragraph(f"Study {study}: {objective(advice)}.")
+    print_paragraph(console, f"Study {study}: {objective(advice)}.")
     console.print()
-    console.print(table_of(console, advice))
+    rows = ranked(advice)[:MAX_ROWS]
+    columns = _columns(advice, rows, intervals=True)
+    if not fits_at_words(columns, console.width, console.encoding):
+        columns = _columns(advice, rows, intervals=False)
+    print_table(console, columns, ["bold" if c is advice.chosen else "dim" if c.exclusion else "" for c in rows])
     console.print()
     for text in answer_lines(advice):
-        paragraph(text)
+        print_paragraph(console, text)
     if advice.settling is not None:
-        paragraph(settling_line(advice.settling))
+        print_paragraph(console, settling_line(advice.settling))
         if to_settle and is_command:
-            console.print(Text("  " + ascii_fallback(to_settle, console.encoding)), highlight=False, soft_wrap=True)
+            print_line(console, "  " + to_settle)
         elif to_settle:
-            paragraph(to_settle)
+            print_paragraph(console, to_settle)
     console.print()
     for group in advice.batches:
         for text in batch_lines(group):
-            paragraph(text)
+            print_paragraph(console, text)
         console.print()
     for text in _notes(advice):
-        paragraph(text)
+        print_paragraph(console, text)
 
 
 def _only(advice: Recommendation) -> list[str]:
@@ -202,11 +172,11 @@ def _why(advice: Recommendation) -> str:
             others > 0
         )
     tied = _named([point_label(c.point) for c in advice.rivals])
-    own = advice.chosen.num_workers or 0
+    num_workers = advice.chosen.num_workers or 0
     counts = [c.num_workers or 0 for c in advice.rivals]
-    if min(counts) < own:
+    if min(counts) < num_workers:
         reason = f"those with fewer workers are slower by more than {units.percent(MARGIN)} in the median"
-    elif min(counts) == own:
+    elif min(counts) == num_workers:
         reason = "it has no more workers, and the least time of those with as few"
     else:
         reason = "it has the fewest workers of them"

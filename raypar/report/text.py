@@ -1,22 +1,34 @@
-"""Text for terminals and files: safe characters, wrapped lines, the console."""
+"""Text for terminals and files: safe characters, wrapped lines, tables, the console."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from rich.box import Box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from raypar.errors import RayparError
 
 # C0 but for tab and line feed, DEL and C1: the first byte of every escape sequence is among them.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "...", "∞": "inf"})
+MIN_WIDTH = 20  # cells of a paragraph, however narrow the console
+GAP = 2  # cells between the columns of a table; one where that makes it fit
 
 
 def ascii_fallback(text: str, encoding: str) -> str:
-    """The text as this encoding can have it: unchanged, or with plain stand-ins for what it lacks.
+    """Return the text unchanged if the encoding has all of it, else with plain stand-ins for what it lacks.
 
     A stand-in may be longer than what it stands for, by two cells for ``±``.
     """
@@ -28,13 +40,13 @@ def ascii_fallback(text: str, encoding: str) -> str:
 
 
 def as_utf8(text: str) -> str:
-    """The text as UTF-8 can have it: a lone surrogate becomes a question mark."""
+    """Return the text with a question mark for each lone surrogate, which UTF-8 can't encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def strip_control(text: str) -> str:
-    """The text with a question mark for each character that would steer a terminal."""
-    return _STEERING.sub("?", text)
+    """Return the text with a question mark for each character that would steer a terminal."""
+    return _CONTROL.sub("?", text)
 
 
 _NBSP = "\N{NO-BREAK SPACE}"
@@ -50,7 +62,7 @@ def no_break_values(text: str) -> str:
 def wrap(text: str, width: int) -> list[str]:
     """Return lines of at most `width` cells; a value stays with its unit and its interval.
 
-    A word that is longer than a line has a line of its own, unbroken.
+    A word that is longer than a line has a line to itself, unbroken.
     """
     lines: list[str] = []
     for word in filter(None, no_break_values(" ".join(text.split())).split(" ")):
@@ -61,14 +73,153 @@ def wrap(text: str, width: int) -> list[str]:
     return [line.replace(_NBSP, " ") for line in lines]
 
 
-def wrap_hanging(text: str, width: int, indent: str = "  ") -> list[str]:
-    """The text in lines for a console of this width, those after the first indented."""
-    lines = wrap(text, max(20, width - 1 - len(indent)))
-    return [indent * bool(i) + line for i, line in enumerate(lines)]
+def wrap_hanging(text: str, width: int, indent: int = 0) -> list[str]:
+    """Return the lines of a paragraph for a console of this width, those after the first indented by two more."""
+    lines = wrap(text, max(MIN_WIDTH, width - indent - 2))
+    return [" " * (indent + 2 * bool(i)) + line for i, line in enumerate(lines)]
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print a text that is never wrapped: a path or a command, to be copied."""
+    console.print(Text(ascii_fallback(text, console.encoding), style=style), highlight=False, soft_wrap=True)
+
+
+def print_paragraph(console: Console, text: str, indent: int = 0) -> None:
+    """Print a wrapped text."""
+    for line in wrap_hanging(ascii_fallback(text, console.encoding), console.width, indent):
+        console.print(Text(line), highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table in a terminal, a page or Markdown.
+
+    Attributes:
+        head: may have several lines.
+        cells: one for each row.
+        is_number: right-aligned.
+        sort: what a page sorts its rows by; empty: the texts.
+        is_prose: the first to be broken over several lines.
+    """
+
+    head: str
+    cells: Sequence[str]
+    is_number: bool = False
+    sort: Sequence[float | None] = ()
+    is_prose: bool = False
+
+
+def terminal_table(
+    columns: Sequence[Column], width: int, encoding: str, *, styles: Sequence[str] = (), rule: bool = False
+) -> Table:
+    """Return a table that fits into `width` cells and cuts nothing off.
+
+    Args:
+        styles: one for each row.
+        rule: a line below the heads.
+    """
+    columns = [encoded(column, encoding) for column in columns]
+    num_lines = max(column.head.count("\n") for column in columns)
+    dash = ascii_fallback("─", encoding)
+    blank = "    \n"
+    box = Box(f"{blank}{blank} {dash}{dash} \n{blank * 4}    ", ascii=True) if rule else None
+    gap = GAP if _least_width(columns, GAP) <= width else 1
+    # Between columns, a box has a character of its own.
+    padding = (0, gap - bool(rule), 0, 0)
+    table = Table(box=box, show_edge=False, header_style="bold", pad_edge=False, padding=padding)
+    for column, column_width in zip(columns, _widths(columns, width, gap), strict=True):
+        table.add_column(
+            Text("\n" * (num_lines - column.head.count("\n")) + column.head),
+            justify="right" if column.is_number else "left",
+            width=column_width,
+            overflow="fold",
+        )
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
+        # Text, not markup: an interval's brackets would be taken for a style.
+        table.add_row(*map(Text, cells), style=style)
+    return table
+
+
+def print_table(console: Console, columns: Sequence[Column], styles: Sequence[str] = ()) -> None:
+    """Print a table that fits the console."""
+    console.print(terminal_table(columns, console.width, console.encoding, styles=styles))
+
+
+def table_width(columns: Sequence[Column], encoding: str) -> int:
+    """Return the cells that a table takes with no line broken."""
+    return sum(_natural_width(encoded(column, encoding)) + GAP for column in columns) - GAP
+
+
+def encoded(column: Column, encoding: str) -> Column:
+    """Return the column in characters of the encoding, each cell a line: a value may hold a line's end."""
+    cells = [ascii_fallback(" ".join(cell.split()) if "\n" in cell else cell, encoding) for cell in column.cells]
+    return replace(column, head=ascii_fallback(column.head, encoding), cells=cells)
+
+
+def fits_at_words(columns: Sequence[Column], width: int, encoding: str) -> bool:
+    """Return whether a table fits with no number broken and prose broken between words."""
+    return _least_width([encoded(column, encoding) for column in columns], GAP) <= width
+
+
+def _least_width(columns: Sequence[Column], gap: int) -> int:
+    widths = [_word_width(column) if column.is_prose else _natural_width(column) for column in columns]
+    return sum(widths) + gap * (len(widths) - 1)
+
+
+def _natural_width(column: Column) -> int:
+    return max(map(cell_len, (*column.head.split("\n"), *column.cells)))
+
+
+def _word_width(column: Column) -> int:
+    return max(map(cell_len, " ".join((column.head, *column.cells)).split()), default=1)
+
+
+def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
+    """The widths of the columns: prose gives way first, then other cells at their blanks, words last of all."""
+    widths = list(map(_natural_width, columns))
+    words = list(map(_word_width, columns))
+    prose = [word if c.is_prose else full for c, word, full in zip(columns, words, widths, strict=True)]
+    for least in (prose, words, [1] * len(columns)):
+        while sum(widths) + gap * (len(widths) - 1) > width:
+            broad = [i for i, each in enumerate(widths) if each > least[i]]
+            if not broad:
+                break
+            widths[max(broad, key=widths.__getitem__)] -= 1
+    return widths
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a new file beside `path` that replaces it at the end, and is removed on an error.
+
+    Raises:
+        RayparError: the file can't be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+        os.close(handle)
+        try:
+            yield Path(name)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(name).chmod(0o666 & ~umask)  # as any new file; a temporary one is its owner's alone
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        hint = "name a file in a folder that is there and that you may write to"
+        raise RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text, or raise RayparError; an existing file is replaced at once."""
+    with replacing(path) as there:
+        there.write_text(text, encoding="utf-8")
 
 
 class TerminalConsole(Console):
-    """A console whose own colours and cursor moves work, and no others'; it reads no markup out of names."""
+    """Console that keeps its colours and cursor moves, strips others' control characters and reads no markup."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})

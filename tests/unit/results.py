@@ -29,7 +29,7 @@ def make_result(
     train_time_s: float | None = 4.0,
     accuracy: float | None = 0.97,
     *,
-    num_samples: int = 180_000,
+    num_samples: float = 180_000,
     state: TrialState = TrialState.FINISHED,
     wall_s: float | None = None,
     step_times_s: tuple[tuple[float, ...], ...] = (),

@@ -60,10 +60,10 @@ def scaled(key: str, speedup: float, wavering: float = 0.004) -> Results:
     ]
 
 
-def uneven(key: str, base: int, other: int) -> Results:
+def uneven(key: str, base: int, other: int, samples_there: float = 57_344) -> Results:
     return [
         make_result({key: value}, r, 8.0 + 0.1 * r, num_samples=samples)
-        for value, samples in ((base, 60_000), (other, 57_344))
+        for value, samples in ((base, 60_000), (other, samples_there))
         for r in range(6)
     ]
 
@@ -256,6 +256,12 @@ ON_DEVICES = [
             uneven("batch_size", 32, 8192),
             BATCHES,
             "1 point trained on other numbers of samples than the baseline: batch_size=8192 (57,344 against 60,000). *",
+        ),
+        (
+            "unequal_work",
+            uneven("batch_size", 32, 64, 60_000.4),
+            Question("s", {"batch_size": 32}, ("batch_size",)),
+            None,
         ),
         ("unequal_work", uneven("epochs", 1, 2), Question("s", {"epochs": 1}, ("epochs",)), None),  # as asked
         ("mixed_hardware", ON_DEVICES, Question("s", {"device": "cpu"}, ("device",)), None),

@@ -95,9 +95,9 @@ def test_every_report_shows_what_energies_there_are_and_of_what() -> None:
     assert re.search(r"num_workers=2 .* 5\.01 kJ", recommendation)
     assert "Pareto front of time and accuracy:" in recommendation
     assert "Energy: of CPU packages in the time shown; a package's is that of all that runs on it" in recommendation
-    assert "energy of CPU packages" in markdown_of(analysis, {}) and re.search(EXACTLY, markdown_of(analysis, {}))
+    assert "energy: of CPU packages" in markdown_of(analysis, {}) and re.search(EXACTLY, markdown_of(analysis, {}))
     page = html_report(analysis, results, Origin({}, "", ""))
-    assert re.search(EXACTLY, page) and "Energy: of CPU packages in that time." in page
+    assert re.search(EXACTLY, page) and "energy: of CPU packages in that time." in page
 
 
 def test_energy_is_an_axis_where_all_points_have_one() -> None:

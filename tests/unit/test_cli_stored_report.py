@@ -84,7 +84,7 @@ def test_without_options_nothing_is_written(store: str, tmp_path: Path, monkeypa
     ("args", "message"),
     [
         (("--open",), "--open: there is no file to open"),
-        (("--html", "no/such/folder/r.html"), "--html no/such/folder/r.html: can't be written"),
+        (("--html", "no/such/folder/r.html"), "no/such/folder/r.html: can't be written"),
     ],
 )
 def test_what_can_not_be_done_is_one_message_and_exit_code_2(store: str, args: tuple[str, ...], message: str) -> None:

@@ -55,7 +55,7 @@ def joined(text: str) -> str:
 def test_a_row_has_both_times_their_ratio_and_the_change_of_the_metric() -> None:
     lines = shown(compared(trials(2), trials(2, 1.5, 0.95))).splitlines()
     assert lines[:2] == ["A: old, the reference", "B: new"]
-    (row,) = [line for line in lines if line.startswith("2 ")]
+    (row,) = [line for line in lines if line.lstrip().startswith("2 ")]
     assert "4.00 s" in row and "6.00 s" in row and "1.50× [1.4" in row and "-2.00 [-2." in row and "5/5" in row
 
 

@@ -16,7 +16,8 @@ from results import make_result
 
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
-from raypar.report.export import check_path, frame_of, replacing, rows_of, write
+from raypar.report.export import check_path, frame_of, rows_of, write
+from raypar.report.text import replacing
 from raypar.study.trial import TrialResult, TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))

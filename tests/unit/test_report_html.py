@@ -24,8 +24,9 @@ from raypar.analysis.stats import Estimate, Method
 from raypar.errors import RayparError
 from raypar.report import html as html_tables
 from raypar.report.figures import figures_of
-from raypar.report.html import Origin, brief, html_report, write_html
+from raypar.report.html import Origin, brief, html_report
 from raypar.report.recommend import answer_lines
+from raypar.report.text import write_text
 from raypar.report.vega import Figure, for_page, static_svg
 from raypar.study.trial import TrialResult
 
@@ -259,10 +260,10 @@ def test_a_study_without_a_finished_trial_has_a_report_that_says_so() -> None:
 
 def test_a_lone_surrogate_in_a_name_is_no_obstacle(tmp_path: Path) -> None:
     text = report([results()[-1]], origin=Origin({"host": "a\ud800b"}))
-    write_html(tmp_path / "r.html", text)
+    write_text(tmp_path / "r.html", text)
     assert "a?b" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_a_file_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(RayparError, match=r"no/such/folder\.html: can't be written"):
-        write_html(tmp_path / "no" / "such" / "folder.html", "text")
+        write_text(tmp_path / "no" / "such" / "folder.html", "text")

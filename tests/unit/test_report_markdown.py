@@ -29,7 +29,7 @@ def test_a_summary_has_the_question_a_table_what_it_says_and_where_it_comes_from
     assert "Does it *scale*?" in lines
     assert "Swept: num_workers. Compared with: num_workers=1. 2 points, 6 trials." in lines
     head = lines.index("| num_workers | time | speedup | efficiency | accuracy | n |")
-    assert lines[head + 1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
+    assert lines[head + 1] == "| ---: | ---: | ---: | ---: | ---: | ---: |"
     assert (
         lines[head + 2].startswith("| 1 | 4.01 s [") and "| baseline | – | 97.0 % [97.0, 97.0] | 3 |" in lines[head + 2]
     )

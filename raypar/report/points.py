@@ -1,0 +1,152 @@
+"""Table of a study's points and its legend, for a terminal, a page and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from raypar import units
+from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.question import TRAIN_TIME
+from raypar.analysis.stats import Estimate, Method
+from raypar.report.text import Column
+from raypar.study.trial import point_label
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Contents of a table of points.
+
+    Attributes:
+        is_brief: short heads, and the rarer quantities without intervals.
+        wrap_heads: break heads at their underscores.
+        bounds: intervals of time and metric as [low, high].
+        plus_minus: else of time as ±%.
+    """
+
+    is_brief: bool = True
+    wrap_heads: bool = True
+    bounds: bool = False
+    plus_minus: bool = True
+    throughput: bool = True
+    energy: bool = True
+    efficiency: bool = True
+    speedup_bounds: bool = True
+
+
+FULL = Layout(is_brief=False, wrap_heads=False, bounds=True)
+# For terminals, from the widest table to the narrowest that is still an answer.
+LAYOUTS = (
+    Layout(wrap_heads=False, bounds=True),
+    Layout(bounds=True),
+    Layout(wrap_heads=False),
+    Layout(),
+    Layout(throughput=False),
+    Layout(throughput=False, plus_minus=False),
+    Layout(throughput=False, plus_minus=False, energy=False),
+    Layout(throughput=False, plus_minus=False, energy=False, efficiency=False),
+    Layout(throughput=False, plus_minus=False, energy=False, efficiency=False, speedup_bounds=False),
+)
+
+
+def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: int | None = None) -> list[Column]:
+    """Return the table's columns: swept values, time, speedup, efficiency, metric, cost, energy, throughput, counts.
+
+    A quantity that no point has is left out, time excepted.
+    """
+    points = analysis.points[:max_points]
+    columns = [value_column(key, [p.point.get(key) for p in points]) for key in analysis.space_keys]
+    if layout.wrap_heads:
+        columns = [replace(column, head=_wrapped_head(column.head)) for column in columns]
+    columns = columns or [Column("point", [point_label(p.point) or "the only point" for p in points])]
+
+    def add(head: str, of: Callable[[PointAnalysis], Estimate | None], show: Callable[[Estimate], str]) -> None:
+        estimates = [of(p) for p in points]
+        if any(estimates) or head == "time":
+            cells = [show(e) if e else units.MISSING for e in estimates]
+            columns.append(Column(head, cells, True, [e.value if e else None for e in estimates]))
+
+    brief, bounds = layout.is_brief, layout.bounds
+    add("time", lambda p: p.time_s, partial(_time, layout=layout))
+    if analysis.baseline:
+        ratios = partial(_interval, units.ratio_interval, bounds=layout.speedup_bounds)
+        add("speedup", lambda p: p.speedup, lambda e: "baseline" if e.method is Method.REFERENCE else ratios(e))
+    if layout.efficiency:
+        percents = partial(_interval, units.percent_interval, bounds=not brief)
+        # A baseline's is 100 % by definition.
+        add("eff." if brief else "efficiency", lambda p: None if p.is_baseline else p.efficiency, percents)
+    scores = partial(units.score_interval, analysis.metric)
+    add(analysis.metric, lambda p: p.metric, partial(_interval, scores, bounds=bounds))
+    add("cost", lambda p: p.cost, lambda e: units.number(e.value, 3))
+    if layout.energy:
+        add("energy", lambda p: p.energy_j, partial(_interval, units.energy_interval, bounds=not brief))
+    if layout.throughput:
+        head = "samples\n/s" if layout.wrap_heads else "samples/s"
+        rates = partial(_interval, rate_interval)
+        add(head, lambda p: p.throughput, partial(rates, bounds=not brief))
+    columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [p.num_finished for p in points]))
+    return columns
+
+
+def rate_interval(value: float, low: float | None, high: float | None) -> str:
+    """Return ``114k [110k, 118k]``, for a column whose head has the unit."""
+    return units.rate_interval(value, low, high, unit="").replace("  ", " ").rstrip()
+
+
+def value_column(key: str, values: Sequence[object]) -> Column:
+    """Return the column of a hyperparameter."""
+    return Column(key, list(map(units.value_of, values)), all(isinstance(v, (int, float)) for v in values))
+
+
+def _wrapped_head(key: str) -> str:
+    """The key on two lines, whose longer one is as short as can be."""
+    words = key.split("_")
+    splits = [("_".join(words[:i]) + "_", "_".join(words[i:])) for i in range(1, len(words))]
+    return "\n".join(min(splits, key=lambda pair: max(map(len, pair)), default=(key,)))
+
+
+def _interval(show: Callable[[float, float | None, float | None], str], e: Estimate, *, bounds: bool) -> str:
+    return show(e.value, e.low, e.high) if bounds else show(e.value, None, None)
+
+
+def _time(time_s: Estimate, layout: Layout) -> str:
+    if layout.bounds or not layout.plus_minus:
+        return _interval(units.seconds_interval, time_s, bounds=layout.bounds)
+    spread = units.plus_minus(time_s.value, time_s.low, time_s.high)
+    return f"{units.seconds_interval(time_s.value)} {spread}".rstrip()
+
+
+def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> str:
+    """``3``, or ``2/3`` where trials failed, were stopped or are still to come."""
+    planned = max(analysis.num_repeats or 0, point.num_trials)
+    if point.num_finished == planned:
+        return str(planned)
+    return f"{point.num_finished}{'/' if is_brief else ' of '}{planned}"
+
+
+def timed_part(time_metric: str) -> str:
+    """Return the part of a trial that its time is of."""
+    return "the training steps alone" if time_metric == TRAIN_TIME else "the whole trial"
+
+
+def legend(analysis: StudyAnalysis) -> str:
+    """Return the meaning of the columns, and what the intervals rest on."""
+    text = f"time: {timed_part(analysis.time_metric)}, median"
+    estimates = [e for p in analysis.points for e in (p.time_s, p.speedup) if e]
+    methods = list(dict.fromkeys(e.method for e in estimates if e.method not in (Method.REFERENCE, Method.SINGLE)))
+    if any(e.low is not None and e.method is not Method.REFERENCE for e in estimates):
+        levels = {e.level for p in analysis.points if (e := p.time_s) and e.level}
+        level = units.percent(min(levels), 1).replace(".0 %", " %") if levels else "95 %"
+        at_least = "at least " if len(levels) > 1 else ""
+        text += f"; intervals: {at_least}{level}, {' or '.join(methods)}"
+    if any(p.num_finished != max(analysis.num_repeats or 0, p.num_trials) for p in analysis.points):
+        stopped = sum(p.num_stopped for p in analysis.points)
+        text += "; n: finished of all" + (f" ({stopped} stopped early, not in the times)" if stopped else "")
+    if any(p.cost for p in analysis.points):
+        price = f"{analysis.question.price_per_node_hour:g}"
+        text += f"; cost: nodes × hours of that time × {price}, the price of a node-hour"
+    if analysis.energy_source:
+        text += f"; energy: of {analysis.energy_source} in that time"
+    return text + "."
