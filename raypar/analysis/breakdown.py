@@ -1,4 +1,4 @@
-"""Where a step's time goes on each rank, from the spans that its ranks recorded.
+"""Breakdown of a step's time on each rank, from the spans that the ranks recorded.
 
 A rank's step is taken apart into what it does (data, forward, backward, optimizer, other) and what it waits for. While
 it waits, and a collective of its own is under way that all ranks have come to, that is communication: exposed, since
@@ -6,7 +6,7 @@ the rank does nothing meanwhile. Where the last rank has yet to come, it waits f
 between stages of a pipeline are under way, that is the pipeline's bubble, the messages themselves included: when a
 message's sender was ready is not recorded. The parts add up to the step's time.
 
-Communication that goes on while the rank works is hidden; it is told beside the parts, not as one of them. A
+Communication that goes on while the rank works is hidden; it is reported beside the parts, not as one of them. A
 collective moves data from the last rank's arrival on; before, it only waits. Messages between stages are not counted:
 their end is seen only when they are waited for.
 """
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,14 +26,14 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "o
 COMMUNICATION, STRAGGLERS, BUBBLE, OTHER = "exposed_communication", "stragglers", "bubble", "other"
 PARTS = (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, STRAGGLERS, BUBBLE, OTHER)
 _PART_OF = {DATA: DATA_WAIT, FORWARD: FORWARD, BACKWARD: BACKWARD, OPTIMIZER: OPTIMIZER}
-# What else raypar marks: copies before and after a communication.
+# Other marks of raypar: copies before and after a communication.
 _OTHER_MARKS = ("combine", "spread")
 _NOT_COMMUNICATION = (STEP, WAIT, *_PART_OF, *_OTHER_MARKS)
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where one rank's time in a step goes, in seconds; of several steps, the mean.
+    """Parts of one rank's step, in seconds; of several steps, the mean.
 
     Attributes:
         parts: `PARTS` to seconds; they add up to `step_s`.
@@ -47,14 +48,14 @@ class Breakdown:
 
     @property
     def hidden_share(self) -> float | None:
-        """Of all communication of the rank; None where there is none."""
-        whole = self.hidden_s + self.parts[COMMUNICATION]
-        return self.hidden_s / whole if whole > 0 else None
+        """Share of the rank's communication that is hidden; None where there is none."""
+        total_s = self.hidden_s + self.parts[COMMUNICATION]
+        return self.hidden_s / total_s if total_s > 0 else None
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a trial's steps goes.
+    """Breakdown of a trial's steps.
 
     Attributes:
         ranks: by rank, in the profiled steps.
@@ -81,16 +82,15 @@ class Profile:
 
     @property
     def mean(self) -> Breakdown:
-        """Over the ranks."""
+        """Mean over the ranks."""
         return mean_of(self.ranks)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Profile | None:
-        """The inverse; None for a mapping that is no profile, as of a trial that has none."""
+        """Return the profile of a mapping read back from JSON; None for one that is no profile."""
         try:
             ranks = tuple(
                 Breakdown(**{**rank, "waits_for": {int(k): v for k, v in rank["waits_for"].items()}})
@@ -101,21 +101,21 @@ class Profile:
             return None
 
     def metrics(self) -> dict[str, float]:
-        """For MLflow, the ranks' mean: ``profile/backward_s``, ``profile/hidden_communication_s`` …"""
+        """Return the ranks' mean for MLflow: ``profile/backward_s``, ``profile/hidden_communication_s`` …"""
         mean = self.mean
-        found = {f"profile/{part}_s": seconds for part, seconds in mean.parts.items()}
-        found |= {"profile/step_s": mean.step_s, "profile/hidden_communication_s": mean.hidden_s}
-        found["profile/overhead"] = self.overhead
+        metrics = {f"profile/{part}_s": seconds for part, seconds in mean.parts.items()}
+        metrics |= {"profile/step_s": mean.step_s, "profile/hidden_communication_s": mean.hidden_s}
+        metrics["profile/overhead"] = self.overhead
         if self.utilisation is not None:
-            found["profile/model_flop_utilisation"] = self.utilisation
-        return found
+            metrics["profile/model_flop_utilisation"] = self.utilisation
+        return metrics
 
 
 def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Profile | None:
-    """A trial's profile from what its ranks recorded (see `raypar.train.profile.profile`), in their order.
+    """Return a trial's profile from what its ranks recorded (see `raypar.train.profile.profile`), in their order.
 
-    Of the steps, the middle half by time counts, so that one in which the machine did something else does not.
-    None where there is no step in it.
+    The middle half of the steps by time counts, so that one in which the machine did something else does not.
+    None where no step was recorded.
     """
     every = [[(str(name), float(a), float(b)) for name, a, b in rank["spans"]] for rank in recorded]
     matches = config.get("strategy") != "hybrid"  # whose ranks talk in groups of several kinds, which spans don't name
@@ -132,7 +132,7 @@ def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any])
     step_s = typical(plain)
     flop, peak = recorded[0].get("flop_per_sample"), sum(rank["peak_flops"] for rank in recorded)
     return Profile(
-        ranks=tuple(mean_of([own[i] for i in counted]) for own in steps),
+        ranks=tuple(mean_of([of_rank[i] for i in counted]) for of_rank in steps),
         num_steps=len(counted),
         step_s=step_s,
         overhead=typical(profiled) / step_s - 1,
@@ -145,7 +145,7 @@ def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any])
 
 
 def break_down(ranks: Sequence[Sequence[Span]], *, matches: bool = True) -> list[list[Breakdown]]:
-    """``[rank][step]``: where the time of each step goes.
+    """Return the breakdown of each step, ``[rank][step]``.
 
     Args:
         ranks: each rank's spans, on one clock; see `raypar.train.spans.spans_of`.
@@ -153,11 +153,11 @@ def break_down(ranks: Sequence[Sequence[Span]], *, matches: bool = True) -> list
             not equally many of a name, waiting for stragglers counts as communication.
     """
     arrivals = _arrivals([[span for span in rank if _is_collective(span)] for rank in ranks], matches)
-    return [list(_steps(rank, own)) for rank, own in zip(ranks, arrivals, strict=True)]
+    return [list(_steps(rank, collectives)) for rank, collectives in zip(ranks, arrivals, strict=True)]
 
 
 def mean_of(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """The mean: parts that add up in each add up in it."""
+    """Return the mean: parts that add up in each add up in it."""
     num = len(breakdowns)
     return Breakdown(
         step_s=sum(b.step_s for b in breakdowns) / num,
@@ -181,39 +181,39 @@ class _Collective:
 
 
 def _arrivals(collectives: Sequence[Sequence[Span]], matches: bool) -> list[list[_Collective]]:
-    by_name: list[dict[str, list[Span]]] = []
-    for own in collectives:
-        named: dict[str, list[Span]] = {}
-        for span in sorted(own, key=lambda s: s[1]):
-            named.setdefault(span[0], []).append(span)
-        by_name.append(named)
-    found: list[list[_Collective]] = []
+    by_name = [_by_name(sorted(of_rank, key=lambda span: span[1])) for of_rank in collectives]
+    arrivals: list[list[_Collective]] = []
     for rank, named in enumerate(by_name):
         mine = []
         for name, spans in named.items():
-            peers = [other.get(name, []) for other in by_name]
+            peers = [other[name] for other in by_name]
             matched = matches and all(len(peer) == len(spans) for peer in peers)
             for k, (_, start, end) in enumerate(spans):
                 starts = [peer[k][1] for peer in peers] if matched else [start]
                 # Clocks of several machines agree only roughly: nothing is complete after it is over.
                 complete = min(max(starts), end)
                 mine.append(_Collective(start, complete, end, starts.index(max(starts)) if matched else rank))
-        found.append(sorted(mine, key=lambda c: c.start_s))
-    return found
+        arrivals.append(sorted(mine, key=lambda c: c.start_s))
+    return arrivals
+
+
+def _by_name(spans: Iterable[Span]) -> Mapping[str, list[Span]]:
+    named: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        named[span[0]].append(span)
+    return named
 
 
 def _steps(spans: Sequence[Span], collectives: Sequence[_Collective]) -> Iterator[Breakdown]:
-    by_name: dict[str, list[Span]] = {}
-    for span in spans:
-        by_name.setdefault(span[0], []).append(span)
-    waits = merged((start, end) for _, start, end in by_name.get(WAIT, ()))
+    by_name = _by_name(spans)
+    waits = merged((start, end) for _, start, end in by_name[WAIT])
     messages = merged((start, end) for name, start, end in spans if _is_message(name))
-    for _, start, end in by_name.get(STEP, ()):
+    for _, start, end in by_name[STEP]:
         step = (start, end)
         waiting = _clipped(waits, step)
         parts = dict.fromkeys(PARTS, 0.0)
         for name, part in _PART_OF.items():
-            marked = merged(_clipped([(a, b) for _, a, b in by_name.get(name, ())], step))
+            marked = merged(_clipped([(a, b) for _, a, b in by_name[name]], step))
             parts[part] = _length(without(marked, waiting))
         here = [c for c in collectives if c.start_s < end and c.end_s > start]
         moving = merged((c.complete_s, c.end_s) for c in here if c.complete_s < c.end_s)
@@ -236,7 +236,6 @@ def _steps(spans: Sequence[Span], collectives: Sequence[_Collective]) -> Iterato
 
 
 def _is_message(name: str) -> bool:
-    """From one rank to another."""
     return name not in _NOT_COMMUNICATION and ("send" in name.lower() or "recv" in name.lower())
 
 
@@ -245,7 +244,7 @@ def _is_collective(span: Span) -> bool:
 
 
 def _clipped(intervals: Sequence[Interval], window: Interval) -> list[Interval]:
-    """What of some intervals, by start, lies in a window."""
+    """Return the parts of some intervals, sorted by start, that lie in a window."""
     start, end = window
     first = bisect_right(intervals, start, key=lambda i: i[1])
     last = bisect_left(intervals, end, key=lambda i: i[0])
@@ -257,8 +256,8 @@ def _length(intervals: Sequence[Interval]) -> float:
 
 
 def _middle_half(steps: Sequence[Sequence[Breakdown]]) -> list[int]:
-    """The steps whose time on the slowest rank is neither in the lowest nor in the highest quarter."""
-    slowest = [max(times) for times in zip(*([b.step_s for b in own] for own in steps), strict=False)]
+    """Return the steps whose time on the slowest rank is neither in the lowest nor in the highest quarter."""
+    slowest = [max(times) for times in zip(*([b.step_s for b in of_rank] for of_rank in steps), strict=False)]
     order = sorted(range(len(slowest)), key=slowest.__getitem__)
     out = len(order) // 4
     return sorted(order[out : len(order) - out])

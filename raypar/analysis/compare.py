@@ -1,15 +1,13 @@
 """Comparison of two studies: A, the reference, and B, from another machine, version or branch.
 
-Points are matched by value (`match`); their trials are independent samples, never pairs: no block holds trials of both.
-An interval covers the scatter within each study. What differs between the two, machines, load and day included, is part
-of the ratio itself.
-
-Points are matched by value: what one study sweeps stands in the other's config.
+Points are matched by value: what one study sweeps stands in the other's config. Their trials are independent samples,
+never pairs: no block holds trials of both. An interval covers the scatter within each study; what differs between the
+two, machines, load and day included, is part of the ratio itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
@@ -24,20 +22,25 @@ from raypar.analysis.question import (
     collect,
     current_results,
     point_key,
-    time_metric_of,
 )
 from raypar.analysis.stats import Estimate, difference_estimate, median_estimate
 from raypar.errors import RayparError
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult
 
-# How a trial is run, not what it computes: may differ between points that are compared, and is told.
+# Settings of how a trial is run, not of what it computes: they may differ between points that are compared.
 EXECUTION_KEYS = (
     *("device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads", "compile", "channels_last"),
     *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
     *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
     *("num_warmup_steps", "eval_batch_size", "keep_model"),
 )
+# Of an execution's provenance: different each time, or reported by itself.
+UNREPORTED = ("command", "load", "git.dirty")
+
+Point: TypeAlias = Mapping[str, Value]
+Changes: TypeAlias = Mapping[str, tuple[Value, Value]]  # key to (A's, B's)
+Origin: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,10 @@ class Matching:
 
 
 def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], keys: Sequence[str]) -> Matching:
-    """The points of A and B that agree.
+    """Match the points of A and B that have the same values of all that either study sweeps.
 
-    They have the same values of all that either study sweeps: what one sweeps stands in the other's config. Those that
-    also agree in the rest of what their trials compute are pairs, the others are `unlike`. `EXECUTION_KEYS` may differ,
-    and so may a hyperparameter that only one of them knows: a newer version has more.
+    Those that also agree in the rest of what their trials compute are pairs, the others are `unlike`. `EXECUTION_KEYS`
+    may differ, and so may a hyperparameter that only one of them has: a newer version has more.
 
     Args:
         points_a: different points, each with its config.
@@ -64,10 +66,10 @@ def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], ke
     """
     of_b: dict[PointKey, list[PointSamples]] = {}
     for p in points_b:
-        of_b.setdefault(point_key(values_of(p, keys)), []).append(p)
-    both = [(p, same.pop(0)) for p in points_a if (same := of_b.get(point_key(values_of(p, keys))))]
+        of_b.setdefault(point_key(swept_values(p, keys)), []).append(p)
+    both = [(p, same.pop(0)) for p in points_a if (same := of_b.get(point_key(swept_values(p, keys))))]
     taken = {id(p) for pair in both for p in pair}
-    unlike = {id(a) for a, b in both if config_changes(a.config, b.config, is_work)}
+    unlike = {id(a) for a, b in both if config_changes(a, b)[0]}
     return Matching(
         pairs=tuple(pair for pair in both if id(pair[0]) not in unlike),
         unlike=tuple(pair for pair in both if id(pair[0]) in unlike),
@@ -76,40 +78,24 @@ def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], ke
     )
 
 
-def values_of(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]:
-    """The values that a point's trials had of these hyperparameters; without what they did not know."""
-    every = {**samples.config, **samples.point}
-    return {key: every[key] for key in keys if key in every}
+def swept_values(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]:
+    """Return the values of these hyperparameters that a point's trials had; without those that they lack."""
+    return {key: samples.values[key] for key in keys if key in samples.values}
 
 
-def config_changes(
-    first: Mapping[str, Value], second: Mapping[str, Value], is_meant: Callable[[str], bool]
-) -> dict[str, tuple[Value, Value]]:
-    """What both configs have and differ in, as (A's, B's)."""
-    return {
-        key: (value, second[key])
-        for key, value in first.items()
-        if key in second and is_meant(key) and point_key({key: value}) != point_key({key: second[key]})
+def config_changes(a: PointSamples, b: PointSamples) -> tuple[Changes, Changes]:
+    """Return what both configs have and differ in: what trials compute, and how they are run (`EXECUTION_KEYS`)."""
+    changes = {
+        key: (value, b.config[key])
+        for key, value in a.config.items()
+        if key in b.config and point_key({key: value}) != point_key({key: b.config[key]})
     }
-
-
-def is_work(key: str) -> bool:
-    return key not in EXECUTION_KEYS
-
-
-def is_means(key: str) -> bool:
-    return key in EXECUTION_KEYS
-
-
-Point: TypeAlias = Mapping[str, Value]
-Origin: TypeAlias = Mapping[str, tuple[str, ...]]
-
-# Of an execution's provenance: different each time, or told by itself.
-UNTOLD = ("command", "load", "git.dirty")
+    execution = {key: values for key, values in changes.items() if key in EXECUTION_KEYS}
+    return {key: values for key, values in changes.items() if key not in execution}, execution
 
 
 class Difference(Enum):
-    """What is known about B against A at one point."""
+    """Result of comparing B with A at one point."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -119,11 +105,11 @@ class Difference(Enum):
 
 
 class Gate(Enum):
-    """Whether B is slower than is allowed."""
+    """Result of holding B's slowdown against an allowance."""
 
     SLOWER = "slower"
     WITHIN = "within"
-    UNKNOWN = "unknown"  # the data can't tell
+    UNKNOWN = "unknown"  # the interval holds the limit, or there is none
 
 
 @dataclass(frozen=True)
@@ -137,7 +123,7 @@ class MatchedPoint:
         ratio: how many times as long B takes as A for the same work; None where either has no time.
         metrics: A's metric after the last epoch.
         metric_change: that of B minus that of A; None where either has none.
-        execution_changes: hyperparameters of `EXECUTION_KEYS` that differ, as pairs.
+        execution_changes: hyperparameters of `EXECUTION_KEYS` that differ.
     """
 
     point: Point
@@ -146,7 +132,7 @@ class MatchedPoint:
     ratio: Estimate | None
     metrics: tuple[Estimate | None, Estimate | None]
     metric_change: Estimate | None
-    execution_changes: Mapping[str, tuple[Value, Value]]
+    execution_changes: Changes
 
     @property
     def difference(self) -> Difference:
@@ -159,7 +145,7 @@ class MatchedPoint:
         return Difference.SLOWER if self.ratio.value > 1 else Difference.FASTER
 
     def gate(self, allowed_share: float) -> Gate:
-        """Whether B is slower by more than this share of A's time, beyond the noise: the whole interval is."""
+        """Hold B against A's time and this share of it: it is slower only where its whole interval is."""
         limit = 1 + allowed_share
         if self.ratio is None or self.ratio.low is None or self.ratio.high is None:
             return Gate.UNKNOWN
@@ -170,15 +156,15 @@ class MatchedPoint:
 
 @dataclass(frozen=True)
 class UnlikePoints:
-    """Points with the same swept values that do different work, and so are not compared: key to (A's, B's)."""
+    """Points with the same swept values that do different work, and so are not compared."""
 
     point: Point
-    config: Mapping[str, tuple[Value, Value]]
+    config: Changes
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two studies say about each other; pairs are (A's, B's).
+    """Comparison of two studies; pairs are (A's, B's).
 
     Attributes:
         names: of the studies.
@@ -210,7 +196,7 @@ class Comparison:
         return tuple(p for p in self.matched if p.difference is difference)
 
     def gate(self, allowed_share: float) -> Mapping[Gate, tuple[MatchedPoint, ...]]:
-        """The matched points by whether B is slower than allowed."""
+        """Sort the matched points by whether B is slower than allowed."""
         return {gate: tuple(p for p in self.matched if p.gate(allowed_share) is gate) for gate in Gate}
 
 
@@ -220,7 +206,7 @@ class Side:
 
     Attributes:
         results: of its trials; at least one.
-        origin: the provenance of its executions, each key with every value that occurred; empty: not known.
+        origin: the provenance of its executions, each key with every value that occurred; empty: unknown.
     """
 
     question: Question
@@ -229,57 +215,59 @@ class Side:
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """B against A.
+    """Compare B with A.
 
     Raises:
         RayparError: they train different workloads.
     """
-    parted = [current_results(side.question, side.results) for side in (a, b)]
-    a, b = (replace(side, results=each.results) for side, each in zip((a, b), parted, strict=True))
-    workloads = [{r.spec.workload for r in side.results} for side in (a, b)]
+    sides = tuple(current_results(side.question, side.results) for side in (a, b))
+    workloads = [{r.spec.workload for r in side.results} for side in sides]
     if not workloads[0] & workloads[1]:
         names = [", ".join(sorted(each)) for each in workloads]
         message = f"`{a.question.study_name}` trains {names[0]}, `{b.question.study_name}` trains {names[1]}"
         raise RayparError(message, hint="compare two studies of one workload")
     # A time is compared with one of its kind.
-    time_metric = TRAIN_TIME if all(time_metric_of(s.results) == TRAIN_TIME for s in (a, b)) else WALL_TIME
+    time_metric = TRAIN_TIME if all(side.time_metric == TRAIN_TIME for side in sides) else WALL_TIME
     swept = (*a.question.space_keys, *b.question.space_keys)
     # A study may have swept more, or less, in an earlier execution.
-    keys = tuple(dict.fromkeys((*swept, *(key for s in (a, b) for r in s.results for key in r.spec.point))))
-    gathered = [
+    keys = tuple(dict.fromkeys((*swept, *(key for side in sides for r in side.results for key in r.spec.point))))
+    points_a, points_b = (
         [p for p in collect(replace(s.question, metric=a.question.metric), s.results, time_metric) if p.results]
-        for s in (a, b)
-    ]
-    matching = match(gathered[0], gathered[1], keys)
+        for s in sides
+    )
+    matching = match(points_a, points_b, keys)
     is_known = (bool(a.origin), bool(b.origin))
-    origins = [{**trial_origin(s.results), **(s.origin if all(is_known) else {})} for s in (a, b)]
+    origins = [
+        {**trial_origin(current.results), **(side.origin if all(is_known) else {})}
+        for current, side in zip(sides, (a, b), strict=True)
+    ]
     return Comparison(
         names=(a.question.study_name, b.question.study_name),
         time_metric=time_metric,
         metric=a.question.metric,
         keys=keys,
-        matched=tuple(_compared(values_of(first, keys), first, second) for first, second in matching.pairs),
+        matched=tuple(_compared(swept_values(first, keys), first, second) for first, second in matching.pairs),
         unlike=tuple(
-            UnlikePoints(values_of(first, keys), config_changes(first.config, second.config, is_work))
+            UnlikePoints(swept_values(first, keys), config_changes(first, second)[0])
             for first, second in matching.unlike
         ),
         only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
-        origins=_origin_changes(origins[0], origins[1]),
+        origins=_origin_changes(*origins),
         is_known=is_known,
-        excluded=(parted[0].sentence(), parted[1].sentence()),
+        excluded=(sides[0].sentence(), sides[1].sentence()),
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
 
 
 def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
-    """``node``, ``device_name`` and ``cpu_model``: every one that a rank of the trials ran on."""
-    found = {}
+    """Return ``node``, ``device_name`` and ``cpu_model``: every one that a rank of the trials ran on."""
+    origin = {}
     for key in ("node", "device_name", "cpu_model"):
         listed = [r.environment.get(key) for r in results]
         names = {str(name) for each in listed if isinstance(each, (list, tuple)) for name in each if name is not None}
         if names:
-            found[key] = tuple(sorted(names))
-    return found
+            origin[key] = tuple(sorted(names))
+    return origin
 
 
 def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
@@ -293,11 +281,10 @@ def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
         ratio=speedup(b, a, are_blocks_shared=False),
         metrics=(metric_a, metric_b),
         metric_change=difference_estimate(metric_a, metric_b) if metric_a and metric_b else None,
-        execution_changes=config_changes(a.config, b.config, is_means),
+        execution_changes=config_changes(a, b)[1],
     )
 
 
 def _origin_changes(a: Origin, b: Origin) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What both are known to have, or one of them, and is not the same."""
-    keys = [key for key in dict.fromkeys((*a, *b)) if key not in UNTOLD]
+    keys = [key for key in dict.fromkeys((*a, *b)) if key not in UNREPORTED]
     return {key: (a.get(key, ()), b.get(key, ())) for key in keys if set(a.get(key, ())) != set(b.get(key, ()))}

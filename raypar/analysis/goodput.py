@@ -1,9 +1,9 @@
-"""What a batch size does, split in two: samples per second, and how far a sample takes the training.
+"""Goodput of batch sizes, in two factors: samples per second, and progress per sample.
 
 Goodput is throughput × progress per sample (Qiao et al., Pollux, OSDI 2021). Pollux estimates the progress from the
-noise of the gradients; here it is measured: the samples that the base needs to reach the target, over
-those that this batch needs. The base is the baseline's batch size, or else the smallest. Both factors are relative to
-it, and so is their product, which is how many times as fast the target is reached.
+noise of the gradients; here it is measured: the samples that the base needs to reach the target, over those that this
+batch needs. The base is the baseline's batch size, or else the smallest. Both factors are relative to it, and so is
+their product, which is how many times as fast the target is reached.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from raypar.analysis.pairwise import by_block
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
@@ -47,7 +48,7 @@ class BatchGroup:
         key: the hyperparameter, of the whole batch or that of a worker.
         rest: the other swept hyperparameters, which they share.
         batches: from the smallest.
-        base: the batch size that all are held against: the baseline's, or the smallest.
+        base: the batch size that all are compared with: the baseline's, or the smallest.
     """
 
     key: str
@@ -56,23 +57,18 @@ class BatchGroup:
     base: int
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Until the target."""
-
-    num_samples: float
-    time_s: float
+_Run: TypeAlias = tuple[float, float]  # until the target: samples, seconds
 
 
 def batch_groups(
     gathered: Sequence[PointSamples], target: Target, baseline: Mapping[str, Value] | None = None
 ) -> tuple[BatchGroup, ...]:
-    """Every group of two batch sizes or more that reached the target in all their trials.
+    """Return every group of two batch sizes or more that reached the target in all their trials.
 
     Args:
-        baseline: of the study: the batch size in it is what the others are held against; else the smallest of a group.
+        baseline: of the study: the batch size in it is what the others are compared with; else the smallest of a group.
     """
-    found: dict[tuple[str, PointKey], dict[int, dict[int, _Run]]] = {}
+    groups: dict[tuple[str, PointKey], dict[int, dict[int, _Run]]] = {}
     rests: dict[tuple[str, PointKey], dict[str, Value]] = {}
     for samples in gathered:
         key = next((k for k in BATCH_KEYS if k in samples.point), None)
@@ -81,18 +77,18 @@ def batch_groups(
             continue
         rest = {k: v for k, v in samples.point.items() if k != key}
         rests[key, point_key(rest)] = rest
-        found.setdefault((key, point_key(rest)), {})[size] = runs
+        groups.setdefault((key, point_key(rest)), {})[size] = runs
     return tuple(
         _group(name[0], rests[name], dict(sorted(by_size.items())), baseline or {})
-        for name, by_size in found.items()
+        for name, by_size in groups.items()
         if len(by_size) > 1
     )
 
 
 def common_target(question: Question, gathered: Sequence[PointSamples]) -> Target | None:
-    """The best value of the study's metric that all finished trials with a batch size of their own have reached.
+    """Return the best value of the study's metric that all finished trials of points with a batch size have reached.
 
-    None where it tells nothing: a trial reported no value, or each had reached it at its first report.
+    None where a trial reported no value, or each had reached it at its first report.
     """
     reports = [
         [report[question.metric] for report in result.reports if question.metric in report]
@@ -110,19 +106,19 @@ def common_target(question: Question, gathered: Sequence[PointSamples]) -> Targe
 
 
 def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:
-    """By repeat; empty where not every trial reached the target."""
+    """Return the runs by repeat; empty where not every trial reached the target."""
     reached = time_to_target(samples, target, Start.FIRST_STEP)
     counts, times = reached.samples, reached.times
     if not reached.is_always_reached or counts.keys() != times.keys():
         return {}
-    return {repeat: _Run(counts[repeat], times[repeat]) for repeat in times if counts[repeat] > 0}
+    return {repeat: (counts[repeat], times[repeat]) for repeat in times if counts[repeat] > 0}
 
 
 def _group(
     key: str, rest: Mapping[str, Value], by_size: Mapping[int, Mapping[int, _Run]], baseline: Mapping[str, Value]
 ) -> BatchGroup:
-    named = baseline.get(key)
-    base = named if isinstance(named, int) and named in by_size else next(iter(by_size))
+    asked = baseline.get(key)
+    base = asked if isinstance(asked, int) and asked in by_size else next(iter(by_size))
     one = reference(len(by_size[base]))
     batches = (
         Goodput(size, one, one, one) if size == base else _goodput(size, runs, by_size[base])
@@ -133,10 +129,11 @@ def _group(
 
 def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run]) -> Goodput:
     ours, theirs, is_paired = by_block(runs, base)
-    rates, base_rates = ([run.num_samples / run.time_s for run in side] for side in (ours, theirs))
+    (samples, times), (base_samples, base_times) = (tuple(zip(*side, strict=True)) for side in (ours, theirs))
+    rates, base_rates = ([num / time_s for num, time_s in side] for side in (ours, theirs))
     return Goodput(
         size,
         throughput=ratio_estimate(rates, base_rates, paired=is_paired),
-        progress=ratio_estimate([r.num_samples for r in theirs], [r.num_samples for r in ours], paired=is_paired),
-        goodput=ratio_estimate([r.time_s for r in theirs], [r.time_s for r in ours], paired=is_paired),
+        progress=ratio_estimate(base_samples, samples, paired=is_paired),
+        goodput=ratio_estimate(base_times, times, paired=is_paired),
     )

@@ -1,21 +1,22 @@
-"""How long a trial trains until its metric reaches a target: time to accuracy, and samples to accuracy.
+"""Time to target: how long a trial trains, and on how many samples, until its metric reaches a value.
 
 The clock of `Start.FIRST_STEP` runs in the timed steps alone, from the first of them to the report that reaches the
-target; start-up, warm-up and evaluation are left out. That of `Start.LAUNCH` runs from the start of the trial's
-processes and leaves out nothing but what lies between the parts (barriers, reports). Both know no finer than the
+target; start-up, warm-up and evaluation are not in it. That of `Start.LAUNCH` runs from the start of the trial's
+processes; only what lies between the parts (barriers, reports) is not in it. The resolution of both is that of the
 evaluations: a target that is met between two of them is reached at the second.
 
-A trial that ends without reaching the target is censored: all that is known is that it takes longer. So it counts in
-the median, which is known where more than half have reached the target (`raypar.analysis.stats`).
+A trial that ends without reaching the target is censored: it takes longer, nobody knows how much. So it counts in the
+median, which is known where more than half have reached the target (`raypar.analysis.stats`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import TypeGuard
 
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, censored_median_estimate
@@ -26,14 +27,14 @@ _LESS_IS_BETTER = ("loss", "error", "perplexity")
 
 
 class Start(StrEnum):
-    """From when on the time counts."""
+    """Start of the clock."""
 
     FIRST_STEP = "first-step"
     LAUNCH = "launch"
 
 
 class TargetStatus(StrEnum):
-    """What became of a trial, as far as the target goes."""
+    """State of a trial with regard to the target."""
 
     REACHED = "reached it"
     MISSED = "did not reach it"
@@ -54,14 +55,12 @@ class Target:
     mode: str = "max"
 
     def is_reached_by(self, value: float | None) -> bool:
-        if value is None or not math.isfinite(value):
-            return False
-        return gain(self.mode, value) >= gain(self.mode, self.value)
+        return _is_finite(value) and gain(self.mode, value) >= gain(self.mode, self.value)
 
 
 @dataclass(frozen=True)
 class TrialToTarget:
-    """What one trial says.
+    """One trial on its way to the target.
 
     Attributes:
         time_s: to the first report that reaches the target; None where it was not reached, or its time not kept.
@@ -78,7 +77,7 @@ class TrialToTarget:
 
 @dataclass(frozen=True)
 class PointToTarget:
-    """The trials of one point.
+    """Trials of one point on their way to the target.
 
     Attributes:
         trials: by repeat.
@@ -91,14 +90,12 @@ class PointToTarget:
     time_s: Estimate | None
 
     def num_in(self, status: TargetStatus) -> int:
-        """How many trials this became of."""
         return sum(trial.status is status for trial in self.trials)
 
     @property
     def is_always_reached(self) -> bool:
-        """Whether it was reached by every trial that did not fail, and there is one."""
-        fates = {trial.status for trial in self.trials} - {TargetStatus.FAILED}
-        return fates == {TargetStatus.REACHED}
+        """True where every trial that did not fail reached it, and there is one."""
+        return {trial.status for trial in self.trials} - {TargetStatus.FAILED} == {TargetStatus.REACHED}
 
     @property
     def times(self) -> dict[int, float]:
@@ -107,24 +104,24 @@ class PointToTarget:
 
     @property
     def samples(self) -> dict[int, float]:
-        """Samples to the target by repeat, of the trials that reached it and tell."""
+        """Samples to the target by repeat, of the trials that reached it, where that is known."""
         return {trial.repeat: trial.num_samples for trial in self.trials if trial.num_samples is not None}
 
 
 def mode_of(question: Question, metric: str) -> str:
-    """Whether more or less of a metric is better: as the study says for its own, by the name for others."""
+    """Return "max" or "min" of a metric: as the study has it for its own, by the name for others."""
     if metric == question.metric:
         return question.mode
     return "min" if any(word in metric.lower() for word in _LESS_IS_BETTER) else "max"
 
 
 def reported_metrics(results: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Every key of any report."""
+    """Return every key of any report."""
     return tuple(dict.fromkeys(key for result in results for report in result.reports for key in report))
 
 
 def time_to_target(samples: PointSamples, target: Target, start: Start = Start.FIRST_STEP) -> PointToTarget:
-    """What the trials of a point say. Of trials that a scheduler stopped, what they had reached by then counts."""
+    """Return when the trials of a point reached the target; a stopped trial counts by what it had reached by then."""
     trials = tuple(trial_to_target(result, target, start) for result in samples.results)
     times = [trial.time_s for trial in trials if trial.time_s is not None]
     num_missed = sum(trial.status is TargetStatus.MISSED for trial in trials)
@@ -132,56 +129,54 @@ def time_to_target(samples: PointSamples, target: Target, start: Start = Start.F
 
 
 def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FIRST_STEP) -> TrialToTarget:
-    """What one trial says. A report's ``train_time_s`` is of the steps since the report before."""
+    """Return when one trial reached the target. A report's ``train_time_s`` is of the steps since the one before."""
     repeat = result.spec.repeat
     if result.state is TrialState.FAILED:
         return TrialToTarget(repeat, TargetStatus.FAILED)
     values = [report.get(target.metric) for report in result.reports]
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known:
+    reported = [value for value in values if _is_finite(value)]
+    if not reported:
         return TrialToTarget(repeat, TargetStatus.UNKNOWN)
-    best = max(known, key=partial(gain, target.mode))
+    best = max(reported, key=partial(gain, target.mode))
     at = next((i for i, value in enumerate(values) if target.is_reached_by(value)), None)
     if at is None:
         return TrialToTarget(repeat, TargetStatus.MISSED, best=best)
-    time_s = _time_s(result, at, start)
+    time_s, num_samples = _spent(result, at, start)
     if time_s is None or time_s <= 0:
         return TrialToTarget(repeat, TargetStatus.UNKNOWN, best=best)
-    return TrialToTarget(repeat, TargetStatus.REACHED, time_s, _num_samples(result, at), best)
+    return TrialToTarget(repeat, TargetStatus.REACHED, time_s, num_samples, best)
 
 
-def _time_s(result: TrialResult, at: int, start: Start) -> float | None:
-    """Seconds until the report of this index."""
-    train_time_s = _sum(result, "train_time_s", at, result.train_time_s)
-    if start is Start.FIRST_STEP or train_time_s is None:
-        return train_time_s
-    rest = [result.startup_s, result.warmup_s, _sum(result, "eval_time_s", at, result.eval_time_s)]
-    known = [part for part in rest if part is not None]
-    return train_time_s + sum(known) if len(known) == len(rest) else None
-
-
-def _num_samples(result: TrialResult, at: int) -> float | None:
+def _spent(result: TrialResult, at: int, start: Start) -> tuple[float | None, float | None]:
+    """Return seconds and samples up to the report of this index; None each where its parts are unknown."""
     if result.train_time_s is None:
-        return None  # a train loop's, whose reports raypar does not understand
+        return None, None  # a train loop's, whose reports raypar does not understand
     reports = result.reports[: at + 1]
-    counts = [_product(report.get("throughput_samples_per_s"), report.get("train_time_s")) for report in reports]
-    known = [count for count in counts if count is not None]
-    if len(known) == len(counts):
-        return sum(known)
-    if at == len(result.reports) - 1:
-        return _product(result.throughput_samples_per_s, result.train_time_s)
-    return None
+    # Up to the last report, the trial's totals are an answer too.
+    totals = result if at == len(result.reports) - 1 else None
+    time_s = _sum(report.get("train_time_s") for report in reports)
+    counts = (_product(report.get("throughput_samples_per_s"), report.get("train_time_s")) for report in reports)
+    num_samples = _sum(counts)
+    if totals and time_s is None:
+        time_s = totals.train_time_s
+    if totals and num_samples is None:
+        num_samples = _product(totals.throughput_samples_per_s, totals.train_time_s)
+    if start is Start.LAUNCH:
+        eval_time_s = _sum(report.get("eval_time_s") for report in reports)
+        if totals and eval_time_s is None:
+            eval_time_s = totals.eval_time_s
+        time_s = _sum([time_s, result.startup_s, result.warmup_s, eval_time_s])
+    return time_s, num_samples
 
 
-def _sum(result: TrialResult, key: str, at: int, total: float | None) -> float | None:
-    """Over the reports up to this one; of the last one, the trial's total where reports don't tell."""
-    if result.train_time_s is None:
-        return None  # a train loop's, whose reports raypar does not understand
-    parts = [report.get(key) for report in result.reports[: at + 1]]
-    known = [part for part in parts if part is not None and math.isfinite(part)]
-    if len(known) == len(parts):
-        return sum(known)
-    return total if at == len(result.reports) - 1 else None
+def _is_finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _sum(parts: Iterable[float | None]) -> float | None:
+    """Return the sum; None where a part is unknown."""
+    numbers = list(parts)
+    return sum(n for n in numbers if _is_finite(n)) if all(map(_is_finite, numbers)) else None
 
 
 def _product(first: float | None, second: float | None) -> float | None:
