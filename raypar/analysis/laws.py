@@ -1,8 +1,8 @@
-"""The laws of scaling of Amdahl, Gustafson and Gunther, and their fitting to rates by worker count.
+"""Laws of scaling of Amdahl, Gustafson and Gunther, and their fit to rates by worker count.
 
-A law is fitted to the logarithms of the rates, one median per worker count: what is made small is the relative error,
-and the rate of one worker is free, so that a noisy baseline doesn't bend every other point. What rates are, and how
-their intervals come about, stands in `raypar.analysis.scaling`.
+A law is fitted to the logarithms of the rates, one median per worker count: what is minimized is the relative error,
+and the rate of one worker is free, so that a noisy baseline doesn't bend every other point. Rates and
+their intervals are explained in `raypar.analysis.scaling`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from raypar.analysis.stats import LEVEL, Estimate, Method
+from raypar.analysis.stats import LEVEL, Estimate, Floats, Method
 
 EXTRAPOLATED = (2, 4)  # times the largest worker count measured
-# What slows the largest worker count by less than this share is 0: an optimizer never quite arrives at a bound.
+# A parameter that slows the largest worker count by less than this share is 0: an optimizer never arrives at a bound.
 NO_EFFECT = 1e-4
 TOLERANCE = 1e-12
 DRAW_TOLERANCE = 1e-6  # far below what draws differ by, and in half the time
-EXACT = 1e-6  # relative errors below it are rounding, and tell no law from another
-
-Floats: TypeAlias = NDArray[np.float64]
+EXACT = 1e-6  # relative errors below it are rounding
 
 
 class Scaling(StrEnum):
-    """What grows with the workers."""
+    """Quantity that grows with the workers."""
 
     STRONG = "strong"  # nothing: all worker counts do the same work
     WEAK = "weak"  # the work
@@ -97,8 +94,8 @@ class Fit:
         residuals: by worker count, the measured rate over the fitted one, minus 1.
         cv_errors: by worker count, how far off the law is at it, fitted to the others alone: abs(log(ratio)).
         extrapolated: speedups that the law predicts for worker counts beyond the measured ones.
-        limit: Amdahl's: the speedup that no worker count exceeds; None where f can't be told from 0.
-        peak: Gunther's: the worker count with the highest rate, sqrt((1 - s) / k); None where k can't be told from 0.
+        limit: Amdahl's: the speedup that no worker count exceeds; None where the interval of f includes 0.
+        peak: Gunther's: the worker count with the highest rate, sqrt((1 - s) / k); None where that of k includes 0.
         peak_speedup: the speedup there.
     """
 
@@ -114,7 +111,7 @@ class Fit:
 
     @property
     def cv_error(self) -> float:
-        """The mean of `cv_errors`."""
+        """Mean of `cv_errors`."""
         return float(np.mean(list(self.cv_errors.values())))
 
 
@@ -127,7 +124,7 @@ class Refused:
 
 
 def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats | None) -> Fit | Refused:
-    """The law fitted to log rates.
+    """Fit a law to log rates.
 
     Args:
         law: which.
@@ -149,8 +146,8 @@ def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats |
         return Refused(law, "no parameters were found that fit it")
     fitted = best[0] + np.log(law.speedup(counts, *best[1:]))
 
-    def told(quantity: Callable[[Floats], Any]) -> Estimate:
-        """A quantity of the fit, (log rate, parameters), with its interval."""
+    def estimated(quantity: Callable[[Floats], Any]) -> Estimate:
+        """Estimate a quantity of the fit, a function of log rate and parameters."""
         value = float(quantity(best))
         if rows is None:
             return Estimate(value, None, None, 1, None, Method.SINGLE)
@@ -162,26 +159,28 @@ def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats |
     def over_baseline(num_workers: float) -> Callable[[Floats], Any]:
         return lambda row: law.speedup(num_workers, *row[1:]) / law.speedup(baseline, *row[1:])
 
-    parameters = tuple(told(itemgetter(1 + i)) for i in range(len(law.parameters)))
+    parameters = tuple(estimated(itemgetter(1 + i)) for i in range(len(law.parameters)))
     bends = parameters[-1].value > 0 and parameters[-1].low != 0
-    peak = told(_peak) if law is USL and bends else None
+    peak = estimated(_peak) if law is USL and bends else None
     return Fit(
         law=law,
         parameters=parameters,
-        rate=told(lambda row: math.exp(row[0])),
+        rate=estimated(lambda row: math.exp(row[0])),
         residuals={int(n): float(r) for n, r in zip(counts, np.expm1(medians - fitted), strict=True)},
         cv_errors=cv_errors,
-        extrapolated={n: told(over_baseline(n)) for n in (factor * int(counts[-1]) for factor in EXTRAPOLATED)},
-        limit=told(lambda row: _inverse(row[1] * law.speedup(baseline, row[1]))) if law is AMDAHL and bends else None,
+        extrapolated={n: estimated(over_baseline(n)) for n in (factor * int(counts[-1]) for factor in EXTRAPOLATED)},
+        limit=estimated(lambda row: _inverse(row[1] * law.speedup(baseline, row[1])))
+        if law is AMDAHL and bends
+        else None,
         peak=peak,
-        peak_speedup=told(lambda row: over_baseline(max(1.0, min(_peak(row), 1e9)))(row)) if peak else None,
+        peak_speedup=estimated(lambda row: over_baseline(max(1.0, min(_peak(row), 1e9)))(row)) if peak else None,
     )
 
 
 def better_law(laws: tuple[Fit | Refused, ...]) -> tuple[Law | None, str]:
-    """The law with the lowest leave-one-out error, or None and why it can't be told.
+    """Return the law with the lowest leave-one-out error, or None and why none is better.
 
-    Two laws are told apart where their errors differ by more than one standard error of the points' differences
+    A law is better where the errors differ by more than one standard error of the points' differences
     (the rule of Breiman et al., "Classification and Regression Trees", 1984).
     """
     fits = sorted((law for law in laws if isinstance(law, Fit)), key=lambda fit: fit.cv_error)
@@ -197,7 +196,7 @@ def better_law(laws: tuple[Fit | Refused, ...]) -> tuple[Law | None, str]:
 def _fitted(
     law: Law, counts: Floats, logs: Floats, start: Floats | None = None, tolerance: float = TOLERANCE
 ) -> Floats:
-    """Log rate of one worker and the law's parameters, by least squares of the logs."""
+    """Return the log rate of one worker and the law's parameters, by least squares of the logs."""
     from scipy.optimize import curve_fit  # here: it takes half a second, and most studies have nothing to fit
 
     def centred(n: Floats, *parameters: float) -> Floats:
@@ -214,7 +213,7 @@ def _fitted(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the covariance isn't used
         # dogbox arrives at a bound; trf, curve_fit's own choice, stops a little before it.
-        found, _ = curve_fit(
+        parameters, _ = curve_fit(
             centred,
             counts,
             logs - logs.mean(),
@@ -225,8 +224,8 @@ def _fitted(
             xtol=tolerance,
             gtol=1e-2 * tolerance,
         )
-    found = np.where(found * largest ** np.array(law.orders) < NO_EFFECT, 0.0, found)
-    return np.array([np.mean(logs - np.log(law.speedup(counts, *found))), *found])
+    parameters = np.where(parameters * largest ** np.array(law.orders) < NO_EFFECT, 0.0, parameters)
+    return np.array([np.mean(logs - np.log(law.speedup(counts, *parameters))), *parameters])
 
 
 def _left_out_error(law: Law, counts: Floats, logs: Floats, index: int, start: Floats) -> float:

@@ -4,72 +4,42 @@ Speedup S(N) is the rate of N workers over that of N0, the baseline; parallel ef
 scaling every worker count does the same work, so that rates are 1 / time; in weak scaling N workers do N times the
 work of one, so that rates are N / time. A throughput is a rate as it stands.
 
-The laws' intervals are percentiles of a bootstrap over the repeats of each worker count (Efron 1979). The repeats are
-spread by sqrt(n / (n - 1)) around their mean first: n of them, drawn with replacement, vary that much too little.
-Simulated with 3 % noise and six worker counts, intervals hold the truth in about 95 % of cases from three repeats on,
-with two in about 80 %.
+A study's rates are samples per second of the timed region, or trainings per second where raypar can't look into the
+training. They need no factor, for an epoch is the same number of samples whatever the worker count: in weak scaling
+(``per_worker_batch_size`` fixed) it has fewer steps. Twice the samples per second on two workers are a speedup of 2
+either way; only the law differs that is fitted to it. A study's speedups are those of `raypar.analysis.points`, from
+trials of the same block.
 
-One column says how many workers there were, one how long they took or how much they did in a second; the names are in
-the first line. Lines with the same worker count are repeats. Other columns are left alone, and so are empty lines and
-such as start with ``#``.
-
-What is compared are rates: samples per second of the timed region, or trainings per second where raypar can't look
-into the training. They need no factor, for an epoch is the same number of samples whatever the worker count. In strong
-scaling (``batch_size`` fixed) a rate is the work of all over the time of all. In weak scaling
-(``per_worker_batch_size`` fixed) the work grows with the workers in a step, not in an epoch, which has fewer steps
-instead: the rate of N workers is N times that of one of them, and over the rate of one worker alone it is N times what
-is left of a worker's rate among N, which is Gustafson's scaled speedup. Twice the samples per second on two workers
-are a speedup of 2 either way; only the law differs that is fitted to it.
-
-Speedups are those of `raypar.analysis.points`, from trials of the same block. The laws' bootstrap draws the repeats of
-each worker count on their own: what disturbed a whole block makes its intervals wider, never narrower.
+The laws' intervals are percentiles of a bootstrap over the repeats of each worker count (Efron 1979), drawn on their
+own: what disturbed a whole block makes the intervals wider, never narrower. The repeats are spread by sqrt(n / (n - 1))
+around their mean first: n of them, drawn with replacement, vary that much too little. Simulated with 3 % noise and six
+worker counts, intervals hold the truth in about 95 % of cases from three repeats on, with two in about 80 %.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
 from raypar import units
-from raypar.analysis.laws import LAWS, Fit, Floats, Law, Refused, Scaling, better_law, fit_law
+from raypar.analysis.laws import LAWS, Fit, Law, Refused, Scaling, better_law, fit_law
 from raypar.analysis.pairwise import speedup
-from raypar.analysis.question import (
-    PointKey,
-    PointSamples,
-    Question,
-    collect,
-    current_results,
-    point_key,
-    time_metric_of,
-)
-from raypar.analysis.stats import Estimate, median_estimate, ratio_estimate, reference
+from raypar.analysis.question import PointKey, PointSamples, Question, current_results, point_key
+from raypar.analysis.stats import Estimate, Floats, median_estimate, ratio_estimate, reference
 from raypar.errors import Mistake, RayparError
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, point_label
 
-WORKER_COLUMNS = ("workers", "num_workers")
-TIME_COLUMNS = ("time", "time_s", "seconds")
-RATE_COLUMNS = ("throughput",)
-DELIMITERS = ",;\t"
-MAX_WORKERS = 1_000_000
-# Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
-MIN_VALUE, MAX_VALUE = 1e-15, 1e15
-MAX_TOLD = 20  # mistakes told one by one
-EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
-
-Line: TypeAlias = tuple[int, list[str]]  # its number, from 1, and its cells
-
 
 class Quantity(StrEnum):
-    """What was measured."""
+    """Measured quantity of a table."""
 
     TIME = "time"  # seconds
     THROUGHPUT = "throughput"  # work per second, in whatever unit
@@ -77,131 +47,10 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True)
 class Runs:
-    """What was measured, by worker count: one value greater than 0 for each repeat, at least one."""
+    """Measurements by worker count: one value greater than 0 for each repeat, at least one."""
 
     values: Mapping[int, tuple[float, ...]]
     quantity: Quantity = Quantity.TIME
-
-
-def read_table(path: Path) -> Runs:
-    """The runs in a CSV file, in the order of its lines; cells are parted by commas, semicolons or tabs.
-
-    Raises:
-        RayparError: the file can't be read, or has mistakes; all of them are told.
-    """
-    lines = _lines(path)
-    if not lines:
-        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
-    head_line, head = lines[0]
-    workers_at, value_at, mistakes = _columns(head_line, head)
-    if workers_at is None or value_at is None:
-        raise _told(path, mistakes)
-    quantity = Quantity.THROUGHPUT if _plain(head[value_at]) in RATE_COLUMNS else Quantity.TIME
-    values: dict[int, list[float]] = {}
-    for number, cells in lines[1:]:
-        workers = _workers(number, head[workers_at], _cell(cells, workers_at), mistakes)
-        value = _value(number, head[value_at], _cell(cells, value_at), mistakes)
-        if workers is not None and value is not None:
-            values.setdefault(workers, []).append(value)
-    if mistakes:
-        raise _told(path, mistakes)
-    if not values:
-        raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
-    return Runs({workers: tuple(repeats) for workers, repeats in values.items()}, quantity)
-
-
-def _lines(path: Path) -> list[Line]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise RayparError(f"{path}: there is no such file", hint="name a CSV file") from None
-    except IsADirectoryError:
-        raise RayparError(f"{path}: is a folder", hint="name a CSV file") from None
-    except OSError as error:
-        raise RayparError(f"{path}: can't be read: {error.strerror}", hint="name a file that you may read") from None
-    except UnicodeDecodeError as error:
-        message = f"{path}: is not text in UTF-8, at byte {error.start}"
-        raise RayparError(message, hint="save the table as CSV in UTF-8") from None
-    # Line by line: a quote that is never closed would swallow all that follows, line numbers included.
-    rows = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip() and not line.startswith("#")]
-    if not rows:
-        return []
-    delimiter = max(DELIMITERS, key=rows[0][1].count)
-    try:
-        lines = [(i, [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]) for i, line in rows]
-    except csv.Error as error:
-        raise RayparError(f"{path}: is no CSV file: {error}", hint=EXAMPLE) from None
-    return [(i, cells) for i, cells in lines if any(cells)]
-
-
-def _columns(number: int, head: Sequence[str]) -> tuple[int | None, int | None, list[Mistake]]:
-    """Where worker counts and values are; None, with a mistake, for what can't be told."""
-    mistakes: list[Mistake] = []
-    places: list[int | None] = []
-    wanted = (("how many workers", WORKER_COLUMNS), ("how long they took", (*TIME_COLUMNS, *RATE_COLUMNS)))
-    for what, names in wanted:
-        found = [i for i, name in enumerate(head) if _plain(name) in names]
-        places.append(found[0] if len(found) == 1 else None)
-        if len(found) > 1:
-            several = ",".join(head[i] for i in found)
-            hint = "keep one of them, or give the others another name"
-            mistakes.append(Mistake(f"line {number}, head", several, f"{len(found)} columns say {what}", hint))
-        elif not found:
-            hint = f"name a column {' or '.join(names)}"
-            mistakes.append(Mistake(f"line {number}, head", ",".join(head), f"no column says {what}", hint))
-    return places[0], places[1], mistakes
-
-
-def _plain(name: str) -> str:
-    return name.strip().lower()
-
-
-def _cell(cells: Sequence[str], at: int) -> str:
-    return cells[at] if at < len(cells) else ""
-
-
-def _workers(line: int, column: str, cell: str, mistakes: list[Mistake]) -> int | None:
-    number = _number(cell)
-    # Tools that know one kind of number write 4 workers as 4.0.
-    if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
-        return int(number)
-    problem = f"is no whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
-    mistakes.append(Mistake(f"line {line}, {column}", cell, problem, "write the worker count, such as 4"))
-    return None
-
-
-def _value(line: int, column: str, cell: str, mistakes: list[Mistake]) -> float | None:
-    number = _number(cell)
-    if number is not None and MIN_VALUE <= number <= MAX_VALUE:
-        return number
-    if not cell:
-        problem, hint = "is missing", "leave out the line of a run that failed"
-    elif number is None:
-        problem, hint = "is no number", "write it without a unit and with a point, such as 12.5"
-    elif number <= 0:
-        problem, hint = "is not greater than 0", "leave out the line of a run that failed"
-    else:
-        problem, hint = f"is not within {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds"
-    mistakes.append(Mistake(f"line {line}, {column}", cell, problem, hint))
-    return None
-
-
-def _number(cell: str) -> float | None:
-    """The number in a cell; None for words, infinity and NaN among them, and for Python's own ``1_000``."""
-    try:
-        number = float(cell)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and "_" not in cell else None
-
-
-def _told(path: Path, mistakes: Iterable[Mistake]) -> RayparError:
-    every = list(mistakes)
-    head = f"{path}: " + ("1 mistake in the table" if len(every) == 1 else f"{len(every)} mistakes in the table")
-    lines = [head, *(f"  {mistake}" for mistake in every[:MAX_TOLD])]
-    if more := units.and_more(len(every) - MAX_TOLD):
-        lines.append(f" {more}")
-    return RayparError("\n".join(lines))
 
 
 NUM_RESAMPLES = 1000
@@ -210,7 +59,7 @@ BOOTSTRAP_SEED = 19670418
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """The numbers of one worker count; `karp_flatt` is None for the baseline, which shows no serial fraction."""
+    """Numbers of one worker count; `karp_flatt` is None for the baseline, which shows no serial fraction."""
 
     num_workers: int
     measured: Estimate
@@ -221,15 +70,15 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class ScalingAnalysis:
-    """What some runs say about scaling.
+    """Scaling of some runs.
 
     Attributes:
         baseline: the worker count that speedups are over.
         points: one for each worker count, from the smallest.
         laws: those of this way to scale, fitted or refused.
-        better: the law that predicts left-out points better; None where that can't be told.
-        why_no_better: what keeps it from being told.
-        why_no_interval: what keeps the laws' parameters from having intervals; empty where they have them.
+        better: the law that predicts left-out points better; None where neither does significantly.
+        why_no_better: the reason where it is None.
+        why_no_interval: why the laws' parameters have no intervals; empty where they have them.
     """
 
     scaling: Scaling
@@ -251,7 +100,7 @@ def analyse_scaling(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = BOOTSTRAP_SEED,
 ) -> ScalingAnalysis:
-    """Speedups, and the laws that hold for this way to scale. The same runs and seed give the same numbers.
+    """Estimate speedups, and fit the laws of this way to scale. The same runs and seed give the same numbers.
 
     Args:
         runs: what was measured.
@@ -270,8 +119,8 @@ def analyse_scaling(
         raise RayparError("no runs to look at", hint="give the times of two worker counts or more")
     base = counts[0] if baseline is None else baseline
     if base not in runs.values:
-        known = ", ".join(map(str, counts))
-        raise RayparError(f"no run with {base} workers to compare with", hint=f"worker counts that have runs: {known}")
+        hint = f"worker counts that have runs: {', '.join(map(str, counts))}"
+        raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
     logs = {n: _log_rates(runs, scaling, n) for n in counts}
     draws = None if single else _resampled(logs, num_resamples, seed)
@@ -292,7 +141,7 @@ def analyse_scaling(
 
 
 def karp_flatt(speedup: float, num_workers: float) -> float:
-    """The serial fraction that a speedup shows, (1/S - 1/N) / (1 - 1/N), for N other than 1.
+    """Return the serial fraction that a speedup shows, (1/S - 1/N) / (1 - 1/N), for N other than 1.
 
     After Karp and Flatt, "Measuring Parallel Processor Performance", CACM 33(5), 1990. Against a baseline of N0
     workers, N is N / N0 and the fraction one of the baseline's time. It is below 0 where the speedup exceeds N.
@@ -301,7 +150,7 @@ def karp_flatt(speedup: float, num_workers: float) -> float:
 
 
 def karp_flatt_of(speedup: Estimate, num_workers: float) -> Estimate:
-    """The same with the interval that the speedup's own gives: the fraction follows it, the other way round."""
+    """Estimate it with the interval that the speedup's gives: the fraction falls as the speedup grows."""
     fraction = replace(speedup, value=karp_flatt(speedup.value, num_workers))
     if speedup.low is None or speedup.high is None:
         return fraction
@@ -316,8 +165,8 @@ def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int) -> Estim
     is_time = runs.quantity is Quantity.TIME
     tops, bottoms = (base_values, values) if is_time else (values, base_values)
     # Nothing says which repeats belong together.
-    speedup = ratio_estimate(tops, bottoms, paired=False)
-    return speedup.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else speedup
+    ratio = ratio_estimate(tops, bottoms, paired=False)
+    return ratio.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else ratio
 
 
 def _point(runs: Runs, num_workers: int, base: int, speedup: Estimate) -> ScalingPoint:
@@ -338,7 +187,7 @@ def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
 
 
 def _resampled(logs: Mapping[int, Floats], num_resamples: int, seed: int) -> Floats:
-    """Medians of repeats drawn anew: a row for each draw, a column for each worker count, from the smallest."""
+    """Return medians of repeats drawn anew: a row for each draw, a column for each worker count, in order."""
     rng = np.random.default_rng(seed)
     columns = []
     for n in sorted(logs):
@@ -347,6 +196,8 @@ def _resampled(logs: Mapping[int, Floats], num_resamples: int, seed: int) -> Flo
         columns.append(np.median(spread[rng.integers(size, size=(num_resamples, size))], axis=1))
     return np.stack(columns, axis=1)
 
+
+# ---- groups of a study
 
 SAMPLES_PER_S = "samples/s"
 TRAININGS_PER_S = "trainings/s"  # whole trainings: of train loops, whose samples raypar can't count
@@ -383,16 +234,16 @@ class WorkerGroup:
 
     @property
     def karp_flatt(self) -> dict[int, Estimate]:
-        """The serial fraction that each speedup shows, by worker count; the baseline shows none."""
+        """Serial fraction that each speedup shows, by worker count; the baseline shows none."""
         return {n: karp_flatt_of(s, n / self.baseline) for n, s in self.speedups.items() if n != self.baseline}
 
     @cached_property
     def analysis(self) -> ScalingAnalysis:
-        """The same as `analyse` gives, made once."""
+        """Result of `analyse`, made once."""
         return self.analyse()
 
     def analyse(self, num_resamples: int = NUM_GROUP_RESAMPLES) -> ScalingAnalysis:
-        """Its numbers and the laws fitted to them, which takes about a millisecond for each resample."""
+        """Estimate its numbers and fit the laws, which takes about a millisecond for each resample."""
         return analyse_scaling(
             self.runs, self.scaling, self.baseline, speedups=self.speedups, num_resamples=num_resamples
         )
@@ -401,7 +252,7 @@ class WorkerGroup:
 def worker_groups(
     question: Question, gathered: Sequence[PointSamples], baseline: int | None = None
 ) -> tuple[WorkerGroup, ...]:
-    """The groups of a study, in the order of their points.
+    """Return the groups of a study, in the order of their points.
 
     Args:
         question: what the study asks.
@@ -422,22 +273,20 @@ def worker_groups(
 def groups_in(
     question: Question, results: Sequence[TrialResult], baseline: int | None = None
 ) -> tuple[WorkerGroup, ...]:
-    """The same from a study's results, in any order; those of other settings are left out."""
-    results = current_results(question, results).results
-    return worker_groups(question, collect(question, results, time_metric_of(results)), baseline)
+    """Return the groups of a study's results, in any order; those of other settings are excluded."""
+    return worker_groups(question, current_results(question, results).points, baseline)
 
 
 def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: int | None) -> WorkerGroup | None:
-    """None for fewer than two worker counts with finished trials."""
-    timed = {n: samples for n, samples in by_count.items() if samples.all_of("time_s")}
+    """Return the group of points; None for fewer than two worker counts with finished trials."""
+    timed = {n: samples for n, samples in by_count.items() if samples.times}
     if len(timed) < 2:
         return None
     first = next(iter(timed.values()))
-    rest = first.rest
     asked = question.baseline.get("num_workers") if baseline is None else baseline
     base = asked if isinstance(asked, int) and asked in timed else min(timed)
     if baseline is not None and base != baseline:
-        at = f" at {point_label(rest)}" if rest else ""
+        at = f" at {point_label(first.rest)}" if first.rest else ""
         raise RayparError(
             f"no finished trial with {baseline} workers{at} to compare with",
             hint=f"worker counts that have some: {', '.join(map(str, timed))}",
@@ -446,13 +295,13 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
     speedups = {n: ratio for n, ratio in ratios.items() if ratio is not None}
     counts_samples = all(s.throughput is not None for p in timed.values() for s in p.samples.values())
     return WorkerGroup(
-        point=rest,
+        point=first.rest,
         scaling=Scaling.STRONG if first.config.get("per_worker_batch_size") is None else Scaling.WEAK,
         runs=Runs({n: _rates(timed[n], counts_samples) for n in speedups}, Quantity.THROUGHPUT),
         unit=SAMPLES_PER_S if counts_samples else TRAININGS_PER_S,
         baseline=base,
         speedups=speedups,
-        excluded={n: _fate(samples) for n, samples in by_count.items() if n not in speedups},
+        excluded={n: _why_no_time(samples) for n, samples in by_count.items() if n not in speedups},
     )
 
 
@@ -460,10 +309,133 @@ def _rates(samples: PointSamples, counts_samples: bool) -> tuple[float, ...]:
     return tuple(samples.all_of("throughput") if counts_samples else (1 / t for t in samples.all_of("time_s")))
 
 
-def _fate(samples: PointSamples) -> str:
-    """What became of the trials of a point that has no time."""
+def _why_no_time(samples: PointSamples) -> str:
     if samples.num_in(TrialState.FAILED):
         return "failed"
     if samples.num_in(TrialState.STOPPED):
         return "stopped early"
     return "finished without a time" if samples.results else "not run yet"
+
+
+# ---- tables from elsewhere
+
+WORKER_COLUMNS = ("workers", "num_workers")
+TIME_COLUMNS = ("time", "time_s", "seconds")
+RATE_COLUMNS = ("throughput",)
+DELIMITERS = ",;\t"
+MAX_WORKERS = 1_000_000
+# Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
+MIN_VALUE, MAX_VALUE = 1e-15, 1e15
+MAX_MISTAKES = 20  # reported one by one
+EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
+
+
+def read_table(path: Path) -> Runs:
+    """Read the runs in a CSV file, in the order of its lines; cells are separated by commas, semicolons or tabs.
+
+    The first line names the columns: one for the number of workers, one for the time or the throughput; others are
+    ignored. Lines with the same worker count are repeats. Empty lines and those that start with ``#`` are skipped.
+
+    Raises:
+        RayparError: the file can't be read, or has mistakes, which it lists.
+    """
+    rows = _rows(path)
+    if not rows:
+        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
+    mistakes: list[Mistake] = []
+    (head_line, head), *rows = rows
+    names = [cell.lower() for cell in head]
+    columns: list[int] = []
+    for what, accepted in (
+        ("how many workers", WORKER_COLUMNS),
+        ("how long they took", (*TIME_COLUMNS, *RATE_COLUMNS)),
+    ):
+        matches = [i for i, name in enumerate(names) if name in accepted]
+        columns += matches[:1]
+        if len(matches) != 1:
+            shown = ",".join(head[i] for i in matches or range(len(head)))
+            problem = f"{len(matches)} columns say {what}" if matches else f"no column says {what}"
+            hint = "keep one of them, or give the others another name"
+            hint = hint if matches else f"name a column {' or '.join(accepted)}"
+            mistakes.append(Mistake(f"line {head_line}, head", shown, problem, hint))
+    if mistakes:
+        raise _error(path, mistakes)
+    values: dict[int, list[float]] = {}
+    for line, cells in rows:
+        numbers = []
+        for column, parse in zip(columns, (_workers, _value), strict=True):
+            cell = cells[column] if column < len(cells) else ""
+            try:
+                numbers.append(parse(cell))
+            except ValueError as error:  # its problem and hint
+                mistakes.append(Mistake(f"line {line}, {head[column]}", cell, *error.args))
+        if len(numbers) == len(columns):
+            values.setdefault(int(numbers[0]), []).append(numbers[1])
+    if mistakes:
+        raise _error(path, mistakes)
+    if not values:
+        raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
+    quantity = Quantity.THROUGHPUT if names[columns[1]] in RATE_COLUMNS else Quantity.TIME
+    return Runs({workers: tuple(repeats) for workers, repeats in values.items()}, quantity)
+
+
+def _rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Return each line's number, from 1, and its cells."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise RayparError(f"{path}: there is no such file", hint="name a CSV file") from None
+    except OSError as error:
+        raise RayparError(f"{path}: can't be read: {error.strerror}", hint="name a CSV file") from None
+    except UnicodeDecodeError as error:
+        message = f"{path}: is not text in UTF-8, at byte {error.start}"
+        raise RayparError(message, hint="save the table as CSV in UTF-8") from None
+    # Line by line: a quote that is never closed would swallow all that follows, line numbers included.
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip() and not line.startswith("#")]
+    if not lines:
+        return []
+    delimiter = max(DELIMITERS, key=lines[0][1].count)
+    try:
+        rows = [(i, [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]) for i, line in lines]
+    except csv.Error as error:
+        raise RayparError(f"{path}: is no CSV file: {error}", hint=EXAMPLE) from None
+    return [(i, cells) for i, cells in rows if any(cells)]
+
+
+def _workers(cell: str) -> float:
+    number = _number(cell)
+    # Tools with one kind of number write 4 workers as 4.0.
+    if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
+        return number
+    problem = f"is no whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
+    raise ValueError(problem, "write the worker count, such as 4")
+
+
+def _value(cell: str) -> float:
+    number = _number(cell)
+    if not cell:
+        raise ValueError("is missing", "leave out the line of a run that failed")
+    if number is None:
+        raise ValueError("is no number", "write it without a unit and with a point, such as 12.5")
+    if number <= 0:
+        raise ValueError("is not greater than 0", "leave out the line of a run that failed")
+    if not MIN_VALUE <= number <= MAX_VALUE:
+        raise ValueError(f"is not within {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds")
+    return number
+
+
+def _number(cell: str) -> float | None:
+    """Return the number in a cell; None for words, infinity and NaN among them, and for Python's own ``1_000``."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and "_" not in cell else None
+
+
+def _error(path: Path, mistakes: Sequence[Mistake]) -> RayparError:
+    head = f"{path}: {units.counted(len(mistakes), 'mistake')} in the table"
+    lines = [head, *(f"  {mistake}" for mistake in mistakes[:MAX_MISTAKES])]
+    if more := units.and_more(len(mistakes) - MAX_MISTAKES):
+        lines.append(f" {more}")
+    return RayparError("\n".join(lines))

@@ -1,6 +1,6 @@
 """Medians, ratios and their intervals.
 
-What is done, and on whose advice: Hoefler and Belli, "Scientific Benchmarking of Parallel Computing Systems", SC'15.
+After Hoefler and Belli, "Scientific Benchmarking of Parallel Computing Systems", SC'15.
 Times are summarised by medians with an interval that fits the number of samples (rules 5 and 6: don't take normality
 for granted); costs are averaged arithmetically and rates harmonically, ratios never (rules 3 and 4).
 
@@ -35,38 +35,25 @@ Counts: TypeAlias = NDArray[Any]  # unsigned integers
 
 NUM_RESAMPLES = 10_000
 BOOTSTRAP_SEED = 20150915
-MOST_KEPT = 100  # values in samples whose draws are kept
+MOST_CACHED = 100  # values in samples whose draws are kept in memory
 MOST_DRAWN = 2_000_000  # numbers in memory at a time
 
 
 def resampled_medians(top: Floats, bottom: Floats, *, paired: bool) -> tuple[Floats, Floats]:
-    """Medians of both samples, shape ``(NUM_RESAMPLES,)`` each; pairs are drawn whole.
+    """Return medians of both samples drawn anew, shape ``(NUM_RESAMPLES,)`` each; pairs stay together.
 
     The same samples give the same medians.
     """
-    if paired:
-        top_counts = bottom_counts = _draws(len(top))[0]
-    else:
-        top_counts, bottom_counts = _draws(len(top), len(bottom))
+    sizes = (len(top),) if paired else (len(top), len(bottom))
+    draws = (_cached_draws if sum(sizes) <= MOST_CACHED else _draws)(*sizes)
+    top_counts, bottom_counts = draws[0], draws[-1]
     return _drawn_medians(top, top_counts), _drawn_medians(bottom, bottom_counts)
 
 
 def _draws(*sizes: int) -> tuple[Counts, ...]:
-    """For samples of these sizes, how often each value is in each resample: ``[value, resample]``.
-
-    A report asks for the same few sizes thousands of times.
-    """
-    return _kept_draws(sizes) if sum(sizes) <= MOST_KEPT else _drawn(sizes)
-
-
-@lru_cache(maxsize=16)
-def _kept_draws(sizes: tuple[int, ...]) -> tuple[Counts, ...]:
-    return _drawn(sizes)
-
-
-def _drawn(sizes: tuple[int, ...]) -> tuple[Counts, ...]:
+    """Return how often each value of samples of these sizes is in each resample: ``[value, resample]`` each."""
     rng = np.random.default_rng(BOOTSTRAP_SEED)
-    found = []
+    draws = []
     for size in sizes:
         counts = np.empty((size, NUM_RESAMPLES), dtype=np.min_scalar_type(size))
         num_rows = max(1, MOST_DRAWN // size)  # at a time: the stream is the same as of all at once
@@ -74,12 +61,15 @@ def _drawn(sizes: tuple[int, ...]) -> tuple[Counts, ...]:
             rows = min(num_rows, NUM_RESAMPLES - start)
             places = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, np.newaxis]
             counts[:, start : start + rows] = np.bincount(places.ravel(), minlength=rows * size).reshape(rows, size).T
-        found.append(counts)
-    return tuple(found)
+        draws.append(counts)
+    return tuple(draws)
+
+
+_cached_draws = lru_cache(maxsize=16)(_draws)  # a report needs the same few sizes thousands of times
 
 
 def _drawn_medians(sample: Floats, counts: Counts) -> Floats:
-    """The median of each resample, from how often it holds each value: sorting once is enough for all of them."""
+    """Return the median of each resample from how often it holds each value: sorting once is enough for all."""
     size = len(sample)
     order = np.argsort(sample)
     reached = np.zeros_like(counts[0])  # how many of the resample's values are at most the i-th smallest of the sample
@@ -99,7 +89,7 @@ MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)
 
 
 class Method(StrEnum):
-    """How an interval came about, in words that fit a report."""
+    """Method behind an interval, in words that fit a report."""
 
     SINGLE = "one sample, no interval"
     T_LOG = "Student t on logarithms, assumes log-normal times"
@@ -112,7 +102,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with the interval that it is known to lie in.
+    """A value with its confidence interval.
 
     Attributes:
         value: the median, or the ratio.
@@ -131,22 +121,22 @@ class Estimate:
     method: Method
 
     def excludes(self, other: float) -> bool:
-        """Whether `other` lies outside the interval: the two can be told apart. False where there is no interval."""
+        """Return whether `other` lies outside the interval: a significant difference. False without an interval."""
         return self.low is not None and self.high is not None and not self.low <= other <= self.high
 
     def scaled(self, factor: float) -> Estimate:
-        """The estimate of `factor` (greater than 0) times the quantity."""
+        """Return the estimate of `factor` (greater than 0) times the quantity."""
         low, high = (None if b is None else b * factor for b in (self.low, self.high))
         return replace(self, value=self.value * factor, low=low, high=high)
 
 
 def reference(num_samples: int) -> Estimate:
-    """The speedup of a baseline against itself: 1."""
+    """Return the speedup of a baseline against itself: 1."""
     return Estimate(1.0, 1.0, 1.0, num_samples, None, Method.REFERENCE)
 
 
 def median_estimate(values: Sequence[float], *, log_scale: bool = True) -> Estimate:
-    """The median and its interval.
+    """Estimate the median.
 
     Args:
         values: at least one finite number; greater than 0 with `log_scale`.
@@ -166,23 +156,28 @@ def median_estimate(values: Sequence[float], *, log_scale: bool = True) -> Estim
             return Estimate(median, min(low, median), max(high, median), size, LEVEL, Method.T_LOG)
         half = _t_half_width(sample)
         return Estimate(median, median - half, median + half, size, LEVEL, Method.T_LINEAR)
-    low_rank, high_rank, level = median_ranks(size)
-    ordered = np.sort(sample)
-    return Estimate(median, float(ordered[low_rank - 1]), float(ordered[high_rank - 1]), size, level, Method.RANKS)
+    return _ranked_estimate(np.sort(sample), Method.RANKS)
+
+
+def _ranked_estimate(ordered: Floats, method: Method) -> Estimate:
+    low, high, level = median_ranks(len(ordered))
+    return Estimate(
+        float(np.median(ordered)), float(ordered[low - 1]), float(ordered[high - 1]), len(ordered), level, method
+    )
 
 
 def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estimate | None:
-    """The median where some values are only known to be larger than any that was seen.
+    """Estimate the median where some values are censored: larger than all others, nobody knows by how much.
 
-    Its interval is that of order statistics, for which larger is enough to know; from six values on, its upper bound
-    may be infinite. With fewer there is none: how far the censored ones lie out is in no model.
+    Its interval is that of order statistics, which needs no more; from six values on, its upper bound may be infinite.
+    With fewer there is none: how far the censored ones lie out is in no model.
 
     Args:
-        values: those that are known, greater than 0.
-        num_longer: how many others there are.
+        values: the observed ones, greater than 0.
+        num_longer: how many are censored.
 
     Returns:
-        None where no more than half are known: then the median is not.
+        None where no more than half are observed: then the median is not.
     """
     if not num_longer:
         return median_estimate(values) if values else None
@@ -190,15 +185,13 @@ def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estima
     if 2 * len(values) <= size:
         return None
     ordered = np.append(np.sort(_checked(values, positive=True)), np.full(num_longer, math.inf))
-    median = float(np.median(ordered))
     if size < MIN_RANKED:
-        return Estimate(median, None, None, size, None, Method.CENSORED)
-    low_rank, high_rank, level = median_ranks(size)
-    return Estimate(median, float(ordered[low_rank - 1]), float(ordered[high_rank - 1]), size, level, Method.CENSORED)
+        return Estimate(float(np.median(ordered)), None, None, size, None, Method.CENSORED)
+    return _ranked_estimate(ordered, Method.CENSORED)
 
 
 def median_ranks(num_samples: int, level: float = LEVEL) -> tuple[int, int, float]:
-    """Ranks (from 1) of the two order statistics that enclose the median, and the confidence they achieve.
+    """Return the ranks (from 1) of the two order statistics that enclose the median, and their confidence.
 
     The count of samples below the median is binomial(n, 1/2), whatever the distribution; the closest symmetric pair
     with at least `level` is taken. (Hoefler and Belli give the normal approximation of the same interval.)
@@ -215,7 +208,7 @@ def median_ranks(num_samples: int, level: float = LEVEL) -> tuple[int, int, floa
 
 
 def ratio_estimate(numerators: Sequence[float], denominators: Sequence[float], *, paired: bool = True) -> Estimate:
-    """How many times as large the numerators are, in the median, and the interval of that ratio.
+    """Estimate how many times as large the numerators are, in the median.
 
     Paired, the i-th of both come from one block, and what disturbed the block cancels. With six pairs or more the
     value is the ratio of the medians; with fewer it is the median of the pairs' log ratios, taken back from the logs.
@@ -250,7 +243,7 @@ def ratio_estimate(numerators: Sequence[float], denominators: Sequence[float], *
 
 
 def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
-    """`second` minus `first`, of independent samples, each with its own interval.
+    """Estimate `second` minus `first`, of independent samples, each with its own interval.
 
     The bounds are recovered from those of the two (MOVER): G. Y. Zou and A. Donner, "Construction of confidence limits
     about effect measures: a general approach", Statistics in Medicine 27 (2008). No interval where either has none.
@@ -266,7 +259,7 @@ def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, value - down, value + up, size, min(levels, default=None), method)
 
 
-def _checked(values: Sequence[float], *, positive: bool) -> NDArray[np.float64]:
+def _checked(values: Sequence[float], *, positive: bool) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or sample.size == 0:
         raise ValueError("an estimate needs at least one value")
@@ -275,15 +268,15 @@ def _checked(values: Sequence[float], *, positive: bool) -> NDArray[np.float64]:
     return sample
 
 
-def _t_half_width(sample: NDArray[np.float64]) -> float:
-    """Half the t interval of the median of a normal sample."""
+def _t_half_width(sample: Floats) -> float:
+    """Return half the t interval of the median of a normal sample."""
     size = len(sample)
     error = MEDIAN_TO_MEAN_ERROR * float(np.std(sample, ddof=1)) / math.sqrt(size)
     return float(stdtrit(size - 1, (1 + LEVEL) / 2)) * error
 
 
-def _welch_half_width(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Half the t interval of the difference of two medians; degrees of freedom after Welch and Satterthwaite."""
+def _welch_half_width(first: Floats, second: Floats) -> float:
+    """Return half the t interval of the difference of two medians, degrees of freedom after Welch, Satterthwaite."""
     parts = [float(np.var(s, ddof=1)) / len(s) for s in (first, second)]
     squared_error = sum(parts)
     if squared_error == 0:
@@ -294,13 +287,12 @@ def _welch_half_width(first: NDArray[np.float64], second: NDArray[np.float64]) -
 
 
 def _exp_bounds(centre: float, half: float) -> tuple[float, float]:
-    """Bounds taken back from the log scale; two wild samples may span more than a float does."""
+    """Return bounds taken back from the log scale; two wild samples may span more than a float does."""
     largest = math.log(float(np.finfo(np.float64).max))
     return math.exp(max(centre - half, -largest)), math.exp(min(centre + half, largest))
 
 
-def _bootstrap_bounds(top: NDArray[np.float64], bottom: NDArray[np.float64], *, paired: bool) -> tuple[float, float]:
-    """Percentile bounds of the ratio of medians; see `resampled_medians`."""
+def _bootstrap_bounds(top: Floats, bottom: Floats, *, paired: bool) -> tuple[float, float]:
     tops, bottoms = resampled_medians(top, bottom, paired=paired)
     low, high = np.quantile(tops / bottoms, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raypar.analysis.scaling import MAX_TOLD, Quantity, read_table
+from raypar.analysis.scaling import MAX_MISTAKES, Quantity, read_table
 from raypar.errors import RayparError
 
 
@@ -76,9 +76,9 @@ def test_all_mistakes_are_told_at_once_with_line_value_and_way_out(table: Path) 
 
 
 def test_of_very_many_mistakes_some_are_told_and_the_rest_counted(table: Path) -> None:
-    text = told(table, "workers,time\n" + "1,x\n" * (MAX_TOLD + 5))
-    assert text.startswith(f"FILE: {MAX_TOLD + 5} mistakes in the table")
-    assert text.count("= 'x'") == MAX_TOLD
+    text = told(table, "workers,time\n" + "1,x\n" * (MAX_MISTAKES + 5))
+    assert text.startswith(f"FILE: {MAX_MISTAKES + 5} mistakes in the table")
+    assert text.count("= 'x'") == MAX_MISTAKES
     assert text.endswith("  and 5 more")
 
 
@@ -114,5 +114,5 @@ def test_what_is_no_table_is_told_with_a_way_out(table: Path, content: bytes, wh
 def test_files_that_can_not_be_opened_are_told(tmp_path: Path) -> None:
     with pytest.raises(RayparError, match="there is no such file"):
         read_table(tmp_path / "none.csv")
-    with pytest.raises(RayparError, match="is a folder"):
+    with pytest.raises(RayparError, match="be read: Is a directory"):
         read_table(tmp_path)
