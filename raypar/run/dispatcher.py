@@ -1,124 +1,162 @@
-"""State of a run's trials: queued, running in a gang, retried, concluded.
+"""State of a run's trials: queued, running in a gang, queued again after a failure, over.
 
-Which trial runs where, `raypar.run.scheduler` decides; here it is done, and trials are tried again or concluded. Cores
-are leased for the time of a trial, so that parked gangs hold none.
+Which trial runs where, `raypar.run.scheduler` decides; here it is done. Cores are leased for the time of a trial, so
+that idle gangs hold none.
 
-What is known beforehand stands here from the start, and each Tune trial carries the one whose turn it is: who is to
-choose well has to see more than one.
+The specs that are given beforehand are queued from the start, and each Tune trial is bound to the one whose turn it is:
+a good choice needs more than one to choose from. Nothing here waits, and nothing speaks to Ray.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import Enum
+from typing import Any, Protocol
 
-from raypar.run.cluster import may_grow
+from raypar.run.gang import Greeting, Turn
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
-from raypar.run.placement import On, num_machines, refusal
-from raypar.run.ranks import RankEnd, trial_result
-from raypar.run.runner import ClusterChanged, Event, GangStarting, Notice, TrialRetried, TrialStarted, is_retried
-from raypar.run.scheduler import Waiting, decide
+from raypar.run.placement import Node, num_machines, refusal
+from raypar.run.ranks import RankEnd, cause, trial_result
+from raypar.run.runner import (
+    ClusterChanged,
+    Event,
+    GangReady,
+    GangStarting,
+    Notice,
+    TrialEnded,
+    TrialReported,
+    TrialRetried,
+    TrialStarted,
+    is_retried,
+)
+from raypar.run.scheduler import GangState, SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.train.job import RunSettings, TrialJob
+
+COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
+LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
+HORIZON = 500  # queued trials that a decision looks at, however many there are
+MAX_ERROR_CHARS = 500
+MAX_START_ERROR_CHARS = 2000
+
+
+class TrialPhase(Enum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    OVER = "over"
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A trial's `number`-th attempt: queued, then running in a gang, then over with a result or a next attempt.
+    """One attempt at a trial, running in a gang.
 
     Attributes:
-        uid: what Tune calls the trial; empty while none of Tune's carries it.
-        cores: of each rank, while it runs.
-        verdicts: of report i: go on? The same for every rank.
-        decided: the last report that Tune has decided on.
-        stop_wanted: it is to end at its next report.
-        kill: its ranks are to be killed.
+        number: from 1.
+        goes_on_at: of report i: go on? The same for every rank.
+        kill_requested: its ranks are to be killed.
         ends: of the ranks that have ended.
+        failure: why it failed, as far as the ranks that have ended show.
         timers: what would end it later.
         num_beside: other trials that ran on the cluster meanwhile, at most at a time.
         num_sharing: of those on one of its machines, at most at a time.
-        followed_s: when Tune's trainable last asked for it; infinite while it is asking.
     """
 
-    uid: str
-    spec: TrialSpec
-    number: int = 1
-    gang: Gang | None = None
-    nth_in_gang: int = 0
-    cores: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    started_at: float = 0.0
-    started_s: float = 0.0
+    trial: Trial
+    number: int
+    gang: Gang
+    nth_in_gang: int
+    started_at: float = field(default_factory=time.time)
+    started_s: float = field(default_factory=time.monotonic)
     reports: list[Mapping[str, float]] = field(default_factory=list)
-    verdicts: dict[int, bool] = field(default_factory=dict)
-    decided: int = -1
-    stop_wanted: bool = False
-    kill: bool = False
+    goes_on_at: dict[int, bool] = field(default_factory=dict)
+    kill_requested: bool = False
     ends: dict[int, RankEnd] = field(default_factory=dict)
-    first_failure: Failure | None = None
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    failure: Failure | None = None
+    timers: list[Timer] = field(default_factory=list)
     num_beside: int = 0
     num_sharing: int = 0
-    followed_s: float = field(default_factory=time.monotonic)
-    result: TrialResult | None = None
-    artifacts: bytes = b""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether some of its ranks have not ended."""
-        return self.result is None and self.gang is not None and len(self.ends) < self.gang.placement.num_workers
+    is_over: bool = False
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_s
 
-    def begin(self, gang: Gang, cores: dict[int, tuple[int, ...]]) -> None:
-        """It runs in this gang from now on."""
-        self.gang, self.cores, self.nth_in_gang = gang, cores, gang.num_turns
-        self.started_at, self.started_s = time.time(), time.monotonic()
+    def is_decided(self, index: int) -> bool:
+        """Return whether Tune has decided on a report, or nobody does any more."""
+        trial = self.trial
+        return trial.num_decided > index or trial.stop_requested or trial.released or self.kill_requested
 
-    def give_up(self) -> None:
-        """It is over; nothing later is to end it."""
+    def goes_on(self, index: int) -> bool:
+        """Return whether the ranks go on after a report."""
+        return self.goes_on_at.setdefault(index, not self.trial.stop_requested)
+
+    def kill(self, failure: Failure | None = None) -> None:
+        """Have its ranks killed; the failure explains it where nothing else has failed."""
+        if not self.is_over:
+            self.failure = self.failure or failure
+            self.kill_requested = True
+
+    def end(self) -> None:
+        self.is_over = True
         for timer in self.timers:
             timer.cancel()
-        self.timers = []
 
-    def conclude(self, failure: Failure | None) -> None:
-        """It is over, and the last one: make the trial's result."""
-        self.give_up()
-        environment: dict[str, Any] = {}
-        if self.gang is not None:
-            environment["node"] = [self.gang.workers[rank].hostname for rank in sorted(self.gang.workers)]
-            environment |= {"gang": self.gang.id, "nth_in_gang": self.nth_in_gang}
-            environment |= {"num_beside": self.num_beside, "num_sharing": self.num_sharing}
-        self.artifacts = b"".join(end.outcome.artifacts for end in self.ends.values() if end.outcome)
-        result = trial_result(
-            self.spec,
-            self.ends,
-            reports=self.reports,
-            attempts=self.number,
-            started_at=self.started_at,
-            environment=environment,
-            failure=failure,
-        )
-        self.result = replace(result, wall_s=time.monotonic() - self.started_s) if self.started_s else result
+    def environment(self) -> dict[str, Any]:
+        """Return what its result says of where it ran."""
+        return {
+            "node": [self.gang.workers[rank].hostname for rank in sorted(self.gang.workers)],
+            "gang": self.gang.id,
+            "nth_in_gang": self.nth_in_gang,
+            "num_beside": self.num_beside,
+            "num_sharing": self.num_sharing,
+        }
 
 
-def note_company(running: Sequence[Attempt]) -> None:
-    """These run at the same time."""
-    hosts = [set(run.gang.hosts.values()) if run.gang is not None else set() for run in running]
-    for i, run in enumerate(running):
-        sharing = sum(bool(hosts[i] & other) for k, other in enumerate(hosts) if k != i)
-        run.num_beside = max(run.num_beside, len(running) - 1)
-        run.num_sharing = max(run.num_sharing, sharing)
+@dataclass(eq=False)
+class Trial:
+    """A trial of the run, over all its attempts.
+
+    Attributes:
+        uid: Tune's name for the trial that is bound to it; empty: none is yet.
+        attempt: the present one; None while it is queued.
+        num_decided: reports that Tune has decided on.
+        stop_requested: it is to end at its next report.
+        released: Tune has done with it.
+        followed_s: when Tune's trainable last asked for it; infinite while it is asking.
+    """
+
+    spec: TrialSpec
+    uid: str = ""
+    phase: TrialPhase = TrialPhase.QUEUED
+    num_attempts: int = 0
+    attempt: Attempt | None = None
+    num_decided: int = 0
+    stop_requested: bool = False
+    released: bool = False
+    followed_s: float = field(default_factory=time.monotonic)
+    result: TrialResult | None = None
+
+    @property
+    def reports(self) -> list[Mapping[str, float]]:
+        return self.attempt.reports if self.attempt else []
+
+    def has_news(self, after: int) -> bool:
+        return len(self.reports) > after or self.result is not None
+
+    def unfollow(self) -> None:
+        self.followed_s = time.monotonic()
 
 
-class Took:
-    """How long trials took, to tell how long others alike will take."""
+class DurationEstimator:
+    """Estimates how long trials take from those of the same point."""
 
     def __init__(self) -> None:
         self._walls_s: dict[str, list[float]] = {}
@@ -128,144 +166,76 @@ class Took:
             self._walls_s.setdefault(point_label(result.spec.point), []).append(result.wall_s)
 
     def expected_s(self, spec: TrialSpec) -> float | None:
-        """Seconds that the point's other repeats took; None before the first has ended."""
+        """Return the median seconds of the point's other repeats; None before the first has ended."""
         walls_s = self._walls_s.get(point_label(spec.point))
         return statistics.median(walls_s) if walls_s else None
 
 
-COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
-HORIZON = 500  # so many of those that wait are looked at, however many there are
+class TrialQueue:
+    """The trials that wait, in their order, and the Tune trials that are bound to none yet."""
 
-
-@dataclass
-class Steps:
-    """What to do now.
-
-    Attributes:
-        starts: trials that have a gang; Tune's carry them.
-        refused: trials that can't run, and why.
-        opens: gangs to start, each with its workers' nodes.
-        closes: gangs to let go.
-        lack_nodes: placements of waiting trials that nodes have to be added for.
-    """
-
-    starts: list[tuple[Attempt, Gang]] = field(default_factory=list)
-    refused: list[tuple[Attempt, Failure]] = field(default_factory=list)
-    opens: Sequence[tuple[Placement, On]] = ()
-    closes: Sequence[str] = ()
-    lack_nodes: list[Placement] = field(default_factory=list)
-
-
-class Line:
-    """See the module.
-
-    Args:
-        max_trials: so many at a time; None: every trial has its machines to itself.
-        specs: what is known beforehand.
-    """
-
-    def __init__(self, max_trials: int | None, specs: Sequence[TrialSpec]) -> None:
-        self.took = Took()
-        self._max_trials = max_trials
-        self._runs = [Attempt("", spec) for spec in specs]
-        self._carriers: list[str] = []  # Tune trials that carry none yet
+    def __init__(self, specs: Sequence[TrialSpec]) -> None:
+        self._trials = [Trial(spec) for spec in specs]
+        self._unbound: list[str] = []
         self._placeable_s: dict[Placement, float] = {}  # when there was last a place for it
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._runs
+    def __len__(self) -> int:
+        return len(self._trials)
 
-    def add(self, run: Attempt, *, first: bool = False) -> None:
-        self._runs.insert(0 if first else len(self._runs), run)
+    def head(self) -> list[Trial]:
+        return self._trials[:HORIZON]
 
-    def add_carrier(self, uid: str) -> None:
-        """There is a Tune trial that carries whatever comes next."""
-        self._carriers.append(uid)
+    def add(self, trial: Trial, *, first: bool = False) -> None:
+        self._trials.insert(0 if first else len(self._trials), trial)
 
-    def remove(self, run: Attempt) -> None:
-        self._runs.remove(run)
+    def remove(self, trial: Trial) -> None:
+        self._trials.remove(trial)
 
-    def first_of(self, placement: Placement) -> Attempt | None:
-        return next((run for run in self._runs if run.spec.placement == placement and self._carry(run)), None)
+    def add_unbound(self, uid: str) -> None:
+        """Add a Tune trial that runs whatever comes next."""
+        self._unbound.append(uid)
 
-    def given_to(self, uid: str) -> Attempt | None:
-        """The trial that Tune's `uid`, which is to end before its turn, would have carried; it stays in the line."""
-        run = next((run for run in self._runs if not run.uid), None)
-        if uid in self._carriers and run is not None:
-            self._carriers.remove(uid)
-            self._carriers.insert(0, uid)
-            self._carry(run)
-            return run
-        return None
+    def bind(self, trial: Trial) -> bool:
+        """Bind a Tune trial to it. False where none is left."""
+        if not trial.uid and self._unbound:
+            trial.uid = self._unbound.pop(0)
+            trial.unfollow()
+        return bool(trial.uid)
 
-    def close(self) -> None:
-        """Nothing starts any more but what Tune's trials carry already."""
-        self._runs = [run for run in self._runs if run.uid]
+    def bind_next(self, uid: str) -> Trial | None:
+        """Bind a Tune trial that ends before its turn to the next trial that has none; None where there is none."""
+        trial = next((trial for trial in self._trials if not trial.uid), None)
+        if uid not in self._unbound or trial is None:
+            return None
+        self._unbound.remove(uid)
+        trial.uid = uid
+        return trial
 
-    def steps(self, pool: GangPool) -> Steps:
-        """What to do now with these gangs; who gets a gang, or is refused, is carried from now on."""
-        found = Steps()
-        near = self._runs[:HORIZON]
-        refused = self._refused(near, pool, found)
-        queue = [run for run in near if run.spec.placement not in refused]
-        plan = decide(
-            [Waiting(run.spec.placement, self.took.expected_s(run.spec)) for run in queue],
-            pool.standings(self._ends_in_s),
-            pool.nodes,
-            pool.rules(self._max_trials),
-            is_short_of_memory=pool.is_short_of_memory,
-        )
-        found.opens, found.closes = plan.opens, plan.closes
-        gang_of = {id(queue[i]): pool.gangs[gang_id] for i, gang_id in plan.starts}
-        is_turn = True  # nobody before it waits
-        for run in near:
-            gang = gang_of.get(id(run))
-            failure: Failure | None = None
-            if gang is not None and (why_not := pool.refusal(gang, run.spec)) is not None:
-                failure = Failure(FailureKind.REFUSED, why_not)
-            elif gang is None and is_turn:
-                failure = refused.get(run.spec.placement)
-            if (gang is None and failure is None) or not self._carry(run):
-                is_turn = False
-            elif failure is not None:
-                found.refused.append((run, failure))
-            elif gang is not None:
-                found.starts.append((run, gang))
-        return found
+    def drop_unbound(self) -> None:
+        """Drop the trials that Tune has not started yet."""
+        self._trials = [trial for trial in self._trials if trial.uid]
 
-    def _refused(self, runs: Sequence[Attempt], pool: GangPool, found: Steps) -> dict[Placement, Failure]:
-        """The placements that can't run on these nodes, and why; none where nodes may be added, or may come back."""
-        has, labels = [node.has for node in pool.nodes], [node.labels for node in pool.nodes]
-        refused, now_s = {}, time.monotonic()
-        for placement in dict.fromkeys(run.spec.placement for run in runs):
-            why_not = refusal(placement, has, labels)
+    def refusals(self, nodes: Sequence[Node], *, may_grow: bool) -> tuple[dict[Placement, Failure], list[Placement]]:
+        """Return the placements that can't run on these nodes, with the reason, and those to add nodes for.
+
+        A place may come back with lost nodes; it is refused after `COME_BACK_S`.
+        """
+        resources, labels = [node.has for node in nodes], [node.labels for node in nodes]
+        refused: dict[Placement, Failure] = {}
+        lacking: list[Placement] = []
+        now_s = time.monotonic()
+        for placement in dict.fromkeys(trial.spec.placement for trial in self.head()):
+            reason = refusal(placement, resources, labels)
             last_s = self._placeable_s.get(placement)
-            if why_not is None:
+            if reason is None:
                 self._placeable_s[placement] = now_s
-            elif may_grow():
-                found.lack_nodes.append(placement)
+            elif may_grow:
+                lacking.append(placement)
             elif last_s is None:
-                refused[placement] = Failure(FailureKind.REFUSED, why_not)
+                refused[placement] = Failure(FailureKind.REFUSED, reason)
             elif now_s - last_s > COME_BACK_S:
-                refused[placement] = Failure(FailureKind.GANG_LOST, f"nodes were lost: {why_not}")
-        return refused
-
-    def _carry(self, run: Attempt) -> bool:
-        """Let a Tune trial carry it. False where all have something to carry."""
-        if not run.uid and self._carriers:
-            run.uid = self._carriers.pop(0)
-            run.followed_s = time.monotonic()
-        return bool(run.uid)
-
-    def _ends_in_s(self, gang: Gang) -> float | None:
-        run: Attempt | None = gang.current
-        expected_s = self.took.expected_s(run.spec) if run is not None else None
-        return None if run is None or expected_s is None else max(0.0, expected_s - run.elapsed_s)
-
-
-LOOK_S = 5.0  # how often to look whether others have added nodes
-LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
-CLOSE_S = 10.0
+                refused[placement] = Failure(FailureKind.GANG_LOST, f"nodes were lost: {reason}")
+        return refused, lacking
 
 
 @dataclass(frozen=True)
@@ -279,184 +249,300 @@ class DispatchConfig:
 
     workload: bytes
     settings: RunSettings
-    policy: GangPolicy
+    gangs: GangPolicy
     max_retries: int
     in_lockstep: bool
     max_trials: int | None = None
 
 
 class Dispatcher:
-    """Brings trials to their end, on one event loop: no method is interrupted between two awaits.
+    """Brings the trials of a run to their end.
 
-    Attributes:
-        pool: the gangs; from `start` on, as is `line`.
-        line: the trials that wait.
-        runs: by Tune's trial; a later attempt in the place of the one before.
-        news: what has happened and was not told yet.
-        orphans: Tune's trials that are gone, whose runs go on to their end.
+    Args:
+        specs: what is to run beforehand; others come with `define`.
+        call_later: calls a function after so many seconds.
+        on_change: called whenever somebody may wait for what has changed.
     """
 
-    def __init__(self, config: DispatchConfig) -> None:
-        self.config = config
-        self.runs: dict[str, Attempt] = {}
-        self.news: list[Event] = []
-        self.orphans: set[str] = set()
-        self._changed = asyncio.Condition()
-
-    async def start(self, specs: tuple[TrialSpec, ...]) -> None:
-        """Make ready, and start gangs for the first of the specs."""
-        self.pool = GangPool(self.config.settings, self.config.policy, self._gang_ended)
-        self.line = Line(self.config.max_trials, specs)
-        self._housekeeper = asyncio.ensure_future(self._keep_house())
-        await self.wake()
+    def __init__(
+        self,
+        config: DispatchConfig,
+        pool: GangPool,
+        specs: Sequence[TrialSpec],
+        *,
+        call_later: Callable[[float, Callable[[], None]], Timer],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._config, self._pool = config, pool
+        self._call_later, self._on_change = call_later, on_change
+        self._queue = TrialQueue(specs)
+        self._trials: dict[str, Trial] = {}  # by Tune's trial
+        self._durations = DurationEstimator()
+        self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
+        self._events: list[tuple[str, Event]] = []
+        self._num_forgotten = 0
 
     @property
     def num_slots(self) -> int:
         """How many trials can run at a time; `ClusterChanged` tells when that changes."""
-        return self.config.max_trials or max(1, num_machines(self.pool.nodes))
+        return self._config.max_trials or max(1, num_machines(self._pool.nodes))
+
+    def trial(self, uid: str) -> Trial | None:
+        """Return the trial of a Tune trial, None where it is bound to none, or both were forgotten."""
+        return self._trials.get(uid)
 
     def attempt(self, uid: str, number: int) -> Attempt | None:
-        """A trial's attempt of this number, None where it is not the present one."""
-        run = self.runs.get(uid)
-        return run if run is not None and run.number == number else None
+        """Return a trial's attempt of this number, None where it is not the one that runs."""
+        trial = self._trials.get(uid)
+        attempt = trial.attempt if trial else None
+        return attempt if attempt is not None and attempt.number == number and not attempt.is_over else None
 
-    async def stop(self, uid: str) -> None:
-        """End a trial at its next report; kill it where it doesn't get there in time."""
-        run = self.runs.get(uid)
-        if run is None and (run := self.line.given_to(uid)) is not None:
-            self.runs[uid] = run
-        if run is None or run.result is not None:
+    # ---- events
+
+    def has_events(self, after: int) -> bool:
+        return self._num_forgotten + len(self._events) > after
+
+    def events(self, after: int) -> list[tuple[str, Event]]:
+        """Return the events after the first `after`, and forget those before."""
+        del self._events[: after - self._num_forgotten]
+        self._num_forgotten = after
+        return list(self._events)
+
+    def _tell(self, event: Event, uid: str = "") -> None:
+        self._events.append((uid, event))
+
+    # ---- what Tune and the driver do
+
+    def define(self, uid: str, spec: TrialSpec | None) -> None:
+        """Add a Tune trial; it runs the spec, or the next of those from the start."""
+        if spec is None:
+            self._queue.add_unbound(uid)
+        else:
+            self._trials[uid] = Trial(spec, uid)
+            self._queue.add(self._trials[uid])
+        self.dispatch()
+
+    def follow(self, trial: Trial, after: int) -> None:
+        """Tune's trainable waits for what comes after so many reports: it has decided on those."""
+        trial.num_decided = max(trial.num_decided, after)
+        trial.followed_s = math.inf
+        self._on_change()
+
+    def release(self, uid: str, *, let_finish: bool) -> None:
+        """Tune has done with a trial: end it, unless it may finish what it has begun; forget it once it is over."""
+        trial = self._trials.get(uid) or self._queue.bind_next(uid)
+        if trial is None:
             return
-        run.stop_wanted = True
-        if run.gang is None:
-            self.line.remove(run)
-            run.conclude(None)
-        else:
-            grace_s = self.config.settings.stop_grace_s
-            run.timers.append(asyncio.get_running_loop().call_later(grace_s, self._kill_soon, run))
-        await self.wake()
+        self._trials[uid] = trial
+        trial.released = True
+        if trial.phase is TrialPhase.OVER:
+            del self._trials[uid]
+        elif trial.phase is TrialPhase.QUEUED or not let_finish:
+            self._stop(trial)
+        self.dispatch()
 
-    async def close(self) -> None:
-        """Stop what runs and let the gangs go."""
-        self._housekeeper.cancel()
-        self.line.close()
-        self.pool.ask_for_nodes(())
-        for run in list(self.runs.values()):
-            await self.stop(run.uid)
-            self._kill_soon(run)
-        for gang in self.pool.gangs.values():
-            gang.is_closing = True
-        await self.wake()
-        await self.until(lambda: not self.pool.gangs, CLOSE_S)
+    def check(self) -> None:
+        """Stop trials whose Tune trainable was lost unnoticed; see which nodes have joined or were lost."""
+        now_s = time.monotonic()
+        for trial in list(self._trials.values()):
+            if not trial.released and now_s - trial.followed_s > LEASE_S:
+                self._stop(trial)
+        self.dispatch()
 
-    def retry_or_conclude(self, run: Attempt, failure: Failure | None) -> None:
-        """An attempt is over: do the trial again, or let that be its end. The failure: None where there was none."""
-        if failure is not None and not run.stop_wanted and is_retried(failure, run.number, self.config.max_retries):
-            run.give_up()
-            self.news.append(TrialRetried(run.spec, failure.message))
-            again = Attempt(run.uid, run.spec, run.number + 1, followed_s=run.followed_s)
-            self.runs[run.uid] = again
-            self.line.add(again, first=True)
-        else:
-            run.conclude(failure)
-            if run.result is not None:
-                self.line.took.note(run.result)
+    def close(self) -> None:
+        """Stop what runs and close the gangs."""
+        self._queue.drop_unbound()
+        self._pool.request_nodes(())
+        for trial in list(self._trials.values()):
+            self._stop(trial)
+            if trial.attempt is not None:
+                trial.attempt.kill()
+        self._pool.close()
+        self.dispatch()
 
-    async def wake(self) -> None:
-        """Something has changed for those that wait for a place, or for news."""
-        self._pump()
-        await self.tell()
+    # ---- what gangs and ranks do
 
-    async def tell(self) -> None:
-        """Something has changed for those that wait for news."""
-        async with self._changed:
-            self._changed.notify_all()
+    def worker_is_up(self, gang_id: str, greeting: Greeting) -> None:
+        gang = self._pool.greet(gang_id, greeting)
+        if gang.is_complete:
+            self._tell(GangReady(gang.placement, time.monotonic() - gang.started_s))
+            self._on_change()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Wait for the condition, which is looked at whenever something has changed; no longer than the timeout."""
-        async with self._changed:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(condition), timeout_s)
+    def worker_is_ready(self, gang_id: str, rank: int, master_address: tuple[str, int] | None) -> Gang:
+        """A worker asks for its gang's next trial; rank 0 has chosen an address for it."""
+        gang = self._pool.gangs[gang_id]
+        gang.worker_is_ready(rank, master_address)
+        self.dispatch()
+        return gang
+
+    def report(self, attempt: Attempt, metrics: Mapping[str, float]) -> None:
+        """Rank 0 of a running trial reports."""
+        attempt.reports.append(metrics)
+        self._tell(TrialReported(attempt.trial.spec, metrics), attempt.trial.uid)
+        self._on_change()
+
+    def rank_ended(self, attempt: Attempt, rank: int, end: RankEnd) -> None:
+        attempt.ends[rank] = end
+        attempt.failure = cause(attempt.failure, end)
+        if end.failure is not None:
+            attempt.kill()  # the peers may hang in a collective
+        if len(attempt.ends) == attempt.gang.placement.num_workers:
+            self._pool.release(attempt.gang)
+            failure = attempt.failure
+            if attempt.trial.stop_requested and failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST):
+                failure = None  # killed because it didn't stop in time; an error of its own would be a failure
+            self._retry_or_conclude(attempt.trial, failure)
+        self.dispatch()
+
+    def gang_ended(self, gang: Gang, error: str) -> None:
+        """A gang is no more: it was closed, was lost, or has never come up."""
+        trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
+        if trial is not None:
+            self._pool.release(gang)
+            reason = f"its gang was lost: {error.partition(chr(10))[0][:MAX_ERROR_CHARS]}"  # Ray's errors go on and on
+            self._retry_or_conclude(trial, Failure(FailureKind.GANG_LOST, reason, None, error))
+        elif not gang.num_turns and not gang.is_closing:
+            # It never served a trial: to try again for ever would help nobody.
+            same = (trial for trial in self._queue.head() if trial.spec.placement == gang.placement)
+            if (first := next(filter(self._bind, same), None)) is not None:
+                self._queue.remove(first)
+                first.num_attempts += 1
+                reason = f"its gang did not start: {error[:MAX_START_ERROR_CHARS]}"
+                self._retry_or_conclude(first, Failure(FailureKind.GANG_LOST, reason))
+        self.dispatch()
 
     # ---- inside
 
-    def _pump(self) -> None:
+    def dispatch(self) -> None:
         """Start what can be started."""
-        if self.line.is_empty:
+        if self._queue:
+            self._dispatch()
+        self._on_change()
+
+    def _dispatch(self) -> None:
+        if self._pool.refresh():
+            self._tell(ClusterChanged(len(self._pool.nodes), self.num_slots))
+        refused, lacking = self._queue.refusals(self._pool.nodes, may_grow=self._pool.may_grow)
+        head = self._queue.head()
+        candidates = [trial for trial in head if trial.spec.placement not in refused]
+        decisions = decide(
+            [Waiting(trial.spec.placement, self._durations.expected_s(trial.spec)) for trial in candidates],
+            [self._state_of(gang) for gang in self._pool.gangs.values()],
+            self._pool.nodes,
+            self._policy,
+            is_short_of_memory=self._pool.is_short_of_memory,
+        )
+        gang_of = {id(candidates[i]): self._pool.gangs[gang_id] for i, gang_id in decisions.starts}
+        is_turn = True  # nobody before it waits: nodes may have joined when its turn comes
+        for trial in head:
+            gang = gang_of.get(id(trial))
+            failure = refused.get(trial.spec.placement) if is_turn else None
+            if gang is not None and (reason := self._pool.refusal(gang, trial.spec)) is not None:
+                failure = Failure(FailureKind.REFUSED, reason)
+            if (gang is None and failure is None) or not self._bind(trial):
+                is_turn = False
+            elif failure is not None:
+                self._queue.remove(trial)
+                self._conclude(trial, failure)
+            elif gang is not None:
+                self._start(trial, gang)
+        for gang_id in decisions.closes:
+            self._pool.gangs[gang_id].close()
+        for placement, nodes in decisions.opens:
+            self._tell(GangStarting(placement))
+            self._pool.start(placement, nodes, self.gang_ended)
+        for placement in self._pool.request_nodes(lacking):
+            self._tell(Notice(f"{placement}: waiting for the cluster to add nodes"))
+
+    def _bind(self, trial: Trial) -> bool:
+        if not self._queue.bind(trial):
+            return False
+        self._trials[trial.uid] = trial
+        return True
+
+    def _state_of(self, gang: Gang) -> GangState:
+        trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
+        expected_s = self._durations.expected_s(trial.spec) if trial else None
+        ends_in_s = None
+        if trial is not None and trial.attempt is not None and expected_s is not None:
+            ends_in_s = max(0.0, expected_s - trial.attempt.elapsed_s)
+        return GangState(gang.id, gang.placement, gang.phase, gang.nodes, gang.last_used_s, ends_in_s)
+
+    def _start(self, trial: Trial, gang: Gang) -> None:
+        """Let a queued trial run in the gang, where the cores that it needs are free."""
+        cores = self._pool.lease(gang, trial.spec)
+        if cores is None:
             return
-        self._look()
-        steps = self.line.steps(self.pool)
-        for run, failure in steps.refused:
-            self.runs[run.uid] = run
-            self.line.remove(run)
-            run.conclude(failure)
-        for run, gang in steps.starts:
-            self.runs[run.uid] = run
-            if (cores := self.pool.lease(gang, run.spec)) is not None:
-                self.line.remove(run)
-                self._start_run(run, gang, cores)
-        for gang_id in steps.closes:
-            self.pool.gangs[gang_id].is_closing = True
-        for placement, on in steps.opens:
-            self.news.append(GangStarting(placement))
-            self.pool.start(placement, on)
-        for placement in self.pool.ask_for_nodes(steps.lack_nodes):
-            self.news.append(Notice(f"{placement}: waiting for the cluster to add nodes"))
-
-    def _look(self) -> None:
-        """See which nodes there are, and tell where they are others than before."""
-        if self.pool.look():
-            self.news.append(ClusterChanged(len(self.pool.nodes), self.num_slots))
-
-    def _start_run(self, run: Attempt, gang: Gang, cores: dict[int, tuple[int, ...]]) -> None:
-        gang.current = run
-        gang.num_turns += 1
-        run.begin(gang, cores)
-        note_company([gang.current for gang in self.pool.gangs.values() if gang.current is not None])
-        self.news.append(TrialStarted(run.spec, run.number))
-        limit_s = self.config.settings.trial_timeout_s
+        self._queue.remove(trial)
+        trial.num_attempts += 1
+        job = TrialJob(trial.spec, trial.num_attempts, self._config.workload, self._config.settings, trial.uid)
+        gang.begin(Turn(job, gang.master_address, cores))
+        trial.phase = TrialPhase.RUNNING
+        trial.attempt = attempt = Attempt(trial, job.attempt, gang, gang.num_turns)
+        _note_company([t.attempt for t in self._trials.values() if t.phase is TrialPhase.RUNNING and t.attempt])
+        self._tell(TrialStarted(trial.spec, job.attempt), trial.uid)
+        limit_s = self._config.settings.trial_timeout_s
         if limit_s is not None:
-            job = TrialJob(run.spec, run.number, b"", self.config.settings)
-            log_path = str(job.log_path(0))
-            failure = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=log_path)
-            run.timers.append(asyncio.get_running_loop().call_later(limit_s, self._kill_soon, run, failure))
+            hung = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=str(job.log_path(0)))
+            self._kill_later(attempt, limit_s, hung)
 
-    async def _gang_ended(self, gang: Gang, error: str) -> None:
-        run: Attempt | None = gang.current
-        if run is not None and run.result is None:
-            self.pool.release(gang, run.cores)
-            self.retry_or_conclude(
-                run, Failure(FailureKind.GANG_LOST, f"its gang was lost: {_cut(error)}", None, error)
-            )
-        elif not gang.num_turns and not gang.is_closing:
-            # It never served anybody: to try again for ever would help nobody.
-            first = self.line.first_of(gang.placement)
-            if first is not None:
-                self.runs[first.uid] = first
-                self.line.remove(first)
-                failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {error[:2000]}")
-                self.retry_or_conclude(first, failure)
-        await self.wake()
+    def _kill_later(self, attempt: Attempt, delay_s: float, failure: Failure | None = None) -> None:
+        def kill() -> None:
+            attempt.kill(failure)
+            self._on_change()
 
-    def _kill_soon(self, run: Attempt, failure: Failure | None = None) -> None:
-        if run.is_running:
-            run.first_failure = run.first_failure or failure
-            run.kill = True
-            self._waking = asyncio.ensure_future(self.wake())
+        attempt.timers.append(self._call_later(delay_s, kill))
 
-    async def _keep_house(self) -> None:
-        """Stop trials whose Tune trainable was lost, which can't say goodbye, and whose driver didn't notice. See which
-        nodes have joined or were lost."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if not self.config.policy.owns_cluster:
-                await self.wake()
-            for run in list(self.runs.values()):
-                lease_s = time.monotonic() - run.followed_s
-                if run.result is None and lease_s > LEASE_S and run.uid not in self.orphans:
-                    await self.stop(run.uid)
+    def _stop(self, trial: Trial) -> None:
+        """End a trial at its next report; kill it where it doesn't get there in time."""
+        if trial.phase is TrialPhase.OVER or trial.stop_requested:
+            return
+        trial.stop_requested = True
+        if trial.attempt is None:
+            self._queue.remove(trial)
+            self._conclude(trial, None)
+        else:
+            self._kill_later(trial.attempt, self._config.settings.stop_grace_s)
+
+    def _retry_or_conclude(self, trial: Trial, failure: Failure | None) -> None:
+        """An attempt is over: queue the trial again, or let that be its end. The failure: None where there was none."""
+        if trial.attempt is not None:
+            trial.attempt.end()
+        retried = failure is not None and is_retried(failure, trial.num_attempts, self._config.max_retries)
+        if failure is not None and retried and not trial.stop_requested:
+            self._tell(TrialRetried(trial.spec, failure.message), trial.uid)
+            trial.phase, trial.attempt = TrialPhase.QUEUED, None
+            self._queue.add(trial, first=True)
+        else:
+            self._conclude(trial, failure)
+
+    def _conclude(self, trial: Trial, failure: Failure | None) -> None:
+        """The trial is over: make its result."""
+        attempt = trial.attempt
+        result = trial_result(
+            trial.spec,
+            attempt.ends if attempt else {},
+            reports=trial.reports,
+            attempts=max(1, trial.num_attempts),
+            started_at=attempt.started_at if attempt else 0.0,
+            environment=attempt.environment() if attempt else {},
+            failure=failure,
+        )
+        artifacts = b""
+        if attempt is not None:
+            result = replace(result, wall_s=attempt.elapsed_s)
+            artifacts = b"".join(end.outcome.artifacts for end in attempt.ends.values() if end.outcome)
+        trial.phase, trial.result = TrialPhase.OVER, result
+        self._durations.note(result)
+        self._tell(TrialEnded(result, artifacts), trial.uid)
+        if trial.released:
+            del self._trials[trial.uid]
 
 
-def _cut(error: str) -> str:
-    """Ray's errors go on for many lines, most of them about where to look."""
-    return error.partition("\n")[0][:500]
+def _note_company(running: Sequence[Attempt]) -> None:
+    """Note in each that these run at the same time."""
+    hosts = [set(attempt.gang.hosts.values()) for attempt in running]
+    for i, attempt in enumerate(running):
+        sharing = sum(bool(hosts[i] & other) for k, other in enumerate(hosts) if k != i)
+        attempt.num_beside = max(attempt.num_beside, len(running) - 1)
+        attempt.num_sharing = max(attempt.num_sharing, sharing)

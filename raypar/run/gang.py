@@ -34,7 +34,7 @@ UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a gang's worker tells the broker about itself."""
+    """A gang's worker and its machine, as it introduces itself to the broker."""
 
     node_id: str
     host: str  # the machine: nodes of one host share its cores
@@ -63,8 +63,8 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Where:
-    """On which nodes a gang is to be, in Ray's words.
+class NodeSelection:
+    """The nodes that a gang is to be on, in Ray's terms.
 
     Attributes:
         strategy: of its placement group.
@@ -86,7 +86,7 @@ def train_gang(
     gang_id: str,
     placement: Placement,
     resources: Mapping[str, float],
-    where: Where,
+    nodes: NodeSelection,
     storage: str,
     *,
     fresh: bool,
@@ -97,8 +97,8 @@ def train_gang(
 
     class GangTrainer(TorchTrainer):  # type: ignore[misc]
         def _create_default_callbacks(self) -> list[Any]:
-            every = super()._create_default_callbacks()
-            return [callback for callback in every if type(callback).__name__ not in UNUSED_CALLBACKS]
+            callbacks = super()._create_default_callbacks()
+            return [callback for callback in callbacks if type(callback).__name__ not in UNUSED_CALLBACKS]
 
     mark("gang: fit")
     GangTrainer(
@@ -109,8 +109,8 @@ def train_gang(
             num_workers=placement.num_workers,
             use_gpu=placement.device == "cuda",
             resources_per_worker=dict(resources),
-            placement_strategy=where.strategy,
-            label_selector=[dict(labels) for labels in where.labels] or None,
+            placement_strategy=nodes.strategy,
+            label_selector=[dict(labels) for labels in nodes.labels] or None,
         ),
         run_config=RunConfig(
             name=f"gang-{gang_id}",

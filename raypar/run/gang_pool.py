@@ -1,4 +1,4 @@
-"""The gangs of a broker: which there are, which can be started, and who may have which cores."""
+"""Pool of a run's gangs: starts and closes them in Ray, and leases cores to their trials."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,31 @@ import psutil
 import ray
 from ray._private.state import available_resources_per_node
 
-from raypar.run.gang import ForkAgent, Greeting, Where, host_id, train_gang
-from raypar.run.placement import CoreLeases, Node, On, needed
+from raypar.run.cluster import may_grow
+from raypar.run.gang import ForkAgent, Greeting, NodeSelection, Turn, host_id, train_gang
+from raypar.run.placement import CoreLeases, Node, NodeAssignment, needed
 from raypar.run.ranks import answers
-from raypar.run.scheduler import ROUNDING, Phase, Rules, Standing
+from raypar.run.scheduler import ROUNDING, GangPhase
 from raypar.study.options import node_label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
 from raypar.train.job import RunSettings
 
-MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of a parked one
+MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
 MACHINE_LABEL = "raypar-machine"
-TOLD_LATE_S = 3.0  # what a gang that has ended gives back, Ray tells by then
+RAY_DELAY_S = 3.0  # what a gang that has ended gives back, Ray shows by then
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
 
 @dataclass(frozen=True)
 class GangPolicy:
-    """How gangs get their resources.
+    """Resources of gangs.
 
     Attributes:
         owns_cluster: this Ray was started for the run, on one machine.
-        max_parked: idle gangs on a machine; where another is to start, the one that is needed last makes way.
+        max_parked: idle gangs on a machine; where another is to start, the one that is needed last is closed.
         fork_address: the fork server of this machine, where the driver has started one.
     """
 
@@ -50,117 +51,146 @@ class GangPolicy:
 
 @dataclass(eq=False)
 class Gang:
-    """A gang that was started; `num_turns` trials were assigned to it, `current` is the one it is busy with."""
+    """A gang that was started.
+
+    Attributes:
+        nodes: its workers' nodes; as chosen, until they are up and say where they are.
+        serves_once: it closes after its first trial.
+        ready: ranks that are ready for the next turn.
+        num_turns: trials that it has begun.
+        turn: the one that it is busy with.
+    """
 
     id: str
     placement: Placement
-    on: On
+    nodes: NodeAssignment
+    serves_once: bool = False
+    phase: GangPhase = GangPhase.STARTING
     started_s: float = field(default_factory=time.monotonic)
     last_used_s: float = field(default_factory=time.monotonic)
     workers: dict[int, Greeting] = field(default_factory=dict)
-    waiting: set[int] = field(default_factory=set)  # ranks that are ready for the next turn
+    ready: set[int] = field(default_factory=set)
     master_address: tuple[str, int] = ("", 0)
     num_turns: int = 0
-    current: Any = None
+    turn: Turn | None = None
     is_closing: bool = False
 
     @property
-    def phase(self) -> Phase:
-        if self.current is not None:
-            return Phase.BUSY
-        if self.is_closing:
-            return Phase.CLOSING
-        if len(self.waiting) == self.placement.num_workers:
-            return Phase.IDLE
-        return Phase.RETURNING if self.num_turns else Phase.STARTING
+    def is_complete(self) -> bool:
+        return len(self.workers) == self.placement.num_workers
 
     @property
     def hosts(self) -> dict[int, str]:
         return {rank: self.workers[rank].host for rank in sorted(self.workers)}
 
+    def worker_is_up(self, greeting: Greeting) -> None:
+        self.workers[greeting.rank] = greeting
+        if self.is_complete:
+            self.nodes = Counter(worker.node_id for worker in self.workers.values())
+
+    def worker_is_ready(self, rank: int, master_address: tuple[str, int] | None) -> None:
+        """Note that a rank waits for the next turn; the last one makes the gang idle."""
+        self.ready.add(rank)
+        self.master_address = master_address or self.master_address
+        if len(self.ready) == self.placement.num_workers and self.phase is not GangPhase.CLOSING:
+            self.phase, self.last_used_s = GangPhase.IDLE, time.monotonic()
+
+    def begin(self, turn: Turn) -> None:
+        """Let the idle gang run a trial."""
+        assert self.phase is GangPhase.IDLE
+        self.phase, self.turn = GangPhase.BUSY, turn
+        self.num_turns += 1
+        self.ready.clear()
+        self.is_closing = self.is_closing or self.serves_once
+
+    def end_turn(self) -> None:
+        self.turn = None
+        self.phase = GangPhase.CLOSING if self.is_closing else GangPhase.RETURNING
+
+    def close(self) -> None:
+        """Let its workers leave, after the trial that it is busy with."""
+        self.is_closing = True
+        if self.phase is not GangPhase.BUSY:
+            self.phase = GangPhase.CLOSING
+
 
 class GangPool:
     """Starts gangs and closes them, and leases cores to their trials. Lives on the broker's event loop."""
 
-    def __init__(self, settings: RunSettings, policy: GangPolicy, on_end: Callable[[Gang, str], Any]) -> None:
+    def __init__(self, settings: RunSettings, policy: GangPolicy) -> None:
         self.gangs: dict[str, Gang] = {}
-        self._settings, self._policy, self._on_end = settings, policy, on_end
+        self._settings, self._policy = settings, policy
         self._loop = asyncio.get_running_loop()
         self._broker = ray.get_runtime_context().current_actor
         self._numbers = itertools.count(1)
         self._cores = CoreLeases()
         self._agents: dict[str, Any] = {}
-        self._asked_for: dict[Placement, Any] = {}  # the placement groups that say so
+        self._requested: dict[Placement, Any] = {}  # the placement groups that wait for nodes
         self._is_warm = settings.isolation == "warm"
         self._is_exclusive = policy.owns_cluster or settings.exclusive
         self.nodes = alive_nodes()
         if self._is_warm and not policy.fork_address:
-            for known in self.nodes:  # before the first gang asks for them
-                self._agent(known.id)
+            for node in self.nodes:  # before the first gang asks for them
+                self._agent(node.id)
 
-    def look(self) -> bool:
-        """See which nodes there are; whether they are others than before. (Nobody adds nodes to a Ray of our own.)"""
+    def refresh(self) -> bool:
+        """Look up the nodes; return whether they have changed. (Nobody adds nodes to a Ray of our own.)"""
         if self._policy.owns_cluster:
             return False
         before, self.nodes = self.nodes, alive_nodes()
         return {node.id for node in before} != {node.id for node in self.nodes}
 
-    def standings(self, ends_in_s: Callable[[Gang], float | None]) -> list[Standing]:
-        """How every gang stands, for `raypar.run.scheduler`."""
-        return [
-            Standing(gang.id, gang.placement, gang.phase, gang.on, gang.last_used_s, ends_in_s(gang))
-            for gang in self.gangs.values()
-        ]
+    @property
+    def may_grow(self) -> bool:
+        return may_grow()
 
     @property
     def is_short_of_memory(self) -> bool:
         memory = psutil.virtual_memory()
         return bool(memory.available < MIN_FREE_MEMORY * memory.total)
 
-    def rules(self, max_trials: int | None) -> Rules:
-        """For a run with so many trials at a time; None: every trial has its machines to itself."""
-        return Rules(max_trials is None, max_trials, self.reserved, self._policy.max_parked)
-
     def reserved(self, placement: Placement) -> dict[str, float]:
-        """What a worker of a gang reserves in Ray: what it needs, so that others' jobs are not in its way, and parked
-        gangs make room for others. Where there are no others, the leases alone keep trials apart."""
+        """Return what a worker of a gang reserves in Ray.
+
+        That is what it needs, so that others' jobs are not in its way, and idle gangs make room for others. Where there
+        are no others, the leases alone keep trials apart.
+        """
         gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
         return {"CPU": TINY_CPU if self._is_exclusive else float(placement.cpus_per_worker), **gpu}
 
-    def ask_for_nodes(self, placements: Collection[Placement]) -> list[Placement]:
+    def request_nodes(self, placements: Collection[Placement]) -> list[Placement]:
         """Let the autoscaler see what gangs of these need, and of no others: as placement groups that wait.
 
-        Returns those that it has not been asked for before.
+        Returns those that were not requested before.
         """
-        for placement in [p for p in self._asked_for if p not in placements]:
-            ray.util.remove_placement_group(self._asked_for.pop(placement))  # its nodes are there: they are for gangs
-        new = [placement for placement in placements if placement not in self._asked_for]
+        for placement in [p for p in self._requested if p not in placements]:
+            ray.util.remove_placement_group(self._requested.pop(placement))  # its nodes are there: they are for gangs
+        new = [placement for placement in placements if placement not in self._requested]
         for placement in new:
             bundles = [needed(placement)] * placement.num_workers
             label = [dict([node_label_of(placement.node_label)])] * len(bundles) if placement.node_label else None
-            self._asked_for[placement] = ray.util.placement_group(
+            self._requested[placement] = ray.util.placement_group(
                 bundles, _strategy(placement.nodes, len(bundles)), bundle_label_selector=label
             )
         return new
 
-    def _where(self, placement: Placement, on: On) -> Where:
-        """For Ray: on these nodes. Where there is one alone, it needn't be said; where others than us have taken them,
-        Ray knows better than we do."""
-        if len(self.nodes) > 1 and (self._is_exclusive or self._are_free(placement, on)):
-            of_each = [node_id for node_id, count in on.items() for _ in range(count)]
-            return Where("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in of_each))
+    def _selection(self, placement: Placement, nodes: NodeAssignment) -> NodeSelection:
+        """Name the nodes to Ray, unless there is only one, or others have taken them: then Ray chooses."""
+        if len(self.nodes) > 1 and (self._is_exclusive or self._are_free(placement, nodes)):
+            of_each = [node_id for node_id, count in nodes.items() for _ in range(count)]
+            return NodeSelection("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in of_each))
         label = dict([node_label_of(placement.node_label)]) if placement.node_label else {}
         strategy = _strategy(placement.nodes, placement.num_workers) if len(self.nodes) > 1 else "PACK"
-        return Where(strategy, (label,) * placement.num_workers if label else ())
+        return NodeSelection(strategy, (label,) * placement.num_workers if label else ())
 
-    def _are_free(self, placement: Placement, on: On) -> bool:
-        """Whether the nodes have in Ray what the gang reserves; waits a little, since Ray tells it late."""
-        until_s = time.monotonic() + TOLD_LATE_S
+    def _are_free(self, placement: Placement, nodes: NodeAssignment) -> bool:
+        """Return whether the nodes have in Ray what the gang reserves; wait a little, since Ray shows it late."""
+        until_s = time.monotonic() + RAY_DELAY_S
         while True:
             free = available_resources_per_node()
             if all(
                 free.get(node_id, {}).get(kind, 0) >= amount * count - ROUNDING
-                for node_id, count in on.items()
+                for node_id, count in nodes.items()
                 for kind, amount in self.reserved(placement).items()
             ):
                 return True
@@ -168,9 +198,13 @@ class GangPool:
                 return False
             time.sleep(0.1)
 
-    def start(self, placement: Placement, on: On) -> Gang:
-        """Start a gang on these nodes, in a thread of its own; its workers will say hello."""
-        gang = Gang(f"{next(self._numbers)}", placement, on)
+    def start(self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, str], object]) -> Gang:
+        """Start a gang on these nodes, in a thread of its own; its workers will say hello.
+
+        Args:
+            on_end: called with the gang and an error, after it has ended.
+        """
+        gang = Gang(f"{next(self._numbers)}", placement, nodes, serves_once=not self._is_warm)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
 
@@ -182,62 +216,62 @@ class GangPool:
                     gang.id,
                     placement,
                     self.reserved(placement),
-                    self._where(placement, on),
+                    self._selection(placement, nodes),
                     str(Path(self._settings.log_dir) / "gangs"),
                     fresh=not self._is_warm,
                 )
             except BaseException as e:
                 error = f"{type(e).__name__}: {e}"
-            asyncio.run_coroutine_threadsafe(self._ended(gang, error), self._loop)
+            self._loop.call_soon_threadsafe(self._ended, gang, error, on_end)
 
         threading.Thread(target=run, daemon=True, name=f"gang-{gang.id}").start()
         return gang
 
-    async def greet(self, gang: Gang, greeting: Greeting) -> str:
-        """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
+    def close(self) -> None:
+        """Close all gangs."""
+        for gang in self.gangs.values():
+            gang.close()
+
+    async def fork_address(self, greeting: Greeting) -> str:
+        """Return the address of the fork server of a worker's node; empty where ranks are fresh interpreters."""
         if not self._is_warm:
-            address = ""
-        elif greeting.host == host_id() and answers(self._policy.fork_address):
-            address = self._policy.fork_address
-        else:
-            address = await self._agent(greeting.node_id).address.remote()
+            return ""
+        if greeting.host == host_id() and answers(self._policy.fork_address):
+            return self._policy.fork_address
+        return str(await self._agent(greeting.node_id).address.remote())
+
+    def greet(self, gang_id: str, greeting: Greeting) -> Gang:
+        """Take in a worker that is up, with the cores of its machine."""
+        gang = self.gangs[gang_id]
         node = next((node for node in self.nodes if node.id == greeting.node_id), None)
         if node is not None:
             name = node.labels.get(MACHINE_LABEL) or greeting.hostname
             greeting = replace(greeting, host=node.machine, hostname=name)
         self._cores.add_host(greeting.host, greeting.cores)
-        gang.workers[greeting.rank] = greeting
-        if len(gang.workers) == gang.placement.num_workers:
-            gang.on = Counter(worker.node_id for worker in gang.workers.values())
-        return address
-
-    def ready(self, gang: Gang, rank: int) -> None:
-        """A rank is ready for its gang's next turn."""
-        gang.waiting.add(rank)
-        if len(gang.waiting) == gang.placement.num_workers:
-            gang.last_used_s = time.monotonic()
-            if not self._is_warm and gang.num_turns:
-                gang.is_closing = True
+        gang.worker_is_up(greeting)
+        return gang
 
     def refusal(self, gang: Gang, spec: TrialSpec) -> str | None:
-        """Why the trial can never have the cores that it names where the gang is; None if it can."""
+        """Return why the trial can never have the cores that it names where the gang is; None if it can."""
         return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
 
     def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
-        """Cores for every rank of the gang, each core to one rank at a time; None where they are not free now."""
+        """Lease cores to every rank of the gang, each core to one rank at a time; None where they are not free now."""
         return self._cores.lease(gang.hosts, gang.placement.cpus_per_worker, spec.config.get("cpu_affinity"))
 
-    def release(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> None:
-        self._cores.release(gang.hosts, cores)
-        gang.current = None
+    def release(self, gang: Gang) -> None:
+        """Take back the cores of the gang's trial, which is over."""
+        if gang.turn is not None:
+            self._cores.release(gang.hosts, gang.turn.cores)
+            gang.end_turn()
 
-    async def _ended(self, gang: Gang, error: str) -> None:
+    def _ended(self, gang: Gang, error: str, on_end: Callable[[Gang, str], object]) -> None:
         del self.gangs[gang.id]
         group = next((w.placement_group for w in gang.workers.values() if w.placement_group), None)
         if not gang.is_closing and group is not None:
             # Train's own cleaner needs the dashboard; without it the group of a lost gang would hold its resources.
             ray.util.remove_placement_group(group)
-        await self._on_end(gang, error)
+        on_end(gang, error)
 
     def _agent(self, node_id: str) -> Any:
         """The actor that owns the node's fork server, started where there is none yet."""
@@ -251,7 +285,7 @@ class GangPool:
 
 
 def _strategy(nodes: Value, num_workers: int) -> str:
-    """What Ray calls it. It has no word for some nodes of several workers each."""
+    """Return Ray's name for it; it has none for several workers on each of some nodes."""
     if isinstance(nodes, int):
         return "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD" if nodes == num_workers else "SPREAD"
     return str(nodes).upper()

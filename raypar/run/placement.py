@@ -221,7 +221,7 @@ class CoreLeases:
         return tuple(core.number for core in chosen)
 
 
-On = Mapping[str, int]  # how many workers are on which node, by its id
+NodeAssignment = Mapping[str, int]  # how many workers are on which node, by its id
 
 
 @dataclass(frozen=True)
@@ -239,61 +239,65 @@ def num_machines(nodes: Sequence[Node]) -> int:
     return len({node.machine for node in nodes if node.has.get("CPU", 0) >= 1})
 
 
-class Room:
-    """What is free on the nodes for trials."""
+class FreeResources:
+    """What is free on the nodes for trials.
 
-    def __init__(self, nodes: Sequence[Node], alone: bool) -> None:
-        self._nodes, self._alone = nodes, alone
+    Args:
+        exclusive: a machine that runs a trial has nothing to give.
+    """
+
+    def __init__(self, nodes: Sequence[Node], exclusive: bool) -> None:
+        self._nodes, self._exclusive = nodes, exclusive
         self._left = {node.id: dict(node.has) for node in nodes}
         self._machine = {node.id: node.machine for node in nodes}
         self._taken: set[str] = set()
 
-    def take(self, placement: Placement, on: On) -> None:
-        for node_id, count in on.items():
-            if node_id in self._left:  # otherwise it is gone
+    def take(self, placement: Placement, nodes: NodeAssignment) -> None:
+        for node_id, count in nodes.items():
+            if node_id in self._left:  # otherwise it was lost
                 self._taken.add(self._machine[node_id])
                 for kind, amount in needed(placement).items():
                     self._left[node_id][kind] = self._left[node_id].get(kind, 0) - amount * count
 
-    def has(self, placement: Placement, on: On) -> bool:
-        return bool(on) and all(
+    def has(self, placement: Placement, nodes: NodeAssignment) -> bool:
+        return bool(nodes) and all(
             node_id in self._left
             and all(self._free(node_id).get(kind, 0) >= amount * count for kind, amount in needed(placement).items())
-            for node_id, count in on.items()
+            for node_id, count in nodes.items()
         )
 
-    def find(self, placement: Placement) -> On | None:
-        """Nodes for a new gang, None where there are none now.
+    def find(self, placement: Placement) -> NodeAssignment | None:
+        """Return nodes for a new gang, None where there are none now.
 
-        A trial that is to be alone gets as many nodes as it would have on the empty cluster: what "pack" and "spread"
-        mean must not depend on who is there already. Of the nodes that will do, the smallest, so that what needs the
-        large ones finds them.
+        An exclusive trial gets as many nodes as it would have on the empty cluster: what "pack" and "spread" mean must
+        not depend on who is there already. Of the nodes that will do, the smallest, so that the large ones are left for
+        what needs them.
         """
         labels = [node.labels for node in self._nodes]
         free = list(eligible(placement, [self._free(node.id) for node in self._nodes], labels))
-        found = shares(placement, needed(placement), free)
-        if found is None or not self._alone:
-            return self._on(found)
+        counts = shares(placement, needed(placement), free)
+        if counts is None or not self._exclusive:
+            return self._assignment(counts)
         on_empty = shares(placement, needed(placement), eligible(placement, [n.has for n in self._nodes], labels))
-        wanted = _num_used(on_empty)
-        if _num_used(found) != wanted:
+        num_nodes = _num_used(on_empty)
+        if _num_used(counts) != num_nodes:
             return None
         for i in sorted(range(len(free)), key=lambda i: -free[i].get("CPU", 0)):
-            kept, free[i] = free[i], {}
-            fewer = shares(placement, needed(placement), free)
-            if fewer is not None and _num_used(fewer) == wanted:
-                found = fewer
+            resources, free[i] = free[i], {}
+            without = shares(placement, needed(placement), free)
+            if without is not None and _num_used(without) == num_nodes:
+                counts = without
             else:
-                free[i] = kept
-        return self._on(found)
+                free[i] = resources
+        return self._assignment(counts)
 
     def _free(self, node_id: str) -> Mapping[str, float]:
-        return {} if self._alone and self._machine[node_id] in self._taken else self._left[node_id]
+        return {} if self._exclusive and self._machine[node_id] in self._taken else self._left[node_id]
 
-    def _on(self, found: Sequence[int] | None) -> On | None:
-        if found is None:
+    def _assignment(self, counts: Sequence[int] | None) -> NodeAssignment | None:
+        if counts is None:
             return None
-        return {node.id: count for node, count in zip(self._nodes, found, strict=True) if count}
+        return {node.id: count for node, count in zip(self._nodes, counts, strict=True) if count}
 
 
 def _num_used(counts: Sequence[int] | None) -> int:

@@ -1,12 +1,12 @@
-"""Which waiting trial runs where, which gangs are started for it, and which make way: decided from what there is.
+"""Scheduling of a run: which queued trial starts where, and which gangs are started and closed for it.
 
-A trial is *alone* where it has its machines to itself: one trial at a time on a machine, since trials on one machine
-share its memory bus, caches and clocks even where they share no cores. Where a study says how many trials may run side
-by side, they may share machines, though never cores.
+A trial runs *exclusively* where it has its machines to itself: one trial at a time on a machine, since trials on one
+machine share its memory bus, caches and clocks even where they share no cores. Where a study says how many trials may
+run side by side, they may share machines, though never cores.
 
-Trials start in their order as far as there is room. Blocks are not waited for: a barrier after each would leave every
-machine but the slowest idle, and what runs side by side was started within minutes. The first trial that finds no
-room, a gang over several machines maybe, gets a *reservation*: the place that is expected to be free first is kept for
+Trials start in their order as far as resources are free. Blocks are not waited for: a barrier after each would leave
+every machine but the slowest idle, and what runs side by side was started within minutes. The first trial that has to
+wait, a gang over several machines maybe, gets a *reservation*: the place that is expected to be free first is kept for
 it. Others pass it only where they don't delay it (backfilling; Lifka, "The ANL/IBM SP scheduling system", 1995): on
 other machines, or on its own if trials alike have been short enough to be over in time. So nobody waits for ever. How
 far they may come from is bounded, so that a drift meets all points of a block alike.
@@ -19,89 +19,92 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from raypar.run.placement import Node, On, Room, num_machines
+from raypar.run.placement import FreeResources, Node, NodeAssignment, num_machines
 from raypar.study.trial import Placement
 
-LOOKAHEAD = 8  # trials per machine that may come after one that finds no room, and start before it
+LOOKAHEAD = 8  # trials per machine that may come after one that has to wait, and start before it
 ROUNDING = 1e-6  # of sums of Ray's fractions of a CPU
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A trial that waits; `expected_s` is how long trials alike took, None where none has ended."""
+    """A queued trial; `expected_s` is how long trials alike took, None where none has ended."""
 
     placement: Placement
     expected_s: float | None = None
 
 
-class Phase(Enum):
+class GangPhase(Enum):
     STARTING = "starting"
+    IDLE = "idle"
     BUSY = "busy"
     RETURNING = "returning"  # its trial is over; it will be idle at once
-    IDLE = "idle"
     CLOSING = "closing"
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a gang stands.
+class GangState:
+    """Snapshot of a gang.
 
     Attributes:
-        on: its workers; empty for one that Ray places, and that has not said where.
+        nodes: of its workers; empty for one that Ray places, and that has not said where.
         last_used_s: of a clock that all gangs share.
-        ends_in_s: when its trial will be over, going by trials alike; None where nothing tells.
+        ends_in_s: seconds until its trial will be over, going by trials alike; None where that is unknown.
     """
 
     id: str
     placement: Placement
-    phase: Phase
-    on: On
+    phase: GangPhase
+    nodes: NodeAssignment
     last_used_s: float = 0.0
     ends_in_s: float | None = None
 
 
 @dataclass(frozen=True)
-class Plan:
+class Decisions:
     """What to do now.
 
     Attributes:
         starts: the position in the queue of each trial that starts, and the gang that it starts in.
         opens: gangs to start, each with its workers' nodes.
-        closes: gangs to let go.
+        closes: gangs to close.
     """
 
     starts: tuple[tuple[int, str], ...] = ()
-    opens: tuple[tuple[Placement, On], ...] = ()
+    opens: tuple[tuple[Placement, NodeAssignment], ...] = ()
     closes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What holds for all trials of a run.
+class SchedulingPolicy:
+    """Rules for all trials of a run.
 
     Attributes:
-        alone: no two trials on one machine.
-        max_trials: at most so many at a time; None: as many as there is room for.
+        max_trials: at most so many at a time; None: every trial runs exclusively.
         reserved: what a worker of a gang holds in Ray, whether the gang is busy or not.
         max_parked: so many idle gangs may be on a machine when another is to start there.
     """
 
-    alone: bool
     max_trials: int | None
     reserved: Callable[[Placement], Mapping[str, float]]
     max_parked: int
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether no two trials run on one machine."""
+        return self.max_trials is None
+
 
 def decide(
     queue: Sequence[Waiting],
-    gangs: Sequence[Standing],
+    gangs: Sequence[GangState],
     nodes: Sequence[Node],
-    rules: Rules,
+    policy: SchedulingPolicy,
     *,
     is_short_of_memory: bool = False,
-) -> Plan:
-    """See the module. What can't be decided yet (a gang that has to end first) is, when it is asked again."""
-    return _Round(queue, gangs, nodes, rules, is_short_of_memory).plan()
+) -> Decisions:
+    """Decide what to do now; see the module. What has to wait for a gang's end is decided at the next call."""
+    return _Round(queue, gangs, nodes, policy, is_short_of_memory).decisions()
 
 
 class _Round:
@@ -110,147 +113,149 @@ class _Round:
     def __init__(
         self,
         queue: Sequence[Waiting],
-        gangs: Sequence[Standing],
+        gangs: Sequence[GangState],
         nodes: Sequence[Node],
-        rules: Rules,
+        policy: SchedulingPolicy,
         is_short_of_memory: bool,
     ) -> None:
-        self._queue, self._nodes, self._rules, self._is_short_of_memory = queue, nodes, rules, is_short_of_memory
-        self._gangs = [gang for gang in gangs if gang.phase is not Phase.CLOSING]
+        self._queue, self._nodes, self._policy, self._is_short_of_memory = queue, nodes, policy, is_short_of_memory
+        self._gangs = [gang for gang in gangs if gang.phase is not GangPhase.CLOSING]
         self._all_gangs = gangs
         # What has a place for a while: placement, nodes, the seconds until it leaves it.
-        self._held: list[tuple[Placement, On, float | None]] = []
-        self._at_hand = {gang.id: gang for gang in self._gangs if gang.phase is not Phase.BUSY}
+        self._held: list[tuple[Placement, NodeAssignment, float | None]] = []
+        self._available = {gang.id: gang for gang in self._gangs if gang.phase is not GangPhase.BUSY}
         self._starts: list[tuple[int, str]] = []
-        self._to_open: list[tuple[Placement, On]] = []
+        self._to_open: list[tuple[Placement, NodeAssignment]] = []
         self._num_active = 0
         for gang in self._gangs:
-            if gang.phase in (Phase.BUSY, Phase.STARTING):
-                self._held.append((gang.placement, gang.on, gang.ends_in_s))
-            self._num_active += gang.phase is Phase.BUSY
-        self._reservation: tuple[Placement, On] | None = None
+            if gang.phase in (GangPhase.BUSY, GangPhase.STARTING):
+                self._held.append((gang.placement, gang.nodes, gang.ends_in_s))
+            self._num_active += gang.phase is GangPhase.BUSY
+        self._reservation: tuple[Placement, NodeAssignment] | None = None
         self._ready_s = 0.0
 
-    def plan(self) -> Plan:
+    def decisions(self) -> Decisions:
         self._match()
-        opens, closes = self._make_room()
-        return Plan(tuple(self._starts), tuple(opens), tuple(closes))
+        opens, closes = self._changes_of_gangs()
+        return Decisions(tuple(self._starts), tuple(opens), tuple(closes))
 
     def _match(self) -> None:
-        room, last = self._room(), len(self._queue)
+        free, last = self._free(), len(self._queue)
         stuck: set[tuple[Placement, bool]] = set()
         for i, trial in enumerate(self._queue):
-            if i > last or (self._rules.max_trials is not None and self._num_active >= self._rules.max_trials):
+            if i > last or (self._policy.max_trials is not None and self._num_active >= self._policy.max_trials):
                 return
             takes_s = math.inf if trial.expected_s is None else trial.expected_s
             is_short = self._reservation is not None and takes_s <= self._ready_s
             if (trial.placement, is_short) in stuck:
                 continue
-            beside = self._room(but_for_reservation=True) if self._reservation else room
-            if self._place(i, trial, beside) or (is_short and self._place(i, trial, self._room(), only_idle=True)):
-                room = self._room()
+            unreserved = self._free(but_for_reservation=True) if self._reservation else free
+            if self._place(i, trial, unreserved) or (is_short and self._place(i, trial, self._free(), only_idle=True)):
+                free = self._free()
                 continue
             stuck.add((trial.placement, is_short))
             if self._reservation is None and self._reserve(trial):
                 last = i + LOOKAHEAD * max(1, num_machines(self._nodes))
                 stuck = {(trial.placement, False)}
 
-    def _place(self, i: int, trial: Waiting, room: Room, *, only_idle: bool = False) -> bool:
-        """Whether the trial has a place now: in a gang at hand, or in one to be started."""
-        order = (Phase.IDLE,) if only_idle else (Phase.IDLE, Phase.RETURNING, Phase.STARTING)
-        for phase in order:
-            for gang in self._at_hand.values():
+    def _place(self, i: int, trial: Waiting, free: FreeResources, *, only_idle: bool = False) -> bool:
+        """Give the trial a place now, in a gang that is there or one to be started. False where there is none."""
+        phases = (GangPhase.IDLE,) if only_idle else (GangPhase.IDLE, GangPhase.RETURNING, GangPhase.STARTING)
+        for phase in phases:
+            for gang in self._available.values():
                 if gang.phase is not phase or gang.placement != trial.placement:
                     continue
-                if phase is not Phase.STARTING:  # that one has its place already
-                    if not room.has(gang.placement, gang.on):
+                if phase is not GangPhase.STARTING:  # that one has its place already
+                    if not free.has(gang.placement, gang.nodes):
                         continue
-                    self._held.append((gang.placement, gang.on, trial.expected_s))
-                if phase is Phase.IDLE:
+                    self._held.append((gang.placement, gang.nodes, trial.expected_s))
+                if phase is GangPhase.IDLE:
                     self._starts.append((i, gang.id))
-                del self._at_hand[gang.id]
+                del self._available[gang.id]
                 self._num_active += 1
                 return True
-        if only_idle or (on := room.find(trial.placement)) is None:
+        if only_idle or (nodes := free.find(trial.placement)) is None:
             return False
-        self._to_open.append((trial.placement, on))
-        self._held.append((trial.placement, on, trial.expected_s))
+        self._to_open.append((trial.placement, nodes))
+        self._held.append((trial.placement, nodes, trial.expected_s))
         self._num_active += 1
         return True
 
     def _reserve(self, trial: Waiting) -> bool:
-        """Keep the place that is free first. False for a trial that even the empty cluster has no room for: it waits
-        for nodes."""
-        unknown = math.inf
-        leaving = sorted(self._held, key=lambda held: unknown if held[2] is None else held[2])
-        own = [gang.on for gang in self._gangs if gang.placement == trial.placement]
-        for gone in range(len(leaving) + 1):
-            room = Room(self._nodes, self._rules.alone)
-            for placement, on, _ in leaving[gone:]:
-                room.take(placement, on)
-            place = next((on for on in own if room.has(trial.placement, on)), None) or room.find(trial.placement)
+        """Keep the place that is free first. False for a trial that doesn't even fit on the empty cluster: it waits for
+        nodes."""
+        leaving = sorted(self._held, key=lambda held: math.inf if held[2] is None else held[2])
+        gangs = [gang.nodes for gang in self._gangs if gang.placement == trial.placement]
+        for num_gone in range(len(leaving) + 1):
+            free = FreeResources(self._nodes, self._policy.exclusive)
+            for placement, nodes, _ in leaving[num_gone:]:
+                free.take(placement, nodes)
+            warm = next((nodes for nodes in gangs if free.has(trial.placement, nodes)), None)
+            place = warm or free.find(trial.placement)
             if place is not None:
                 self._reservation = (trial.placement, place)
-                known = [held[2] for held in leaving[:gone]]
-                # Where nothing tells when it will be free, it may be at once: nobody is short enough.
-                self._ready_s = max((s for s in known if s is not None), default=0.0) if None not in known else 0.0
+                ends_in_s = [held[2] for held in leaving[:num_gone]]
+                # Where it is unknown when it will be free, it may be at once: nobody is short enough.
+                self._ready_s = max((s or 0.0 for s in ends_in_s), default=0.0) if None not in ends_in_s else 0.0
                 return True
         return False
 
-    def _room(self, *, but_for_reservation: bool = False) -> Room:
-        room = Room(self._nodes, self._rules.alone)
-        for placement, on, _ in self._held:
-            room.take(placement, on)
+    def _free(self, *, but_for_reservation: bool = False) -> FreeResources:
+        free = FreeResources(self._nodes, self._policy.exclusive)
+        for placement, nodes, _ in self._held:
+            free.take(placement, nodes)
         if but_for_reservation and self._reservation:
-            room.take(*self._reservation)
-        return room
+            free.take(*self._reservation)
+        return free
 
-    def _make_room(self) -> tuple[list[tuple[Placement, On]], list[str]]:
-        """Which of the gangs to be started have what they need of Ray, and which idle ones are let go for them."""
+    def _changes_of_gangs(self) -> tuple[list[tuple[Placement, NodeAssignment]], list[str]]:
+        """Return the gangs to start that have what they need of Ray, and the idle ones to close for the others."""
         if not self._to_open:
             return [], []
         machine_of = {node.id: node.machine for node in self._nodes}
         left = {node.id: dict(node.has) for node in self._nodes}  # for gangs
-        coming = {node.id: dict(node.has) for node in self._nodes}  # with what those leave that are on their way out
+        coming = {node.id: dict(node.has) for node in self._nodes}  # with what closing gangs leave
         for gang in self._all_gangs:
-            self._take(left, gang.placement, gang.on)
-            if gang.phase is not Phase.CLOSING:
-                self._take(coming, gang.placement, gang.on)
+            self._take(left, gang.placement, gang.nodes)
+            if gang.phase is not GangPhase.CLOSING:
+                self._take(coming, gang.placement, gang.nodes)
         idle = sorted(
-            (gang for gang in self._at_hand.values() if gang.phase in (Phase.IDLE, Phase.RETURNING)),
+            (gang for gang in self._available.values() if gang.phase in (GangPhase.IDLE, GangPhase.RETURNING)),
             key=lambda gang: (-self._next_use(gang.placement), gang.last_used_s),
         )
-        opens: list[tuple[Placement, On]] = []
+        opens: list[tuple[Placement, NodeAssignment]] = []
         closes: list[str] = []
 
-        def close(gang: Standing) -> None:
+        def close(gang: GangState) -> None:
             idle.remove(gang)
             closes.append(gang.id)
-            self._take(coming, gang.placement, gang.on, -1)
+            self._take(coming, gang.placement, gang.nodes, -1)
 
-        for placement, on in self._to_open:
-            self._take(coming, placement, on)
-            machines = {machine_of[node_id] for node_id in on}
-            near = [gang for gang in idle if machines & {machine_of.get(node_id) for node_id in gang.on}]
-            if near and (self._is_short_of_memory or len(near) >= self._rules.max_parked):
+        for placement, nodes in self._to_open:
+            self._take(coming, placement, nodes)
+            machines = {machine_of[node_id] for node_id in nodes}
+            near = [gang for gang in idle if machines & {machine_of.get(node_id) for node_id in gang.nodes}]
+            if near and (self._is_short_of_memory or len(near) >= self._policy.max_parked):
                 close(near.pop(0))
             for gang in near:
-                if any(_is_over(coming[node_id]) for node_id in set(on) & set(gang.on)):
+                if any(_is_over(coming[node_id]) for node_id in set(nodes) & set(gang.nodes)):
                     close(gang)
-            self._take(left, placement, on)
-            if any(_is_over(left[node_id]) for node_id in on):
-                self._take(left, placement, on, -1)  # not before those are gone
+            self._take(left, placement, nodes)
+            if any(_is_over(left[node_id]) for node_id in nodes):
+                self._take(left, placement, nodes, -1)  # not before those are gone
             else:
-                opens.append((placement, on))
+                opens.append((placement, nodes))
         return opens, closes
 
-    def _take(self, left: dict[str, dict[str, float]], placement: Placement, on: On, times: int = 1) -> None:
-        for node_id, count in on.items():
-            for kind, amount in self._rules.reserved(placement).items() if node_id in left else ():
+    def _take(
+        self, left: dict[str, dict[str, float]], placement: Placement, nodes: NodeAssignment, times: int = 1
+    ) -> None:
+        for node_id, count in nodes.items():
+            for kind, amount in self._policy.reserved(placement).items() if node_id in left else ():
                 left[node_id][kind] = left[node_id].get(kind, 0) - amount * count * times
 
     def _next_use(self, placement: Placement) -> float:
-        """How far behind the first in the queue stands the first trial of the placement."""
+        """Return the position in the queue of the first trial of the placement; infinity where there is none."""
         return next((i for i, trial in enumerate(self._queue) if trial.placement == placement), math.inf)
 
 

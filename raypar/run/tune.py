@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,65 +35,6 @@ from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState
 from raypar.trace import mark
 from raypar.train.job import RunSettings
-
-
-class Slots:
-    """How many trials Tune lets run at a time; more where machines join. A listener that passes on what it hears."""
-
-    def __init__(self, count: int, listener: Listener) -> None:
-        self.count, self._listener = count, listener
-        self._generator: BasicVariantGenerator | None = None
-
-    def follow(self, generator: BasicVariantGenerator) -> None:
-        """From now on this one is told."""
-        self._generator = generator
-        generator.max_concurrent = self.count
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, ClusterChanged):
-            self.count = event.num_slots
-            if self._generator is not None:
-                self._generator.max_concurrent = self.count
-        self._listener(event)
-
-
-class Ears:
-    """Listens to the broker's news in a thread; what it tells comes one event at a time."""
-
-    def __init__(self, broker: Any, listener: Listener) -> None:
-        self._broker, self._listener = broker, listener
-        self._lock = threading.Lock()
-        self._closed = False
-        self._num_heard = 0
-        self._heard = threading.Condition()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def tell(self, event: Any) -> None:
-        with self._lock:
-            self._listener(event)
-
-    def catch_up(self, num_news: int) -> None:
-        """Wait until so many news have been told, so that what came before a trial's end is told before it."""
-        with self._heard:
-            while self._num_heard < num_news and self._thread.is_alive():
-                self._heard.wait(1.0)
-
-    def close(self) -> None:
-        self._closed = True
-
-    def _listen(self) -> None:
-        while not self._closed:
-            try:
-                events = ray.get(self._broker.news.remote())
-            except Exception:  # the broker is gone, and with it the news
-                return
-            for event in events:
-                self.tell(event)
-            with self._heard:
-                self._num_heard += len(events)
-                self._heard.notify_all()
-
 
 # A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
 ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
@@ -136,20 +76,37 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
         pass
 
 
-class Driver(tune.Callback):  # type: ignore[misc]
-    """On the driver: says what each Tune trial is to do, and takes its result at once when it ends.
+class ResultCallback(tune.Callback):  # type: ignore[misc]
+    """Tune's callback on the driver: defines trials, and passes the broker's events on, results included.
+
+    Events come in one order, all in the main thread: at each of Tune's steps those that there are, and when Tune has
+    done with a trial those up to its end. Writing a result so takes no time from the next trial that is timed.
 
     Args:
-        spec_of: makes a trial of what a search drew; None where the broker knows the trials.
+        spec_of: makes a trial of what a search drew; None where the broker has the specs.
+        generator: draws points; its limit of concurrent trials follows the cluster.
     """
 
-    def __init__(self, broker: Any, spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None, ears: Ears) -> None:
-        self._broker, self._spec_of, self._ears = broker, spec_of, ears
-        self._running: set[str] = set()
+    def __init__(
+        self,
+        broker: Any,
+        listener: Listener,
+        spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None,
+        generator: BasicVariantGenerator | None,
+    ) -> None:
+        self._broker, self._listener = broker, listener
+        self._spec_of, self._generator = spec_of, generator
+        self._running: set[str] = set()  # Tune's trials
+        self._ended: set[str] = set()  # of these, those whose result was passed on
+        self._num_events = 0
+        self._reply: Any = None
         self.num_ended = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore that is not used here
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self.pass_on(timeout_s=0)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._running:
@@ -158,29 +115,39 @@ class Driver(tune.Callback):  # type: ignore[misc]
             ray.get(self._broker.define.remote(trial.trial_id, spec))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._end(trial.trial_id)
+        # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
+        self._end(trial.trial_id, let_finish=False)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.trial_id in self._running:
-            # Where it is only the trainable that was lost, its trial still runs, and has a result in the end.
-            ray.get(self._broker.run_on.remote(trial.trial_id))
-        self._end(trial.trial_id)
+        # Where it is only the trainable that was lost, its trial still runs, and has a result in the end.
+        self._end(trial.trial_id, let_finish=True)
 
-    def _end(self, trial_id: str) -> None:
-        if trial_id not in self._running:
+    def _end(self, uid: str, *, let_finish: bool) -> None:
+        if uid not in self._running:
             return
-        self._running.discard(trial_id)
-        with uninterrupted():  # a trial that has ended is told
-            self._tell_end(trial_id)
+        self._running.remove(uid)
+        with uninterrupted():
+            self._broker.release.remote(uid, let_finish=let_finish)
+            while uid not in self._ended:
+                self.pass_on(timeout_s=None)
+        self._ended.remove(uid)
 
-    def _tell_end(self, trial_id: str) -> None:
-        # Tune doesn't tell a trainable in its cache that a scheduler stopped its trial.
-        self._broker.stop.remote(trial_id)
-        result, artifacts, num_news = ray.get(self._broker.take.remote(trial_id))
-        self._ears.catch_up(num_news)
-        self.num_ended += 1
-        # Before Tune starts the next trial: writing the result takes no time from a trial that is being timed.
-        self._ears.tell(TrialEnded(result, artifacts))
+    def pass_on(self, timeout_s: float | None) -> None:
+        """Pass on the events that come within the timeout; None: wait for one."""
+        self._reply = self._reply or self._broker.events.remote(self._num_events)
+        if not ray.wait([self._reply], timeout=timeout_s)[0]:
+            return
+        with uninterrupted():
+            events: list[tuple[str, Event]] = ray.get(self._reply)
+            self._num_events += len(events)
+            self._reply = self._broker.events.remote(self._num_events)
+            for uid, event in events:
+                if isinstance(event, ClusterChanged) and self._generator is not None:
+                    self._generator.max_concurrent = event.num_slots
+                elif isinstance(event, TrialEnded):
+                    self._ended.add(uid)
+                    self.num_ended += 1
+                self._listener(event)
 
 
 QUIET = {
@@ -249,7 +216,7 @@ class TuneRunner:
         config = DispatchConfig(
             workload=cloudpickle.dumps(study.workload),
             settings=self._settings,
-            policy=self._policy,
+            gangs=self._policy,
             max_retries=study.max_retries,
             in_lockstep=study.scheduler is not None,
             max_trials=study.max_concurrent_trials,
@@ -259,14 +226,11 @@ class TuneRunner:
         if not self._policy.owns_cluster:
             options["runtime_env"] = {"env_vars": TRAIN_ENVIRONMENT}
         broker = ray.remote(num_cpus=0)(Broker).options(name=name, **options).remote(config)
-        ears: Ears | None = None
         is_ray_lost = False
         try:
             num_slots = ray.get(broker.start.remote(() if study.is_search else tuple(specs)))
             mark("tuner: broker is up")
-            slots = Slots(num_slots, listener)
-            ears = Ears(broker, slots)
-            self._tune(study, specs, name, config.in_lockstep, broker, ears, slots)
+            self._tune(study, specs, name, broker, num_slots, listener)
         except (RayActorError, TuneError, RuntimeError) as error:
             if isinstance(error, RayparError) or not _is_lost(broker):
                 raise
@@ -277,8 +241,6 @@ class TuneRunner:
             is_ray_lost = True
             raise lost from None
         finally:
-            if ears:
-                ears.close()
             if not is_ray_lost:
                 self._end(broker)
 
@@ -290,68 +252,68 @@ class TuneRunner:
         mark("tuner: closed")
 
     def _tune(
-        self,
-        study: Study,
-        specs: Sequence[TrialSpec],
-        name: str,
-        in_lockstep: bool,
-        broker: Any,
-        ears: Ears,
-        slots: Slots,
+        self, study: Study, specs: Sequence[TrialSpec], name: str, broker: Any, num_slots: int, listener: Listener
     ) -> None:
-        space: dict[str, Any] = {"broker": name, "in_lockstep": in_lockstep}
+        space: dict[str, Any] = {"broker": name, "in_lockstep": study.scheduler is not None}
+        count = 1
         if study.is_search:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
             num_grid_points = len(study.points())
             num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
             count = -(-num_missing // num_grid_points)  # Tune draws so many for every grid point
-            order = itertools.count()
-            drawn = Counter(tuple(spec.point.items()) for spec in specs)
-            device = self._settings.default_device
-
-            def drawn_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
-                point = {key: tune_config[key] for key in study.space}
-                # What is drawn again is a repeat, and a trial of its own.
-                repeat = drawn[tuple(point.items())]
-                drawn[tuple(point.items())] += 1
-                return study.trial(point, repeat, order=next(order), default_device=device)
-
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
-            count = 1
-        driver = Driver(broker, drawn_spec if study.is_search else None, ears)
-        searcher = study.searcher
-        num_concurrent: int | None = slots.count
-        if searcher is None:
+        generator: BasicVariantGenerator | None = None
+        if study.searcher is None:
             # A search that goes on draws anew, not what it has drawn before.
-            searcher = BasicVariantGenerator(max_concurrent=slots.count, random_state=study.seed + len(specs))
-            slots.follow(searcher)
-            num_concurrent = None
+            generator = BasicVariantGenerator(max_concurrent=num_slots, random_state=study.seed + len(specs))
+        spec_of = _spec_maker(study, specs, self._settings.default_device) if study.is_search else None
+        callback = ResultCallback(broker, listener, spec_of, generator)
         needs_metric = study.searcher is not None or study.scheduler is not None
         tuner = tune.Tuner(
             tune.with_resources(BrokeredTrial, ON_HEAD),
             param_space=space,
             tune_config=tune.TuneConfig(
                 num_samples=count,
-                search_alg=searcher,
+                search_alg=study.searcher or generator,
                 scheduler=study.scheduler,
                 metric=study.metric if needs_metric else None,
                 mode=study.mode if needs_metric else None,
-                max_concurrent_trials=num_concurrent,
+                max_concurrent_trials=num_slots if generator is None else None,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
-                name="tune", storage_path=str(self._settings.log_dir), verbose=0, callbacks=[driver]
+                name="tune", storage_path=str(self._settings.log_dir), verbose=0, callbacks=[callback]
             ),
         )
         mark("tuner: fit")
-        results = tuner.fit()
+        try:
+            results = tuner.fit()
+        except Interrupted:
+            callback.pass_on(timeout_s=0)  # what has ended is kept, though Tune has not noticed
+            raise
         mark("tuner: fit is over")
         expected = len(specs) if not study.is_search else len(results)
-        if driver.num_ended < expected:
+        if callback.num_ended < expected:
             if not was_interrupted() and _is_lost(broker):
                 raise BrokerLost
             raise Interrupted
+
+
+def _spec_maker(
+    study: Study, done: Sequence[TrialSpec], default_device: str
+) -> Callable[[Mapping[str, Any]], TrialSpec]:
+    """Return what makes a trial of what Tune drew; a point that was drawn before gives a repeat, a trial of its own."""
+    order = itertools.count()
+    drawn = Counter(tuple(spec.point.items()) for spec in done)
+
+    def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
+        point = {key: tune_config[key] for key in study.space}
+        repeat = drawn[tuple(point.items())]
+        drawn[tuple(point.items())] += 1
+        return study.trial(point, repeat, order=next(order), default_device=default_device)
+
+    return make_spec
 
 
 def _is_lost(broker: Any) -> bool:

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raypar.run.placement import Node, On, needed, shares
-from raypar.run.scheduler import Phase, Rules, Standing, Waiting, decide
+from raypar.run.placement import Node, NodeAssignment, needed, shares
+from raypar.run.scheduler import GangPhase, GangState, SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Placement
 
 TINY = {"CPU": 0.001}
@@ -23,11 +23,11 @@ def cluster(*cpus: float) -> tuple[Node, ...]:
     return tuple(Node(f"n{i}", f"m{i}", {"CPU": count}) for i, count in enumerate(cpus))
 
 
-def rules(max_trials: int | None = None, *, owns_cluster: bool = True, max_parked: int = 4) -> Rules:
+def rules(max_trials: int | None = None, *, owns_cluster: bool = True, max_parked: int = 4) -> SchedulingPolicy:
     def reserved(placement: Placement) -> Mapping[str, float]:
         return TINY if owns_cluster else {"CPU": float(placement.cpus_per_worker)}
 
-    return Rules(max_trials is None, max_trials, reserved, max_parked)
+    return SchedulingPolicy(max_trials, reserved, max_parked)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Job:
 class Ran:
     job: Job
     nth: int
-    on: On
+    on: NodeAssignment
     begun_s: float
     ended_s: float
 
@@ -64,7 +64,7 @@ class Simulated:
 def simulate(
     jobs: Sequence[Job],
     nodes: Sequence[Node],
-    how: Rules,
+    how: SchedulingPolicy,
     *,
     start_s: float = 0.0,
     joins: Mapping[float, Sequence[Node]] | None = None,
@@ -73,7 +73,7 @@ def simulate(
     found, now_s, ids, ties = Simulated(), 0.0, itertools.count(1), itertools.count()
     nodes = list(nodes)
     queue = list(enumerate(jobs))
-    gangs: dict[str, Standing] = {}
+    gangs: dict[str, GangState] = {}
     ends_at: dict[str, float] = {}
     events: list[tuple[float, int, str, str]] = []
     for when_s in joins or {}:
@@ -86,17 +86,17 @@ def simulate(
         plan = decide(waiting, list(gangs.values()), nodes, how)
         for i, gang_id in plan.starts:
             nth, job = queue[i]
-            assert gangs[gang_id].phase is Phase.IDLE and gangs[gang_id].placement == job.placement
-            gangs[gang_id] = replace(gangs[gang_id], phase=Phase.BUSY, last_used_s=now_s, ends_in_s=job.expected_s)
+            assert gangs[gang_id].phase is GangPhase.IDLE and gangs[gang_id].placement == job.placement
+            gangs[gang_id] = replace(gangs[gang_id], phase=GangPhase.BUSY, last_used_s=now_s, ends_in_s=job.expected_s)
             ends_at[gang_id] = now_s + job.takes_s
-            found.ran.append(Ran(job, nth, gangs[gang_id].on, now_s, now_s + job.takes_s))
+            found.ran.append(Ran(job, nth, gangs[gang_id].nodes, now_s, now_s + job.takes_s))
             heapq.heappush(events, (now_s + job.takes_s, next(ties), "end", gang_id))
         queue = [entry for i, entry in enumerate(queue) if i not in {i for i, _ in plan.starts}]
         for gang_id in plan.closes:
-            assert gangs.pop(gang_id).phase is Phase.IDLE
+            assert gangs.pop(gang_id).phase is GangPhase.IDLE
         for placement, on in plan.opens:
             gang_id = str(next(ids))
-            gangs[gang_id] = Standing(gang_id, placement, Phase.STARTING, on, now_s)
+            gangs[gang_id] = GangState(gang_id, placement, GangPhase.STARTING, on, now_s)
             found.num_gang_starts += 1
             heapq.heappush(events, (now_s + start_s, next(ties), "ready", gang_id))
         if plan.closes:
@@ -108,23 +108,23 @@ def simulate(
         if what == "join":
             nodes.extend((joins or {})[now_s])
         else:
-            gangs[gang_id] = replace(gangs[gang_id], phase=Phase.IDLE, last_used_s=now_s, ends_in_s=None)
+            gangs[gang_id] = replace(gangs[gang_id], phase=GangPhase.IDLE, last_used_s=now_s, ends_in_s=None)
             ends_at.pop(gang_id, None)
 
 
-def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: Rules) -> float:
+def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: SchedulingPolicy) -> float:
     """No schedule is shorter: all that the jobs hold over all that there is, or the longest job.
 
     A trial that is alone holds its machines whole.
     """
-    if how.alone:
+    if how.exclusive:
         used = [len(on_empty(job.placement, nodes)) * job.takes_s for job in jobs]
         return max(sum(used) / len({node.machine for node in nodes}), max(job.takes_s for job in jobs))
     cpus = sum(job.placement.num_cpus * job.takes_s for job in jobs)
     return max(cpus / sum(node.has["CPU"] for node in nodes), max(job.takes_s for job in jobs))
 
 
-def on_empty(placement: Placement, nodes: Sequence[Node]) -> On:
+def on_empty(placement: Placement, nodes: Sequence[Node]) -> NodeAssignment:
     """Where a gang lies on a cluster that has nothing else to do."""
     found = shares(placement, needed(placement), [node.has for node in nodes])
     assert found is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduled import Job, Ran, bound_s, cluster, on_empty, rules, simulate, workers
 
 from raypar.run.placement import Node, num_machines
-from raypar.run.scheduler import LOOKAHEAD, Phase, Rules, Standing, Waiting, decide
+from raypar.run.scheduler import LOOKAHEAD, GangPhase, GangState, SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Placement
 
 FOUR = cluster(4, 4, 4, 4)
@@ -56,14 +56,14 @@ def fits_on_empty(placement: Placement, nodes: Sequence[Node]) -> bool:
 
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES, start_s=st.sampled_from([0.0, 3.0]))
 def test_every_trial_that_fits_runs_once_and_none_shares_what_is_its_own(
-    jobs: list[Job], nodes: tuple[Node, ...], how: Rules, start_s: float
+    jobs: list[Job], nodes: tuple[Node, ...], how: SchedulingPolicy, start_s: float
 ) -> None:
     found = simulate(jobs, nodes, how, start_s=start_s)
     able = [i for i, job in enumerate(jobs) if fits_on_empty(job.placement, nodes)]
     assert sorted(ran.nth for ran in found.ran) == able
     assert sorted([*able, *found.waited]) == list(range(len(jobs)))
     machine_of = {node.id: node.machine for node in nodes}
-    if how.alone:
+    if how.exclusive:
         for one, other in together(found.ran):
             assert not {machine_of[n] for n in one.on} & {machine_of[n] for n in other.on}
     for ran in found.ran:
@@ -92,7 +92,7 @@ def test_on_one_machine_trials_run_one_at_a_time_in_their_order(
 
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES)
 def test_what_passes_the_first_that_waits_was_not_far_behind_it(
-    jobs: list[Job], nodes: tuple[Node, ...], how: Rules
+    jobs: list[Job], nodes: tuple[Node, ...], how: SchedulingPolicy
 ) -> None:
     found = simulate(jobs, nodes, how)
     for late in found.ran:
@@ -134,14 +134,17 @@ def test_a_short_trial_fills_the_time_in_which_a_place_is_kept() -> None:
 def test_gangs_are_kept_for_blocks_to_come_and_the_one_needed_last_makes_way() -> None:
     one, two, three = workers(1), workers(2), workers(3)
     queue = [Waiting(three), Waiting(two), Waiting(one)]
-    idle = [Standing("1", one, Phase.RETURNING, {"n0": 1}, 2.0), Standing("2", two, Phase.IDLE, {"n0": 2}, 1.0)]
+    idle = [
+        GangState("1", one, GangPhase.RETURNING, {"n0": 1}, 2.0),
+        GangState("2", two, GangPhase.IDLE, {"n0": 2}, 1.0),
+    ]
     plan = decide(queue, idle, cluster(4), rules(max_parked=2))
     assert plan.closes == ("1",) and plan.opens == ((three, {"n0": 3}),)
     assert not decide(queue, idle, cluster(4), rules(max_parked=3)).closes
 
 
 def test_a_gang_that_holds_what_another_needs_is_let_go_and_no_more_than_that() -> None:
-    idle = [Standing(str(i), workers(i), Phase.IDLE, {"n0": i}, float(i)) for i in (1, 2)]
+    idle = [GangState(str(i), workers(i), GangPhase.IDLE, {"n0": i}, float(i)) for i in (1, 2)]
     how = rules(owns_cluster=False)
     plan = decide([Waiting(workers(3)), Waiting(workers(2))], idle, cluster(5), how)
     assert (plan.closes, plan.opens) == (("1",), ()), "2 CPUs are left, and 3 are needed, once the gang is gone"
@@ -150,8 +153,8 @@ def test_a_gang_that_holds_what_another_needs_is_let_go_and_no_more_than_that() 
 
 
 def test_nothing_starts_on_a_machine_where_a_gang_is_starting() -> None:
-    starting = Standing("1", workers(4), Phase.STARTING, {"n0": 4})
-    idle = Standing("2", workers(1), Phase.IDLE, {"n0": 1})
+    starting = GangState("1", workers(4), GangPhase.STARTING, {"n0": 4})
+    idle = GangState("2", workers(1), GangPhase.IDLE, {"n0": 1})
     assert not decide([Waiting(workers(1))], [starting, idle], cluster(4), rules()).starts
     assert decide([Waiting(workers(1))], [idle], cluster(4), rules()).starts == ((0, "2"),)
 

@@ -1,0 +1,441 @@
+"""A run's trials through all their states, with gangs on paper and a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from results import make_result
+from scheduled import TINY, cluster
+
+from raypar.run import dispatcher as dispatcher_module
+from raypar.run.dispatcher import COME_BACK_S, LEASE_S, Attempt, DispatchConfig, Dispatcher, TrialPhase
+from raypar.run.gang import Greeting
+from raypar.run.gang_pool import Gang, GangPolicy
+from raypar.run.placement import CoreLeases, Node, NodeAssignment
+from raypar.run.ranks import RankEnd
+from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
+from raypar.run.scheduler import GangPhase
+from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
+from raypar.train.affinity import Core
+from raypar.train.job import RankOutcome, RunSettings
+
+CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
+DONE = RankEnd(RankOutcome(train_time_s=1.0))
+
+
+class Pool:
+    """A `GangPool` without Ray."""
+
+    is_short_of_memory = False
+    may_grow = False
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.nodes = self.seen = nodes
+        self.gangs: dict[str, Gang] = {}
+        self.requested: list[Placement] = []
+        self.num_started = 0
+        self._cores = CoreLeases()
+        for node in nodes:
+            self._cores.add_host(node.id, [Core(n, 0, n) for n in range(int(node.has["CPU"]))])
+
+    def refresh(self) -> bool:
+        changed, self.seen = self.seen != self.nodes, self.nodes
+        return changed
+
+    def reserved(self, placement: Placement) -> dict[str, float]:
+        return TINY
+
+    def request_nodes(self, placements: Sequence[Placement]) -> list[Placement]:
+        new = [placement for placement in placements if placement not in self.requested]
+        self.requested = list(placements)
+        return new
+
+    def start(self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, str], object]) -> Gang:
+        self.num_started += 1
+        gang = Gang(str(self.num_started), placement, nodes)
+        self.gangs[gang.id] = gang
+        return gang
+
+    def greet(self, gang_id: str, greeting: Greeting) -> Gang:
+        self.gangs[gang_id].worker_is_up(greeting)
+        return self.gangs[gang_id]
+
+    def refusal(self, gang: Gang, spec: TrialSpec) -> str | None:
+        return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
+
+    def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
+        return self._cores.lease(gang.hosts, 1, spec.config.get("cpu_affinity"))
+
+    def release(self, gang: Gang) -> None:
+        assert gang.turn is not None
+        self._cores.release(gang.hosts, gang.turn.cores)
+        gang.end_turn()
+
+    def close(self) -> None:
+        for gang in self.gangs.values():
+            gang.close()
+
+
+@dataclass
+class Later:
+    """A call that is due at some time, unless it is cancelled."""
+
+    due_s: float
+    call: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@dataclass
+class Run:
+    """A dispatcher with what surrounds it. Times are seconds from the start."""
+
+    specs: Sequence[TrialSpec] = ()
+    nodes: tuple[Node, ...] = field(default_factory=lambda: cluster(4))
+    max_retries: int = 1
+    in_lockstep: bool = False
+    max_trials: int | None = None
+    trial_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.now_s = 100.0
+        self.timers: list[Later] = []
+        self.pool = Pool(self.nodes)
+        config = DispatchConfig(
+            workload=b"",
+            settings=RunSettings(Path("/logs"), trial_timeout_s=self.trial_timeout_s, stop_grace_s=10.0),
+            gangs=GangPolicy(owns_cluster=True, max_parked=4),
+            max_retries=self.max_retries,
+            in_lockstep=self.in_lockstep,
+            max_trials=self.max_trials,
+        )
+        pool: Any = self.pool
+        self.it = Dispatcher(config, pool, self.specs, call_later=self._call_later, on_change=lambda: None)
+        self.it.dispatch()
+
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> Later:
+        self.timers.append(Later(self.now_s + delay_s, call))
+        return self.timers[-1]
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        for timer in [timer for timer in self.timers if timer.due_s <= self.now_s]:
+            self.timers.remove(timer)
+            if not timer.is_cancelled:
+                timer.call()
+
+    def define(self, *uids: str) -> None:
+        for uid in uids:
+            self.it.define(uid, None)
+
+    def workers_come_up(self) -> None:
+        """All gangs that are starting are ready for their first trial."""
+        for gang in [gang for gang in self.pool.gangs.values() if gang.phase is GangPhase.STARTING]:
+            size, hosts = gang.placement.num_workers, [n for n, count in gang.nodes.items() for _ in range(count)]
+            for rank, host in enumerate(hosts):
+                self.it.worker_is_up(gang.id, Greeting(host, host, host, "ip", rank, size, 0, rank, size, None, ()))
+            self.workers_return(gang)
+
+    def workers_return(self, gang: Gang) -> None:
+        for rank in range(gang.placement.num_workers):
+            self.it.worker_is_ready(gang.id, rank, ("host", 1) if rank == 0 else None)
+
+    def running(self, uid: str) -> Attempt:
+        trial = self.it.trial(uid)
+        assert trial is not None and trial.phase is TrialPhase.RUNNING and trial.attempt is not None
+        return trial.attempt
+
+    def end(self, uid: str, *ends: RankEnd) -> None:
+        """The ranks end in their order; the gang is ready for the next trial."""
+        attempt = self.running(uid)
+        for rank, end in enumerate(ends or [DONE] * attempt.gang.placement.num_workers):
+            self.it.rank_ended(attempt, rank, end)
+        self.workers_return(attempt.gang)
+
+    def lose_gang(self, gang: Gang, error: str = "RayActorError: it died\nhints") -> None:
+        del self.pool.gangs[gang.id]
+        self.it.gang_ended(gang, error)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Events of a kind that nobody has acknowledged."""
+        return [event for _, event in self.it.events(0) if isinstance(event, kind)]
+
+    @property
+    def results(self) -> list[TrialResult]:
+        return [event.result for event in self.of(TrialEnded)]
+
+    @property
+    def started(self) -> list[TrialSpec]:
+        return [event.spec for event in self.of(TrialStarted)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], Run]:
+    """Lets a run's clock be the dispatcher's."""
+
+    def use(run: Run) -> Run:
+        monkeypatch.setattr(dispatcher_module.time, "monotonic", lambda: run.now_s)
+        return run
+
+    return use
+
+
+def specs(*num_workers: int, **config: Any) -> list[TrialSpec]:
+    points = [{"num_workers": count, "lr": i / 10, **config} for i, count in enumerate(num_workers)]
+    return [make_result(point, 0, 1.0).spec for point in points]
+
+
+def one_running(num_workers: int = 1, **options: Any) -> Run:
+    run = Run(specs(num_workers), **options)
+    run.define("a")
+    run.workers_come_up()
+    return run
+
+
+def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them() -> None:
+    trials = specs(1, 1, 1)
+    run = Run(trials, cluster(4, 4))
+    assert [gang.nodes for gang in run.pool.gangs.values()] == [{"n1": 1}, {"n0": 1}]  # before Tune has a trial
+    run.workers_come_up()
+    assert len(run.of(GangStarting)) == len(run.of(GangReady)) == 2 and not run.started
+    run.define("a")
+    assert run.started == trials[:1]
+    run.define("b", "c")
+    assert run.started == trials[:2]
+    run.end("b")
+    assert run.started == trials and run.running("c").nth_in_gang == 2
+    assert [r.spec for r in run.results] == [trials[1]]
+    assert run.results[0].state is TrialState.FINISHED and run.results[0].environment["num_beside"] == 1
+
+
+def test_a_job_carries_the_trial_and_each_ranks_cores() -> None:
+    run = one_running(2)
+    (gang,) = run.pool.gangs.values()
+    assert gang.turn is not None
+    job = gang.turn.job
+    assert (job.spec, job.attempt, job.uid) == (run.specs[0], 1, "a")
+    assert job.log_path(1) == Path(f"/logs/{job.spec.identity}/attempt1-rank1.log")
+    assert (gang.turn.master_address, gang.turn.cores) == (("host", 1), {0: (0,), 1: (1,)})
+    run.end("a")
+    assert gang.phase is GangPhase.IDLE and gang.turn is None
+
+
+def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_by_then() -> None:
+    trials = specs(1, 9, 9)
+    run = Run(trials)
+    run.define("a", "b")
+    assert not run.results  # the first one waits for its gang
+    run.workers_come_up()
+    assert run.started == trials[:1]
+    (result,) = run.results
+    assert (result.spec, result.state, result.attempts) == (trials[1], TrialState.FAILED, 1)
+    assert result.failure == Failure(FailureKind.REFUSED, "needs 9 CPUs in one gang, the cluster has 4")
+
+
+def test_cores_that_a_machine_lacks_are_refused() -> None:
+    run = Run(specs(1, cpu_affinity=(1, 4000)))
+    run.define("a")
+    run.workers_come_up()
+    assert run.results[0].failure == Failure(FailureKind.REFUSED, "there is no core 4000: the machine's are 0-3")
+
+
+def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(clock: Callable[[Run], Run]) -> None:
+    run = clock(Run(specs(4)))
+    run.define("a")
+    for nodes, seconds in [(cluster(2), COME_BACK_S), (cluster(2, 4), 0.0), (cluster(2), COME_BACK_S)]:
+        run.pool.nodes = nodes
+        run.wait(seconds)
+        run.it.dispatch()
+        assert not run.results
+    run.wait(1.0)
+    run.it.dispatch()
+    assert run.results[0].failure == Failure(
+        FailureKind.GANG_LOST, "nodes were lost: needs 4 CPUs in one gang, the cluster has 2"
+    )
+    assert [(e.num_nodes, e.num_slots) for e in run.of(ClusterChanged)] == [(1, 1), (2, 2), (1, 1)]
+
+
+def test_nodes_are_requested_where_the_cluster_may_grow_and_no_longer_than_needed() -> None:
+    run = Run()
+    run.pool.may_grow = True
+    run.it.define("a", specs(9)[0])
+    run.it.dispatch()
+    assert len(run.of(Notice)) == 1 and run.pool.requested == [specs(9)[0].placement]
+    run.pool.nodes = cluster(4, 16)
+    run.it.dispatch()
+    assert not run.pool.requested and not run.results
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["rank", "gang"])
+def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(lost: bool) -> None:
+    run = Run(specs(1, 1), max_retries=1)
+    run.define("a", "b")
+    for number in (1, 2):
+        run.workers_come_up()
+        attempt = run.running("a")
+        run.it.report(attempt, {"epoch": 1})
+        assert attempt.number == number
+        if lost:
+            run.lose_gang(attempt.gang)
+        else:
+            run.end("a", RankEnd(failure=CRASH))
+        assert attempt.is_over
+    (retried,) = run.of(TrialRetried)
+    assert retried.spec == run.specs[0]
+    result = run.results[0]
+    assert (result.spec, result.attempts, len(result.reports)) == (run.specs[0], 2, 1)
+    assert result.failure is not None
+    assert result.failure.kind is (FailureKind.GANG_LOST if lost else FailureKind.CRASH)
+    if lost:
+        assert result.failure.message == "its gang was lost: RayActorError: it died"
+    run.workers_come_up()
+    assert run.running("b").number == 1
+
+
+def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed() -> None:
+    run = one_running(2)
+    attempt, error = run.running("a"), Failure(FailureKind.ERROR, "ValueError: no", 1)
+    run.it.rank_ended(attempt, 1, RankEnd(failure=error))
+    assert attempt.kill_requested and not run.results  # they may hang in a collective
+    run.it.rank_ended(attempt, 0, RankEnd(failure=CRASH, was_killed=True))
+    assert run.results[0].failure == error and not run.of(TrialRetried)
+    assert run.it.attempt("a", 1) is None  # it is over: what comes late is not for it
+
+
+def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for() -> None:
+    run = Run(specs(1), max_retries=1)
+    run.define("a")
+    for _ in range(2):
+        (gang,) = run.pool.gangs.values()
+        run.lose_gang(gang, "no")
+    assert run.results[0].failure == Failure(FailureKind.GANG_LOST, "its gang did not start: no")
+    assert run.results[0].attempts == 2 and not run.pool.gangs
+
+
+def test_a_closed_gang_that_ends_fails_nobody() -> None:
+    run = Run(specs(1))
+    run.define("a")
+    (gang,) = run.pool.gangs.values()
+    gang.close()
+    run.lose_gang(gang)
+    assert not run.of(TrialRetried) and run.pool.num_started == 2
+
+
+def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung() -> None:
+    run = one_running(trial_timeout_s=5.0, max_retries=0)
+    attempt = run.running("a")
+    run.wait(4.9)
+    assert not attempt.kill_requested
+    run.wait(0.1)
+    assert attempt.kill_requested
+    run.end("a", RankEnd(failure=CRASH, was_killed=True))
+    failure = run.results[0].failure
+    assert failure is not None and (failure.kind, failure.message) == (FailureKind.HUNG, "took longer than 5 s")
+    assert failure.log_path.endswith("attempt1-rank0.log")
+
+
+def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while() -> None:
+    run = one_running()
+    attempt = run.running("a")
+    assert attempt.goes_on(0)
+    run.it.release("a", let_finish=False)
+    assert attempt.goes_on(0)  # another rank gets the answer that the first one got
+    assert not attempt.goes_on(1)
+    run.wait(9.9)
+    assert not attempt.kill_requested
+    run.wait(0.1)
+    assert attempt.kill_requested
+    run.end("a", RankEnd(RankOutcome(stopped=True), failure=CRASH, was_killed=True))
+    assert (run.results[0].state, run.results[0].failure) == (TrialState.STOPPED, None)
+    assert run.it.trial("a") is None and run.of(TrialRetried) == []
+
+
+def test_a_trial_that_ended_in_time_is_not_killed_later() -> None:
+    run = one_running(trial_timeout_s=5.0)
+    attempt = run.running("a")
+    run.end("a")
+    run.wait(5.0)
+    assert not attempt.kill_requested
+
+
+def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial() -> None:
+    run = one_running(in_lockstep=True)
+    trial, attempt = run.it.trial("a"), run.running("a")
+    assert trial is not None
+    run.it.report(attempt, {"epoch": 1})
+    run.it.follow(trial, 0)
+    assert trial.has_news(0) and not attempt.is_decided(0)
+    run.it.follow(trial, 1)
+    assert attempt.is_decided(0) and not attempt.is_decided(1)
+    run.it.release("a", let_finish=True)
+    assert attempt.is_decided(1) and attempt.goes_on(1)  # to its end without Tune
+    run.end("a")
+    assert run.results[0].state is TrialState.FINISHED and run.it.trial("a") is None
+
+
+def test_a_trial_that_tune_lost_before_its_turn_takes_the_next_one_with_it_and_no_other() -> None:
+    trials = specs(1, 1)
+    run = Run(trials)
+    run.define("a", "lost")
+    run.it.release("unheard of", let_finish=False)
+    assert not run.results
+    run.it.release("lost", let_finish=True)
+    assert [(r.spec, r.failure) for r in run.results] == [
+        (trials[0], Failure(FailureKind.CRASH, "was stopped before it had a result"))
+    ]
+    run.workers_come_up()
+    assert run.started == [trials[1]]
+
+
+def test_a_trial_that_nobody_follows_any_more_is_stopped(clock: Callable[[Run], Run]) -> None:
+    run = clock(one_running())
+    trial = run.it.trial("a")
+    assert trial is not None
+    run.it.follow(trial, 0)
+    run.wait(LEASE_S * 2)
+    run.it.check()
+    assert not trial.stop_requested
+    trial.unfollow()
+    run.wait(LEASE_S + 1)
+    run.it.check()
+    assert trial.stop_requested
+
+
+def test_after_the_close_nothing_starts_and_what_runs_is_killed() -> None:
+    run = Run(specs(1, 1))
+    run.define("a", "b")
+    run.workers_come_up()
+    attempt = run.running("a")
+    run.it.close()
+    assert attempt.kill_requested
+    assert [gang.is_closing for gang in run.pool.gangs.values()] == [True]
+    run.end("a", RankEnd(failure=CRASH, was_killed=True))
+    run.define("c")
+    assert attempt.gang.phase is GangPhase.CLOSING and len(run.started) == 1
+    assert [result.state for result in run.results] == [TrialState.FAILED]
+
+
+def test_events_come_in_one_order_until_they_are_acknowledged() -> None:
+    run = one_running()
+    run.end("a")
+    events = run.it.events(0)
+    assert [type(e) for _, e in events] == [GangStarting, GangReady, TrialStarted, TrialEnded]
+    assert [uid for uid, _ in events] == ["", "", "a", "a"]
+    assert run.it.events(3) == events[3:] and run.it.has_events(3)
+    assert not run.it.has_events(4) and run.it.events(4) == []
+
+
+def test_a_gang_of_fresh_interpreters_serves_once() -> None:
+    gang = Gang("1", specs(1)[0].placement, {"n0": 1}, serves_once=True)
+    gang.worker_is_ready(0, ("host", 1))
+    turn: Any = object()
+    gang.begin(turn)
+    assert gang.phase is GangPhase.BUSY
+    gang.end_turn()
+    assert gang.phase is GangPhase.CLOSING
