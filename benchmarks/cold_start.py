@@ -1,65 +1,49 @@
-"""From `raypar study FILE` to the first training step, where nothing is warm.
+"""Time from `raypar study FILE` to the first training step, from a cold start.
 
-A tiny study on 2 workers (`digits`) runs as a process of its own in an empty folder: a new private Ray, a new store, a
-new gang. The processes mark what they reach (RAYPAR_TRACE); shown are the medians of when each mark is first reached
-after the start of the process, and what lies between them. Things go on side by side (Ray starts while the fork
-server imports torch), so what lies between two marks is not always what the second one names.
+A tiny study on 2 workers (`digits`) runs as a process in an empty folder: new private Ray, new store, new gang. Its
+processes mark the points they reach (RAYPAR_TRACE); a row shows the median time from the start of the process to a
+mark, and in its title the time since the mark before. Processes run concurrently (Ray starts while the fork server
+imports torch), so that time is not always spent on what the mark names.
 
-In turns with it, as a measure of how fast this machine is at the moment: `import torch` in a new interpreter.
+For scale, `import torch` in a new interpreter is timed in the same rounds.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from common import LOG_TAIL_CHARS, Figure, begin, interleaved, judge, parser_for, scratch, tell, times
+from common import Figure, begin, interleaved, parser_for, print_bar, print_row, run_raypar, scratch, times
 
 from raypar import units
 
 MAX_COLD_START_S = 12.0
 TRACE_VARIABLE = "RAYPAR_TRACE"
 START, FIRST_STEP, END = "raypar study: process is started", "rank: first step", "raypar study: process has ended"
-STUDY = '''"""A trial on two workers."""
+STUDY = '''"""A trial on several workers."""
 from raypar import Study, grid
 from raypar.workloads import digits
 
-study = Study(workload=digits, space={"num_workers": grid(2)}, num_repeats=1, config={"epochs": 1})
+study = Study(workload=digits, space={{"num_workers": grid({num_workers})}}, num_repeats=1, config={{"epochs": 1}})
 '''
 
 
 def run_study(num_workers: int) -> dict[str, float]:
-    """Seconds from the start of the process to each mark."""
+    """Return the seconds from the start of the process to each mark."""
     with scratch() as folder:
-        (folder / "tiny.py").write_text(STUDY.replace("grid(2)", f"grid({num_workers})"))
+        (folder / "tiny.py").write_text(STUDY.format(num_workers=num_workers))
         trace = folder / "trace.jsonl"
-        environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-        command = [sys.executable, "-c", "from raypar.cli import main; main()", "study", "tiny.py"]
         started_at = time.time()
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**environment, TRACE_VARIABLE: str(trace)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        ended_at = time.time()
-        if done.returncode:
-            logs = "".join(path.read_text(errors="replace") for path in Path(folder).glob(".raypar/logs/driver.log"))
-            said = (done.stdout + done.stderr + logs)[-LOG_TAIL_CHARS:]
-            raise SystemExit(f"raypar study ended with exit code {done.returncode}:\n{said}")
+        end_s = run_raypar(folder, "study", "tiny.py", **{TRACE_VARIABLE: str(trace)})
         marks: dict[str, float] = {}
         for line in trace.read_text().splitlines():
-            found = json.loads(line)
-            what, at_s = found["what"], found["at"] - started_at
-            # Of a rank's marks, the slowest rank's: the step needs them all.
-            marks[what] = max(at_s, marks.get(what, 0.0)) if what.startswith("rank:") else marks.get(what, at_s)
-    return {START: 0.0, **marks, END: ended_at - started_at}
+            event = json.loads(line)
+            name, at_s = event["what"], event["at"] - started_at
+            # Of the ranks' marks the slowest rank's, since a step needs them all; of others the first.
+            marks[name] = max(at_s, marks.get(name, 0.0)) if name.startswith("rank:") else marks.get(name, at_s)
+    return {START: 0.0, **marks, END: end_s}
 
 
 def import_torch() -> float:
@@ -69,27 +53,26 @@ def import_torch() -> float:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="[default: 7]")
+    parser = parser_for(__doc__, rounds=7)
     parser.add_argument("--workers", type=int, default=2, help="[default: 2]")
     args = begin(parser)
     runs: list[dict[str, float]] = []
 
-    def raypar_study() -> float:
+    def first_step() -> float:
         runs.append(run_study(args.workers))
         return runs[-1][FIRST_STEP]
 
-    found = interleaved({"raypar": raypar_study, "import torch": import_torch}, 1 if args.quick else args.rounds)
-    whats = {what for run in runs for what in run}
-    timeline = {what: Figure.of([run[what] for run in runs if what in run]) for what in whats}
+    times_s = interleaved({"raypar": first_step, "import torch": import_torch}, args.rounds)
+    names = {name for run in runs for name in run}
+    timeline = {name: Figure.of([run[name] for run in runs if name in run]) for name in names}
     before_s = 0.0
-    for what, figure in sorted(timeline.items(), key=lambda item: item[1].value):
-        tell(f"{what:<48} + {units.seconds(figure.value - before_s)}", figure.show(units.seconds))
+    for name, figure in sorted(timeline.items(), key=lambda item: item[1].value):
+        print_row(f"{name:<48} + {units.seconds(figure.value - before_s)}", figure.show(units.seconds))
         before_s = figure.value
     print()
-    tell("import torch", Figure.of(found["import torch"]).show(units.seconds))
-    tell("first step / import torch", Figure.ratio(found["raypar"], found["import torch"]).show(times))
-    judge("raypar study to the first step", Figure.of(found["raypar"]), units.seconds, at_most=MAX_COLD_START_S)
+    print_row("import torch", Figure.of(times_s["import torch"]).show(units.seconds))
+    print_row("first step / import torch", Figure.ratio(times_s["raypar"], times_s["import torch"]).show(times))
+    print_bar("raypar study to the first step", Figure.of(times_s["raypar"]), units.seconds, at_most=MAX_COLD_START_S)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, interleaving, processes for measurements, and how a figure is shown."""
+"""Helpers of the benchmarks: arguments, interleaved rounds, child processes, raypar's trials, printed lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raypar import Study, Workload, grid, units
+from raypar import Study, Workload, grid
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.train.affinity import allowed_cores, pin
 from raypar.workloads.datasets import DATA_DIR_VARIABLE, ensure_image_set
 
 FOLDER = Path(__file__).resolve().parent
 BASELINES = FOLDER / "baselines"
-BUSY_CORES = 0.5  # a load average above it means that others are at work
-MARK = "@@ "  # what a child has to tell stands on lines that begin so
+sys.path.append(str(FOLDER.parent / "tests"))  # for faultlab and netlab, which tests share with benchmarks
+# start_times.py also runs older checkouts, in which `main` is in raypar/cli/__init__.py.
+_MAIN = "try: from raypar.cli.app import main\nexcept ImportError: from raypar.cli import main\nmain()"
+RAYPAR = (sys.executable, "-P", "-c", _MAIN)
+BUSY_LOAD = 0.5  # load average above which other work disturbs a measurement
+MARK = "@@ "  # first characters of a line with a child's result
 LOG_TAIL_CHARS = 3000
 TITLE_WIDTH = 64
 
@@ -34,50 +38,68 @@ TITLE_WIDTH = 64
 # ---- arguments
 
 
-def parser_for(doc: str | None, *, needs_mnist: bool = False, has_data: bool = False) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes; the script's docstring is its help.
+def parser_for(
+    doc: str | None, *, rounds: int = 0, quick_rounds: int = 1, needs_mnist: bool = False, has_data: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser with the arguments that benchmarks share; the script's docstring is its help.
 
     Args:
-        needs_mnist: it can't do without MNIST.
-        has_data: it looks for data sets, and does without those that are not there.
+        rounds: default of ``--rounds``; 0: the script has no rounds.
+        quick_rounds: the rounds of ``--quick``.
+        needs_mnist: the script can't run without MNIST.
+        has_data: the script reads data sets, and skips those that are missing.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="only enough to show that it works")
+    parser.add_argument("--quick", action="store_true", help="show that it works; the figures mean little")
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help="[default: %(default)s]")
     if needs_mnist or has_data:
         parser.add_argument(
             "--data-dir", type=Path, help=f"the folder of the data sets [default: {DATA_DIR_VARIABLE}, else the cache]"
         )
-    parser.set_defaults(needs_mnist=needs_mnist)
+    parser.set_defaults(needs_mnist=needs_mnist, quick_rounds=quick_rounds)
+    return parser
+
+
+def training_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a script that trains a workload once, for comparison with another."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("workload")
+    parser.add_argument("--batch-size", type=int, required=True, help="over all ranks")
+    parser.add_argument("--num-samples", type=int, required=True)
+    parser.add_argument("--epochs", type=int, required=True)
     return parser
 
 
 def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse, make sure of the data, and say what this is measured on."""
+    """Parse the arguments, check the data, and print title, machine and load."""
     args = parser.parse_args()
     if "data_dir" in args:
         if args.data_dir:
             os.environ[DATA_DIR_VARIABLE] = str(args.data_dir.absolute())
         if args.needs_mnist:
             ensure_image_set("MNIST")
+    if args.quick and "rounds" in args:
+        args.rounds = args.quick_rounds
     print(str(parser.description).strip().splitlines()[0])
     load = os.getloadavg()[0]
     print(f"{len(allowed_cores())} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.2f}")
-    if load > BUSY_CORES:
-        print(f"NOTE: others are at work here (load {load:.2f}): the figures are worth less than on a quiet machine")
+    warn_of_load(load, BUSY_LOAD)
     if args.quick:
-        print("NOTE: --quick: too little is measured for the figures to mean much")
+        print("NOTE: --quick measures too little for meaningful figures")
     print(flush=True)
     return args
 
 
-def progress(text: str) -> None:
-    """A line for whoever waits; not part of the result."""
-    print(f"  … {text}", file=sys.stderr, flush=True)
+def warn_of_load(load: float, limit: float) -> None:
+    """Print a note if the load average shows that other processes disturb the measurement."""
+    if load > limit:
+        print(f"NOTE: load average {load:.2f}, the machine is busy: trust the figures less than on an idle one")
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """Yield a folder that is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="raypar-benchmark-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -86,22 +108,20 @@ def scratch() -> Iterator[Path]:
 
 
 def interleaved(variants: Mapping[str, Callable[[], float]], num_rounds: int, seed: int = 0) -> dict[str, list[float]]:
-    """Measure every variant once a round, in an order that is random in each: a drift hits all alike."""
+    """Measure every variant once a round, in random order, so that drift affects all variants alike."""
     shuffled = random.Random(seed)
-    found: dict[str, list[float]] = {name: [] for name in variants}
+    values: dict[str, list[float]] = {name: [] for name in variants}
     for i in range(num_rounds):
-        names = list(variants)
-        shuffled.shuffle(names)
-        for name in names:
+        for name in shuffled.sample(list(variants), len(variants)):
             begun_s = time.perf_counter()
-            found[name].append(variants[name]())
+            values[name].append(variants[name]())
             progress(f"round {i + 1}/{num_rounds}: {name}: {time.perf_counter() - begun_s:.1f} s")
-    return found
+    return values
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A median and how far the single values reach."""
+    """Median, extremes and number of the measured values."""
 
     value: float
     low: float
@@ -110,150 +130,185 @@ class Figure:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Figure:
+        """Summarize values."""
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     @classmethod
     def ratio(cls, above: Sequence[float], below: Sequence[float]) -> Figure:
-        """Of values measured side by side, round by round: the median of the rounds' ratios, and their extremes."""
+        """Summarize the ratios of values that were measured side by side, round by round."""
         return cls.of([a / b for a, b in zip(above, below, strict=True)])
 
-    def show(self, how: Callable[[float], str]) -> str:
-        spread = f"  [{how(self.low)} … {how(self.high)}]" if self.count > 1 else ""
-        return f"{how(self.value)}{spread}, n = {self.count}"
+    def show(self, fmt: Callable[[float], str]) -> str:
+        """Format as ``median [min … max], n = count``; a single value stands alone."""
+        return fmt(self.value) + (f"  [{fmt(self.low)} … {fmt(self.high)}], n = {self.count}" if self.count > 1 else "")
 
 
-def tell(title: str, shown: str) -> None:
-    """A figure without a bar."""
-    print(f"{title:<{TITLE_WIDTH}} {shown}", flush=True)
+# ---- printed lines
 
 
-def judge(
+def print_row(title: str, text: str) -> None:
+    """Print a figure that has no bar."""
+    print(f"{title:<{TITLE_WIDTH}} {text}", flush=True)
+
+
+def print_bar(
     title: str,
-    figure: Figure,
-    how: Callable[[float], str],
+    figure: Figure | float,
+    fmt: Callable[[float], str],
     *,
     at_most: float | None = None,
     at_least: float | None = None,
 ) -> None:
-    """A figure, its bar, and whether it is reached."""
+    """Print a figure, its bar, and whether the figure reaches it; exactly one of the bars is given."""
+    if not isinstance(figure, Figure):
+        figure = Figure.of([figure])
     if at_most is not None:
-        bar, reached = f"≤ {how(at_most)}", figure.value <= at_most
+        bar, is_reached = f"≤ {fmt(at_most)}", figure.value <= at_most
     else:
         assert at_least is not None
-        bar, reached = f"≥ {how(at_least)}", figure.value >= at_least
-    tell(title, f"{figure.show(how)}   bar {bar}: {'reached' if reached else 'NOT REACHED'}")
+        bar, is_reached = f"≥ {fmt(at_least)}", figure.value >= at_least
+    print_row(title, f"{figure.show(fmt)}   bar {bar}: {'reached' if is_reached else 'NOT REACHED'}")
+
+
+def progress(text: str) -> None:
+    """Print a line to standard error, apart from the results."""
+    print(f"  … {text}", file=sys.stderr, flush=True)
 
 
 def times(value: float) -> str:
-    """A ratio: ``0.983×``, ``64.2×``; three digits, as bars are told apart by the third."""
+    """Format a ratio, such as ``0.983×`` or ``64.2×``; bars differ in the third digit."""
     return f"{value:.3f}×" if value < 10 else f"{value:.1f}×"
 
 
 def relative(value: float) -> str:
-    """A relative difference: ``3.1e-07``."""
+    """Format a relative difference, such as ``3.1e-07``."""
     return f"{value:.1e}"
-
-
-def rate(value: float) -> str:
-    return units.rate(value)
 
 
 # ---- processes
 
 
-def measured_in_child(command: Sequence[str | Path], core: int | None = None) -> dict[str, Any]:
-    """Run a Python script in a process of its own, and return the last thing that it `answer`ed.
+def run_raypar(folder: Path, *arguments: str | Path, **environment: str) -> float:
+    """Run `raypar` in a folder, as a user does, and return the seconds from start to end of the process.
+
+    Raises:
+        SystemExit: it failed; with the end of its output.
+    """
+    begun_s = time.perf_counter()
+    done = subprocess.run(
+        [*RAYPAR, *arguments],
+        cwd=folder,
+        env={**user_environment(), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    time_s = time.perf_counter() - begun_s
+    if done.returncode:
+        raise failure(f"raypar {' '.join(map(str, arguments))}", done.returncode, done.stdout + done.stderr)
+    return time_s
+
+
+def user_environment() -> dict[str, str]:
+    """Return the environment without settings that would redirect a study to another store or cluster."""
+    return {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+
+
+def failure(name: str, exit_code: int, output: str) -> SystemExit:
+    """Return the error of a process that failed, with the end of its output."""
+    return SystemExit(f"{name} ended with exit code {exit_code}:\n{output[-LOG_TAIL_CHARS:]}")
+
+
+def run_child(command: Sequence[str | Path], core: int | None = None) -> dict[str, Any]:
+    """Run a Python script in a process and return its last `send_result`.
 
     Args:
         command: the script and its arguments.
-        core: pin it there, with one thread.
+        core: the core to pin it to, with one thread.
     """
-    environment = dict(os.environ)
+    environment = _child_environment()
     if core is not None:
         environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         capture_output=True,
         text=True,
-        env={**environment, "PYTHONPATH": os.pathsep.join([str(FOLDER), environment.get("PYTHONPATH", "")])},
+        env=environment,
         preexec_fn=(lambda: pin([core])) if core is not None else None,
         check=False,
     )
-    answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not answers:
-        said = (done.stdout + done.stderr)[-LOG_TAIL_CHARS:]
-        raise SystemExit(f"{Path(command[0]).name} ended with exit code {done.returncode}:\n{said}")
-    found: dict[str, Any] = json.loads(answers[-1][len(MARK) :])
-    return found
+    results = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not results:
+        raise failure(Path(command[0]).name, done.returncode, done.stdout + done.stderr)
+    return dict(json.loads(results[-1].removeprefix(MARK)))
 
 
-def answer(found: Mapping[str, Any]) -> None:
-    """In a child: tell the parent."""
-    print(MARK + json.dumps(found), flush=True)
+def send_result(values: Mapping[str, Any]) -> None:
+    """Send a result from a child process to its parent."""
+    print(MARK + json.dumps(values), flush=True)
+
+
+def _child_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])}
 
 
 class SteppedChild:
-    """A script that does one trial whenever it is told to: several of them can be measured in turns.
+    """A script that runs one trial at a time, on request, so that several can be measured in turns.
 
-    The script calls `answer` after each trial and `wait_for_go` before the next; the first one it does unasked.
+    The script calls `send_result` after each trial and `wait_for_go` before each but the first.
     """
 
     def __init__(self, command: Sequence[str | Path], log_path: Path) -> None:
         self._name, self._log_path = Path(command[0]).name, log_path
-        self._log = log_path.open("wb")
-        self._process = subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])},
-        )
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=_child_environment(),
+            )
 
-    def next_answer(self) -> dict[str, Any]:
+    def next_result(self) -> dict[str, Any]:
+        """Wait for the result of the trial that runs."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(MARK):
-                found: dict[str, Any] = json.loads(line[len(MARK) :])
-                return found
-        code = self._process.wait()
-        said = self._log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
-        raise SystemExit(f"{self._name} ended with exit code {code}:\n{said}")
+                return dict(json.loads(line.removeprefix(MARK)))
+        raise failure(self._name, self._process.wait(), self._log_path.read_text(errors="replace"))
 
     def step(self) -> dict[str, Any]:
-        """Let it do its next trial; what it answers."""
+        """Run the next trial and return its result."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return self.next_answer()
+        return self.next_result()
 
-    def __enter__(self) -> SteppedChild:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Request no more trials and wait for the script's end."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # no more trials
-        with contextlib.suppress(OSError):
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._log.close()
 
 
 def wait_for_go() -> bool:
-    """In a child: whether there is another trial to do."""
+    """Wait, in a `SteppedChild`, for the request of another trial; return False when there is none."""
     return bool(sys.stdin.readline())
 
 
-# ---- raypar's own side
+# ---- raypar's trials
 
 
 def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, repeat: int = 0) -> TrialResult:
-    """One trial of one of raypar's workloads, in a process of its own for each rank, without Ray."""
+    """Run one trial of one of raypar's workloads without Ray, with a process for each rank."""
     from raypar import workloads
     from raypar.run.local import LocalRunner
     from raypar.run.runner import Event, TrialEnded
@@ -261,31 +316,36 @@ def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, re
 
     study = Study(workload=getattr(workloads, workload_name), config=dict(config), name="benchmark")
     spec: TrialSpec = study.trial({}, repeat)
-    ended: list[TrialResult] = []
+    results: list[TrialResult] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, TrialEnded):
-            ended.append(event.result)
+            results.append(checked(event.result))
 
     with LocalRunner(RunSettings(log_dir=log_dir)) as runner:
         runner.run(study, [spec], listen)
-    result = checked(ended[0])
+    (result,) = results
     assert len(result.step_times_s) == spec.placement.num_workers
     return result
 
 
 def checked(result: TrialResult) -> TrialResult:
-    """The result, where the trial did not fail."""
+    """Return the result of a trial that did not fail.
+
+    Raises:
+        SystemExit: the trial failed.
+    """
     if result.failure is not None:
         raise SystemExit(f"a trial failed: {result.failure.message}\n{result.failure.traceback}")
     return result
 
 
-def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[TrialResult], None]) -> None:
-    """Run specs in gangs on a private Ray, all started as `raypar study` starts it; nothing is written to a store.
+def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[TrialResult, float], None]) -> None:
+    """Run trials in gangs on a private Ray, all started as `raypar study` starts it, without a store.
 
     Args:
-        listener: gets every result at once. The next trial starts when it returns.
+        listener: receives each trial's result, and the seconds since the previous call returned (of the first trial:
+            since the start of Ray). The next trial starts when it returns.
     """
     import cloudpickle
 
@@ -296,9 +356,14 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
     from raypar.run.tune import TuneRunner
     from raypar.train.job import RunSettings
 
+    begun_s = time.perf_counter()
+
     def listen(event: Event) -> None:
+        nonlocal begun_s
         if isinstance(event, TrialEnded):
-            listener(checked(event.result))
+            time_s = time.perf_counter() - begun_s
+            listener(checked(event.result), time_s)
+            begun_s = time.perf_counter()
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks can't import it
     with scratch() as folder:
@@ -311,7 +376,7 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
 
 
 def empty_study() -> Study:
-    """A study of trials that train nothing."""
+    """Return a study whose trials train nothing, on 1 or 2 workers."""
     # Torch is preloaded in any case; Ray Train is what the loop itself imports.
     return Study(
         workload=Workload.from_train_loop(empty_loop, preload=("ray.train.torch",)),
@@ -321,7 +386,7 @@ def empty_study() -> Study:
 
 
 def empty_loop(_: dict[str, Any]) -> None:
-    """One all-reduce where there are others, and a report."""
+    """Report after one all-reduce, if there are several workers."""
     import ray.train
     import torch
     import torch.distributed as dist

@@ -1,12 +1,12 @@
-"""What a fault costs: each is done to a real study while a trial is in mid-epoch, and the time to recover is taken.
+"""Recovery time after faults, each injected into a real study while a trial is in mid-epoch.
 
-A study's trials are held in their first epoch, one after the other. To each something is done; then it is let go. Taken
-are the time until raypar says so (in a line about the trial, or by ending), and until a trial trains again: the failed
-one has been done again by then, where it is, and the next one is in mid-epoch. Where the study ends, `raypar resume`
-goes on, and its time counts. At last the store is asked which finished trials it lacks, and which it has twice.
+A study's trials stop in their first epoch, one after the other; a fault hits each, then it continues. Measured are the
+time until raypar reports the fault (in a line about the trial, or by ending), and until a trial trains again: by then
+the failed trial has been repeated, if it is at all, and the next one is in mid-epoch. If the study ends, the time of
+`raypar resume` counts too. Finally the store is searched for finished trials that are missing or stored twice.
 
-What befalls the store is in ``store_faults.py``. Needs two cores. Real processes, a private Ray, for a lost node a
-cluster of three on this machine; nothing is timed but by the wall's clock.
+Faults of the store are in `store_faults.py`. Needs two cores. Uses real processes, a private Ray, and for the lost node
+a cluster of three nodes on this machine; times are wall-clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,11 +22,8 @@ from pathlib import Path
 
 import psutil
 from common import begin, parser_for, progress, scratch
-from driven import finished, head_of_table, num_doubled, outcome, results, row, said, start, wait_for
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from faultlab import Faulty, kill, kill_rank, next_held
+from faultlab import Faulty, kill, kill_rank, next_held, wait_until
+from study_process import describe, finished, num_duplicates, output, print_fault, print_header, results, start
 
 LIMIT_S = 300.0
 END_LIMIT_S = 120.0
@@ -35,7 +31,14 @@ END_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Held:
-    """A trial in mid-epoch: of raypar's process, by its learning rate; and the process of its last rank."""
+    """A trial in mid-epoch.
+
+    Attributes:
+        study: its study.
+        raypar: process id of `raypar`.
+        lr: its learning rate, by which the study tells its trials apart.
+        rank: process id of its last rank.
+    """
 
     study: Faulty
     raypar: int
@@ -43,27 +46,22 @@ class Held:
     rank: int
 
 
-Act = Callable[[Held], None]
+Fault = Callable[[Held], None]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something that is done to a trial in mid-epoch."""
-
-    name: str
-    act: Act
+def act(name: str) -> Fault:
+    """Return the fault of a trial whose code misbehaves (see `faultlab.STUDY`)."""
+    return lambda held: held.study.go(held.lr, name)
 
 
-def tell(what: str) -> Act:
-    return lambda held: held.study.go(held.lr, what)
+def end(victim: str) -> Fault:
+    """Return the fault that kills one of `faultlab.VICTIMS`."""
 
-
-def end(victim: str) -> Act:
-    def act(held: Held) -> None:
+    def fault(held: Held) -> None:
         kill(held.raypar, victim)
         held.study.go(held.lr)
 
-    return act
+    return fault
 
 
 def end_rank(held: Held) -> None:
@@ -71,35 +69,35 @@ def end_rank(held: Held) -> None:
     held.study.go(held.lr)
 
 
-def stop_rank(held: Held) -> None:
-    """It stays as it is, and hangs."""
+def hang_rank(held: Held) -> None:
     os.kill(held.rank, signal.SIGSTOP)
     held.study.go(held.lr)
 
 
-def send(number: int) -> Act:
+def send(number: int) -> Fault:
+    """Return the fault that sends `raypar` a signal."""
     return lambda held: os.kill(held.raypar, number)
 
 
-OUTLIVED = (
-    Fault("rank killed in mid-epoch", end_rank),
-    Fault("rank hangs (--trial-timeout 10)", stop_rank),
-    Fault("code raises", tell("raise")),
-    Fault("code asks for too much memory", tell("ask for too much")),
-    Fault("Tune's trainable killed", end("Tune trainable")),
-    Fault("fork server killed", end("fork server")),
-    Fault("gang's worker killed", end("gang worker")),
-    Fault("gang's controller killed", end("gang controller")),
-    Fault("broker killed", end("broker")),
-)
-ENDING = (
-    Fault("Ctrl-C", send(signal.SIGINT)),
-    Fault("raypar killed (SIGKILL)", send(signal.SIGKILL)),
-    Fault("Ray's head killed", end("Ray's head")),
-    Fault("Ray's raylet killed", end("raylet")),
-)
+SURVIVED: dict[str, Fault] = {
+    "rank killed in mid-epoch": end_rank,
+    "rank hangs (--trial-timeout 10)": hang_rank,
+    "code raises": act("raise"),
+    "code asks for too much memory": act("ask for too much"),
+    "Tune's trainable killed": end("Tune trainable"),
+    "fork server killed": end("fork server"),
+    "gang's worker killed": end("gang worker"),
+    "gang's controller killed": end("gang controller"),
+    "broker killed": end("broker"),
+}
+ENDING: dict[str, Fault] = {
+    "Ctrl-C": send(signal.SIGINT),
+    "raypar killed (SIGKILL)": send(signal.SIGKILL),
+    "Ray's head killed": end("Ray's head"),
+    "Ray's raylet killed": end("raylet"),
+}
 NODE_LOST = "node lost (of a cluster of three)"
-# In which phase of a study Ctrl-C comes, by what raypar has said, or started.
+# The phase of a study in which Ctrl-C arrives, by raypar's output or a process it has started.
 PHASES = {
     "Ctrl-C while Ray starts": "gcs_server",
     "Ctrl-C while a gang starts": "starting a gang",
@@ -109,84 +107,83 @@ PHASES = {
 
 def main() -> None:
     parser = parser_for(__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults that have this in their name")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only faults with this in their name")
     args = begin(parser)
-    head_of_table()
-    in_one_study = [fault for fault in OUTLIVED[: 2 if args.quick else None] if args.only in fault.name]
-    if in_one_study:
+    print_header()
+
+    def chosen(names: Sequence[str], num_quick: int) -> list[str]:
+        return [name for name in list(names)[: num_quick if args.quick else None] if args.only in name]
+
+    if names := chosen(list(SURVIVED), 2):
         with scratch() as folder:
-            outlived(folder, in_one_study)
-    if args.only in NODE_LOST and not args.quick:
-        with scratch() as folder:
-            node_lost(folder)
-    for fault in ENDING[: 1 if args.quick else None]:
-        if args.only in fault.name:
+            survive(folder, names)
+    for names, num_quick, case in (
+        ([NODE_LOST], 0, lose_node),
+        (list(ENDING), 1, end_and_resume),
+        (list(PHASES), 0, interrupt),
+    ):
+        for name in chosen(names, num_quick):
+            progress(name)
             with scratch() as folder:
-                ending(folder, fault)
-    for name, sign in PHASES.items() if not args.quick else ():
-        if args.only in name:
-            with scratch() as folder:
-                interrupted(folder, name, sign)
+                case(folder, name)
 
 
-def outlived(folder: Path, faults: Sequence[Fault]) -> None:
-    """Faults that a study outlives, done to one study's trials in turn."""
-    study = Faulty(folder, len(faults) + 1)
-    taken: dict[str, tuple[Fault, float, float]] = {}
+def survive(folder: Path, names: Sequence[str]) -> None:
+    """Inject faults that a study survives into the trials of one study, in turn."""
+    study = Faulty(folder, len(names) + 1)
+    times_s: dict[str, tuple[str, float, float]] = {}  # by learning rate: fault, noticed, recovered
     with study.running(start(folder, "study", "faulty.py", "--trial-timeout", "10")) as process:
         lr, rank = next_held(study, process)
-        for fault in faults:
-            progress(fault.name)
-            heard = len(said(folder))
+        for name in names:
+            progress(name)
+            num_chars = len(output(folder))
             begun_s = time.monotonic()
-            fault.act(Held(study, process.pid, lr, rank))
-            noticed_s = until_told(folder, heard, lr, process) - begun_s
-            its_lr = lr
+            SURVIVED[name](Held(study, process.pid, lr, rank))
+            noticed_s = time_of_report(folder, num_chars, lr, process) - begun_s
+            hit_lr = lr
             lr, rank = next_held(study, process, LIMIT_S)
-            taken[its_lr] = fault, noticed_s, time.monotonic() - begun_s
+            times_s[hit_lr] = name, noticed_s, time.monotonic() - begun_s
         study.go(lr)
         process.wait(LIMIT_S)
-    found = {str(result.spec.config["lr"]): result for result in results(folder, "faulty")}
-    doubled = num_doubled(folder, "faulty")
-    for its_lr, (fault, noticed_s, recovered_s) in taken.items():
-        row(fault.name, outcome(found.get(its_lr)), noticed_s, recovered_s, its_lr not in found, doubled)
-    assert found.keys() >= {lr}, "the last trial, to which nothing was done, is not in the store"
+    by_lr = {str(result.spec.config["lr"]): result for result in results(folder, "faulty")}
+    duplicates = num_duplicates(folder)
+    for hit_lr, (name, noticed_s, recovered_s) in times_s.items():
+        print_fault(name, describe(by_lr.get(hit_lr)), noticed_s, recovered_s, int(hit_lr not in by_lr), duplicates)
+    assert lr in by_lr, "the last trial, which no fault hit, is not in the store"
 
 
-def ending(folder: Path, fault: Fault) -> None:
-    """A fault that ends a study, which then goes on."""
+def end_and_resume(folder: Path, name: str) -> None:
+    """Inject a fault that ends the study, and resume it."""
     study = Faulty(folder, 3)
-    progress(fault.name)
     with study.running(start(folder, "study", "faulty.py")) as process:
         first, _ = next_held(study, process)
         study.go(first)
         second, rank = next_held(study, process)
         begun_s = time.monotonic()
-        fault.act(Held(study, process.pid, second, rank))
+        ENDING[name](Held(study, process.pid, second, rank))
         try:
-            ended = f"exit {process.wait(END_LIMIT_S)}"
+            outcome = f"exit {process.wait(END_LIMIT_S)}"
         except subprocess.TimeoutExpired:
             process.kill()
-            ended = f"DOES NOT END in {END_LIMIT_S:.0f} s"
+            outcome = f"DOES NOT END in {END_LIMIT_S:.0f} s"
         noticed_s = time.monotonic() - begun_s
     study.hold_no_more()
     study.go(second)
-    kept = len(finished(folder))  # the one that was held may have come to its end after all
+    num_kept = len(finished(folder))  # the held trial may have finished after all
     with study.running(start(folder, "resume", "faulty")) as process:
-        assert wait_for(lambda: len(finished(folder)) > kept or process.poll() is not None, LIMIT_S), said(folder)
+        is_done = wait_until(lambda: len(finished(folder)) > num_kept or process.poll() is not None, LIMIT_S)
+        assert is_done, output(folder)
         recovered_s = time.monotonic() - begun_s
-        assert process.wait(LIMIT_S) == 0, said(folder)
-    found = finished(folder)
-    again = study.starts().count(first) > 1
-    what = f"{ended}; resumed, " + ("a finished trial was run again" if again else "what was missing ran")
-    row(fault.name, what, noticed_s, recovered_s, 3 - len(found), num_doubled(folder, "faulty"))
+        assert process.wait(LIMIT_S) == 0, output(folder)
+    is_repeated = study.starts().count(first) > 1
+    outcome += "; resumed, " + ("a finished trial was run again" if is_repeated else "missing trials ran")
+    print_fault(name, outcome, noticed_s, recovered_s, 3 - len(finished(folder)), num_duplicates(folder))
 
 
-def node_lost(folder: Path) -> None:
-    """A node of a cluster is killed with all that runs on it; its trial goes to those that are left."""
+def lose_node(folder: Path, name: str) -> None:
+    """Kill a cluster's node with all its processes; its trial moves to the other nodes."""
     from ray.cluster_utils import Cluster
 
-    progress(NODE_LOST)
     os.environ["RAY_AUTH_MODE"] = "disabled"
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     study = Faulty(folder, 2)
@@ -195,12 +192,12 @@ def node_lost(folder: Path) -> None:
         raylets = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
         with study.running(start(folder, "study", "faulty.py", "--address", cluster.address)) as process:
             first, rank = next_held(study, process, LIMIT_S)
-            heard = len(said(folder))
+            num_chars = len(output(folder))
             begun_s = time.monotonic()
-            (its_node,) = [raylets[each.pid] for each in psutil.Process(rank).parents() if each.pid in raylets]
-            cluster.remove_node(its_node, allow_graceful=False)
+            (node,) = [raylets[parent.pid] for parent in psutil.Process(rank).parents() if parent.pid in raylets]
+            cluster.remove_node(node, allow_graceful=False)
             study.go(first)
-            noticed_s = until_told(folder, heard, first, process) - begun_s
+            noticed_s = time_of_report(folder, num_chars, first, process) - begun_s
             second, _ = next_held(study, process, LIMIT_S)
             recovered_s = time.monotonic() - begun_s
             study.go(second)
@@ -208,43 +205,42 @@ def node_lost(folder: Path) -> None:
     finally:
         cluster.shutdown()
         del os.environ["RAY_AUTH_MODE"]
-    found = {str(result.spec.config["lr"]): result for result in results(folder, "faulty")}
-    doubled = num_doubled(folder, "faulty")
-    row(NODE_LOST, outcome(found.get(first)), noticed_s, recovered_s, 2 - len(found), doubled)
+    by_lr = {str(result.spec.config["lr"]): result for result in results(folder, "faulty")}
+    print_fault(name, describe(by_lr.get(first)), noticed_s, recovered_s, 2 - len(by_lr), num_duplicates(folder))
 
 
-def interrupted(folder: Path, name: str, sign: str) -> None:
-    """Ctrl-C where no trial is in mid-epoch; the study then goes on."""
-    progress(name)
+def interrupt(folder: Path, name: str) -> None:
+    """Send Ctrl-C while no trial is in mid-epoch, and run the study again."""
+    sign = PHASES[name]
     study = Faulty(folder, 3)
     study.hold_no_more()
     with study.running(start(folder, "study", "faulty.py")) as process:
-        own = psutil.Process(process.pid)
-        assert wait_for(
-            lambda: process.poll() is not None or sign in said(folder) or has_started(own, sign), LIMIT_S
-        ), said(folder)
+        assert wait_until(
+            lambda: process.poll() is not None or sign in output(folder) or has_child(process.pid, sign), LIMIT_S
+        ), output(folder)
         begun_s = time.monotonic()
         process.send_signal(signal.SIGINT)
-        code = process.wait(END_LIMIT_S)
+        exit_code = process.wait(END_LIMIT_S)
         noticed_s = time.monotonic() - begun_s
-    kept = len(finished(folder))
+    num_kept = len(finished(folder))
     with study.running(start(folder, "study", "faulty.py")) as process:
-        assert process.wait(LIMIT_S) == 0, said(folder)
+        assert process.wait(LIMIT_S) == 0, output(folder)
         recovered_s = time.monotonic() - begun_s
     num_again = len(study.starts()) - len(set(study.starts()))
-    what = f"exit {code}, {kept} kept; {num_again} begun again"
-    row(name, what, noticed_s, recovered_s, 3 - len(finished(folder)), num_doubled(folder, "faulty"))
+    outcome = f"exit {exit_code}, {num_kept} kept; {num_again} started again"
+    print_fault(name, outcome, noticed_s, recovered_s, 3 - len(finished(folder)), num_duplicates(folder))
 
 
-def has_started(process: psutil.Process, name: str) -> bool:
+def has_child(pid: int, name: str) -> bool:
+    """Return True if a descendant of the process has this in its name."""
     with contextlib.suppress(psutil.Error):
-        return any(name in child.name() for child in process.children(recursive=True))
+        return any(name in child.name() for child in psutil.Process(pid).children(recursive=True))
     return False
 
 
-def until_told(folder: Path, heard: int, lr: str, process: subprocess.Popen[str]) -> float:
-    """When raypar first says something of the trial, after so many characters; of monotonic seconds."""
-    wait_for(lambda: f"lr={lr}" in said(folder)[heard:] or process.poll() is not None, LIMIT_S)
+def time_of_report(folder: Path, num_chars: int, lr: str, process: subprocess.Popen[str]) -> float:
+    """Wait until raypar reports on the trial, past its first `num_chars`, or ends; return the monotonic time."""
+    wait_until(lambda: f"lr={lr}" in output(folder)[num_chars:] or process.poll() is not None, LIMIT_S)
     return time.monotonic()
 
 

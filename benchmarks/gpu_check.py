@@ -159,7 +159,7 @@ def fork_hygiene(device: Device) -> tuple[bool, Figures]:
     return ok, {
         "parent_initialized": is_initialized,
         "fork": fork,
-        # Each in a fork of its own: is_available() marks a process for good.
+        # Each in a separate fork: is_available() marks a process for good.
         "after_is_available": in_fork(lambda: use_after_is_available("0")),
         "after_is_available_by_nvml": in_fork(lambda: use_after_is_available("1")),
     }
@@ -189,7 +189,7 @@ def in_fork(function: Callable[[], Figures]) -> Figures:
 
 
 def step_timer(device: Device) -> tuple[bool, Figures]:
-    """`StepTimer` agrees with the device's own stamps on small training loops, in total and per step."""
+    """`StepTimer` agrees with the device's stamps on small training loops, in total and per step."""
     ok, figures = True, {}
     for kind, width in zip(("host_bound", "device_bound"), device.widths, strict=True):
         ratios = _timed_loop(device, width)
@@ -289,7 +289,7 @@ def run_trials(
     num_trials: int,
     listener: Callable[[Event], None] = lambda _: None,
 ) -> list[TrialResult]:
-    """Run so many trials of digits one after the other, each of its own seed; one that fails ends the check."""
+    """Run trials of digits in sequence, each with another seed; a failed trial ends the check."""
     study = Study(workload=digits, config=dict(config), name="gpu_check", num_repeats=num_trials)
     results: list[TrialResult] = []
 

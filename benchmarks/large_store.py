@@ -1,10 +1,10 @@
-"""How long `raypar list` and `raypar report` take on a store of 10,000 trials, in processes of their own.
+"""Run time of `raypar list` and `raypar report` on a store of 10,000 trials.
 
-One trial of `digits` is run; its result is varied into those of all others, which raypar's own recorder puts into an
-embedded MLflow database and its folder: files one by one, rows all at once (`store_rows.py`). The trials are those of
-several studies: one of 5,000 (500 points, 10 repeats), a search of 2,500 (points drawn, each run once), five of 500.
-With --hard there is one study of 10,000 (1,000 points, 10 repeats), with --remote everything is asked over HTTP of an
-`mlflow server` on this machine. Commands are run in turns, in random order, and `import mlflow` alone beside them.
+One trial of `digits` is run; all other results are derived from it, and raypar's recorder writes them to an embedded
+MLflow database and its folder: files one by one, rows in bulk (`store_rows.py`). The trials belong to a study of 5,000
+(500 points, 10 repeats), a search of 2,500 (random points, each run once) and five studies of 500. With --hard there is
+one study of 10,000 (1,000 points, 10 repeats); with --remote the commands read the store through an MLflow server on
+this machine. Every command is a process, in random order within each round, together with a bare `import mlflow`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,27 @@ import json
 import math
 import os
 import random
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from common import Figure, begin, interleaved, judge, local_trial, parser_for, progress, scratch, tell, times
+from common import (
+    Figure,
+    begin,
+    interleaved,
+    local_trial,
+    parser_for,
+    print_bar,
+    print_row,
+    progress,
+    run_raypar,
+    scratch,
+    times,
+)
 from store_rows import RowWriter
 
 from raypar import Study, grid, units
@@ -33,23 +43,22 @@ from raypar.analysis.question import question_of
 from raypar.study.space import loguniform, randint
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.track.recorder import Execution, Recorder
+from raypar.track.server import start_server
 from raypar.workloads import digits
 
 MAX_LIST_S = 2.0
 MAX_REPORT_S = 15.0
 MAX_PAGE_BYTES = 2e6
 NUM_SMALL, NUM_REPEATS = 5, 10
-SERVER_START_S = 60.0
+IMPORTING = "python -c 'import mlflow'"
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, rounds=3)
     parser.add_argument("--hard", action="store_true", help="all trials in one study")
-    parser.add_argument("--remote", action="store_true", help="over HTTP, of an MLflow server")
-    parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="build the store there, or use the one that is there"
-    )
+    parser.add_argument("--remote", action="store_true", help="read the store through an MLflow server")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build the store there, or reuse it")
     args = begin(parser)
     num_trials = 1000 if args.quick else 10_000
     with contextlib.ExitStack() as stack:
@@ -58,8 +67,14 @@ def main() -> None:
         if not (project / "mlflow.db").exists():
             project.mkdir(parents=True, exist_ok=True)
             build(project, studies)
-        uri = stack.enter_context(_server(project)) if args.remote else f"sqlite:///{project}/mlflow.db"
-        measure(project, uri, studies, 1 if args.quick else args.rounds)
+        uri = _uri(project)
+        if args.remote:
+            uri = stack.enter_context(start_server(uri, project)).url
+        measure(project, uri, studies, args.rounds)
+
+
+def _uri(project: Path) -> str:
+    return f"sqlite:///{project.resolve()}/mlflow.db"
 
 
 # ---- the store
@@ -71,7 +86,7 @@ def _studies(num_trials: int) -> list[Study]:
 
 
 def _grid_study(name: str, num_trials: int, workers: Sequence[int] = (1, 2, 4, 8)) -> Study:
-    """Points of three hyperparameters, 10 repeats, against one worker."""
+    """Return a study of points in three hyperparameters, 10 repeats each, with one worker as the baseline."""
     batch_sizes = (32, 64, 128, 256, 512)
     num_rates = max(1, num_trials // NUM_REPEATS // len(workers) // len(batch_sizes))
     rates = [0.001 * 1.02**i for i in range(num_rates)]
@@ -100,13 +115,13 @@ def _search_study(name: str, num_trials: int) -> Study:
 def _specs(study: Study) -> Sequence[TrialSpec]:
     if not study.is_search:
         return study.trials()
-    drawn = random.Random(0)
+    rng = random.Random(0)
     assert study.num_trials is not None
     points = [
         {
-            "lr": 10 ** drawn.uniform(-4, 0),
-            "hidden_size": drawn.randrange(8, 512),
-            "batch_size": drawn.randrange(8, 512),
+            "lr": 10 ** rng.uniform(-4, 0),
+            "hidden_size": rng.randrange(8, 512),
+            "batch_size": rng.randrange(8, 512),
         }
         for _ in range(study.num_trials)
     ]
@@ -117,23 +132,22 @@ def build(project: Path, studies: Sequence[Study]) -> None:
     """Write every trial of the studies into ``mlflow.db`` and ``mlartifacts`` of the folder."""
     begun_s = time.perf_counter()
     real = local_trial("digits", {"epochs": 3, "num_workers": 1}, project / "log")
-    uri = f"sqlite:///{project}/mlflow.db"
-    writer = RowWriter(uri, project)
-    count, num_bytes = 0, 0
+    writer = RowWriter(_uri(project), project)
+    count = 0
     for study in studies:
         results = [_varied(real, spec) for spec in _specs(study)]
-        _record(project, uri, writer, study, results)
+        _record(project, writer, study, results)
         count += len(results)
         progress(f"{study.name}: {len(results)} trials")
     num_bytes = (project / "mlflow.db").stat().st_size
-    tell(
+    print_row(
         "trials; building the store; its database",
         f"{count}; {time.perf_counter() - begun_s:.0f} s; {units.size(num_bytes)}",
     )
 
 
-def _record(project: Path, uri: str, writer: RowWriter, study: Study, results: Sequence[TrialResult]) -> None:
-    """As an execution of the study does."""
+def _record(project: Path, writer: RowWriter, study: Study, results: Sequence[TrialResult]) -> None:
+    """Record results as an execution of the study does."""
     question = json.dumps(asdict(question_of(study)), separators=(",", ":"))
     execution = Execution(
         f"{study.name}-1",
@@ -141,10 +155,10 @@ def _record(project: Path, uri: str, writer: RowWriter, study: Study, results: S
         started_at=results[0].started_at,
         params={"workload": study.workload.name, "num_repeats": str(study.num_repeats)},
         tags={"raypar.question": question, "host": "here", "cores": "2"},
-        description="How large may a store be?",
+        description="How large can a store be?",
         study_source="# made up\n",
     )
-    recorder = Recorder(execution, tracking_uri=uri, project_dir=project, writer=writer)
+    recorder = Recorder(execution, tracking_uri=_uri(project), project_dir=project, writer=writer)
     recorder.start()
     for result in results:
         recorder.record(result)
@@ -156,7 +170,7 @@ def _record(project: Path, uri: str, writer: RowWriter, study: Study, results: S
 
 
 def _varied(real: TrialResult, spec: TrialSpec) -> TrialResult:
-    """What the trial of this spec could have come to: times and scores follow from its point, with noise."""
+    """Return a plausible result of another trial: times and scores depend on its point, with noise."""
     noise = random.Random(spec.identity)
     workers, batch, rate = (spec.config[key] for key in ("num_workers", "batch_size", "lr"))
     assert isinstance(workers, int) and isinstance(batch, int) and isinstance(rate, float)
@@ -188,85 +202,34 @@ def _varied(real: TrialResult, spec: TrialSpec) -> TrialResult:
 
 
 def measure(project: Path, uri: str, studies: Sequence[Study], num_rounds: int) -> None:
+    """Time the commands in rounds and print them next to their bars."""
     page = project / "page.html"
-    commands: dict[str, Sequence[str]] = {
-        "python -c 'import mlflow'": (sys.executable, "-c", "import mlflow"),
-        "raypar list": (*RAYPAR, "list", "--tracking-uri", uri),
-    }
-    for study in studies[:2]:
-        commands[f"raypar report {study.name}"] = (*RAYPAR, "report", study.name, "--tracking-uri", uri)
     widest = studies[0].name
-    commands[f"raypar report {widest} --html"] = (*commands[f"raypar report {widest}"], "--html", str(page))
-    found = interleaved({name: partial(_run, words, project) for name, words in commands.items()}, num_rounds)
-    bars = {"raypar list": MAX_LIST_S, **{f"raypar report {study.name}": MAX_REPORT_S for study in studies[:2]}}
-    importing = "python -c 'import mlflow'"
-    for name, seconds in found.items():
+    reports = [f"report {study.name}" for study in studies[:2]]
+    variants: dict[str, Callable[[], float]] = {IMPORTING: partial(_import_mlflow, project)}
+    for words in ("list", *reports, f"report {widest} --html {page.name}"):
+        arguments = (*words.split(), "--tracking-uri", uri)
+        variants[f"raypar {words}"] = partial(run_raypar, project, *arguments, **QUIET)
+    times_s = interleaved(variants, num_rounds)
+    bars = {"raypar list": MAX_LIST_S, **{f"raypar {report}": MAX_REPORT_S for report in reports}}
+    for name, values in times_s.items():
         if name in bars:
-            judge(name, Figure.of(seconds), _seconds, at_most=bars[name])
+            print_bar(name, Figure.of(values), _seconds, at_most=bars[name])
         else:
-            tell(name, Figure.of(seconds).show(_seconds))
-        if name != importing:
-            tell("    / import mlflow", Figure.ratio(seconds, found[importing]).show(times))
-    judge(f"size of the page of {widest}", Figure.of([page.stat().st_size]), units.size, at_most=MAX_PAGE_BYTES)
+            print_row(name, Figure.of(values).show(_seconds))
+        if name != IMPORTING:
+            print_row("    / import mlflow", Figure.ratio(values, times_s[IMPORTING]).show(times))
+    print_bar(f"size of the page of {widest}", page.stat().st_size, units.size, at_most=MAX_PAGE_BYTES)
 
 
-RAYPAR = (sys.executable, "-c", "from raypar.cli import main; main()")
-
-
-def _run(command: Sequence[str], project: Path) -> float:
-    """Seconds from start to end of a process."""
+def _import_mlflow(project: Path) -> float:
     begun_s = time.perf_counter()
-    done = subprocess.run(
-        command, cwd=project, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=_environment()
-    )
-    if done.returncode:
-        raise SystemExit(
-            f"{' '.join(command[3:])} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
+    subprocess.run([sys.executable, "-c", "import mlflow"], cwd=project, env={**os.environ, **QUIET}, check=True)
     return time.perf_counter() - begun_s
-
-
-def _environment() -> Mapping[str, str]:
-    return {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s"
-
-
-@contextlib.contextmanager
-def _server(project: Path) -> Iterator[str]:
-    """An MLflow server on the store; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{project}/mlflow.db", "--serve-artifacts"]
-    with (project / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=project,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=_environment(),
-            start_new_session=True,
-        )
-        try:
-            end_s = time.monotonic() + SERVER_START_S
-            while True:
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                    break
-                if process.poll() is not None or time.monotonic() > end_s:
-                    raise SystemExit(
-                        f"the MLflow server did not start:\n{(project / 'server.log').read_text()[-2000:]}"
-                    )
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait(30)
 
 
 if __name__ == "__main__":

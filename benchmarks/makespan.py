@@ -1,14 +1,14 @@
-"""How near to the shortest possible a study of sixty trials of mixed sizes comes on a cluster of four machines.
+"""Makespan of sixty trials of mixed sizes on a cluster of four machines, against the lower bound.
 
-The machines are Ray nodes on this one, with 2 CPUs each: trials sleep, they don't compute. There are 20 points in 3
-blocks, on 1, 2 and 4 workers (those over two machines), of 30 to 90 s, in the order of a study. Each has its machines
-to itself; with --sharing, as many run at a time as there are CPUs for (max_concurrent_trials).
+The machines are Ray nodes on this one, with 2 CPUs each; trials sleep instead of computing. There are 20 points in 3
+blocks, on 1, 2 and 4 workers (4 span two machines), of 30 to 90 s, in the order of a study. Each trial has its machines
+to itself; with --sharing, as many run at a time as fit on the CPUs (max_concurrent_trials).
 
-No schedule is shorter than the bound: the trials' seconds times the CPUs that they keep from others, over the CPUs of
-the cluster, or the longest trial. Trial-seconds are those asked for: the start of ranks, of gangs and of the runner
-count as loss. What the loss is made of is told besides. The cluster is nobody else's (`raypar study --exclusive`). With
---reserving gangs reserve their CPUs, as where others use the cluster too: one of 2 workers leaves no room for others on
-its machine, and is started anew when it is needed again.
+The lower bound is the sum of the trials' seconds times the CPUs they occupy, over the CPUs of the cluster, or the
+longest trial. Seconds are the requested ones, so the start of ranks, gangs and the runner counts as loss; the rows
+below break it down. The cluster runs nothing else (`raypar study --exclusive`). With --reserving gangs reserve their
+CPUs in Ray, as on a shared cluster: a gang of 2 workers then leaves no room for others on its machine, and has to be
+started again when it is needed again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
 import psutil
-from common import Figure, begin, judge, parser_for, progress, scratch, tell, times
+from common import Figure, begin, parser_for, print_bar, print_row, progress, scratch, times
 
 from raypar import Study, Workload, units
 from raypar.run.placement import num_machines
@@ -57,13 +58,13 @@ def main() -> None:
         max_concurrent_trials=NUM_NODES * NUM_CPUS if args.sharing else None,
     )
     specs = trials(study, scale=0.1 if args.quick else 1.0)
-    heard: list[tuple[float, Event]] = []
+    events: list[tuple[float, Event]] = []
 
     def listen(event: Event) -> None:
-        heard.append((time.perf_counter(), event))
+        events.append((time.perf_counter(), event))
         if isinstance(event, TrialEnded):
-            num_ended = sum(isinstance(e, TrialEnded) for _, e in heard)
-            progress(f"{num_ended}/{len(specs)} after {heard[-1][0] - begun_s:.0f} s")
+            num_ended = sum(isinstance(e, TrialEnded) for _, e in events)
+            progress(f"{num_ended}/{len(specs)} after {events[-1][0] - begun_s:.0f} s")
 
     nodes = [{"num_cpus": NUM_CPUS, "labels": {MACHINE_LABEL: f"machine{i + 1}"}} for i in range(NUM_NODES)]
     cluster = Cluster(initialize_head=True, head_node_args={**nodes[0], "include_dashboard": False})
@@ -79,11 +80,11 @@ def main() -> None:
             ended_s = time.perf_counter()
     finally:
         cluster.shutdown()
-    show(specs, heard, begun_s, ended_s, args.sharing)
+    show(specs, events, begun_s, ended_s, args.sharing)
 
 
 def settle() -> None:
-    """Wait until nodes that have just joined have started what serves them: a cluster that is there has."""
+    """Wait until new nodes have started their processes, as those of a running cluster have."""
     until_s = time.monotonic() + SETTLE_S
     while psutil.cpu_percent(2.0) > IDLE_PERCENT and time.monotonic() < until_s:
         pass
@@ -94,10 +95,15 @@ def sleep(config: dict[str, Any]) -> None:
 
 
 def trials(study: Study, scale: float) -> tuple[TrialSpec, ...]:
-    """As `Study.trials` orders them: block by block, in a block the placements in random order."""
-    draw = random.Random(0)
+    """Return the trials in the order of `Study.trials`: by block, then by placement, in random order.
+
+    Args:
+        study: the study to run.
+        scale: factor of the trials' seconds.
+    """
+    rng = random.Random(0)
     points = [
-        {"num_workers": count, "seconds": scale * round(draw.uniform(*SECONDS), 1), "point": f"{count}/{i}"}
+        {"num_workers": count, "seconds": scale * round(rng.uniform(*SECONDS), 1), "point": f"{count}/{i}"}
         for count, num_points in NUM_POINTS.items()
         for i in range(num_points)
     ]
@@ -108,47 +114,44 @@ def trials(study: Study, scale: float) -> tuple[TrialSpec, ...]:
             spec = study.trial(point, repeat)
             by_placement.setdefault(spec.placement, []).append(spec)
         groups = list(by_placement.values())
-        draw.shuffle(groups)
+        rng.shuffle(groups)
         for group in groups:
-            draw.shuffle(group)
+            rng.shuffle(group)
             ordered += group
     return tuple(ordered)
 
 
 def show(
-    specs: tuple[TrialSpec, ...], heard: list[tuple[float, Event]], begun_s: float, ended_s: float, sharing: bool
+    specs: tuple[TrialSpec, ...], events: list[tuple[float, Event]], begun_s: float, ended_s: float, sharing: bool
 ) -> None:
-    results = [event.result for _, event in heard if isinstance(event, TrialEnded)]
+    results = [event.result for _, event in events if isinstance(event, TrialEnded)]
     failed = [result for result in results if result.failure]
     assert len(results) == len(specs) and not failed, failed
-    most = max(result.environment["num_sharing"] for result in results)
-    assert sharing or most == 0
+    max_sharing = max(int(result.environment["num_sharing"]) for result in results)
+    max_beside = max(int(result.environment["num_beside"]) for result in results)
+    assert sharing or max_sharing == 0
 
     def cpus(spec: TrialSpec) -> int:
         num_machines = -(-spec.placement.num_cpus // NUM_CPUS)
         return spec.placement.num_cpus if sharing else num_machines * NUM_CPUS
 
-    asked = [float(spec.config["seconds"]) for spec in specs]  # type: ignore[arg-type]
-    total = NUM_NODES * NUM_CPUS
-    bound_s = max(sum(s * cpus(spec) for s, spec in zip(asked, specs, strict=True)) / total, max(asked))
-    walls = [result.wall_s or 0.0 for result in results]
-    wall_bound_s = max(sum(s * cpus(r.spec) for s, r in zip(walls, results, strict=True)) / total, max(walls))
-    first_s = min(when_s for when_s, event in heard if isinstance(event, TrialStarted))
-    starts = [event.seconds for _, event in heard if isinstance(event, GangReady)]
-    tell("trials, of seconds", f"{len(specs)}, {min(asked):.1f} … {max(asked):.1f}")
-    tell("lower bound", units.seconds(bound_s))
-    tell("makespan", units.seconds(ended_s - begun_s))
-    judge(
-        "makespan / lower bound, everything in it", Figure.of([(ended_s - begun_s) / bound_s]), times, at_most=MAX_RATIO
-    )
-    tell("the same from the first trial's start", times((ended_s - first_s) / bound_s))
-    tell("the same, ranks' start counted as trials' time", times((ended_s - first_s) / wall_bound_s))
-    tell("gangs started; seconds until ready", f"{len(starts)}; {Figure.of(starts).show(units.seconds)}")
-    tell("most trials at a time, most on one machine", f"{1 + most_beside(results)}, {1 + most}")
+    def bound(seconds: list[float], specs: Sequence[TrialSpec]) -> float:
+        cpu_seconds = sum(s * cpus(spec) for s, spec in zip(seconds, specs, strict=True))
+        return max(cpu_seconds / (NUM_NODES * NUM_CPUS), *seconds)
 
-
-def most_beside(results: list[Any]) -> int:
-    return max(int(result.environment["num_beside"]) for result in results)
+    requested_s = [float(spec.config["seconds"]) for spec in specs]  # type: ignore[arg-type]
+    bound_s = bound(requested_s, specs)
+    wall_bound_s = bound([result.wall_s or 0.0 for result in results], [result.spec for result in results])
+    first_s = min(at_s for at_s, event in events if isinstance(event, TrialStarted))
+    starts = [event.seconds for _, event in events if isinstance(event, GangReady)]
+    print_row("trials; seconds of each", f"{len(specs)}; {min(requested_s):.1f} … {max(requested_s):.1f}")
+    print_row("lower bound", units.seconds(bound_s))
+    print_row("makespan", units.seconds(ended_s - begun_s))
+    print_bar("makespan / lower bound, everything included", (ended_s - begun_s) / bound_s, times, at_most=MAX_RATIO)
+    print_row("the same from the first trial's start", times((ended_s - first_s) / bound_s))
+    print_row("the same, start of ranks counted as trial time", times((ended_s - first_s) / wall_bound_s))
+    print_row("gangs started; seconds until ready", f"{len(starts)}; {Figure.of(starts).show(units.seconds)}")
+    print_row("most trials at a time, most on one machine", f"{1 + max_beside}, {1 + max_sharing}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The step times that raypar predicts for slower networks, against measured ones.
+"""Step times that raypar predicts for slower networks, against measured ones.
 
-Workers train `wide_mlp` by DDP in network namespaces of this machine, each a host with a link of its own, limited in
-rate and delayed. Predicted is what `raypar predict --network 1Gbit,1ms` would say: computing as measured by as many
-workers at once that do not communicate (so that they share the cores in the same way), right beside the measurement;
-the network as asked for, nothing measured: gradients as gloo sends them, of the link's rate the share that TCP
-leaves (1448/1538), the delay of a frame one way. A setting is within the bar if all its cases are. Needs root and
-Linux. A relay in user space delays the frames: at 1 Gbit/s it takes a fifth of a core.
+Workers train `wide_mlp` by DDP in network namespaces of this machine, each a host whose link has a limited rate and a
+delay. Predictions are those of `raypar predict --network 1Gbit,1ms`. Their compute time is measured right before and
+after, with as many workers at once that do not communicate and so share the cores in the same way. Nothing about the
+network is measured: gradients are sent as gloo does, at the share of the link's rate that TCP leaves (1448/1538), with
+the one-way delay of a frame. A setting is within the bar if all its cases are. Needs root and Linux. A relay in user
+space delays the frames; at 1 Gbit/s it uses a fifth of a core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,20 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from common import BUSY_CORES, LOG_TAIL_CHARS, Figure, begin, parser_for, progress, scratch, tell, times
+from common import (
+    BUSY_LOAD,
+    Figure,
+    begin,
+    failure,
+    parser_for,
+    print_bar,
+    print_row,
+    progress,
+    scratch,
+    times,
+    warn_of_load,
+)
+from netlab import Lab, Shape, why_not
 
 from raypar import Study, units
 from raypar.analysis.laws import Scaling
@@ -39,10 +52,6 @@ from raypar.train.affinity import allowed_cores
 from raypar.train.job import RankContext, RankOutcome, RunSettings, TrialJob
 from raypar.workloads import wide_mlp
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from netlab import Lab, Shape, why_not
-
 RATES_BIT_PER_S = {"1Gbit": 1e9, "100Mbit": 100e6}
 DELAYS_S = {"1ms": 0.001, "5ms": 0.005}
 BAR = 0.15
@@ -55,7 +64,7 @@ NUM_ALONE_STEPS = 20
 NUM_WARMUP_STEPS = 2
 FIRST_PORT = 20_000
 ROW = "{:<12} {:<30} {:<28} {:<20} {:<28} {:<11} {}"
-# Any number of ranks, one after the other: each is started by its job.
+# Runs any number of ranks, one after the other, each started by its job.
 SERVE = """
 import sys
 from multiprocessing.connection import Connection
@@ -71,7 +80,7 @@ while True:
 
 @dataclass(frozen=True)
 class Setting:
-    """A network by the names of its rate and delay."""
+    """Rate and delay of a network, by name."""
 
     rate: str
     delay: str
@@ -91,7 +100,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured on a setting."""
+    """A measurement on a setting."""
 
     num_workers: int
     overlap: bool
@@ -102,36 +111,36 @@ class Case:
 
 
 class Hosts:
-    """A lab with a process on each host that runs raypar's ranks."""
+    """Lab with a process on each host that runs raypar's ranks."""
 
     def __init__(self, num_hosts: int, folder: Path) -> None:
         self._folder, self._ports = folder, count(FIRST_PORT)
         self._workload = cloudpickle.dumps(wide_mlp)
         self._cores = allowed_cores()
         self.lab = Lab(num_hosts)
-        self._lines = [self._started(host) for host in range(num_hosts)]
+        self._pipes = [self._start_host(host) for host in range(num_hosts)]
 
     def __enter__(self) -> Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.lab.close()
-        for line in self._lines:
-            line.close()
+        for pipe in self._pipes:
+            pipe.close()
 
     def together(self, spec: TrialSpec) -> TrialResult:
-        """One trial, with a rank on each host."""
+        """Run one trial, with a rank on each host."""
         num_hosts = self.lab.num_hosts
         master = self.lab.address(0), next(self._ports)
         outcomes = self._outcomes([self._job(spec, i, num_hosts, i, master) for i in range(num_hosts)])
         return self._result(spec, outcomes)
 
     def apart(self, spec: TrialSpec) -> list[TrialResult]:
-        """As many trials of one worker as there are hosts, at the same time."""
+        """Run a trial of one worker on every host, at the same time."""
         jobs = [self._job(spec, 0, 1, host, ("127.0.0.1", 0)) for host in range(self.lab.num_hosts)]
         return [self._result(spec, [outcome]) for outcome in self._outcomes(jobs)]
 
-    def _started(self, host: int) -> Connection:
+    def _start_host(self, host: int) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs, self._log_path(host).open("ab") as log:
             command = [sys.executable, "-c", SERVE, str(theirs.fileno())]
@@ -160,24 +169,24 @@ class Hosts:
         return job, context
 
     def _outcomes(self, jobs: Sequence[tuple[TrialJob, RankContext]]) -> list[RankOutcome]:
-        """Of each host's job."""
-        for line, job in zip(self._lines, jobs, strict=True):
-            line.send(job)
-        found: dict[int, RankOutcome] = {}
-        while len(found) < len(jobs):
-            for line in wait([line for host, line in enumerate(self._lines) if host not in found]):
-                host = self._lines.index(line)
+        """Send each host its job and return their outcomes, by host."""
+        for pipe, job in zip(self._pipes, jobs, strict=True):
+            pipe.send(job)
+        outcomes: dict[int, RankOutcome] = {}
+        while len(outcomes) < len(jobs):
+            for pipe in wait([pipe for host, pipe in enumerate(self._pipes) if host not in outcomes]):
+                host = self._pipes.index(pipe)
                 try:
-                    message = self._lines[host].recv()
+                    message = self._pipes[host].recv()
                 except EOFError:
-                    raise SystemExit(f"host {host}:\n{self._log_path(host).read_text()[-LOG_TAIL_CHARS:]}") from None
+                    raise failure(f"the rank of host {host}", 1, self._log_path(host).read_text()) from None
                 if message[0] == "report":
-                    self._lines[host].send(True)
+                    self._pipes[host].send(True)
                 elif message[0] == "done":
-                    found[host] = message[1]
+                    outcomes[host] = message[1]
                 else:
                     raise SystemExit(f"host {host}: {message[3]}")
-        return [found[host] for host in range(len(jobs))]
+        return [outcomes[host] for host in range(len(jobs))]
 
     def _result(self, spec: TrialSpec, outcomes: Sequence[RankOutcome]) -> TrialResult:
         ends = {rank: RankEnd(outcome) for rank, outcome in enumerate(outcomes)}
@@ -201,13 +210,13 @@ def trial(num_workers: int, batch_size: int, num_steps: int, options: Mapping[st
 
 @dataclass(frozen=True)
 class Pair:
-    """One round's measurement and prediction of a case.
+    """Measurement and prediction of a case, of one round.
 
     Attributes:
         measured_s: mean time of a step.
-        predicted: with an all-reduce as gloo does it.
-        by_ring: with one by ring, without gloo's segments.
-        cpu_wait_share: of the time in which the workers that don't communicate could have run, what they waited.
+        predicted: with gloo's all-reduce.
+        by_ring: with a plain ring all-reduce, without gloo's segments.
+        cpu_wait_share: share of their runnable time that the workers without communication waited for a core.
     """
 
     measured_s: float
@@ -229,23 +238,23 @@ class Pair:
 
 
 def measure(hosts: Hosts, setting: Setting, cases: Sequence[Case], num_steps: int) -> dict[Case, Pair]:
-    """All cases of the lab's number of workers on a network, with what computing takes measured around each."""
+    """Measure all cases on a network, and the compute time alone before and after each."""
     hosts.lab.shape(setting.shape)
     num_workers = hosts.lab.num_hosts
     batch_size = num_workers * PER_WORKER_BATCH
     specs = {case: trial(num_workers, batch_size, num_steps, {"overlap": case.overlap}) for case in cases}
-    # Two batch sizes tell what a step takes however small its batch.
-    whole, half = trial(1, PER_WORKER_BATCH, NUM_ALONE_STEPS), trial(1, PER_WORKER_BATCH // 2, NUM_ALONE_STEPS)
-    alone = [*hosts.apart(whole), *hosts.apart(half)]
+    # Two batch sizes separate a step's fixed time from its time per sample.
+    full, half = trial(1, PER_WORKER_BATCH, NUM_ALONE_STEPS), trial(1, PER_WORKER_BATCH // 2, NUM_ALONE_STEPS)
+    compute_only = [*hosts.apart(full), *hosts.apart(half)]
     results = {}
     for case, spec in specs.items():
         results[case] = hosts.together(spec)
-        alone += [*hosts.apart(whole), *hosts.apart(half)]
-    waited = statistics.median(max(result.environment["cpu_wait_share"]) for result in alone)
-    found = {}
+        compute_only += [*hosts.apart(full), *hosts.apart(half)]
+    wait_share = statistics.median(max(result.environment["cpu_wait_share"]) for result in compute_only)
+    pairs = {}
     for case, spec in specs.items():
         layers = layer_costs(wide_mlp, spec.config)
-        calibration = calibrate(observed_points(alone), layers, variation_of(alone))
+        calibration = calibrate(observed_points(compute_only), layers, variation_of(compute_only))
         training = JobSpec(Scaling.STRONG, batch_size, num_samples=num_steps * batch_size)
         predicted = {}
         for algorithm in (Algorithm.GLOO, Algorithm.RING):
@@ -253,15 +262,18 @@ def measure(hosts: Hosts, setting: Setting, cases: Sequence[Case], num_steps: in
             (predicted[algorithm],) = predict(calibration, training, how, [num_workers]).predictions
         rate = results[case].throughput_samples_per_s
         assert rate is not None
-        found[case] = Pair(batch_size / rate, predicted[Algorithm.GLOO], predicted[Algorithm.RING], waited)
-    return found
+        pairs[case] = Pair(batch_size / rate, predicted[Algorithm.GLOO], predicted[Algorithm.RING], wait_share)
+    return pairs
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
+    parser = parser_for(__doc__, rounds=3)
     parser.add_argument(
-        "--workers", type=int, nargs="+", default=[2, 4], help="more than cores share them evenly [default: 2 4]"
+        "--workers",
+        type=int,
+        nargs="+",
+        default=[2, 4],
+        help="they share the cores evenly [default: 2 4]",
     )
     names = [Setting(rate, delay).name for rate in RATES_BIT_PER_S for delay in DELAYS_S]
     parser.add_argument("--networks", nargs="+", choices=names, default=names, help="[default: all four]")
@@ -270,7 +282,6 @@ def main() -> None:
         print(f"not measured: {why}")
         return
     begun_s = time.monotonic()
-    num_rounds = 1 if args.quick else args.rounds
     settings = [Setting(*name.split(",")) for name in args.networks]
     shuffled = random.Random(0)
     pairs: dict[tuple[Setting, Case], list[Pair]] = {}
@@ -280,31 +291,30 @@ def main() -> None:
             cases = [Case(num_workers, overlap) for overlap in (True, False)]
             with Hosts(num_workers, folder) as hosts:
                 hosts.apart(trial(1, PER_WORKER_BATCH, 1))  # imports
-                for i in range(num_rounds):
+                for i in range(args.rounds):
                     for setting in shuffled.sample(settings, len(settings)):
                         num_steps = 3 if args.quick else NUM_STEPS[setting.rate]
                         for case, pair in measure(hosts, setting, cases, num_steps).items():
                             pairs.setdefault((setting, case), []).append(pair)
                         loads.append(os.getloadavg()[0])
-                        progress(f"{num_workers} workers, round {i + 1}/{num_rounds}: {setting.name}")
+                        progress(f"{num_workers} workers, round {i + 1}/{args.rounds}: {setting.name}")
     show(settings, pairs)
-    if max(loads) > max(args.workers) + BUSY_CORES:
-        print(f"NOTE: others were at work meanwhile (load up to {max(loads):.1f})")
-    print(f"{units.counted(num_rounds, 'round')}, {time.monotonic() - begun_s:.0f} s in all")
+    warn_of_load(max(loads), max(args.workers) + BUSY_LOAD)
+    print(f"{units.counted(args.rounds, 'round')}, {time.monotonic() - begun_s:.0f} s in all")
 
 
 def show(settings: Sequence[Setting], pairs: Mapping[tuple[Setting, Case], Sequence[Pair]]) -> None:
     print(ROW.format("network", "case", "measured step", "predicted", "predicted / measured", "plain ring", "waited"))
     within = []
     for setting in settings:
-        cases = {case: found for (own, case), found in pairs.items() if own == setting}
-        for case, found in cases.items():
-            measured, ratio, by_ring, waited = (
-                Figure.of([getattr(pair, name) for pair in found])
+        cases = {case: rounds for (where, case), rounds in pairs.items() if where == setting}
+        for case, rounds in cases.items():
+            measured, ratio, by_ring, wait_share = (
+                Figure.of([getattr(pair, name) for pair in rounds])
                 for name in ("measured_s", "ratio", "ratio_by_ring", "cpu_wait_share")
             )
-            predicted_s = statistics.median(pair.predicted.step_time_s.value for pair in found)
-            compute_s = statistics.median(pair.compute_s for pair in found)
+            predicted_s = statistics.median(pair.predicted.step_time_s.value for pair in rounds)
+            compute_s = statistics.median(pair.compute_s for pair in rounds)
             print(
                 ROW.format(
                     setting.name,
@@ -313,21 +323,23 @@ def show(settings: Sequence[Setting], pairs: Mapping[tuple[Setting, Case], Seque
                     f"{units.seconds(predicted_s)} ({units.seconds(compute_s)})",
                     spread(ratio, times),
                     times(by_ring.value),
-                    units.percent(waited.value),
+                    units.percent(wait_share.value),
                 )
             )
-        if all(abs(Figure.of([pair.ratio for pair in found]).value - 1) <= BAR for found in cases.values()):
+        if all(abs(statistics.median(pair.ratio for pair in rounds) - 1) <= BAR for rounds in cases.values()):
             within.append(setting.name)
-    print("predicted: in brackets, of it computing; plain ring: predicted / measured without gloo's segments;")
-    print("waited: of the time in which workers that don't communicate could have run, what they waited for a core\n")
-    shown = f"{len(within)} of {len(settings)} ({'; '.join(within)})"
+    print("predicted: its compute time in brackets; plain ring: predicted / measured without gloo's segments;")
+    print("waited: share of their runnable time that workers without communication waited for a core\n")
+    print_row("settings within the bar", "; ".join(within) or "none")
+    title = f"settings of {len(settings)} with all cases within {BAR:.0%}"
     if len(settings) == len(RATES_BIT_PER_S) * len(DELAYS_S):
-        shown += f"   bar ≥ {NUM_WITHIN}: {'reached' if len(within) >= NUM_WITHIN else 'NOT REACHED'}"
-    tell(f"settings with all cases within {BAR:.0%}", shown)
+        print_bar(title, len(within), str, at_least=NUM_WITHIN)
+    else:
+        print_row(title, str(len(within)))
 
 
-def spread(figure: Figure, how: Callable[[float], str]) -> str:
-    return f"{how(figure.value)} [{how(figure.low)} … {how(figure.high)}]"
+def spread(figure: Figure, fmt: Callable[[float], str]) -> str:
+    return f"{fmt(figure.value)} [{fmt(figure.low)} … {fmt(figure.high)}]"
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What a trial costs beyond its training: empty trials in a warm gang, under torchrun, and as Ray's guide has it.
+"""Overhead of a trial: empty trials in a warm gang, under torchrun, and as in Ray's guide.
 
-An empty trial imports torch, joins the others, does one all-reduce (where there are others) and reports. Three ways
-are measured side by side, 1 and 2 workers: raypar's TuneRunner on a private Ray (a warm gang, each trial's ranks in
-pristine processes), a loop of `torchrun --standalone`, and documented Tune + TorchTrainer (baselines/
-documented_tune.py). The two Rays are up at the same time and wait while another's trial runs; who is next is random in
-every round, and there is a pause before. In its turn raypar runs four trials, all of them counted: a study runs them
-one after the other, too. A trial's time is from the moment at which the runner may go on from the last one to the
-moment at which the driver has the next one's result. The first trial, which starts Ray's gang, is not counted.
+An empty trial imports torch, joins the process group, does one all-reduce (if there are several workers) and reports.
+Three variants are measured side by side, with 1 and 2 workers: raypar's TuneRunner on a private Ray (a warm gang, each
+trial's ranks in pristine processes), a loop of `torchrun --standalone`, and documented Tune + TorchTrainer (baselines/
+documented_tune.py). Both Rays stay up and idle while another variant runs; every round takes the variants in random
+order, with a pause before each. raypar runs four trials per turn and all count, since a study also runs them back to
+back. A trial's time is from the runner's permission to continue to the result's arrival at the driver. The first
+trial, which starts Ray and its gang, is not counted.
 
-Apart from that: what writing a trial's result into MLflow (the embedded SQLite store) takes.
+Separately: the time to write a trial's result to MLflow (the embedded SQLite store).
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from common import (
     BASELINES,
     Figure,
     SteppedChild,
-    answer,
     begin,
     empty_study,
-    judge,
     parser_for,
+    print_bar,
+    print_row,
     progress,
     run_on_ray,
     scratch,
-    tell,
+    send_result,
     times,
     wait_for_go,
 )
 
 from raypar import Study, units
 from raypar.study.trial import TrialResult, TrialState
-from raypar.units import counted
 
 VARIANTS = ("raypar", "torchrun", "documented")
 MAX_OVERHEAD_S = 0.2
@@ -48,24 +47,20 @@ MIN_AGAINST_DOCUMENTED = 60.0
 MAX_RECORD_S = 0.05
 NUM_RECORDED, NUM_STEPS = 30, 2000
 TRIALS_PER_TURN = {"raypar": 4, "torchrun": 1, "documented": 1}
-PAUSE_S = 2.0  # what the last one has left behind may end
+PAUSE_S = 2.0  # for processes of the previous variant to end
 
 
-# ---- raypar's side, in a process of its own
+# ---- raypar's trials, in a child process
 
 
 def serve_raypar(num_workers: int, num_trials: int) -> None:
-    """Run empty trials in one gang, one each time it is told to."""
+    """Run empty trials in one gang, one per request."""
     study = empty_study()
-    begun_s = time.perf_counter()
 
-    def listen(result: TrialResult) -> None:
-        nonlocal begun_s
-        seconds = time.perf_counter() - begun_s
-        answer({"seconds": seconds, "sum": result.final["sum"], "pids": result.environment["pid"]})
+    def listen(result: TrialResult, time_s: float) -> None:
+        send_result({"seconds": time_s, "sum": result.final["sum"], "pids": result.environment["pid"]})
         if not wait_for_go():
             raise SystemExit
-        begun_s = time.perf_counter()
 
     point = {"num_workers": num_workers}
     run_on_ray(study, [study.trial(point, i, order=i) for i in range(num_trials)], listen)
@@ -88,27 +83,31 @@ def torchrun_trial(num_workers: int) -> float:
 
 
 def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
-    """Measure the variants in turns; `counts`: turns after the first trial of each."""
+    """Measure the variants in turns.
+
+    Args:
+        num_workers: of each trial.
+        counts: the turns of each variant after its first trial.
+        folder: for log files.
+    """
     scripts: dict[str, list[str | Path]] = {
         "raypar": [Path(__file__), "--serve"],
         "documented": [BASELINES / "documented_tune.py"],
     }
-    who = counted(num_workers, "worker")
+    prefix = units.counted(num_workers, "worker")
     children: dict[str, SteppedChild] = {}
-    found: dict[str, list[float]] = {name: [] for name in counts}
+    times_s: dict[str, list[float]] = {name: [] for name in counts}
     num_turns = dict.fromkeys(counts, 0)
     pids: set[int] = set()
     try:
         for name in counts:
             if name in scripts:
-                progress(f"{who}: starting {name}")
-                num_trials = 1 + counts[name] * TRIALS_PER_TURN[name] + 1  # it is left before the last one
+                progress(f"{prefix}: starting {name}")
+                num_trials = 1 + counts[name] * TRIALS_PER_TURN[name] + 1  # the last one is never requested
                 sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_trials)]
                 children[name] = SteppedChild([*scripts[name], *sizes], folder / f"{name}-{num_workers}.log")
-                first = children[name].next_answer()
-                tell(
-                    f"{counted(num_workers, 'worker')}, {name}: start and first trial", units.seconds(first["seconds"])
-                )
+                first = children[name].next_result()
+                print_row(f"{prefix}, {name}: start and first trial", units.seconds(first["seconds"]))
                 pids.update(first.get("pids", ()))
         shuffled = random.Random(num_workers)
         for i in range(max(counts.values())):
@@ -120,33 +119,33 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
                 num_turns[name] += 1
                 for _ in range(TRIALS_PER_TURN[name]):
                     if name == "torchrun":
-                        found[name].append(torchrun_trial(num_workers))
+                        times_s[name].append(torchrun_trial(num_workers))
                         continue
-                    got = children[name].step()
-                    assert got["sum"] == num_workers, got
-                    found[name].append(got["seconds"])
-                    pids.update(got.get("pids", ()))
-                progress(f"round {i + 1}: {name}: {found[name][-1]:.3f} s")
+                    result = children[name].step()
+                    assert result["sum"] == num_workers, result
+                    times_s[name].append(result["seconds"])
+                    pids.update(result.get("pids", ()))
+                progress(f"round {i + 1}: {name}: {times_s[name][-1]:.3f} s")
     finally:
         for child in children.values():
-            child.__exit__()
-    report(who, num_workers, found, len(pids))
+            child.close()
+    report(prefix, num_workers, times_s, len(pids))
 
 
-def report(who: str, num_workers: int, found: dict[str, list[float]], num_processes: int) -> None:
-    if "raypar" in found:
-        warm = Figure.of(found["raypar"])
-        judge(f"{who}, raypar, warm gang: per trial", warm, units.seconds, at_most=MAX_OVERHEAD_S)
-        all_ranks = (len(found["raypar"]) + 1) * num_workers
-        tell(f"{who}, raypar: processes for {all_ranks} ranks", f"{num_processes} (each pristine)")
+def report(prefix: str, num_workers: int, times_s: dict[str, list[float]], num_processes: int) -> None:
+    if "raypar" in times_s:
+        warm = Figure.of(times_s["raypar"])
+        print_bar(f"{prefix}, raypar, warm gang: per trial", warm, units.seconds, at_most=MAX_OVERHEAD_S)
+        num_ranks = (len(times_s["raypar"]) + 1) * num_workers
+        print_row(f"{prefix}, raypar: processes for {num_ranks} ranks", str(num_processes))
     for name, bar in (("torchrun", MIN_AGAINST_TORCHRUN), ("documented", MIN_AGAINST_DOCUMENTED)):
-        if name not in found:
+        if name not in times_s:
             continue
-        tell(f"{who}, {name}: per trial", Figure.of(found[name]).show(units.seconds))
-        if "raypar" in found:
-            # Each of the other's trials against raypar's median: there are fewer of them.
-            ratio = Figure.of([seconds / warm.value for seconds in found[name]])
-            judge(f"{who}, {name} / raypar", ratio, times, at_least=bar)
+        print_row(f"{prefix}, {name}: per trial", Figure.of(times_s[name]).show(units.seconds))
+        if "raypar" in times_s:
+            # Against raypar's median, since the baselines have fewer trials.
+            ratio = Figure.of([time_s / warm.value for time_s in times_s[name]])
+            print_bar(f"{prefix}, {name} / raypar", ratio, times, at_least=bar)
     print(flush=True)
 
 
@@ -154,7 +153,7 @@ def report(who: str, num_workers: int, found: dict[str, list[float]], num_proces
 
 
 def measure_recorder(num_trials: int) -> None:
-    """`Recorder.record` of trials with three epochs and the raw times of 2 x 2,000 steps."""
+    """Time `Recorder.record` for trials with three epochs and the raw times of 2 x 2,000 steps."""
     from raypar.track.recorder import Execution, Recorder
     from raypar.track.store import default_tracking_uri
     from raypar.workloads import mnist_mlp
@@ -166,7 +165,7 @@ def measure_recorder(num_trials: int) -> None:
         recorder = Recorder(execution, tracking_uri=default_tracking_uri(folder), project_dir=folder)
         begun_s = time.perf_counter()
         recorder.start()
-        tell("MLflow: first use of a store (its schema)", units.seconds(time.perf_counter() - begun_s))
+        print_row("MLflow: first use of a store (its schema)", units.seconds(time.perf_counter() - begun_s))
         seconds = []
         for i in range(num_trials + 1):
             result = TrialResult(
@@ -184,14 +183,13 @@ def measure_recorder(num_trials: int) -> None:
             begun_s = time.perf_counter()
             recorder.record(result)
             seconds.append(time.perf_counter() - begun_s)
-        assert recorder.close("finished") == 0, "the store did not take everything"
-    judge("MLflow: Recorder.record, per trial", Figure.of(seconds[1:]), units.seconds, at_most=MAX_RECORD_S)
+        assert recorder.close("finished") == 0, "some records did not reach the store"
+    print_bar("MLflow: Recorder.record, per trial", Figure.of(seconds[1:]), units.seconds, at_most=MAX_RECORD_S)
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--rounds", type=int, default=11, help="rounds after the first trial [default: 11]")
-    parser.add_argument("--documented-trials", type=int, default=4, help="trials after the first [default: 4]")
+    parser = parser_for(__doc__, rounds=11, quick_rounds=3)
+    parser.add_argument("--documented-trials", type=int, default=4, help="after the first [default: %(default)s]")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--workers", nargs="+", type=int, default=(1, 2))
     for internal in ("--num-workers", "--num-trials"):
@@ -204,7 +202,7 @@ def main() -> None:
     args = begin(parser)
     counts = {"raypar": args.rounds, "torchrun": args.rounds, "documented": args.documented_trials}
     if args.quick:
-        counts = {"raypar": 3, "torchrun": 2, "documented": 1}
+        counts |= {"torchrun": 2, "documented": 1}
     with scratch() as folder:
         for num_workers in args.workers:
             compare(num_workers, {name: counts[name] for name in VARIANTS if name in args.variants}, folder)

@@ -1,10 +1,10 @@
-"""Does the step model predict a worker count that it has not seen, within the interval that was measured?
+"""Cross-validation of the step model: each worker count is held out and predicted from the others.
 
-Every worker count of several workers is held out in turn and predicted from the others. Where there is only one such
-count, its network comes from a probe between two workers of this machine. With --study, a study's stored results are
-taken; else ResNet-18 is trained here by two workers, 64 images a step, and predicted from what computing alone takes:
-of two workers at once that send nothing (local SGD that never averages), with 32 and with 64 images each. They share
-the machine's memory and caches as two workers that train together do; one worker alone is faster than either of them.
+A prediction should lie within the measured interval. If only one count of several workers was measured, the network
+comes from a probe between two workers of this machine. With --study, the results come from the store; otherwise
+ResNet-18 is trained here by two workers, 64 images a step, and predicted from compute time alone: that of two workers
+at once that send nothing (local SGD that never averages), with 32 and with 64 images each. They share memory and caches
+as two workers that train together do; a single worker is faster than either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from common import begin, local_trial, parser_for, progress, scratch, tell
+from common import begin, local_trial, parser_for, print_row, progress, scratch
 
 from raypar import units, workloads
 from raypar.analysis.laws import Scaling
@@ -38,14 +38,14 @@ from raypar.study.trial import TrialResult
 from raypar.track.store import Store, default_tracking_uri
 
 NUM_WORKERS = 2
-# Batch of all workers, and whether they send their gradients.
+# Global batch size, and True where the workers send their gradients.
 CONFIGS = ((64, True), (64, False), (128, False))
 NEVER = 10**6  # steps between two averages
 NUM_IMAGES = 640
 
 
 def stored(name: str) -> list[TrialResult]:
-    """A study's results from the store of this folder, with their step times."""
+    """Return a study's results from the store of this folder, with their step times."""
     store = Store(default_tracking_uri(Path.cwd()), Path.cwd())
     results = store.results(name)
     if not results:
@@ -53,27 +53,27 @@ def stored(name: str) -> list[TrialResult]:
     return [replace(r, step_times_s=store.step_times(name, r.spec.identity)) for r in results]
 
 
-def measured(folder: Path, num_rounds: int) -> list[TrialResult]:
-    """Every config once a round, in random order; those that send nothing as trials of one worker."""
-    found = []
+def measure(folder: Path, num_rounds: int) -> list[TrialResult]:
+    """Run every config once a round, in random order; those that send nothing count as trials of one worker."""
+    results = []
     for i in range(num_rounds):
         for batch_size, sends in random.Random(i).sample(CONFIGS, len(CONFIGS)):
             config = {"num_workers": NUM_WORKERS, "batch_size": batch_size, "num_images": NUM_IMAGES, "device": "cpu"}
             silent = {} if sends else {"strategy": "local_sgd", "sync_every": NEVER}
             result = local_trial("resnet", {**config, **silent}, folder / f"round{i}", repeat=i)
-            found.append(result if sends else of_one_worker(result))
+            results.append(result if sends else as_one_worker(result))
             progress(f"round {i + 1}/{num_rounds}: batch {batch_size}, {'sending' if sends else 'computing alone'}")
-    return found
+    return results
 
 
-def of_one_worker(result: TrialResult) -> TrialResult:
-    """What one of several workers computed beside the others, as a trial of its own."""
-    own = {"num_workers": 1, "batch_size": result.spec.config["batch_size"] // NUM_WORKERS}
-    usual = {key: OPTIONS[key].default for key in ("strategy", "sync_every")}
+def as_one_worker(result: TrialResult) -> TrialResult:
+    """Return one worker's share of a trial without communication, as a trial of one worker."""
+    share = {"num_workers": 1, "batch_size": result.spec.config["batch_size"] // NUM_WORKERS}
+    defaults = {key: OPTIONS[key].default for key in ("strategy", "sync_every")}
     assert result.throughput_samples_per_s is not None
     return replace(
         result,
-        spec=replace(result.spec, config={**result.spec.config, **usual, **own}),
+        spec=replace(result.spec, config={**result.spec.config, **defaults, **share}),
         throughput_samples_per_s=result.throughput_samples_per_s / NUM_WORKERS,
         step_times_s=result.step_times_s[:1],
     )
@@ -102,9 +102,9 @@ def cross_validate(
     """Predict every measured point of several workers without the points of its worker count.
 
     Args:
-        calibration: of the whole study.
+        calibration: of all points of the study.
         communication: how the study's gradients were sent; its network is ignored.
-        network: the one that the study ran on, as a probe has it; None: fitted to the other worker counts.
+        network: the probed network of the study; None: fitted to the other worker counts.
         accumulation_steps: micro-batches of a step.
     """
     points = []
@@ -123,30 +123,29 @@ def cross_validate(
 
 def show(point: HeldOut) -> None:
     title = f"{units.counted(point.num_workers, 'worker')}, batch {point.batch_size}"
-    seen = point.measured
-    measured_s = units.seconds_interval(seen.value, seen.low, seen.high)
+    measured_s = units.seconds_interval(point.measured.value, point.measured.low, point.measured.high)
     if point.predicted is None:
-        tell(title, f"measured {measured_s}; not predicted: no other count of several workers was measured")
+        print_row(title, f"measured {measured_s}; not predicted: no other count of several workers was measured")
         return
-    verdict = {True: "within", False: "OUTSIDE", None: "no interval to lie in"}[point.is_within]
-    error = 100 * (point.predicted.value / seen.value - 1)
-    tell(title, f"predicted {units.seconds(point.predicted.value)}, measured {measured_s}: {verdict}, {error:+.1f} %")
+    verdict = {True: "within", False: "OUTSIDE", None: "no interval measured"}[point.is_within]
+    error = 100 * (point.predicted.value / point.measured.value - 1)
+    predicted_s = units.seconds(point.predicted.value)
+    print_row(title, f"predicted {predicted_s}, measured {measured_s}: {verdict}, {error:+.1f} %")
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--study", help="of the store in this folder")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="choose its point")
-    parser.add_argument("--rounds", type=int, default=5, help="[default: 5]")
+    parser = parser_for(__doc__, rounds=5, quick_rounds=2)
+    parser.add_argument("--study", help="a study in the store of this folder")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="choose the study's point")
     args = begin(parser)
     settings = dict(setting.split("=", 1) for setting in args.set)
     with scratch() as folder:
-        results = stored(args.study) if args.study else measured(folder, 2 if args.quick else args.rounds)
+        results = stored(args.study) if args.study else measure(folder, args.rounds)
         chosen = choose_results(results, {key: parse_value(text) for key, text in settings.items()})
         config = chosen[0].spec.config
         layers = layer_costs(getattr(workloads, chosen[0].spec.workload), config)
         calibration = calibrate(observed_points(chosen), layers, variation_of(chosen))
-        tell(
+        print_row(
             "one worker: a step, a sample",
             f"{units.seconds(calibration.fixed_s)}, "
             f"{units.seconds(calibration.per_sample_s)}; steps vary by {units.percent(calibration.variation, 1)}",
@@ -154,19 +153,20 @@ def main() -> None:
         network = None
         if len({p.num_workers for p in calibration.of_several}) < 2:
             network = fit_network(probe_all_reduces(2, folder / "probe"), 2)
-            tell(
+            print_row(
                 "the network, by a probe",
                 f"{units.seconds(network.latency_s)}, {units.size(network.bandwidth_bytes_per_s)}/s",
             )
-        accumulated = config.get("accumulation_steps")
-        # What goes through this machine's memory is copied by the cores that compute: nothing of it is hidden.
-        hides = None if network is None else False
-        how = communication_of(config, network or Network(0.0, 1.0), "ring", overlap=hides)
-        points = cross_validate(calibration, how, network, accumulated if isinstance(accumulated, int) else 1)
+        accumulation_steps = config.get("accumulation_steps")
+        # Within a machine the cores that compute also copy the gradients: nothing overlaps.
+        overlap = None if network is None else False
+        communication = communication_of(config, network or Network(0.0, 1.0), "ring", overlap=overlap)
+        num_parts = accumulation_steps if isinstance(accumulation_steps, int) else 1
+        points = cross_validate(calibration, communication, network, num_parts)
     for point in points:
         show(point)
-    judged = [point.is_within for point in points if point.is_within is not None]
-    tell("held-out points within their measured interval", f"{sum(judged)} of {len(judged)}")
+    verdicts = [point.is_within for point in points if point.is_within is not None]
+    print_row("held-out points within their measured interval", f"{sum(verdicts)} of {len(verdicts)}")
 
 
 if __name__ == "__main__":

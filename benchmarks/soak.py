@@ -1,8 +1,8 @@
-"""Whether a long study outlives what befalls it: short trials, and every so often something of it is killed.
+"""Soak test: a long study of short trials whose processes are killed at random.
 
-`raypar study` runs so many trials on a private Ray; every 20 to 40 seconds a rank, or a process that serves the
-trials, is killed (drawn with a seed). In the end every trial is to be in the store, finished, once. The memory of the
-driver and of Ray's head (gcs_server and raylet) is looked at all along.
+`raypar study` runs many trials on a private Ray; every 20 to 40 seconds a rank, or a process that serves the trials, is
+killed (drawn with a seed). At the end every trial must be in the store, finished, exactly once. The memory of the
+driver and of Ray's head (gcs_server and raylet) is sampled throughout.
 
 Needs two cores.
 """
@@ -20,15 +20,11 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
-from common import Figure, begin, judge, parser_for, progress, scratch, tell
-from driven import num_doubled, results, said, start
+from common import Figure, begin, parser_for, print_bar, print_row, progress, scratch
+from faultlab import VICTIMS, find, kill, kill_rank
+from study_process import finished, num_duplicates, output, start
 
 from raypar import units
-from raypar.study.trial import TrialState
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from faultlab import VICTIMS, find, kill, kill_rank
 
 STUDY = """
 from raypar import Study, grid
@@ -46,18 +42,18 @@ RANK = "rank"
 SERVING = ("gang worker", "gang controller", "fork server", "Tune trainable", "broker")
 HEAD = ("Ray's head", "raylet")
 PAUSE_S = (20.0, 40.0)
-LOOK_S = 1.0
+SAMPLE_S = 1.0
 MAX_GROWTH_BYTES = 50e6
-LAST_LINE = re.compile(r"^\[ *(\d+)/\d+\]", re.MULTILINE)
+DONE = re.compile(r"^\[ *(\d+)/\d+\]", re.MULTILINE)
 
 
 def main() -> None:
     parser = parser_for(__doc__)
-    parser.add_argument("--trials", type=int, default=500, help="[default: 500]")
+    parser.add_argument("--trials", type=int, default=500, help="[default: %(default)s]")
     parser.add_argument(
-        "--epochs", type=int, default=2, help="of each trial, about half a second each on two cores [default: 2]"
+        "--epochs", type=int, default=2, help="per trial, about half a second each on two cores [default: %(default)s]"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of what is killed, and when [default: 0]")
+    parser.add_argument("--seed", type=int, default=0, help="of the kills [default: %(default)s]")
     args = begin(parser)
     num_trials = 40 if args.quick else args.trials
     with scratch() as folder:
@@ -70,49 +66,58 @@ def main() -> None:
         finally:
             if process.poll() is None:
                 process.kill()
-        took_s = time.monotonic() - begun_s
-        found = results(folder, "soak")
-        finished = [result for result in found if result.state is TrialState.FINISHED]
-        doubled = num_doubled(folder, "soak")
-        code = process.wait()
-        tell(f"{num_trials} trials", f"{units.seconds(took_s)}, exit code {code}")
-        tell("killed", ", ".join(f"{name} {count}×" for name, count in sorted(killed.items())) or "nothing")
-        tell("trials done again", str(sum(result.attempts > 1 for result in finished)))
-        tell("finished trials in the store; lost; doubled", f"{len(finished)}; {num_trials - len(finished)}; {doubled}")
+        time_s = time.monotonic() - begun_s
+        stored = finished(folder, "soak")
+        num_lost, duplicates = num_trials - len(stored), num_duplicates(folder, "soak")
+        exit_code = process.wait()
+        print_row(f"{num_trials} trials", f"{units.seconds(time_s)}, exit code {exit_code}")
+        print_row("killed", ", ".join(f"{name} {count}×" for name, count in sorted(killed.items())) or "nothing")
+        print_row("trials repeated", str(sum(result.attempts > 1 for result in stored)))
+        print_row("finished trials in the store; lost; duplicates", f"{len(stored)}; {num_lost}; {duplicates}")
         for name, values in memory.items():
             tenth = max(1, len(values) // 10)
             early, late = values[tenth : 2 * tenth] or values, values[-tenth:]
-            tell(f"{name}'s memory after a tenth", units.size(statistics.median(early)))
+            print_row(f"{name}'s memory after a tenth", units.size(statistics.median(early)))
             growth = Figure.of([value - statistics.median(early) for value in late])
-            judge(f"{name}: growth to the last tenth", growth, units.size, at_most=MAX_GROWTH_BYTES)
-        is_whole = code == 0 and len(finished) == num_trials and not doubled
-        print("nothing was lost" if is_whole else f"SOMETHING WAS LOST:\n{said(folder)[-3000:]}", flush=True)
-    sys.exit(not is_whole)
+            print_bar(f"{name}: growth to the last tenth", growth, units.size, at_most=MAX_GROWTH_BYTES)
+        is_complete = exit_code == 0 and not num_lost and not duplicates
+        print("nothing lost" if is_complete else f"NOT COMPLETE:\n{output(folder)[-3000:]}", flush=True)
+    sys.exit(not is_complete)
 
 
 def watch(
-    folder: Path, process: subprocess.Popen[str], num_trials: int, drawn: random.Random
+    folder: Path, process: subprocess.Popen[str], num_trials: int, rng: random.Random
 ) -> tuple[Counter[str], dict[str, list[float]]]:
-    """Kill and look, until the study is over: how often what was killed; the resident bytes of driver and head."""
+    """Kill processes and sample memory until the study ends.
+
+    Args:
+        folder: of the study.
+        process: of `raypar study`.
+        num_trials: of the study.
+        rng: draws the time and victim of each kill.
+
+    Returns:
+        The number of kills by victim, and the resident bytes of the driver and Ray's head over time.
+    """
     killed: Counter[str] = Counter()
     memory: dict[str, list[float]] = {"driver": [], "Ray's head": []}
-    next_s, told = time.monotonic() + drawn.uniform(*PAUSE_S), 0
+    next_s, num_reported = time.monotonic() + rng.uniform(*PAUSE_S), 0
     driver = psutil.Process(process.pid)
     while process.poll() is None:
-        time.sleep(LOOK_S)
-        done = [int(number) for number in LAST_LINE.findall((folder / "stdout").read_text())]
-        if done:  # before the first trial has ended, all of it is still growing
+        time.sleep(SAMPLE_S)
+        done = [int(number) for number in DONE.findall((folder / "stdout").read_text())]
+        if done:  # before the first trial ends, everything still grows
             with contextlib.suppress(psutil.Error, LookupError):
                 head = [find(process.pid, VICTIMS[name]).memory_info().rss for name in HEAD]
                 memory["driver"].append(driver.memory_info().rss)
                 memory["Ray's head"].append(sum(head))
-        if done and done[-1] >= told + num_trials // 10:
-            told = done[-1]
-            progress(f"{told} trials, {sum(killed.values())} kills")
+        if done and done[-1] >= num_reported + num_trials // 10:
+            num_reported = done[-1]
+            progress(f"{num_reported} trials, {sum(killed.values())} kills")
         if time.monotonic() >= next_s and done:
-            next_s = time.monotonic() + drawn.uniform(*PAUSE_S)
-            victim = drawn.choice((RANK, *SERVING))
-            with contextlib.suppress(psutil.Error, LookupError):  # it is just being replaced, or no trial runs
+            next_s = time.monotonic() + rng.uniform(*PAUSE_S)
+            victim = rng.choice((RANK, *SERVING))
+            with contextlib.suppress(psutil.Error, LookupError):  # the victim is being replaced, or no trial runs
                 if victim == RANK:
                     kill_rank(find_rank(process.pid))
                 else:
@@ -122,10 +127,10 @@ def watch(
 
 
 def find_rank(driver: int) -> int:
-    """A process that a fork server has forked for a trial.
+    """Return the process id of a rank that runs.
 
     Raises:
-        LookupError: there is none now.
+        LookupError: no trial runs.
     """
     ranks = find(driver, VICTIMS["fork server"]).children()
     if not ranks:

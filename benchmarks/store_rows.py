@@ -1,8 +1,8 @@
-"""A writer that puts runs into an embedded MLflow database in one transaction: the rows that MLflow writes one by one.
+"""Writer of runs to an embedded MLflow database in one transaction, with the rows that MLflow writes one by one.
 
-Everything above it is raypar's own: `Recorder` journals, `Uploader` makes runs, params, metrics, tags and files of the
-records. What MLflow fills in by itself (who ran it, from where) is copied from one run of each study that MLflow makes.
-tests/unit/test_benchmark_store_rows.py compares its database with one that was written through MLflow.
+All layers above are raypar's: `Recorder` journals, `Uploader` turns records into runs, params, metrics, tags and files.
+Fields that MLflow sets itself (user, source) are copied from one run of each study that MLflow creates.
+tests/unit/test_benchmark_store_rows.py compares the database with one written through MLflow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_RUN_NAME_LENGTH = 500
 
 
 class RowWriter(RunWriter):
-    """Runs are in the database once `flush` is called, and not before."""
+    """Writer that keeps runs in memory until `flush`."""
 
     def __init__(self, tracking_uri: str, project_dir: Path) -> None:
         super().__init__(tracking_uri, project_dir)
         database = sqlite_path(tracking_uri)
-        assert database is not None, f"{tracking_uri} is no embedded database"
+        assert database is not None, f"{tracking_uri} is not an embedded database"
         self._database = database
         self._models: dict[str, tuple[RunRef, dict[str, Any], dict[str, str]]] = {}
         self._clear()
@@ -48,11 +48,11 @@ class RowWriter(RunWriter):
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
         if study not in self._models:
             model = super().create(study, name, start_ms, tags)
-            row, own = self._read(model.run_id)
-            self._models[study] = model, row, {key: own[key] for key in own.keys() - tags.keys()}
+            row, row_tags = self._read(model.run_id)
+            self._models[study] = model, row, {key: row_tags[key] for key in row_tags.keys() - tags.keys()}
             self._runs[model.run_id] = row
             return model
-        model, row, own = self._models[study]
+        model, row, model_tags = self._models[study]
         run_id, name = uuid.uuid4().hex, clip(name, MAX_RUN_NAME_LENGTH)
         run = RunRef(run_id, model.artifact_uri.replace(model.run_id, run_id))
         self._runs[run_id] = {
@@ -62,7 +62,7 @@ class RowWriter(RunWriter):
             "start_time": start_ms,
             "artifact_uri": run.artifact_uri,
         }
-        for key, value in {**own, **tags, "mlflow.runName": name}.items():
+        for key, value in {**model_tags, **tags, "mlflow.runName": name}.items():
             self._tags[run_id, key] = value
         return run
 
@@ -83,14 +83,14 @@ class RowWriter(RunWriter):
             self._points.setdefault(run.run_id, {})[p.key, p.value, p.time_ms, p.step] = None
 
     def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:
-        for i in inputs:  # a data set that is there in two contexts is kept in its first, as MLflow does
+        for i in inputs:  # a data set in two contexts keeps the first, as with MLflow
             self._inputs.setdefault((run.run_id, i.name, i.digest), i)
 
     def end(self, run: RunRef, status: str, end_ms: int) -> None:
         self._runs[run.run_id].update(status=status, end_time=end_ms)
 
     def flush(self) -> None:
-        """Write what there is, in one transaction."""
+        """Write all pending rows, in one transaction."""
         if not self._runs:
             return
         latest = [(run, *point) for run, points in self._points.items() for point in _latest(points)]
@@ -127,23 +127,23 @@ class RowWriter(RunWriter):
         (dataset,) = database.execute(
             "SELECT dataset_uuid FROM datasets WHERE experiment_id = ? AND name = ? AND digest = ?", key
         ).fetchone()
-        own = uuid.uuid4().hex
-        database.execute("INSERT INTO inputs VALUES (?, 'DATASET', ?, 'RUN', ?, 0)", [own, dataset, run])
-        database.execute("INSERT INTO input_tags VALUES (?, 'mlflow.data.context', ?)", [own, used.context])
+        input_id = uuid.uuid4().hex
+        database.execute("INSERT INTO inputs VALUES (?, 'DATASET', ?, 'RUN', ?, 0)", [input_id, dataset, run])
+        database.execute("INSERT INTO input_tags VALUES (?, 'mlflow.data.context', ?)", [input_id, used.context])
 
     def _read(self, run_id: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """A run's row, and its tags."""
+        """Return a run's row and its tags."""
         with closing(sqlite3.connect(self._database)) as database:
-            found = database.execute("SELECT * FROM runs WHERE run_uuid = ?", [run_id])
-            row = dict(zip([column[0] for column in found.description], found.fetchone(), strict=True))
+            cursor = database.execute("SELECT * FROM runs WHERE run_uuid = ?", [run_id])
+            row = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
             return row, dict(database.execute("SELECT key, value FROM tags WHERE run_uuid = ?", [run_id]).fetchall())
 
 
 def _latest(points: Mapping[tuple[Any, ...], None]) -> Iterator[tuple[Any, ...]]:
-    """Of each metric the point that MLflow shows: of the last step, of these the last in time, of these the largest."""
+    """Yield the point of each metric that MLflow shows: the last by step, then by time, then by value."""
     best: dict[str, tuple[Any, ...]] = {}
     for key, value, time_ms, step in points:
-        known = best.get(key)
-        if known is None or (step, time_ms, value) >= (known[3], known[2], known[1]):
+        latest = best.get(key)
+        if latest is None or (step, time_ms, value) >= (latest[3], latest[2], latest[1]):
             best[key] = (key, value, time_ms, step)
     yield from best.values()

@@ -1,8 +1,8 @@
-"""What it costs to bring two workers to the same weights: all-reduce (ddp) against gather and broadcast.
+"""Cost of synchronising two workers: all-reduce (ddp) against gather and broadcast.
 
 `fashion_mlp` on one worker and on two, with either strategy, one thread each: with the whole training set as a batch,
-as "Parallelising deep networks with MPI and GPUs" has it, and with 500 images. The cost of a step's synchronisation is
-what the step takes beyond half of the one worker's. Every round measures all of them in random order.
+as in "Parallelising deep networks with MPI and GPUs", and with 500 images. A step's synchronisation costs the time that
+it takes beyond half of one worker's step. Every round measures all variants in random order.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from common import Figure, begin, interleaved, local_trial, parser_for, scratch, tell, times
+from common import Figure, begin, interleaved, local_trial, parser_for, print_row, scratch, times
 
 from raypar import units
 
-WAYS = {"1 worker": (1, "ddp"), "ddp": (2, "ddp"), "gather_broadcast": (2, "gather_broadcast")}
+VARIANTS = {"1 worker": (1, "ddp"), "ddp": (2, "ddp"), "gather_broadcast": (2, "gather_broadcast")}
 # batch size, epochs: enough for a second or more
 CASES = ((50_000, 20), (500, 4))
 
 
 def step_time_s(folder: Path, num_workers: int, strategy: str, batch_size: int, epochs: int) -> float:
-    """The median step of a trial, slowest rank."""
+    """Return the median step time of a trial, of the slowest rank."""
     config = {
         "num_workers": num_workers,
         "strategy": strategy,
@@ -37,26 +37,21 @@ def step_time_s(folder: Path, num_workers: int, strategy: str, batch_size: int, 
 
 
 def main() -> None:
-    parser = parser_for(__doc__, has_data=True)
-    parser.add_argument("--rounds", type=int, default=5, help="[default: 5]")
-    args = begin(parser)
-    num_rounds = 1 if args.quick else args.rounds
+    args = begin(parser_for(__doc__, rounds=5, has_data=True))
     with scratch() as folder:
         for batch_size, epochs in CASES:
-            found = interleaved(
-                {
-                    way: partial(step_time_s, folder, *how, batch_size, 2 if args.quick else epochs)
-                    for way, how in WAYS.items()
-                },
-                num_rounds,
+            num_epochs = 2 if args.quick else epochs
+            steps_s = interleaved(
+                {name: partial(step_time_s, folder, *how, batch_size, num_epochs) for name, how in VARIANTS.items()},
+                args.rounds,
             )
-            alone = found["1 worker"]
-            tell(f"batch {batch_size}, 1 worker: a step", Figure.of(alone).show(units.seconds))
-            for way in ("ddp", "gather_broadcast"):
-                own = found[way]
-                tell(f"batch {batch_size}, 2 workers, {way}: speedup", Figure.ratio(alone, own).show(times))
-                cost = [step - one / 2 for step, one in zip(own, alone, strict=True)]
-                tell(f"batch {batch_size}, 2 workers, {way}: synchronisation a step", Figure.of(cost).show(_signed))
+            one_worker_s = steps_s.pop("1 worker")
+            print_row(f"batch {batch_size}, 1 worker: a step", Figure.of(one_worker_s).show(units.seconds))
+            for name, two_workers_s in steps_s.items():
+                prefix = f"batch {batch_size}, 2 workers, {name}"
+                print_row(f"{prefix}: speedup", Figure.ratio(one_worker_s, two_workers_s).show(times))
+                cost_s = [step_s - one_s / 2 for step_s, one_s in zip(two_workers_s, one_worker_s, strict=True)]
+                print_row(f"{prefix}: synchronisation a step", Figure.of(cost_s).show(_signed))
             print(flush=True)
 
 

@@ -1,7 +1,7 @@
-"""Ray Tune over Ray Train as Ray's guide has it: a function per trial that calls TorchTrainer(...).fit().
+"""Ray Tune over Ray Train as in Ray's guide: a function per trial that calls TorchTrainer(...).fit().
 
-Default settings throughout. Ray is given one logical CPU more than the workers need, as the guide's own layout (a
-trial's function and its workers each take theirs) would wait for ever without. One trial each time it is told to.
+Default settings throughout. Ray gets one logical CPU more than the workers need, since in the guide's layout the
+trial's function takes one too and would wait forever. Runs one trial per request.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import time
 import ray
 import ray.train
 import ray.tune
-from common import answer, wait_for_go
+from common import send_result, wait_for_go
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
@@ -40,14 +40,14 @@ def trial(config):
     ).fit()
 
 
-class Steps(ray.tune.Callback):
-    """Holds Tune between two trials until the next one is wanted."""
+class RequestedTrials(ray.tune.Callback):
+    """Holds Tune after each trial until the next one is requested."""
 
     def __init__(self):
         self.begun_s = time.perf_counter()
 
     def on_trial_complete(self, iteration, trials, trial, **info):
-        answer({"seconds": time.perf_counter() - self.begun_s, "sum": trial.last_result.get("sum")})
+        send_result({"seconds": time.perf_counter() - self.begun_s, "sum": trial.last_result.get("sum")})
         if not wait_for_go():
             raise SystemExit
         self.begun_s = time.perf_counter()
@@ -72,7 +72,7 @@ def main():
                     "lr": ray.tune.grid_search([0.1 * (i + 1) for i in range(args.num_trials)]),
                 },
                 tune_config=ray.tune.TuneConfig(max_concurrent_trials=1),
-                run_config=ray.tune.RunConfig(storage_path=f"{folder}/tune", verbose=0, callbacks=[Steps()]),
+                run_config=ray.tune.RunConfig(storage_path=f"{folder}/tune", verbose=0, callbacks=[RequestedTrials()]),
             ).fit()
         finally:
             ray.shutdown()

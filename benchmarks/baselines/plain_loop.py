@@ -1,14 +1,13 @@
-"""One thread, one process: training as a good engineer writes it by hand, on tensors that lie in memory.
+"""A hand-written training loop on tensors in memory: one process, one thread.
 
-The model and the bytes of the images are raypar's, nothing else is. Only the steps are on the clock, as in raypar:
-the order of an epoch is drawn before, and there is no evaluation.
+Only the model and the bytes of the images are raypar's. Only the steps are timed, as in raypar: an epoch's order is
+drawn before, and nothing is evaluated.
 """
 
-import argparse
 import time
 
 import torch
-from common import answer
+from common import send_result, training_parser
 from torch.nn import functional
 
 from raypar import workloads
@@ -19,12 +18,7 @@ NUM_WARMUP_STEPS = 10
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload")
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--num-samples", type=int, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
-    args = parser.parse_args()
+    args = training_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workload = getattr(workloads, args.workload)
@@ -51,7 +45,7 @@ def main():
         begun_s = time.perf_counter()
         train_on(order)
         seconds += time.perf_counter() - begun_s
-    answer({"samples_per_s": args.epochs * len(labels) / seconds, "seconds": seconds})
+    send_result({"samples_per_s": args.epochs * len(labels) / seconds, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Plain torchrun + DistributedDataParallel: one thread a rank, each rank on a core of its own.
+"""Plain torchrun + DistributedDataParallel: one thread and one core per rank.
 
-The model, the bytes of the images and the global batches are raypar's: every rank takes its slice of each.
+The model, the bytes of the images and the global batches are raypar's; every rank takes its slice of each batch. The
+number of samples is a multiple of the batch size.
 """
 
-import argparse
 import os
 import time
 
 import torch
 import torch.distributed as dist
-from common import answer
+from common import send_result, training_parser
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,11 +21,7 @@ NUM_WARMUP_STEPS = 10
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload")
-    parser.add_argument("--batch-size", type=int, required=True, help="over all ranks")
-    parser.add_argument("--num-samples", type=int, required=True, help="a multiple of the batch size")
-    parser.add_argument("--epochs", type=int, required=True)
+    parser = training_parser(__doc__)
     parser.add_argument("--cores", type=int, nargs="+", required=True)
     args = parser.parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -63,7 +59,7 @@ def main():
     slowest = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     if rank == 0:
-        answer({"samples_per_s": args.epochs * len(labels) / slowest.item(), "seconds": slowest.item()})
+        send_result({"samples_per_s": args.epochs * len(labels) / slowest.item(), "seconds": slowest.item()})
     dist.destroy_process_group()
 
 

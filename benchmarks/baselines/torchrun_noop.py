@@ -1,4 +1,4 @@
-"""An empty trial for torchrun: join the others, one all-reduce, leave."""
+"""An empty trial for torchrun: join the group, all-reduce once, leave."""
 
 import os
 

@@ -1,14 +1,13 @@
-"""One thread, one process: training as most scripts have it, with torchvision's MNIST and torch's DataLoader.
+"""The usual training script: torchvision's MNIST and torch's DataLoader, one process, one thread.
 
-The loader's own processes, if any, may use every core.
+Loader processes may use every core.
 """
 
-import argparse
 import os
 import time
 
 import torch
-from common import answer
+from common import send_result, training_parser
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
@@ -25,11 +24,7 @@ def use_every_core(_):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload")
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--num-samples", type=int, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
+    parser = training_parser(__doc__)
     parser.add_argument("--num-loader-workers", type=int, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -56,7 +51,7 @@ def main():
         loss.backward()
         optimizer.step()
 
-    for i, batch in enumerate(loader):  # a whole pass of nothing but reading would take longer than it warms up
+    for i, batch in enumerate(loader):  # a full epoch would take longer than a warm-up needs
         step(*batch)
         if i + 1 == NUM_WARMUP_BATCHES:
             break
@@ -66,7 +61,7 @@ def main():
         for images, labels in loader:
             step(images, labels)
         seconds += time.perf_counter() - begun_s
-    answer({"samples_per_s": args.epochs * args.num_samples / seconds, "seconds": seconds})
+    send_result({"samples_per_s": args.epochs * args.num_samples / seconds, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Studies whose trials wait in mid-epoch to have something done to them, and what can be done.
+"""Studies whose trials stop in mid-epoch for a fault, and the faults: killed processes, locked stores, full disks.
 
-Every trial's first attempt stops in its fourth training step: its last rank says in a file that it is there (the other
-one waits for it in an all-reduce), and goes on when it is told to, having done what it was told. Tests and benchmarks
-drive such a study from outside, as a process of its own.
+Every trial's first attempt stops in its fourth training step: its last rank writes a file and waits (the other rank
+waits for it in an all-reduce). Another file tells it to continue, and how to misbehave first. Tests and benchmarks run
+such a study in a process and drive it from outside.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -64,9 +65,9 @@ def hold(lr):
         raise ValueError("no such luck")
     if act == "ask for too much":
         bytes(1 << 50)
-    taken = []
+    hog = []
     while act == "take too much":
-        taken.append(b"1" * FILL_BYTES)
+        hog.append(b"1" * FILL_BYTES)
 
 
 study = Study(
@@ -77,39 +78,46 @@ study = Study(
     config={"epochs": 2, "batch_size": 256, "hidden_size": 16, "num_workers": 2, "num_warmup_steps": 1},
 )
 """
+POLL_S, KILL_LIMIT_S = 0.02, 30.0
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
-ROOM_BYTES = 512 * 2**20  # what a rank that is to be out of memory may take on top of what it has
+ROOM_BYTES = 512 * 2**20  # limit of a memory group
+DISK_BYTES = 16 * 2**20
 
 
 class Faulty:
-    """A study in a folder, its trials held one after the other."""
+    """A study in a folder, `faulty.py`, whose trials are held one after the other."""
 
     def __init__(self, folder: Path, num_trials: int) -> None:
         self.folder = folder
         (folder / "faulty.py").write_text(STUDY.replace("NUM_TRIALS", str(num_trials)))
         (folder / "starts").touch()
         (folder / "holds").touch()
-        self._told: set[str] = set()
+        self._released: set[str] = set()
 
     def starts(self) -> list[str]:
-        """The learning rate of every attempt, in their order."""
+        """Return the learning rate of every attempt, in order."""
         return (self.folder / "starts").read_text().split()
 
     def held(self) -> tuple[str, int] | None:
-        """The trial that waits and was not told to go on: its learning rate, and its last rank's process."""
+        """Return the held trial, if any: its learning rate and the process id of its last rank."""
         for path in self.folder.glob("held-*"):
             lr = path.name.removeprefix("held-")
-            if lr not in self._told:
+            if lr not in self._released:
                 return lr, int(path.read_text())
         return None
 
     def prepare_go(self, lr: str, act: str = "") -> None:
-        """What `go` needs room on the disk for."""
+        """Write the file of `go`, for use before the disk is full."""
         (self.folder / f"going-{lr}").write_text(act or "go on")
 
     def go(self, lr: str, act: str = "") -> None:
-        """Let a trial that waits go on; act: what it does first (see `STUDY`)."""
-        self._told.add(lr)
+        """Continue a held trial.
+
+        Args:
+            lr: its learning rate.
+            act: its misbehaviour, ``raise``, ``ask for too much`` or ``take too much`` (memory); empty: none.
+        """
+        self._released.add(lr)
         draft = self.folder / f"going-{lr}"
         if not draft.exists():
             self.prepare_go(lr, act)
@@ -117,7 +125,7 @@ class Faulty:
 
     @contextlib.contextmanager
     def running(self, process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-        """The study's process, which does not outlive the block."""
+        """Kill the study's process at the end of the block, if it still runs."""
         with process:
             try:
                 yield process
@@ -126,41 +134,54 @@ class Faulty:
                     process.kill()
 
     def hold_no_more(self) -> None:
-        """Later trials don't wait."""
+        """Let later trials run through."""
         (self.folder / "holds").unlink(missing_ok=True)
 
 
 def next_held(study: Faulty, process: subprocess.Popen[str], limit_s: float = 200.0) -> tuple[str, int]:
-    """Wait for the next trial that waits; its learning rate, and its last rank's process."""
-    give_up_s = time.monotonic() + limit_s
-    while (held := study.held()) is None:
-        code = process.poll()
-        if code is not None or time.monotonic() > give_up_s:
-            said = [(study.folder / name).read_text() for name in ("stdout", "stderr")]
-            raise AssertionError(f"no trial in mid-epoch (exit code {code}):\n{said[0]}{said[1]}")
-        time.sleep(0.02)
+    """Wait for the next held trial; return its learning rate and the process id of its last rank.
+
+    Raises:
+        AssertionError: the study's process ends before, or the limit is reached.
+    """
+    wait_until(lambda: study.held() is not None or process.poll() is not None, limit_s)
+    held = study.held()
+    if held is None:
+        output = "".join((study.folder / name).read_text() for name in ("stdout", "stderr"))
+        raise AssertionError(f"no trial in mid-epoch (exit code {process.poll()}):\n{output}")
     return held
 
 
+def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Wait for a condition; return False if the limit is reached before."""
+    until_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
 def find(parent: int, word: str) -> psutil.Process:
-    """The descendant with the word in its command line; the youngest of several, though not what one of them has
-    forked: that has its parent's command line.
+    """Return the descendant with a word in its command line, of several the youngest.
+
+    Forks of a match are ignored: they have its command line.
 
     Raises:
         LookupError: there is none.
     """
-    found = {}
+    matches = {}
     for process in psutil.Process(parent).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if any(word in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = (process.create_time(), process.ppid(), process)
-    own = [(created, process) for created, ppid, process in found.values() if ppid not in found]
-    if not own:
+                matches[process.pid] = (process.create_time(), process.ppid(), process)
+    roots = [(created, process) for created, ppid, process in matches.values() if ppid not in matches]
+    if not roots:
         raise LookupError(f"no process with {word} in its command line")
-    return max(own, key=lambda each: each[0])[1]
+    return max(roots, key=lambda root: root[0])[1]
 
 
-# What can be killed of a study in Ray, and how it shows up among the descendants of `raypar`.
+# Processes of a study in Ray, by a word of their command lines.
 VICTIMS = {
     "gang worker": "RayTrainWorker",
     "gang controller": "TrainController",
@@ -173,40 +194,37 @@ VICTIMS = {
 
 
 def kill(parent: int, victim: str) -> int:
-    """Kill one of `VICTIMS`; its process id. Returns when it is gone. Raises LookupError where there is none."""
+    """Kill one of `VICTIMS` and wait for its end; return its process id.
+
+    Raises:
+        LookupError: there is none.
+    """
     process = find(parent, VICTIMS[victim])
-    process.kill()
-    until_gone(process.pid)
+    kill_rank(process.pid)
     return process.pid
 
 
-def until_gone(pid: int, limit_s: float = 30.0) -> None:
-    give_up_s = time.monotonic() + limit_s
-    while is_running(pid):
-        if time.monotonic() > give_up_s:
-            raise TimeoutError(f"process {pid} does not end")
-        time.sleep(0.01)
-
-
 def kill_rank(pid: int) -> None:
+    """Kill a process, if it still runs, and wait for its end."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    until_gone(pid)
+    if not wait_until(lambda: not is_running(pid), KILL_LIMIT_S):
+        raise TimeoutError(f"process {pid} does not end")
 
 
 @contextlib.contextmanager
 def memory_group() -> Iterator[Callable[[int], None]]:
-    """A group of processes of little memory inside of this process's own: gives what puts a process into it.
+    """Yield a function that moves a process into a new memory group with little memory.
 
     Raises:
         OSError: none can be made here.
     """
-    own = next(
+    parent = next(
         (line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), ""
     )
-    if not own or not (MEMORY_GROUPS / "memory.limit_in_bytes").exists():
+    if not parent or not (MEMORY_GROUPS / "memory.limit_in_bytes").exists():
         raise OSError("no memory groups (version 1) that could be written")
-    group = MEMORY_GROUPS / own.lstrip("/") / f"raypar-faults-{os.getpid()}"
+    group = MEMORY_GROUPS / parent.lstrip("/") / f"raypar-faults-{os.getpid()}"
     group.mkdir()
     members: list[int] = []
 
@@ -221,3 +239,43 @@ def memory_group() -> Iterator[Callable[[int], None]]:
         for pid in members:
             kill_rank(pid)
         group.rmdir()
+
+
+@contextlib.contextmanager
+def locked_database(folder: Path) -> Iterator[None]:
+    """Lock the folder's embedded MLflow database, as another process would."""
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db", timeout=60, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a file system of `DISK_BYTES` on a folder.
+
+    Raises:
+        OSError: it can't be mounted here.
+    """
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"a small file system can't be mounted here (needs root): {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill_disk(folder: Path) -> Path:
+    """Fill the folder's file system; return the file to delete for room."""
+    filler = folder / "filler"
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            os.write(file.fileno(), b"0" * 4096)
+    return filler
+
+
+def damaged(line: bytes) -> bytes:
+    """Return a line of a journal with a character that is not UTF-8."""
+    return b'{"kind": "trial", \xff' + line[40:]

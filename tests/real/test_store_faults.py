@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
-import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,28 +22,22 @@ from raypar.train.affinity import allowed_cores
 
 sys.path.insert(0, str(HERE.parent))
 
-from faultlab import Faulty, next_held
+from faultlab import Faulty, damaged, fill_disk, locked_database, next_held, small_disk
 
 pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
-DISK_BYTES = 16 * 2**20
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a file system of its own with little room."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except OSError as error:
-        pytest.skip(f"a small file system can't be mounted here: {error}")
-    if done.returncode:
-        pytest.skip(f"a small file system can't be mounted here (that needs root): {done.stderr.strip()}")
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(small_disk(folder))
+        except OSError as error:
+            pytest.skip(str(error))
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def finished(folder: Path, uri: str | None = None) -> list[str]:
@@ -61,27 +53,25 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
         first, _ = next_held(study, process)
         study.go(first)
         second, _ = next_held(study, process)
-        with closing(sqlite3.connect(tmp_path / "mlflow.db", timeout=60, isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
+        with locked_database(tmp_path):
             study.hold_no_more()
             study.go(second)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
             output = (tmp_path / "stdout").read_text()
             assert "records wait on disk; `raypar sync` sends them" in output
-            other.execute("ROLLBACK")
     assert (tmp_path / "stderr").read_text() == ""
     assert finished(tmp_path) == ["0.01", "0.02", "0.03", "0.04"]  # the store and the journal together
 
     (journal,) = journal_paths(tmp_path)
     lines = journal.read_bytes().splitlines(keepends=True)
     waiting = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "trial"]
-    damaged, cut = waiting[-2], waiting[-1]
-    lost = {str(json.loads(lines[i])["result"]["spec"]["config"]["lr"]) for i in (damaged, cut)}
-    lines[damaged] = b'{"kind": "trial", \xff' + lines[damaged][40:]
+    bad, cut = waiting[-2], waiting[-1]
+    lost = {str(json.loads(lines[i])["result"]["spec"]["config"]["lr"]) for i in (bad, cut)}
+    lines[bad] = damaged(lines[bad])
     journal.write_bytes(b"".join(lines[:cut]) + lines[cut][:100])
     synced = cli.run("sync")
     told = synced.stdout + synced.stderr
-    assert f"line {damaged + 1}: is damaged, skipped" in told and "Traceback" not in told, told
+    assert f"line {bad + 1}: is damaged, skipped" in told and "Traceback" not in told, told
     kept = sorted({"0.01", "0.02", "0.03", "0.04"} - lost)
     assert finished(tmp_path) == kept
 
@@ -124,35 +114,29 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
 
 
 def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the_rest(
-    small_disk: Path, tmp_path: Path
+    disk: Path, tmp_path: Path
 ) -> None:
-    cli, study = Cli(small_disk), Faulty(small_disk, 4)
+    cli, study = Cli(disk), Faulty(disk, 4)
     for name in ("stdout", "stderr"):
-        (small_disk / name).symlink_to(tmp_path / name)
+        (disk / name).symlink_to(tmp_path / name)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         first, _ = next_held(study, process)
         study.go(first)
         second, _ = next_held(study, process)
         study.prepare_go(second)
-        filler = small_disk / "filler"
-        with filler.open("wb") as file:
-            while True:
-                try:
-                    os.write(file.fileno(), b"0" * 4096)
-                except OSError:
-                    break
+        filler = fill_disk(disk)
         study.go(second)
         assert process.wait(TIMEOUT_S) == 1
     filler.unlink()
     output, errors = (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text()
     assert re.match(r"error: The results can't be written to .*: No space left on device\n  → free some space", errors)
     assert "broke off; `raypar resume faulty` runs the rest" in output and "Traceback" not in output + errors
-    assert finished(small_disk) == [first]
+    assert finished(disk) == [first]
 
     study.hold_no_more()
     done = cli.run("resume", "faulty")
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 of 4 trials" in done.stdout
-    assert finished(small_disk) == ["0.01", "0.02", "0.03", "0.04"]
+    assert finished(disk) == ["0.01", "0.02", "0.03", "0.04"]
     assert study.starts().count(first) == 1
     until(lambda: not cli.processes(), "the end of its processes")
