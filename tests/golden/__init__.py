@@ -9,6 +9,7 @@
 ``<study>/*``            What a command (`COMMANDS`) prints, or writes into a file, about these studies.
 ``identities.json``      `TrialSpec.identity` of every trial of the studies in ``studies/``: a changed one means that
                          stored results are no longer recognised.
+``journal.jsonl``        A journal with a record of every kind, which no store has yet. It is never written anew.
 ``store.tar.gz``         A store written by MLflow 3.17 and this folder's raypar. It is never written anew.
 =======================  ============================================================================================
 

@@ -53,7 +53,9 @@ def test_the_trials_of_a_shipped_study_keep_their_identities(path: Path) -> None
 
 
 def test_every_golden_file_is_looked_at() -> None:
-    inputs = {"store.tar.gz", "__init__.py", "__main__.py", "page.py"} | {f"studies/{s}.json" for s in STUDIES}
+    inputs = {"journal.jsonl", "store.tar.gz", "__init__.py", "__main__.py", "page.py"} | {
+        f"studies/{s}.json" for s in STUDIES
+    }
     names = {str(path.relative_to(golden.HERE)) for path in golden.HERE.rglob("*") if path.is_file()}
     names = {name for name in names if "__pycache__" not in name}
     assert names == inputs | {*golden.COMMANDS, *golden.STORED, golden.RESULTS, golden.IDENTITIES}

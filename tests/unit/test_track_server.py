@@ -1,7 +1,8 @@
-"""Who may use a cluster's MLflow, and where that is written. No server is started here."""
+"""Ports, passwords and refusals of MLflow servers. No server is started here."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import stat
 from pathlib import Path
@@ -11,9 +12,22 @@ import pytest
 from raypar.errors import StoreError
 from raypar.track import server
 from raypar.track.client import unreachable
-from raypar.track.server import credentials, ensure_shared_server, main
+from raypar.track.server import credentials, ensure_shared_server, free_port, main, start_server
 
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    with contextlib.closing(socket.socket()) as taken:
+        port = free_port(21000)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        assert free_port(port) > port
+
+
+def test_no_server_is_started_over_a_server(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is a server already"):
+        start_server("http://head:5000", tmp_path)
 
 
 def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
@@ -24,7 +38,7 @@ def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path: Path)
     assert credentials(tmp_path / "other") != made_up
 
 
-def test_a_user_and_a_password_that_are_there_are_taken(tmp_path: Path) -> None:
+def test_existing_credentials_are_used(tmp_path: Path) -> None:
     path = tmp_path / ".mlflow" / "credentials"
     path.parent.mkdir()
     text = "[mlflow]\nmlflow_tracking_username = ann\nmlflow_tracking_password = 100%%-of-it\n"
@@ -33,7 +47,7 @@ def test_a_user_and_a_password_that_are_there_are_taken(tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
-def test_a_password_that_is_lost_is_not_made_up_again_where_the_server_knows_the_first_one(tmp_path: Path) -> None:
+def test_a_lost_password_is_not_made_up_again_where_the_server_has_the_first_one(tmp_path: Path) -> None:
     users = tmp_path / "mlflow" / "users.db"
     users.parent.mkdir()
     users.touch()
@@ -42,7 +56,7 @@ def test_a_password_that_is_lost_is_not_made_up_again_where_the_server_knows_the
     assert f"rm {users}" in str(error.value) and not (tmp_path / ".mlflow").exists()
 
 
-def test_without_what_asks_for_a_password_no_server_is_started(
+def test_without_the_plugin_for_passwords_no_server_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server, "find_spec", lambda name: None)
@@ -52,7 +66,7 @@ def test_without_what_asks_for_a_password_no_server_is_started(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_that_somebody_else_has_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_of_another_program_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "find_spec", lambda name: object())
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -62,17 +76,17 @@ def test_a_port_that_somebody_else_has_is_left_to_them(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("login", "problem"),
     [({}, "asks for a user and a password"), ({"USERNAME": "u", "PASSWORD": "p"}, "takes neither the user nor the")],
 )
-def test_whom_a_store_refuses_is_told_what_to_give(
-    given: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_user_learns_what_to_give(
+    login: dict[str, str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("USERNAME", "PASSWORD"):
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
-    for name, value in given.items():
+    for name, value in login.items():
         monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
     error = unreachable("http://head:5000", ANSWER)
-    assert str(error).startswith(f"The tracking store http://head:5000 {told}")
+    assert str(error).startswith(f"The tracking store http://head:5000 {problem}")
     assert "MLFLOW_TRACKING_USERNAME" in str(error) and "~/.mlflow/credentials" in str(error)
