@@ -10,21 +10,20 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, same_share_everywhere
+from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task
 from raypar.study.workload import Config
 
 Hook: TypeAlias = Callable[[GradBucket], torch.futures.Future[Tensor]]
 
-# Not a byte more fits beside a gradient: every one is sent by itself.
+# A bucket of one byte holds a single gradient: each is sent by itself.
 UNFUSED_MB = 1 / 2**20
 
 
-class AllReduce(NoParallelism):
+class AllReduce(DataParallelism):
     """torch's DistributedDataParallel (Li et al. 2020, https://arxiv.org/abs/2006.15704)."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.share = same_share_everywhere(task)
         config, context = task.config, task.context
         bucket_mb = config["bucket_mb"]
         self._ddp = nn.parallel.DistributedDataParallel(
@@ -49,14 +48,14 @@ class AllReduce(NoParallelism):
 
 
 class _Compression:
-    """What a bucket's gradients are turned into on their way; "none": nothing."""
+    """Communication hook that compresses the gradients of a bucket; "none": leaves them as they are."""
 
     def __init__(self, config: Config) -> None:
         self._name, self._rank = config["compression"], config["powersgd_rank"]
         self.reset_state()
 
     def reset_state(self) -> None:
-        """PowerSGD carries its errors and its last factors from step to step."""
+        """Drop the errors and last factors that PowerSGD carries from step to step."""
         self._state: Any = None
         if self._name == "powersgd":
             # It has to let DDP settle its buckets in the first step, which is all-reduced as it is.
@@ -78,9 +77,9 @@ class _Compression:
 
 
 class AfterBackward:
-    """The naive order: nothing is sent before the last gradient is there, then bucket after bucket.
+    """Communication hook that sends nothing before the last gradient is there, then bucket after bucket.
 
-    What it takes longer than the usual order is what wait-free back-propagation saves (Zhang et al. 2017,
+    The difference to the usual order is what wait-free back-propagation saves (Zhang et al. 2017,
     https://arxiv.org/abs/1706.03292). The buckets are the same.
     """
 
@@ -94,6 +93,9 @@ class AfterBackward:
         self._held.append((bucket, done))
         if bucket.is_last():
             held, self._held = self._held, []
-            for own, promised in held:
-                promised.set_result(self._hook(own).wait())
+            for held_bucket, promised in held:
+                promised.set_result(self._hook(held_bucket).wait())
         return done
+
+
+STRATEGY = AllReduce

@@ -14,31 +14,30 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raypar.parallel.fsdp import agree_on_buffers
+from raypar.parallel.fsdp import broadcast_buffers
 from raypar.parallel.strategy import (
     Batch,
+    DataParallelism,
     ForwardBackward,
-    NoParallelism,
     StepOptimizer,
     Task,
     parts_of,
-    same_share_everywhere,
 )
-from raypar.study.workload import Config
+from raypar.study.workload import Config, Workload
 
 
-class DeepSpeed(NoParallelism):
+class DeepSpeed(DataParallelism):
     """DeepSpeed's engine around the model, with raypar's optimizer in it."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.share = same_share_everywhere(task)
         self._context, self._config = task.context, task.config
         self._stage: int = task.config["zero_stage"]
         # An engine takes its model's parameters apart and keeps weights of its own: a new start takes a new one.
@@ -48,7 +47,7 @@ class DeepSpeed(NoParallelism):
         self.reset_state()
 
     def reset_state(self) -> None:
-        """Also puts the first weights back: what is written into an engine's module does not reach its own copy."""
+        """Put the first weights back as well: what is written into an engine's module does not reach its own copy."""
         if self._engine is not None:
             self._engine.destroy()
             self._engine = None
@@ -73,11 +72,12 @@ class DeepSpeed(NoParallelism):
             if i:
                 self._engine.step()  # between parts it only counts
             with do.span("forward"), do.autocast():
-                own = do.loss_of(self.module(part.inputs), part.targets)
+                part_loss = do.loss_of(self.module(part.inputs), part.targets)
             with do.span("backward"):
-                self._engine.backward(own * part.weight, scale_wrt_gas=False)  # the weights of the parts add up to one
-            own = own.detach() * share
-            loss = own if loss is None else loss + own
+                # The weights of the parts add up to one.
+                self._engine.backward(part_loss * part.weight, scale_wrt_gas=False)
+            part_loss = part_loss.detach() * share
+            loss = part_loss if loss is None else loss + part_loss
         assert loss is not None
         return loss
 
@@ -90,12 +90,12 @@ class DeepSpeed(NoParallelism):
 
     @torch.no_grad()
     def full_model(self) -> nn.Module:
-        for own, full in zip(self._model.parameters(), self._complete.parameters(), strict=True):
-            with self._gathered(own):  # one at a time: together they would be one more whole model
-                full.copy_(own)
-        for own_buffer, buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
-            buffer.copy_(own_buffer)
-        agree_on_buffers(self._complete)
+        for part, full in zip(self._model.parameters(), self._complete.parameters(), strict=True):
+            with self._gathered(part):  # one at a time: together they would take the memory of one more model
+                full.copy_(part)
+        for buffer, full_buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
+            full_buffer.copy_(buffer)
+        broadcast_buffers(self._complete)
         return self._complete
 
     def _note_norm(self) -> None:
@@ -127,18 +127,18 @@ class EngineOptimizer:
 
 
 def engine_config(config: Config, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's own configuration. Its batch sizes only have to fit each other: raypar cuts the batches itself."""
+    """Return DeepSpeed's configuration. Its batch sizes only have to fit each other: raypar cuts the batches itself."""
     num_parts, stage, max_norm = config["accumulation_steps"], config["zero_stage"], config["clip_grad_norm"]
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": num_parts,
         "train_batch_size": num_parts * world_size,
-        # At stage 0 it would clip and not tell the norm.
+        # At stage 0 it would clip and not report the norm.
         "gradient_clipping": max_norm if stage and max_norm is not None else 0.0,
         "zero_optimization": {
             "stage": stage,
             "overlap_comm": False,
-            # Else parameters below 100,000 elements stay whole at stage 3, and torch's own linear() is exchanged.
+            # Else parameters below 100,000 elements are not split at stage 3, and torch's own linear() is exchanged.
             "stage3_param_persistence_threshold": 0,
             "memory_efficient_linear": False,
         },
@@ -159,3 +159,14 @@ def _package(device: torch.device) -> Any:
         # Else each first use compiles an extension (a minute or more), for inference only.
         deepspeed.ops.__compatible_ops__ = {}
     return deepspeed
+
+
+def check_compatible(_workload: Workload, _config: Config) -> tuple[str, str] | None:
+    """Return the problem and the fix where DeepSpeed is not installed."""
+    if find_spec("deepspeed") is None:
+        hint = "pip install 'raypar[deepspeed]' on every machine that runs workers"
+        return "needs the package deepspeed, which is not installed", hint
+    return None
+
+
+STRATEGY = DeepSpeed

@@ -1,4 +1,4 @@
-"""Fully sharded: each rank keeps a part of every layer's weights, gradients and optimizer state.
+"""Fully sharded data parallelism: each rank keeps a part of every layer's weights, gradients and optimizer state.
 
 A layer's weights are gathered just before they are used, and its gradients are reduced to the rank that keeps them
 (Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
@@ -17,15 +17,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, clip, same_share_everywhere
+from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task, clip
 
 
-class FullyShard(NoParallelism):
+class FullyShard(DataParallelism):
     """torch's ``fully_shard``, around every unit of the model and around what is left of it."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.share = same_share_everywhere(task)
         self._complete = copy.deepcopy(task.model)
         mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
         reshard = task.config["fsdp_reshard"]
@@ -43,7 +42,7 @@ class FullyShard(NoParallelism):
 
     def full_model(self) -> nn.Module:
         gather(self._model, self._complete)
-        agree_on_buffers(self._complete)
+        broadcast_buffers(self._complete)
         return self._complete
 
     @contextlib.contextmanager
@@ -56,37 +55,39 @@ class FullyShard(NoParallelism):
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The parts whose weights are gathered together: the members of the outermost containers that have any.
+    """Return the parts whose weights are gathered together: the members of the outermost containers that have any.
 
-    The blocks of a transformer, say, or of a ResNet. What is in none of them goes with the whole model.
+    For example the blocks of a transformer or of a ResNet. Layers outside of them go with the model itself.
     """
-    found: list[nn.Module] = []
+    units: list[nn.Module] = []
 
     def look(module: nn.Module, in_container: bool) -> None:
         is_container = isinstance(module, (nn.Sequential, nn.ModuleList))
         if in_container and not is_container:
             if any(True for _ in module.parameters()):
-                found.append(module)
+                units.append(module)
             return
         for child in module.children():
             look(child, is_container)
 
     look(model, False)
-    return found
+    return units
 
 
 def gather(split: nn.Module, complete: nn.Module) -> None:
     """Fill a plain copy of a model with the weights that are split among the ranks, and with this rank's buffers."""
-    whole = dict(complete.named_parameters())
+    parameters, buffers = dict(complete.named_parameters()), dict(split.named_buffers())
     with torch.no_grad():
-        for name, own in split.named_parameters():
-            whole[name].copy_(own.full_tensor() if isinstance(own, DTensor) else own)
-        own_buffers = dict(split.named_buffers())
+        for name, part in split.named_parameters():
+            parameters[name].copy_(part.full_tensor() if isinstance(part, DTensor) else part)
         for name, buffer in complete.named_buffers():
-            buffer.copy_(own_buffers[name])
+            buffer.copy_(buffers[name])
 
 
-def agree_on_buffers(complete: nn.Module) -> None:
-    """The first rank's count: each rank has seen samples of its own, say for a batch norm's running means."""
+def broadcast_buffers(complete: nn.Module) -> None:
+    """Take the first rank's buffers: each rank has seen other samples, which move a batch norm's running means."""
     for buffer in complete.buffers():
         dist.broadcast(buffer, src=0)
+
+
+STRATEGY = FullyShard

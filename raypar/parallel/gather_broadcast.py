@@ -1,4 +1,4 @@
-"""A master and its helpers: gradients are gathered at rank 0, which steps alone and broadcasts the weights.
+"""Gather and broadcast: gradients are gathered at rank 0, which alone runs the optimizer and broadcasts the weights.
 
 This is how data parallelism is written with MPI by hand: scatter the data, compute, gather the results, broadcast the
 weights. Scattering takes no message here: every rank has the data set and takes its share by index. Rank 0 receives
@@ -12,21 +12,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from raypar.parallel.strategy import NoParallelism, Task, same_share_everywhere
+from raypar.parallel.strategy import DataParallelism, Task
 
 MASTER = 0
 
 
-class GatherBroadcast(NoParallelism):
-    """Gather, step at the master, broadcast."""
+class GatherBroadcast(DataParallelism):
+    """Gather, optimizer step at the master, broadcast."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.share = same_share_everywhere(task)
         self.runs_optimizer = task.context.rank == MASTER
         self._world_size = task.context.world_size
         self._trained = [p for p in task.model.parameters() if p.requires_grad]
-        # What a step changes beside the weights, say batch norm's running means: the master's count.
+        # A step changes them beside the weights, for example batch norm's running means: the master's count.
         self._buffers = list(task.model.buffers())
 
     def sync_gradients(self) -> None:
@@ -54,3 +53,6 @@ def _write_gradients(flat: Tensor, parameters: list[nn.Parameter]) -> None:
     parts = flat.split([p.numel() for p in parameters])  # type: ignore[no-untyped-call]
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad = part.view_as(parameter)
+
+
+STRATEGY = GatherBroadcast

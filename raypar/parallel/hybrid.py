@@ -1,4 +1,4 @@
-"""A mesh of ranks: data parallelism over the replicas of a model, each of them a pipeline of split layers.
+"""Hybrid parallelism on a mesh of ranks: data parallelism over replicas, each of them a pipeline of split layers.
 
 Ranks that split a layer are neighbours, since they talk most; then come the stages of a pipeline, then the replicas
 (the order of Narayanan et al. 2021, https://arxiv.org/abs/2104.04473).
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from raypar.parallel.fsdp import agree_on_buffers, gather
+from raypar.parallel import pipeline, tensor
+from raypar.parallel.fsdp import broadcast_buffers, gather
 from raypar.parallel.pipeline import Stages
 from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, by_layout, clip
 from raypar.parallel.tensor import plan_of, split_layers
-from raypar.study.workload import Config
+from raypar.study.workload import Config, Workload
 
 DEFAULT_BUCKET_MB = 25.0  # as DDP has it
 
@@ -40,8 +41,8 @@ class Hybrid(NoParallelism):
         plan = plan_of(task.workload, task.model) if num_splits > 1 else {}
         self._stages = Stages(task, self._pipeline) if num_stages > 1 else None
         if self._stages is not None:
-            own = self._stages.own_names
-            plan = {k: v for k, v in plan.items() if any(k == name or k.startswith(f"{name}.") for name in own)}
+            names = self._stages.local_names
+            plan = {k: v for k, v in plan.items() if any(k == name or k.startswith(f"{name}.") for name in names)}
         split_layers(task.model, plan, mesh["tensor"])
         self.counts_samples = mesh.get_local_rank("tensor") == 0
         if self._stages is not None:
@@ -58,10 +59,10 @@ class Hybrid(NoParallelism):
 
     def sync_gradients(self) -> None:
         if self._num_replicas > 1:
-            _take_mean(list(self.module.parameters()), self._data, self._bucket_bytes)
+            _average(list(self.module.parameters()), self._data, self._bucket_bytes)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return by_layout(list(self.module.parameters()))
+        return [{"params": group} for group in by_layout(list(self.module.parameters()))]
 
     def clip(self, max_norm: float) -> Tensor:
         return clip(list(self.module.parameters()), max_norm, self._pipeline if self._stages is not None else None)
@@ -70,28 +71,28 @@ class Hybrid(NoParallelism):
         gather(self._model, self._complete)
         if self._stages is not None:
             self._stages.fill(self._complete)
-        agree_on_buffers(self._complete)
+        broadcast_buffers(self._complete)
         return self._complete
 
 
 def mesh_of(config: Config) -> tuple[int, int, int]:
-    """How many replicas there are, of how many stages, of layers split how many times."""
+    """Return the numbers of replicas, of stages of each, and of parts of each layer."""
     stages, splits = config["pipeline_size"], config["tensor_size"]
     return config["num_workers"] // (stages * splits), stages, splits
 
 
-def _take_mean(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
-    """Every gradient becomes its mean over the group; several travel as one, up to `bucket_bytes`."""
+def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
+    """Replace every gradient by its mean over the group; several travel as one, up to `bucket_bytes`."""
     size = dist.get_world_size(group)
     bucket: list[Tensor] = []
     for parameter in reversed(parameters):
         if parameter.grad is None:
             continue
-        own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-        if bucket and (sum(t.nbytes for t in bucket) + own.nbytes > bucket_bytes or own.dtype != bucket[0].dtype):
+        grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        if bucket and (sum(t.nbytes for t in bucket) + grad.nbytes > bucket_bytes or grad.dtype != bucket[0].dtype):
             _reduce(bucket, group, size)
             bucket = []
-        bucket.append(own)
+        bucket.append(grad)
     if bucket:
         _reduce(bucket, group, size)
 
@@ -100,5 +101,16 @@ def _reduce(bucket: list[Tensor], group: dist.ProcessGroup, size: int) -> None:
     flat = torch.cat([t.reshape(-1) for t in bucket])
     dist.all_reduce(flat, group=group)
     flat /= size
-    for own, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):  # type: ignore[no-untyped-call]
-        own.copy_(part.view_as(own))
+    for grad, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):  # type: ignore[no-untyped-call]
+        grad.copy_(part.view_as(grad))
+
+
+def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
+    """Return why a workload's model can't be split so, and the fix; None if it can."""
+    problem = pipeline.check_compatible(workload, config) if config["pipeline_size"] > 1 else None
+    if problem is None and config["tensor_size"] > 1:
+        return tensor.check_compatible(workload, config)
+    return problem
+
+
+STRATEGY = Hybrid

@@ -22,34 +22,35 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.utils.flop_counter import FlopCounterMode
 
 from raypar.parallel.fsdp import gather
-from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, clip
+from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, clip, meta_model
+from raypar.study.options import pipeline_size
 from raypar.study.workload import Config, Workload
 
 NUM_TIMED = 3
-# What a layer without multiply-accumulates costs, by element of its output: enough to break ties.
+# The cost of a layer without multiply-accumulates, per element of its output: enough to break ties.
 COST_PER_ELEMENT = 1
 
 
 def layers_of(workload: Workload, model: nn.Module) -> list[nn.Module] | None:
-    """The model's layers in the order of the forward pass; None where it isn't known to be a row of layers."""
+    """Return the model's layers in the order of the forward pass; None if it is not a sequence of layers."""
     if workload.layers is not None:
         return list(workload.layers(model))
     return list(model) if isinstance(model, nn.Sequential) else None
 
 
 def names_of(model: nn.Module, layers: Sequence[nn.Module]) -> list[str]:
-    """What the layers are called in the model; a layer that the model doesn't hold itself (a reshape) has no name."""
-    known = {id(module): name for name, module in model.named_modules()}
-    return [known.get(id(layer), "") for layer in layers]
+    """Return each layer's name in the model; empty for one that the model doesn't hold itself (a reshape)."""
+    names = {id(module): name for name, module in model.named_modules()}
+    return [names.get(id(layer), "") for layer in layers]
 
 
 def partition(
     model: nn.Module, layers: Sequence[nn.Module], sample: Tensor, num_stages: int, how: str | tuple[str, ...]
 ) -> list[range]:
-    """Which layers each stage has.
+    """Return the layers of each stage, as ranges.
 
     Args:
-        sample: what the first layer takes.
+        sample: inputs of the first layer.
         how: "counted" (multiply-accumulates), "measured" (seconds), or the names of the layers that begin a stage,
             but for the first.
     """
@@ -99,7 +100,7 @@ def _counted(layers: Sequence[nn.Module], sample: Tensor) -> list[float]:
 
 
 def _measured(layers: Sequence[nn.Module], sample: Tensor) -> list[float]:
-    """Seconds forward and backward, the least of a few; the first rank's, so that all ranks cut alike."""
+    """Return the seconds of each layer, forward and backward: the least of a few, on rank 0, so that all cut alike."""
     costs: list[float] = []
 
     def measure(layer: nn.Module, x: Tensor) -> Tensor:
@@ -139,8 +140,8 @@ class Stages:
     """This rank's stages of a model, and how micro-batches go through them and their neighbours'.
 
     Attributes:
-        modules: this rank's stages.
-        is_last: whether the losses come about here.
+        modules: this rank's stages, by number.
+        is_last: the losses are computed here.
     """
 
     def __init__(self, task: Task, group: dist.ProcessGroup) -> None:
@@ -165,8 +166,8 @@ class Stages:
         self._losses: list[Tensor] = []
 
     @property
-    def own_names(self) -> list[str]:
-        """What this rank's layers are called in the model."""
+    def local_names(self) -> list[str]:
+        """Names of this rank's layers in the model."""
         return [self._names[i] for stage in self.modules for i in self._ranges[stage]]
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
@@ -178,7 +179,7 @@ class Stages:
             schedule.step(*inputs, target=batch.targets if self.is_last else None, return_outputs=False)
         if not self.is_last:
             return torch.zeros((), device=self._device)
-        # What came before was to find out the shapes.
+        # Earlier ones come from finding out the shapes.
         return torch.stack(self._losses[-num_microbatches:]).mean()
 
     def fill(self, complete: nn.Module) -> None:
@@ -190,10 +191,10 @@ class Stages:
                 for tensor in complete.get_submodule(self._names[i]).state_dict().values():
                     dist.broadcast(tensor, group=self._group, group_src=stage % self._size)
 
-    def _schedule(self, batch_size: int) -> tuple[int, Any]:
-        """The number of micro-batches, and what runs them: made once for each size, since it knows the shapes."""
-        if batch_size not in self._schedules:
-            num = micro_batches_for(batch_size, self._num_microbatches, self._size)
+    def _schedule(self, num_samples: int) -> tuple[int, Any]:
+        """Return the number of micro-batches and the schedule that runs them: one per batch size, it holds shapes."""
+        if num_samples not in self._schedules:
+            num = micro_batches_for(num_samples, self._num_microbatches, self._size)
             num_stages = len(self._ranges)
             stages = [
                 PipelineStage(module, stage, num_stages, self._device, group=self._group)
@@ -206,8 +207,8 @@ class Stages:
                 made = ScheduleGPipe(stages[0], num, loss_fn=self._loss_of)
             else:
                 made = Schedule1F1B(stages[0], num, loss_fn=self._loss_of)
-            self._schedules[batch_size] = num, made
-        return self._schedules[batch_size]
+            self._schedules[num_samples] = num, made
+        return self._schedules[num_samples]
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._do is not None
@@ -217,7 +218,7 @@ class Stages:
 
 
 class Pipeline(NoParallelism):
-    """torch's pipeline stages and schedules over all ranks; every rank loads the whole batch."""
+    """torch's pipeline stages and schedules over all ranks; every rank loads the full batch."""
 
     depends_on_shape = True
 
@@ -246,27 +247,28 @@ class Pipeline(NoParallelism):
 
 
 def num_stages_of(config: Config, num_ranks: int) -> int:
-    """Over all ranks of one pipeline."""
+    """Return the number of stages over all ranks of one pipeline."""
     per_rank = config["stages_per_worker"] if config["pipeline_schedule"] == "interleaved" else 1
     return num_ranks * int(per_rank)
 
 
-def micro_batches_for(batch_size: int, wanted: int, num_ranks: int) -> int:
-    """At most so many micro-batches of equal size, in a number that the schedules can do."""
+def micro_batches_for(num_samples: int, limit: int, num_ranks: int) -> int:
+    """Return the largest number of equal micro-batches up to `limit` that the schedules can run."""
     return max(
         num
-        for num in range(1, min(wanted, batch_size) + 1)
-        if not batch_size % num and not num % max(1, num // num_ranks)
+        for num in range(1, min(limit, num_samples) + 1)
+        if not num_samples % num and not num % max(1, num // num_ranks)
     )
 
 
-def check_compatible(workload: Workload, model: nn.Module, config: Config, num_ranks: int) -> tuple[str, str] | None:
-    """Return why a model can't be cut into stages, and the fix; None if it can."""
+def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
+    """Return why a workload's model can't be cut into stages, and the fix; None if it can."""
+    model = meta_model(workload, config)
     layers = layers_of(workload, model)
     if layers is None:
         hint = "give the Workload layers=, or a model that is an nn.Sequential"
         return f"needs a model that splits: {type(model).__name__} is not known to be a row of layers", hint
-    num_stages, how = num_stages_of(config, num_ranks), config["pipeline_split"]
+    num_stages, how = num_stages_of(config, pipeline_size(config)), config["pipeline_split"]
     if len(layers) < num_stages:
         return f"needs {num_stages} stages, and the model has {len(layers)} layers", "use fewer workers or stages"
     if (shared := _shared(layers)) is not None:
@@ -274,8 +276,8 @@ def check_compatible(workload: Workload, model: nn.Module, config: Config, num_r
     if isinstance(how, tuple):
         names = names_of(model, layers)
         if unknown := [name for name in how if name not in names[1:]]:
-            known = ", ".join(filter(None, names[1:]))
-            return f"can't begin a stage at {unknown[0]!r}: no such layer", f"layers that can: {known}"
+            choices = ", ".join(filter(None, names[1:]))
+            return f"can't begin a stage at {unknown[0]!r}: no such layer", f"layers that can: {choices}"
         if len(set(how)) != num_stages - 1:
             return f"needs {num_stages - 1} names for {num_stages} stages, not {len(set(how))}", "name so many"
     return None
@@ -288,3 +290,6 @@ def _shared(layers: Sequence[nn.Module]) -> str | None:
             if owners.setdefault(id(parameter), i) != i:
                 return name
     return None
+
+
+STRATEGY = Pipeline

@@ -1,8 +1,8 @@
-"""Within layers: a layer's weights are split among the ranks, which all work on the same samples.
+"""Tensor parallelism: a layer's weights are split among the ranks, which all work on the same samples.
 
 A pair of fully connected layers is split by the first one's outputs ("column") and the second one's inputs ("row"), so
 that a pair takes one all-reduce forward and one backward (Shoeybi et al. 2019, Megatron-LM,
-https://arxiv.org/abs/1909.08053). What is not split is computed by every rank alike.
+https://arxiv.org/abs/1909.08053). Every rank computes the layers that are not split.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from raypar.parallel.fsdp import gather
-from raypar.parallel.strategy import NoParallelism, Task, by_layout, clip
-from raypar.study.workload import Workload
+from raypar.parallel.strategy import NoParallelism, Task, by_layout, clip, meta_model
+from raypar.study.options import tensor_size
+from raypar.study.workload import Config, Workload
 
 STYLES: Mapping[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
     "column": ColwiseParallel,
@@ -31,7 +32,7 @@ ELEMENTWISE = (
 
 
 class TensorParallel(NoParallelism):
-    """torch's ``parallelize_module`` over all ranks; every rank takes the whole batch."""
+    """torch's ``parallelize_module`` over all ranks; every rank takes the full batch."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -41,7 +42,7 @@ class TensorParallel(NoParallelism):
         split_layers(task.model, plan_of(task.workload, task.model), mesh)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return by_layout(list(self._model.parameters()))
+        return [{"params": group} for group in by_layout(list(self._model.parameters()))]
 
     def clip(self, max_norm: float) -> Tensor:
         return clip(list(self._model.parameters()), max_norm)
@@ -52,16 +53,16 @@ class TensorParallel(NoParallelism):
 
 
 def plan_of(workload: Workload, model: nn.Module) -> dict[str, str]:
-    """Which layers are split, by name, and how ("column", "row"): the workload's own plan, or pairs in a row."""
+    """Return how each split layer is split, by its name: "column" or "row"; the workload's plan, or pairs in a row."""
     if workload.tensor_plan is not None:
         return dict(workload.tensor_plan(model))
-    found: dict[str, str] = {}
+    plan: dict[str, str] = {}
     for prefix, module in model.named_modules():
         if isinstance(module, nn.Sequential):
             for first, second in _pairs(module):
-                found[f"{prefix}.{first}".lstrip(".")] = "column"
-                found[f"{prefix}.{second}".lstrip(".")] = "row"
-    return found
+                plan[f"{prefix}.{first}".lstrip(".")] = "column"
+                plan[f"{prefix}.{second}".lstrip(".")] = "row"
+    return plan
 
 
 def split_layers(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
@@ -70,8 +71,9 @@ def split_layers(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
     parallelize_module(model, mesh, styles)
 
 
-def check_compatible(workload: Workload, model: nn.Module, num_ranks: int) -> tuple[str, str] | None:
-    """Return why a model's layers can't be split among `num_ranks` ranks, and the fix; None if they can."""
+def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
+    """Return why the layers of a workload's model can't be split, and the fix; None if they can."""
+    model, num_ranks = meta_model(workload, config), tensor_size(config)
     plan = plan_of(workload, model)
     if not plan:
         hint = "give the Workload tensor_plan=, or a model with nn.Linear layers in an nn.Sequential"
@@ -99,3 +101,6 @@ def _pairs(sequence: nn.Sequential) -> Iterator[tuple[str, str]]:
                 first = None
         elif not isinstance(layer, ELEMENTWISE):
             first = None
+
+
+STRATEGY = TensorParallel

@@ -10,18 +10,43 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raypar.study.space import Value
 from raypar.study.workload import Config, Option, Rule, Workload, at_least, one_of, whole_number
 
-STRATEGIES = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "local_sgd", "gather_broadcast", "deepspeed")
-# Every rank takes a share of the batch; with the others, some or all ranks work on the same samples.
-DATA_PARALLEL = ("ddp", "fsdp", "local_sgd", "gather_broadcast", "deepspeed")
+
+@dataclass(frozen=True)
+class StrategyTraits:
+    """Layout and restrictions of a strategy.
+
+    Attributes:
+        is_data_parallel: every rank takes a share of each batch; else some or all ranks work on the same samples.
+        depends_on_model: not every model, or not every machine, allows it: its module has a ``check_compatible``.
+        scales_loss: combines with the loss scaling of ``precision="fp16"``.
+        has_layer_norms: a rank has the norms of complete layers, as LARS and LAMB need them.
+    """
+
+    is_data_parallel: bool = False
+    depends_on_model: bool = False
+    scales_loss: bool = False
+    has_layer_norms: bool = True
+
+
+# Each is the module of its name in `raypar.parallel`.
+STRATEGIES: Mapping[str, StrategyTraits] = {
+    "ddp": StrategyTraits(is_data_parallel=True, scales_loss=True),
+    "fsdp": StrategyTraits(is_data_parallel=True, has_layer_norms=False),
+    "tensor": StrategyTraits(depends_on_model=True, has_layer_norms=False),
+    "pipeline": StrategyTraits(depends_on_model=True),
+    "hybrid": StrategyTraits(depends_on_model=True, has_layer_norms=False),
+    "local_sgd": StrategyTraits(is_data_parallel=True, scales_loss=True),
+    "gather_broadcast": StrategyTraits(is_data_parallel=True),
+    "deepspeed": StrategyTraits(is_data_parallel=True, depends_on_model=True),
+}
+SINGLE_WORKER = StrategyTraits(scales_loss=True)
 PIPELINED = ("pipeline", "hybrid")
-# Not every model, or not every machine, allows these.
-MODEL_DEPENDENT = ("tensor", "pipeline", "hybrid", "deepspeed")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 SPLITS = ("counted", "measured")
@@ -35,10 +60,15 @@ MAX_CORES = 1_000_000
 AFFINITIES = 'a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact"'
 
 
+def traits(strategy: str) -> StrategyTraits:
+    """Return the traits of a strategy; of a single worker if it is empty."""
+    return STRATEGIES[strategy] if strategy else SINGLE_WORKER
+
+
 def num_shares(config: Config) -> int:
     """Return the number of shares that every batch is cut into: one a worker, unless some take the same samples."""
     workers: int = config["num_workers"]
-    if config["strategy"] in DATA_PARALLEL:
+    if STRATEGIES[config["strategy"]].is_data_parallel:
         return workers
     if config["strategy"] == "hybrid":
         return max(1, workers // int(config["tensor_size"] * config["pipeline_size"]))
@@ -337,7 +367,7 @@ OPTIONS: Mapping[str, Option] = {
         OPTIMIZERS,
         incompatible=(
             Rule(
-                lambda c: c["parallel"] in ("fsdp", "tensor", "hybrid") and c["optimizer"] in ("lars", "lamb"),
+                lambda c: not traits(c["parallel"]).has_layer_norms and c["optimizer"] in ("lars", "lamb"),
                 "needs whole layers' norms, which {strategy} splits up",
                 'use strategy="ddp", or another optimizer',
             ),
@@ -359,7 +389,7 @@ OPTIONS: Mapping[str, Option] = {
         "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling",
         incompatible=(
             Rule(
-                lambda c: c["parallel"] not in ("", "ddp", "local_sgd") and c["precision"] == "fp16",
+                lambda c: not traits(c["parallel"]).scales_loss and c["precision"] == "fp16",
                 "scales its loss by rank: {strategy} would mix the scales",
                 'use precision="bf16", which needs no scaling, or strategy="ddp"',
             ),
@@ -457,7 +487,7 @@ OPTIONS: Mapping[str, Option] = {
         "torch.compile the model, in the warm-up",
         incompatible=(
             Rule(
-                lambda c: c["parallel"] in MODEL_DEPENDENT and c["compile"],
+                lambda c: traits(c["parallel"]).depends_on_model and c["compile"],
                 "is not for strategy={strategy}",
                 'leave it out, or use strategy="ddp" or "fsdp"',
             ),

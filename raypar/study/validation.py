@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from raypar.errors import Mistake, RayparError, shortened, suggest
 from raypar.study.options import (
     LOADERS,
-    MODEL_DEPENDENT,
     OPTIONS,
     absent_cores,
     affinity_width,
@@ -27,6 +26,7 @@ from raypar.study.options import (
     num_shares,
     pipeline_size,
     resolve,
+    traits,
 )
 from raypar.study.space import DOMAINS, LARGEST, Choice, Grid, Value, examples, problem
 from raypar.study.trial import Placement, point_label
@@ -79,7 +79,7 @@ def validate(
         swept: hyperparameters that the study varies.
         must_fit: on a cluster, its gang has to fit on the nodes.
         check_strategy: tells whether the model and the installed packages allow the strategy. Needs torch, so it is
-            called on a cluster only, and only for `MODEL_DEPENDENT` strategies.
+            called on a cluster only, and only for strategies that depend on the model.
     """
     try:
         values = facts(config, workload, swept)
@@ -100,7 +100,7 @@ def validate(
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)
-    if check_strategy and values["parallel"] in MODEL_DEPENDENT and (refusal := check_strategy(workload, config)):
+    if check_strategy and traits(values["parallel"]).depends_on_model and (refusal := check_strategy(workload, config)):
         wrong = f"{refusal[0]} (workload {workload.name})"
         mistakes.append(Mistake("strategy", config["strategy"], wrong, hint=refusal[1]))
     if must_fit and not mistakes:

@@ -1,9 +1,9 @@
-"""What a training needs to go on where it was, kept while it runs, so that a retry need not begin anew.
+"""Checkpoints, from which a retry of a trial continues.
 
-Each rank writes what is its own (its part of split weights included) into a file of its own: a retry has the same
-placement, so that nothing has to be cut anew. A file is written under another name, synced and renamed; a rank lets go
-of its last one when all ranks have written the next. So there always is a checkpoint that all ranks have, and they
-agree on it when they start. Where a node that had one is gone, none is common to all, and all begin anew.
+Each rank writes its state (its part of split weights included) into a separate file: a retry has the same placement,
+so nothing has to be split again. A file is written under another name, synced and renamed; a rank removes its last
+one when all ranks have written the next. So there is always a checkpoint that all ranks have, and they agree on it
+when they start. If a node that had one is lost, no checkpoint is common to all, and all start from the beginning.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SPLIT = "split"  # marks this rank's part of a tensor that is split among ranks
 
 
 class Checkpoints:
-    """A trial's checkpoints, as one of its ranks has them; does nothing without a folder. All ranks call it alike.
+    """One rank's checkpoints of a trial; does nothing without a folder. All ranks make the same calls.
 
     Attributes:
         time_s: spent in saving, waiting for the other ranks included.
-        why_not: why a checkpoint that some rank has was not used; empty where there was none, or it was.
+        why_not: why a checkpoint that some rank has was not used; empty if there was none, or if it was used.
     """
 
     def __init__(self, folder: Path | None, context: DistContext) -> None:
@@ -41,21 +41,21 @@ class Checkpoints:
         self.why_not = ""
 
     def load(self) -> dict[str, Any] | None:
-        """The last state that every rank has saved, on the CPU; None where there is none."""
+        """Return the last state that every rank has saved, on the CPU; None if there is none."""
         if self._folder is None:
             return None
-        own = self._steps()
-        common, most = (int(n) for n in self._context.max([-max(own, default=0), max(own, default=0)]))
-        state = self._read(-common) if common else None
+        last = max(self._steps(), default=0)
+        oldest, newest = (int(n) for n in self._context.max([-last, last]))
+        state = self._read(-oldest) if oldest else None
         num_without = round(self._context.max([float(state is None)])[0])
         if not num_without:
             return state
-        if most:
+        if newest:
             self.why_not = "not every rank found a checkpoint that all have: the training began anew"
         return None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write the state after so many steps, and remove the one before when all ranks have written theirs."""
+        """Write the state after `step` steps; remove the one before when all ranks have written theirs."""
         if self._folder is None:
             return
         begun_s = time.perf_counter()
@@ -75,7 +75,7 @@ class Checkpoints:
         self.time_s += time.perf_counter() - begun_s
 
     def remove(self) -> None:
-        """The trial is over on every rank."""
+        """Remove this rank's checkpoints, when the trial is over on every rank."""
         if self._folder is None:
             return
         self._context.barrier()
@@ -87,7 +87,7 @@ class Checkpoints:
         return self._folder / f"rank{self._context.rank}-step{step}.pt"
 
     def _steps(self) -> list[int]:
-        """After how many steps this rank has saved states."""
+        """Return the steps after which this rank has saved states."""
         assert self._folder is not None
         names = [path.stem for path in self._folder.glob(f"rank{self._context.rank}-step*.pt")]
         return [int(name.rpartition("step")[2]) for name in names]
@@ -95,43 +95,44 @@ class Checkpoints:
     def _read(self, step: int) -> dict[str, Any] | None:
         try:
             state: dict[str, Any] = torch.load(self._path(step), map_location="cpu", weights_only=True)
-        except Exception as error:  # torch tells a damaged file in many ways
+        except Exception as error:  # a damaged file makes torch raise many kinds
             print(f"the checkpoint after step {step} can't be read, {type(error).__name__}: {error}", flush=True)
             return None
         return state
 
 
-def weights_of(module: nn.Module) -> dict[str, Any]:
-    """What this rank has of the weights, and of whatever else is in the module's state."""
-    return {key: own_part(value).detach() for key, value in module.state_dict().items()}
+def local_weights(module: nn.Module) -> dict[str, Any]:
+    """Return this rank's part of the weights, and of the rest of the module's state."""
+    return {key: local_part(value).detach() for key, value in module.state_dict().items()}
 
 
-def set_weights(module: nn.Module, saved: Mapping[str, Any]) -> None:
+def load_local_weights(module: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Copy back what `local_weights` returned."""
     with torch.no_grad():
         for key, value in module.state_dict().items():
-            own_part(value).copy_(saved[key])
+            local_part(value).copy_(saved[key])
 
 
-def own_part(value: Tensor) -> Tensor:
-    """The tensor, or this rank's part where it is split among the ranks."""
+def local_part(value: Tensor) -> Tensor:
+    """Return the tensor, or this rank's part if it is split among the ranks."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state dict, with this rank's parts of what is split."""
+    """Return the optimizer's state dict, with this rank's part of each split tensor."""
     state = optimizer.state_dict()
-    own = {
+    local = {
         index: {key: {_SPLIT: value.to_local()} if isinstance(value, DTensor) else value for key, value in of.items()}
         for index, of in state["state"].items()
     }
-    return {**state, "state": own}
+    return {**state, "state": local}
 
 
 def set_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """The inverse of `optimizer_state`, for an optimizer of the same parameters in the same order."""
+    """Restore an `optimizer_state` into an optimizer of the same parameters in the same order."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def whole(parameter: Tensor, value: Any) -> Any:
+    def joined(parameter: Tensor, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         assert isinstance(parameter, DTensor)
@@ -141,28 +142,29 @@ def set_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         )
 
     state = {
-        index: {key: whole(parameters[index], value) for key, value in of.items()}
+        index: {key: joined(parameters[index], value) for key, value in of.items()}
         for index, of in saved["state"].items()
     }
     optimizer.load_state_dict({**saved, "state": state})
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:
-    """Of Python's, numpy's and torch's random number generators."""
+    """Return the states of Python's, numpy's and torch's random number generators."""
     kind, keys, *rest = np.random.get_state()
-    found = {
+    states = {
         "python": random.getstate(),
         "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
+        states["cuda"] = torch.cuda.get_rng_state(device)
     elif device.type == "mps":
-        found["mps"] = torch.mps.get_rng_state()
-    return found
+        states["mps"] = torch.mps.get_rng_state()
+    return states
 
 
 def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None:
+    """Restore `generator_states`."""
     version, keys, gauss = saved["python"]
     random.setstate((version, tuple(keys), gauss))
     kind, words, *rest = saved["numpy"]

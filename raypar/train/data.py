@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import chain, count, islice
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from raypar.parallel.strategy import Batch
 from raypar.study.workload import Config, Data, Split, Workload
+from raypar.train.precision import Numerics
 
 
 class Share(NamedTuple):
@@ -29,17 +31,17 @@ class Share(NamedTuple):
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch visits the samples: a permutation that only seed and epoch decide."""
+    """Return the order in which an epoch visits the samples: a permutation that only seed and epoch decide.
+
+    Returns:
+        Indices into the training set, shape ``(num_samples,)``.
+    """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(num_samples, generator=generator)
 
 
-def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
-    return num_samples // batch_size if drop_last else -(-num_samples // batch_size)
-
-
 def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_last: bool) -> Iterator[Share]:
-    """A rank's share of each global batch ``order[step * batch_size : (step + 1) * batch_size]``.
+    """Yield a rank's share of each global batch ``order[step * batch_size : (step + 1) * batch_size]``.
 
     The ranks' parts are contiguous and differ in size by one sample at most. Where a last, short batch has no sample
     for a rank, that rank takes the batch's first one with weight 0: it has to join the collectives all the same.
@@ -57,34 +59,115 @@ def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_l
             yield Share(batch[begin:end], (end - begin) * num_shares / size, end - begin)
 
 
-BatchStream = Callable[[Tensor], Iterator[Batch]]  # from an epoch's order to the rank's batches
+def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
+    """Return the steps of an epoch."""
+    return num_samples // batch_size if drop_last else -(-num_samples // batch_size)
 
 
-def num_train_samples(data: Data) -> int:
-    """How many training samples there are."""
-    if data.train is not None:
-        return len(data.train)
-    if data.train_dataset is None:
+class TrainBatches:
+    """One rank's share of every global batch of a trial, epoch by epoch.
+
+    Args:
+        config: the trial's complete config.
+        seed: decides, with the epoch alone, the order of the samples.
+        share: this rank's share of a batch and the number of shares, as `Strategy.share` has them.
+        numerics: device, dtype and layout of the inputs.
+
+    Attributes:
+        num_samples: training samples of an epoch.
+        steps_per_epoch: steps of an epoch.
+
+    Raises:
+        ValueError: there are fewer samples than the config asks for or than a batch needs.
+    """
+
+    def __init__(self, data: Data, config: Config, seed: int, share: tuple[int, int], numerics: Numerics) -> None:
+        self.num_samples = num_train_samples(data, config["num_samples"])
+        self._config, self._seed, self._batch_size = config, seed, config["batch_size"]
+        self.steps_per_epoch = num_steps(self.num_samples, self._batch_size, drop_last=config["drop_last"])
+        if not self.steps_per_epoch:
+            raise ValueError(f"batch_size={self._batch_size} leaves no full batch of {self.num_samples} samples")
+        rank, num_shares = share
+        split = partial(
+            shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=config["drop_last"]
+        )
+        if config["loader"] == "resident":
+            self._stream = _resident(data, self.num_samples, numerics, split)
+        else:
+            self._stream = _dataloader(data, numerics, split, config)
+
+    def warm_up(self, *, with_short_batch: bool) -> Iterator[Batch]:
+        """Yield the batches of the warm-up steps.
+
+        Args:
+            with_short_batch: add one of the size of an epoch's last, shorter batch, if there is such.
+        """
+        order = self._order(0)
+        if num_warmup_steps := self._config["num_warmup_steps"]:
+            yield from self._stream(order[: num_warmup_steps * self._batch_size])
+            if with_short_batch and not self._config["drop_last"] and (short := len(order) % self._batch_size):
+                yield from self._stream(order[:short])
+
+    def segments(self, steps: range) -> Iterator[Iterator[Batch]]:
+        """Yield the batches of these steps of the training in parts with an evaluation after each.
+
+        A part is an epoch, or ``eval_every_steps`` steps. It has to be used up before the next one is asked for.
+        """
+        epochs = (self._stream(order) for order in self._orders(steps))
+        if (num := self._config["eval_every_steps"]) is None:
+            yield from epochs
+            return
+        batches = chain.from_iterable(epochs)
+        for _ in range(-(-len(steps) // num)):
+            yield islice(batches, num)
+
+    def full(self, epoch: int) -> Iterator[Batch]:
+        """Yield batches without end, from `epoch` on, except for short last ones."""
+        for number in count(epoch):
+            yield from self._stream(
+                self._order(number)[: self.num_samples // self._batch_size * self._batch_size or None]
+            )
+
+    def _order(self, epoch: int) -> Tensor:
+        return epoch_order(self.num_samples, self._seed, epoch)
+
+    def _orders(self, steps: range) -> Iterator[Tensor]:
+        """Yield the order of the samples of these steps, epoch by epoch; the first epoch is 1."""
+        first, num_skipped = divmod(steps.start, self.steps_per_epoch)
+        for epoch in range(first, steps.stop // self.steps_per_epoch):
+            order = self._order(epoch + 1)
+            yield order[num_skipped * self._batch_size :] if epoch == first else order
+
+
+def num_train_samples(data: Data, limit: int | None) -> int:
+    """Return how many training samples are used: the first `limit`, or all.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    dataset = data.train if data.train is not None else data.train_dataset
+    if dataset is None:
         raise ValueError("the workload's data has neither train nor train_dataset")
-    return len(data.train_dataset)  # type: ignore[arg-type]
+    num_available = len(dataset)  # type: ignore[arg-type]
+    if limit is not None and limit > num_available:
+        raise ValueError(f"num_samples={limit} is more than the {num_available} training samples")
+    return limit or num_available
 
 
-def resident(
-    data: Data,
-    num_samples: int,
-    cast: Callable[[Any], Any],
-    device: torch.device,
-    split_order: Callable[[Tensor], Iterator[Share]],
-) -> BatchStream:
-    """Batches sliced from the first `num_samples` samples, tensors that stay in (device) memory; no copy but the
-    gather of the batch itself."""
+# From the order of an epoch's samples to this rank's batches, and to its shares of the global batches.
+_Stream: TypeAlias = Callable[[Tensor], Iterator[Batch]]
+_Split: TypeAlias = Callable[[Tensor], Iterator[Share]]
+
+
+def _resident(data: Data, num_samples: int, numerics: Numerics, split: _Split) -> _Stream:
+    """Batches sliced from tensors that stay in (device) memory; no copy but the gather of the batch itself."""
     if data.train is None:
         raise ValueError('the workload\'s data is not in memory: use loader="dataloader"')
+    device, cast, transform = numerics.device, numerics.cast, data.transform
     inputs, targets = data.train.inputs[:num_samples].to(device), data.train.targets[:num_samples].to(device)
-    transform = data.transform
 
     def stream(order: Tensor) -> Iterator[Batch]:
-        for indices, weight, size in split_order(order.to(device)):
+        for indices, weight, size in split(order.to(device)):
             x = inputs.index_select(0, indices)
             y = targets.index_select(0, indices)
             yield Batch(cast(transform(x) if transform else x), y, weight, size)
@@ -93,7 +176,7 @@ def resident(
 
 
 class _InMemory(Dataset[Any]):
-    """A Split served sample by sample, as torch's DataLoader wants it."""
+    """The samples of a Split, one by one, for a DataLoader."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs, self.targets = inputs, targets
@@ -118,22 +201,15 @@ class _Shares(Sampler[list[int]]):
         return len(self.current)
 
 
-def dataloader(
-    data: Data,
-    cast: Callable[[Any], Any],
-    device: torch.device,
-    split_order: Callable[[Tensor], Iterator[Share]],
-    config: Config,
-) -> BatchStream:
-    """Batches from torch's DataLoader as the config wants it, in the same order as `resident`."""
-    own, num_loader_workers, pin_memory = data.train_dataset, config["num_loader_workers"], config["pin_memory"]
-    if own is not None:
-        dataset = own
-    else:
+def _dataloader(data: Data, numerics: Numerics, split: _Split, config: Config) -> _Stream:
+    """Batches from torch's DataLoader, in the same order as `_resident`'s."""
+    device, cast = numerics.device, numerics.cast
+    dataset, transform = data.train_dataset, None
+    if dataset is None:
         assert data.train is not None
-        dataset = _InMemory(data.train.inputs, data.train.targets)
-    transform = data.transform if own is None else None
+        dataset, transform = _InMemory(data.train.inputs, data.train.targets), data.transform
     sampler = _Shares()
+    pin_memory, num_loader_workers = config["pin_memory"], config["num_loader_workers"]
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -144,7 +220,7 @@ def dataloader(
     )
 
     def stream(order: Tensor) -> Iterator[Batch]:
-        sampler.current = tuple(split_order(order))
+        sampler.current = tuple(split(order))
         for share, (x, y) in zip(sampler.current, loader, strict=True):
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             yield Batch(cast(transform(x) if transform else x), y, share.weight, share.num_samples)
@@ -152,60 +228,26 @@ def dataloader(
     return stream
 
 
-def orders(order_of: Callable[[int], Tensor], steps: range, steps_per_epoch: int, batch_size: int) -> Iterator[Tensor]:
-    """The order of the samples of these steps of the training, epoch by epoch (the first is 1)."""
-    first, num_skipped = divmod(steps.start, steps_per_epoch)
-    for epoch in range(first, steps.stop // steps_per_epoch):
-        order = order_of(epoch + 1)
-        yield order[num_skipped * batch_size :] if epoch == first else order
-
-
-def segments(
-    epochs: Iterator[Iterator[Batch]], total_steps: int, eval_every_steps: int | None
-) -> Iterator[Iterator[Batch]]:
-    """The training in parts with an evaluation after each: the epochs, or so many steps at a time.
-
-    A part has to be used up before the next one is asked for.
-    """
-    if eval_every_steps is None:
-        yield from epochs
-        return
-    every = (batch for epoch in epochs for batch in epoch)
-    for _ in range(-(-total_steps // eval_every_steps)):
-        yield islice(every, eval_every_steps)
-
-
-def full_batches(
-    order_of: Callable[[int], Tensor], epoch: int, stream: BatchStream, batch_size: int
-) -> Iterator[Batch]:
-    """Those of this epoch and all that follow, but for short last ones."""
-    while True:
-        order = order_of(epoch)
-        epoch += 1
-        yield from stream(order[: len(order) // batch_size * batch_size or len(order)])
-
-
 # A second's worth of hashing at most; of larger tensors, samples spread evenly make the digest.
 MAX_HASHED_BYTES = 64 * 2**20
 
 
-def fingerprint(workload: Workload, data: Data, num_train_samples: int) -> dict[str, Any]:
-    """Name and source of the data set, and ``splits``: "train", "val" and "test", as far as there are such.
+def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]:
+    """Return name and source of the data set, and ``splits``: "train", "val" and "test", as far as there are such.
 
     Each split has ``num_samples``; those that are in memory also a ``digest`` of 16 hex digits, and dtype and shape
-    of ``inputs`` and ``targets``. What is read sample by sample (a folder of images) has no digest.
+    of ``inputs`` and ``targets``. A split that is read sample by sample (a folder of images) has no digest.
 
     Args:
-        num_train_samples: so many of the training samples were used, the first ones.
+        num_used: the number of training samples in use, the first ones.
     """
     read = {"train": data.train_dataset, "val": data.val_dataset}
     splits: dict[str, Any] = {}
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is not None:
-            used = min(num_train_samples, len(split)) if name == "train" else len(split)
-            splits[name] = _in_memory(split, used)
+            splits[name] = _in_memory(split, min(num_used, len(split)) if name == "train" else len(split))
         elif (dataset := read.get(name)) is not None:
-            size = num_train_samples if name == "train" else len(dataset)  # type: ignore[arg-type]
+            size = num_used if name == "train" else len(dataset)  # type: ignore[arg-type]
             splits[name] = {"num_samples": size}
     of = workload.data
     return {

@@ -109,20 +109,20 @@ def _peak(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> f
         begin_s = time.perf_counter()
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = a @ b  # not timed: the first run of a size picks its kernel
-        _wait(device)
+        wait_for_device(device)
         num_runs = 0
         while num_runs < MIN_RUNS or time.perf_counter() - begin_s < share_s:
             started_s = time.perf_counter()
             torch.mm(a, b, out=out)
-            _wait(device)
+            wait_for_device(device)
             best = max(best, flop / (time.perf_counter() - started_s))
             num_runs += 1
         left_s -= time.perf_counter() - begin_s
     return best
 
 
-def _wait(device: torch.device) -> None:
-    """Until the device has done what it was given; a CPU has."""
+def wait_for_device(device: torch.device) -> None:
+    """Wait until an accelerator has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,11 +1,10 @@
-"""The training of one trial on one rank: warm up and undo it, then timed steps, with evaluations between them."""
+"""Training of one trial on one rank: warm up and undo it, then timed segments with an evaluation after each."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,36 @@ from raypar.parallel.strategy import (
     Task,
     build_strategy,
     no_span,
-    restore,
-    snapshot,
 )
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
-from raypar.train import data as batches
-from raypar.train.checkpoint import Checkpoints, generator_states, set_generator_states, set_weights, weights_of
-from raypar.train.data import fingerprint
+from raypar.train.checkpoint import (
+    Checkpoints,
+    generator_states,
+    load_local_weights,
+    local_weights,
+    set_generator_states,
+)
+from raypar.train.data import TrainBatches, fingerprint
 from raypar.train.evaluate import Evaluation
-from raypar.train.job import NO_PROFILING, Channel, Profiling, RankOutcome
+from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
 from raypar.train.precision import numerics_of
-from raypar.train.profile import ProfiledPass, profile
+from raypar.train.profile import ProfiledSteps, record_profile
 from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
 from raypar.train.telemetry import Telemetry
 
+NO_ENERGY = "the training went on from a checkpoint, and what it took before was not kept"
+
 
 class StepTimer:
-    """Times the steps of one epoch.
+    """Clock of the steps of one segment.
 
     On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so that events are put into the
     stream and read after the last step; only the ends of the region wait for the device.
+
+    Attributes:
+        total_s: seconds from `start` to `stop`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +70,7 @@ class StepTimer:
         self._stamps = [self._start_s]
 
     def lap(self) -> None:
-        """A step is over."""
+        """Mark the end of a step."""
         if self._on_gpu:
             self._mark()
         else:
@@ -78,7 +85,7 @@ class StepTimer:
         self.total_s = time.perf_counter() - self._start_s
 
     def step_times_s(self) -> list[float]:
-        """Seconds per step since `start`."""
+        """Return the seconds of each step since `start`."""
         if self._on_gpu:
             pairs = zip(self._events, self._events[1:], strict=False)
             return [a.elapsed_time(b) / 1e3 for a, b in pairs]
@@ -90,12 +97,9 @@ class StepTimer:
         self._events.append(event)
 
 
-NO_ENERGY = "the training went on from a checkpoint, and what it took before was not kept"
-
-
 @dataclass
 class TrainTotals:
-    """What the counted steps add up to on this rank."""
+    """Sums over this rank's timed steps; times in seconds."""
 
     train_time_s: float = 0.0
     eval_time_s: float = 0.0
@@ -110,203 +114,238 @@ def train(
     config: Config,
     seed: int,
     context: DistContext,
-    cores: tuple[int, ...],
     channel: Channel,
+    *,
     start_s: float,
-    model_dir: Path | None = None,
-    profiling: Profiling = NO_PROFILING,
-    profile_dir: Path | None = None,
+    cores: tuple[int, ...] = (),
+    artifact_dir: Path | None = None,
     checkpoint_dir: Path | None = None,
+    profiling: Profiling = NO_PROFILING,
 ) -> RankOutcome:
-    """Train one trial's rank and tell what it took.
-
-    Args:
-        start_s: ``time.monotonic()`` when the rank was asked for.
-        model_dir: where rank 0 leaves the trained model, if the config keeps it.
-        profile_dir: where rank 0 leaves the traces of the profiling.
-        checkpoint_dir: of this trial alone; where the config asks for checkpoints, they are there while it trains, and
-            the training goes on from one that is there already: with the same batches, draws and times as if it had
-            not been interrupted, after another warm-up.
+    """Train one rank of a trial.
 
     The model's weights, the data order and so the losses depend on config and seed, not on the number of ranks
     (up to the rounding of a different order of summation).
+
+    Args:
+        config: complete, as `raypar.study.options.resolve` makes it.
+        start_s: ``time.monotonic()`` when the rank was requested.
+        cores: what the rank is pinned to; empty: not pinned.
+        artifact_dir: where rank 0 leaves the trained model, if the config keeps it, in `MODEL_FOLDER`, and the
+            profile's traces in `PROFILE_FOLDER`; None: neither is kept.
+        checkpoint_dir: of this trial alone; used only where the config asks for checkpoints. The training continues
+            from one that is there already: with the same batches, draws and times as if it had not been interrupted,
+            after another warm-up.
+        profiling: steps to profile after the training, or instead of it.
+
+    Raises:
+        ValueError: the data has too few samples for the config.
     """
-    assert workload.model is not None and workload.data is not None
-    numerics = numerics_of(config, context.device)
-    data_start_s = time.monotonic()
-    data = workload.data(config)
-    num_samples = _num_samples(batches.num_train_samples(data), config)
-    data_time_s = time.monotonic() - data_start_s
-    steps_per_epoch = batches.num_steps(num_samples, config["batch_size"], drop_last=config["drop_last"])
-    if not steps_per_epoch:
-        raise ValueError(f"batch_size={config['batch_size']} leaves no full batch of {num_samples} samples")
-    total_steps = steps_per_epoch * config["epochs"]
-    torch.manual_seed(seed)  # the same weights on every rank
-    model = numerics.convert(workload.model(config))
-    evaluation = Evaluation(workload, data, config, numerics, context)
-    strategy = build_strategy(Task(workload, config, model, evaluation.sample(), context))
-    if config["compile"]:
-        strategy.module = compiled(strategy.module)
-    share, num_shares = strategy.share
-    split_order = partial(
-        batches.shares,
-        batch_size=config["batch_size"],
-        rank=share,
-        num_shares=num_shares,
-        drop_last=config["drop_last"],
-    )
-    if config["loader"] == "resident":
-        stream = batches.resident(data, num_samples, numerics.cast, context.device, split_order)
-    else:
-        stream = batches.dataloader(data, numerics.cast, context.device, split_order, config)
-    loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
-
-    def new_stepper(span: Span = no_span) -> Stepper:
-        # Dropout and the like: a stream of its own for every share of a batch.
-        torch.manual_seed(seed * 7919 + share + 1)
-        strategy.reset_state()
-        return Stepper(strategy, numerics, loss_of, config, total_steps, span)
-
+    training = Training(workload, config, seed, context)
     mark("rank: first step")
-    warm_start_s = time.monotonic()
-    _warm_up(new_stepper(), strategy, stream, config, batches.epoch_order(num_samples, seed, 0))
-    warmup_s = time.monotonic() - warm_start_s
+    warmup_start_s = time.monotonic()
+    training.warm_up()
+    warmup_s = time.monotonic() - warmup_start_s
 
-    stepper = new_stepper()
-    best_weights = BestWeights(workload, config, model_dir if context.rank == 0 and config["keep_model"] else None)
-    watch = Telemetry(cores, context.device)
-    timed = TrainTotals()
-    stopped = False
-    whole = model
-    num_epochs = 0 if profiling.instead_of_training else config["epochs"]
-    checkpoint_every = config.get("checkpoint_every_epochs")
-    checkpoints = Checkpoints(checkpoint_dir if checkpoint_every and num_epochs else None, context)
-    if saved := checkpoints.load():
-        timed = _put_back(saved, strategy, stepper, best_weights, context)
+    training.start()
+    totals, stopped = training.totals, False
+    num_steps = 0 if profiling.instead_of_training else training.num_steps
+    keeps_model = context.rank == 0 and config["keep_model"]
+    best_weights = BestWeights(workload, config, artifact_dir / MODEL_FOLDER if artifact_dir and keeps_model else None)
+    telemetry = Telemetry(cores, context.device)
+    saves = config["checkpoint_every_epochs"] is not None
+    checkpoints = Checkpoints(checkpoint_dir if saves and num_steps else None, context)
+    if state := checkpoints.load():
+        training.load_state_dict(state)
+        best_weights.load_state_dict(state["keeper"])
         # The runner counts an attempt's reports from the first.
-        stopped = any(not channel.report(report) for report in timed.reports)
-    num_resumed_steps = timed.num_steps
-    missing = range(timed.num_steps, timed.num_steps if stopped else num_epochs * steps_per_epoch)
-    order_of = partial(batches.epoch_order, num_samples, seed)
-    orders = batches.orders(order_of, missing, steps_per_epoch, config["batch_size"])
-    for steps in batches.segments((stream(order) for order in orders), len(missing), config["eval_every_steps"]):
+        stopped = any(not channel.report(report) for report in totals.reports)
+    num_resumed_steps = totals.num_steps
+
+    for steps in training.batches.segments(range(num_resumed_steps, num_resumed_steps if stopped else num_steps)):
+        first_step = totals.num_steps
+        report = training.run_segment(steps, telemetry)
+        best_weights.update(training.full_model, report)
+        if not channel.report(report):
+            stopped = totals.num_steps < num_steps
+            break
+        if saves and totals.num_steps < num_steps and training.ends_checkpoint_period(first_step):
+            checkpoints.save(totals.num_steps, {**training.state_dict(), "keeper": best_weights.state_dict()})
+
+    best_weights.save(training.full_model)
+    profile: Mapping[str, Any] = {}
+    if profiling.num_steps and not stopped:
+        profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
+    checkpoints.remove()
+
+    environment = telemetry.summary() if totals.num_steps else {}
+    counters = telemetry.counters() if totals.num_steps else None
+    if saves:
+        environment["checkpoint_s"] = checkpoints.time_s
+    if checkpoints.why_not:
+        environment["not_resumed"] = checkpoints.why_not
+    if num_resumed_steps and counters is not None:
+        environment["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
+        counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
+    return RankOutcome(
+        stopped=stopped,
+        startup_s=warmup_start_s - start_s,
+        data_time_s=training.data_time_s,
+        warmup_s=warmup_s,
+        train_time_s=totals.train_time_s if totals.num_steps else None,
+        eval_time_s=totals.eval_time_s if totals.num_steps else None,
+        num_samples=totals.num_samples if totals.num_steps else None,
+        step_times_s=tuple(totals.step_times_s),
+        environment=environment,
+        counters=counters,
+        profile=profile,
+        data=training.fingerprint() if context.rank == 0 else {},
+    )
+
+
+class Training:
+    """Data, model and strategy of one rank, and how far its training is.
+
+    Attributes:
+        batches: this rank's.
+        num_steps: of the complete training.
+        data_time_s: seconds that loading the data took.
+        full_model: the complete model with the weights after the last segment, on every rank.
+        totals: over the segments so far.
+    """
+
+    def __init__(self, workload: Workload, config: Config, seed: int, context: DistContext) -> None:
+        assert workload.model is not None and workload.data is not None
+        self._workload, self._config, self._seed, self._context = workload, config, seed, context
+        self._numerics = numerics_of(config, context.device)
+        data_start_s = time.monotonic()
+        self._data = workload.data(config)
+        self.data_time_s = time.monotonic() - data_start_s
+        torch.manual_seed(seed)  # the same weights on every rank
+        self.full_model = self._numerics.convert(workload.model(config))
+        self._evaluation = Evaluation(workload, self._data, config, self._numerics, context)
+        sample = self._evaluation.sample()
+        self._strategy = build_strategy(Task(workload, config, self.full_model, sample, context))
+        if config["compile"]:
+            self._strategy.module = compiled(self._strategy.module)
+        self.batches = TrainBatches(self._data, config, seed, self._strategy.share, self._numerics)
+        self.num_steps = self.batches.steps_per_epoch * config["epochs"]
+        self.totals = TrainTotals()
+
+    def warm_up(self) -> None:
+        """Run some steps so that what is done once (threads, kernels, buckets) is done, then put the weights back."""
+        stepper = self._new_stepper()
+        if not self._config["num_warmup_steps"]:
+            return
+        module = self._strategy.module
+        initial = {key: value.clone() for key, value in local_weights(module).items()}
+        module.train()
+        for batch in self.batches.warm_up(with_short_batch=self._config["compile"] or self._strategy.depends_on_shape):
+            stepper.step(batch)
+        load_local_weights(module, initial)
+        stepper.clear()
+
+    def start(self) -> None:
+        """Make a new optimizer and reset the generators: the warm-up leaves no trace in what follows."""
+        self._stepper = self._new_stepper()
+
+    def run_segment(self, steps: Iterator[Batch], telemetry: Telemetry) -> dict[str, Any]:
+        """Run steps, timed, then evaluate.
+
+        Returns:
+            The report; times in seconds, the slowest rank's.
+        """
+        context, totals, evaluation = self._context, self.totals, self._evaluation
         context.barrier()
-        watch.start()
+        telemetry.start()
         context.barrier()  # reading counters takes one rank longer than another
         timer = StepTimer(context.device)
-        losses, sizes = _run_segment(stepper, strategy, steps, timer)
-        watch.stop()
-        whole = strategy.full_model()
+        losses, sizes = _run_timed(self._stepper, self._strategy, steps, timer)
+        telemetry.stop()
+
+        self.full_model = self._strategy.full_model()
         eval_start_s = time.perf_counter()
-        val = evaluation(whole)
+        scores = evaluation(self.full_model)
         eval_time_s = time.perf_counter() - eval_start_s
-        timed.step_times_s += timer.step_times_s()
-        timed.train_time_s += timer.total_s
-        timed.eval_time_s += eval_time_s
-        timed.num_samples += sum(sizes)
-        timed.num_steps += len(sizes)
+
+        totals.step_times_s += timer.step_times_s()
+        totals.train_time_s += timer.total_s
+        totals.eval_time_s += eval_time_s
+        totals.num_samples += sum(sizes)
+        totals.num_steps += len(sizes)
         weighted = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
         loss_sum, count = context.sum(torch.tensor([weighted, sum(sizes)], dtype=torch.float64)).tolist()
         slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
-        epoch = timed.num_steps / steps_per_epoch
+        epoch = totals.num_steps / self.batches.steps_per_epoch
         report = {
             "epoch": int(epoch) if epoch.is_integer() else epoch,
-            "step": timed.num_steps,
+            "step": totals.num_steps,
             "train_loss": loss_sum / count,
-            **val,
-            "lr": stepper.lr,
-            **stepper.take_grad_norm(),
+            **scores,
+            "lr": self._stepper.lr,
+            **self._stepper.take_grad_norm(),
             "train_time_s": slowest_s,
             "eval_time_s": slowest_eval_s,
             "throughput_samples_per_s": count / slowest_s,
             "eval_samples_per_s": evaluation.size / slowest_eval_s,
             "eval_steps_per_s": evaluation.num_steps / slowest_eval_s,
         }
-        best_weights.update(whole, report)
-        timed.reports.append(report)
-        if not channel.report(report):
-            stopped = timed.num_steps < total_steps
-            break
-        if checkpoint_every and timed.num_steps < total_steps:
-            period = checkpoint_every * steps_per_epoch
-            if timed.num_steps // period > (timed.num_steps - len(sizes)) // period:
-                checkpoints.save(timed.num_steps, _state_of(strategy, stepper, best_weights, timed, context))
-    best_weights.save(whole)
-    profiled: Mapping[str, Any] = {}
-    if profiling.num_steps and not stopped:
-        more = batches.full_batches(order_of, config["epochs"] + 1, stream, config["batch_size"])
-        looked_into = ProfiledPass(new_stepper, more, context, strategy.module)
-        profiled = profile(
-            looked_into,
-            profiling.num_steps,
-            profile_dir,
-            context,
-            numerics,
-            config["num_threads"],
-            strategy.full_model(),
-            evaluation.sample(),
+        totals.reports.append(report)
+        return report
+
+    def profile(self, num_steps: int, folder: Path | None) -> dict[str, Any]:
+        """Run further steps under torch's profiler; see `record_profile`."""
+        batches = self.batches.full(self._config["epochs"] + 1)
+        steps = ProfiledSteps(self._new_stepper, batches, self._context, self._strategy.module)
+        return record_profile(
+            steps,
+            num_steps,
+            folder,
+            context=self._context,
+            numerics=self._numerics,
+            num_threads=self._config["num_threads"],
+            full_model=self._strategy.full_model(),
+            sample=self._evaluation.sample(),
         )
-    checkpoints.remove()
-    environment = watch.summary() if timed.num_steps else {}
-    counters = watch.counters() if timed.num_steps else None
-    if checkpoint_every:
-        environment["checkpoint_s"] = checkpoints.time_s
-    if checkpoints.why_not:
-        environment["not_resumed"] = checkpoints.why_not
-    if num_resumed_steps and counters is not None:
-        environment["resumed_at_epoch"] = num_resumed_steps / steps_per_epoch
-        counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
-    return RankOutcome(
-        stopped=stopped,
-        startup_s=warm_start_s - start_s,
-        data_time_s=data_time_s,
-        warmup_s=warmup_s,
-        train_time_s=timed.train_time_s if timed.num_steps else None,
-        eval_time_s=timed.eval_time_s if timed.num_steps else None,
-        num_samples=timed.num_samples if timed.num_steps else None,
-        step_times_s=tuple(timed.step_times_s),
-        environment=environment,
-        counters=counters,
-        profile=profiled,
-        data=fingerprint(workload, data, num_samples) if context.rank == 0 else {},
-    )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return name, source and digests of the data."""
+        return fingerprint(self._workload, self._data, self.batches.num_samples)
+
+    def ends_checkpoint_period(self, first_step: int) -> bool:
+        """Return whether the segment that began at `first_step` passed the end of ``checkpoint_every_epochs``."""
+        num_steps = self._config["checkpoint_every_epochs"] * self.batches.steps_per_epoch
+        return bool(self.totals.num_steps // num_steps > first_step // num_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the rest of the training depends on, and the totals so far, for a checkpoint."""
+        return {
+            "weights": local_weights(self._strategy.module),
+            "stepper": self._stepper.state_dict(),
+            "generators": generator_states(self._context.device),
+            "timed": asdict(self.totals),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from where another training's `state_dict` was taken."""
+        load_local_weights(self._strategy.module, state["weights"])
+        self._stepper.load_state_dict(state["stepper"])
+        set_generator_states(state["generators"], self._context.device)
+        for name, value in state["timed"].items():
+            setattr(self.totals, name, value)
+
+    def _new_stepper(self, span: Span = no_span) -> Stepper:
+        # Dropout and the like: a random stream of its own for every share of a batch.
+        torch.manual_seed(self._seed * 7919 + self._strategy.share[0] + 1)
+        self._strategy.reset_state()
+        loss_of = self._workload.loss or nn.functional.cross_entropy
+        return Stepper(self._strategy, self._numerics, loss_of, self._config, self.num_steps, span)
 
 
-def _state_of(
-    strategy: Strategy, stepper: Stepper, best_weights: BestWeights, timed: TrainTotals, context: DistContext
-) -> dict[str, Any]:
-    """All that the rest of the training depends on, and what there is to tell of it so far."""
-    return {
-        "weights": weights_of(strategy.module),
-        "stepper": stepper.state(),
-        "keeper": best_weights.state(),
-        "generators": generator_states(context.device),
-        "timed": asdict(timed),
-    }
-
-
-def _put_back(
-    state: Mapping[str, Any], strategy: Strategy, stepper: Stepper, best_weights: BestWeights, context: DistContext
-) -> TrainTotals:
-    """The inverse of `_state_of`."""
-    set_weights(strategy.module, state["weights"])
-    stepper.load(state["stepper"])
-    best_weights.load(state["keeper"])
-    set_generator_states(state["generators"], context.device)
-    return TrainTotals(**state["timed"])
-
-
-def _num_samples(available: int, config: Config) -> int:
-    wanted = config["num_samples"]
-    if wanted is not None and wanted > available:
-        raise ValueError(f"num_samples={wanted} is more than the {available} training samples")
-    return wanted or available
-
-
-def _run_segment(
+def _run_timed(
     stepper: Stepper, strategy: Strategy, steps: Iterator[Batch], timer: StepTimer
 ) -> tuple[list[float], list[int]]:
-    """The timed region; returns each step's mean loss and number of samples on this rank."""
+    """Run the timed region; return each step's mean loss and number of samples on this rank."""
     strategy.module.train()
     losses: list[Tensor] = []
     sizes: list[int] = []
@@ -318,26 +357,3 @@ def _run_segment(
         timer.lap()
     timer.stop()
     return torch.stack(losses).double().tolist(), sizes  # read once, after the clock
-
-
-def _warm_up(
-    stepper: Stepper,
-    strategy: Strategy,
-    stream: batches.BatchStream,
-    config: Config,
-    order: Tensor,
-) -> None:
-    """Run some steps so that what is done once (threads, kernels, buckets) is done, then put the weights back."""
-    num_steps, batch_size = config["num_warmup_steps"], config["batch_size"]
-    if not num_steps:
-        return
-    initial = snapshot(strategy.module)
-    strategy.module.train()
-    for batch in stream(order[: num_steps * batch_size]):
-        stepper.step(batch)
-    minds_size = config["compile"] or strategy.depends_on_shape
-    if minds_size and not config["drop_last"] and (last := len(order) % batch_size):
-        for batch in stream(order[:last]):  # made ready for a batch of another size as well
-            stepper.step(batch)
-    restore(strategy.module, initial)
-    stepper.clear()

@@ -37,11 +37,11 @@ class BestWeights:
             self._best = score
             self._weights = {key: value.detach().to("cpu", copy=True) for key, value in model.state_dict().items()}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The best so far, for a checkpoint."""
         return {"best": self._best, "weights": self._weights}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._best, self._weights = state["best"], dict(state["weights"])
 
     def save(self, model: nn.Module) -> None:

@@ -68,24 +68,24 @@ class Stepper:
         norms, self._grad_norms = self._grad_norms, []
         return {"grad_norm": float(torch.stack(norms).double().mean())} if norms else {}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What the steps so far have left behind beside the weights, for a checkpoint."""
         return {
             "optimizer": optimizer_state(self._bare_optimizer),
             "schedule": self._schedule.state_dict() if self._schedule else {},
             "scaler": self._scaler.state_dict() if self._scaler else {},
-            "strategy": self._strategy.state(),
+            "strategy": self._strategy.state_dict(),
             "lr": self.lr,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where another stepper's `state` was taken."""
         set_optimizer_state(self._bare_optimizer, state["optimizer"])
         if self._schedule:
             self._schedule.load_state_dict(state["schedule"])
         if self._scaler:
             self._scaler.load_state_dict(state["scaler"])
-        self._strategy.load(state["strategy"])
+        self._strategy.load_state_dict(state["strategy"])
         self.lr = state["lr"]
 
     def clear(self) -> None:

@@ -27,8 +27,6 @@ from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import (
     CHECKPOINT_FOLDER,
-    MODEL_FOLDER,
-    PROFILE_FOLDER,
     RankContext,
     RankOutcome,
     StopTrial,
@@ -126,13 +124,12 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
                 config,
                 seed,
                 DistContext(context.rank, context.world_size, device),
-                cores,
                 channel,
-                started_at_s,
-                model_dir=job.artifact_dir / MODEL_FOLDER,
-                profiling=job.profiling,
-                profile_dir=job.artifact_dir / PROFILE_FOLDER,
+                start_s=started_at_s,
+                cores=cores,
+                artifact_dir=job.artifact_dir,
                 checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
+                profiling=job.profiling,
             )
             if job.settings.ships_artifacts and context.rank == 0:
                 outcome = replace(outcome, artifacts=pack(job.artifact_dir))

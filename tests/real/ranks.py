@@ -44,7 +44,7 @@ def reports_of(workload: Workload, config: Mapping[str, Any], context: DistConte
     """What this rank reports of a training."""
     reports = Reports()
     complete = resolve(workload, {**config, "num_workers": context.world_size})
-    train(workload, complete, seed, context, (), reports, 0.0)
+    train(workload, complete, seed, context, reports, start_s=0.0)
     return reports
 
 

@@ -62,7 +62,7 @@ def trained(
     workload: Workload, config: Mapping[str, Any], context: DistContext, channel: Reports, folder: Path
 ) -> RankOutcome:
     complete = resolve(workload, {"checkpoint_every_epochs": 1, **config, "num_workers": context.world_size})
-    return train(workload, complete, 5, context, (), channel, 0.0, checkpoint_dir=folder)
+    return train(workload, complete, 5, context, channel, start_s=0.0, checkpoint_dir=folder)
 
 
 def learned(reports: Reports) -> list[list[str]]:

@@ -39,7 +39,7 @@ def recorded_by(
     """What a rank records of a training, and its reports."""
     reports = Reports()
     config = resolve(workload, {"epochs": 1, **chosen, "num_workers": context.world_size})
-    outcome = train(workload, config, 0, context, (), reports, 0.0, None, profiling, folder)
+    outcome = train(workload, config, 0, context, reports, start_s=0.0, artifact_dir=folder, profiling=profiling)
     return outcome.profile, list(reports)
 
 
@@ -79,7 +79,7 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path: P
 
     def both(context: DistContext) -> tuple[Any, Any]:
         plain = recorded_by(context, digits, NO_PROFILING, chosen)
-        return plain, recorded_by(context, digits, Profiling(4), chosen, tmp_path / "profile")
+        return plain, recorded_by(context, digits, Profiling(4), chosen, tmp_path)
 
     for (nothing, plain), (profile, reports) in on_ranks(both, 2):
         assert not nothing

@@ -72,7 +72,9 @@ def trained(channel: Channel, folder: Path, seed: int = 7, **config: Any) -> Ran
     random.seed(seed)
     np.random.seed(seed)
     complete = resolve(WORKLOAD, {"checkpoint_every_epochs": 1, **config})
-    return train(WORKLOAD, complete, 3, ALONE, (), channel, 0.0, folder / "model", checkpoint_dir=folder / "kept")
+    return train(
+        WORKLOAD, complete, 3, ALONE, channel, start_s=0.0, artifact_dir=folder, checkpoint_dir=folder / "kept"
+    )
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
