@@ -1,4 +1,4 @@
-"""Who may use a Ray: the token of a private one, and whether a cluster takes the user's.
+"""Token authentication of Ray: a token for a private one, and the user's for a cluster.
 
 Ray's own rules (https://docs.ray.io/en/latest/ray-security/token-auth.html): the token is in RAY_AUTH_TOKEN, in the
 file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token, and is looked for in this order; it is sent with
@@ -28,9 +28,9 @@ GIVE_TOKEN = (
 
 @contextlib.contextmanager
 def own_token() -> Iterator[Path]:
-    """A random token for a Ray that this process starts. Its processes inherit the path of the token, not the token.
+    """Make a random token for a Ray that this process starts; its processes inherit the path, not the token.
 
-    What the user has set for a cluster is put aside meanwhile. Gives the folder of the token, which only the user can
+    What the user has set for a cluster is put aside meanwhile. Yields the folder of the token, which only the user can
     look into; it is removed at the end.
     """
     folder = Path(tempfile.mkdtemp(prefix="raypar-"))  # 0700
@@ -46,13 +46,13 @@ def own_token() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def admitted(address: str, refuses: Callable[[str], bool] | None = None) -> Iterator[bool]:
-    """Lets Ray calls inside connect to the cluster at the address, with the user's token where it asks for one.
+    """Let Ray calls inside connect to the cluster at the address, with the user's token where it asks for one.
 
     Args:
         address: ``host:port``, where somebody listens.
-        refuses: whether the cluster sends us away for want of the right token; None: asked as Ray itself does.
+        refuses: whether the cluster refuses us for lack of the right token; None: tried as Ray itself does.
 
-    Gives whether the cluster takes everybody, without a token.
+    Yields whether the cluster takes everybody, without a token.
 
     Raises:
         ClusterError: it refuses us.
@@ -87,7 +87,7 @@ def admitted(address: str, refuses: Callable[[str], bool] | None = None) -> Iter
 
 
 def token_source() -> str | None:
-    """Where Ray finds the user's token; None where it would find none."""
+    """Return where Ray finds the user's token; None where there is none."""
     if os.environ.get(TOKEN, "").strip():
         return TOKEN
     path = os.environ.get(TOKEN_PATH)
@@ -106,7 +106,7 @@ def _has_text(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _environment(changes: dict[str, str | None]) -> Iterator[None]:
-    """Ray's variables as they are, but for the changes (None: unset); as they were at the end."""
+    """Change Ray's variables (None: unset); restore them at the end."""
     before = {name: os.environ.get(name) for name in VARIABLES}
     _set(changes)
     try:
@@ -130,8 +130,7 @@ def _set(values: dict[str, str | None]) -> None:
 
 
 def _refuses(address: str) -> bool:
-    """Whether the cluster sends us away for want of the right token. `ray.init` would try for half a minute, and then
-    say that nobody is there."""
+    """Return whether the cluster refuses us for lack of the right token; `ray.init` would try for half a minute."""
     from ray.exceptions import AuthenticationError
 
     raylet: Any = importlib.import_module("ray._raylet")
@@ -140,5 +139,5 @@ def _refuses(address: str) -> bool:
     except AuthenticationError:
         return True
     except Exception:
-        return False  # something else is wrong, which `ray.init` will tell
+        return False  # something else is wrong, which `ray.init` will show
     return False

@@ -43,7 +43,7 @@ CLIENT_HINT = "from outside the cluster use --address http://HEAD:8265, on its h
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is to run on.
+    """Resources to run on.
 
     Attributes:
         nodes: the totals of each node, ``{"CPU": 8, "GPU": 1}``.
@@ -65,7 +65,7 @@ class Cluster:
 
     @property
     def default_device(self) -> str:
-        """What ``device="auto"`` means here."""
+        """The meaning of ``device="auto"`` here."""
         return "cuda" if any(node.get("GPU", 0) for node in self.nodes) else "cpu"
 
     @property
@@ -73,15 +73,15 @@ class Cluster:
         return sum(node.get("CPU", 0) for node in self.nodes)
 
     def refusals(self, placements: Sequence[Placement]) -> dict[Placement, str]:
-        """Which of the placements can never run here, and why."""
+        """Return the placements that can never run here, with the reason."""
         if self.may_grow:
             return {}
-        found = {placement: refusal(placement, self.nodes, self.labels or None) for placement in placements}
-        return {placement: why for placement, why in found.items() if why}
+        reasons = {placement: refusal(placement, self.nodes, self.labels or None) for placement in placements}
+        return {placement: reason for placement, reason in reasons.items() if reason}
 
 
 def this_machine() -> Cluster:
-    """What a private Ray would have, told without starting it."""
+    """Return what a private Ray would have, without starting it."""
     gpus = Path("/proc/driver/nvidia/gpus")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -97,7 +97,7 @@ def this_machine() -> Cluster:
 
 
 def check_address(address: str) -> None:
-    """Raises ClusterError for what is no address of a Ray cluster that is there; looks for none."""
+    """Raise ClusterError for what is no address of a running Ray; nothing is contacted."""
     if address.startswith("ray://"):
         raise ClusterError(f"--address {shortened(address)}: ray:// addresses are not supported", hint=CLIENT_HINT)
     host, colon, port = address.rpartition(":")
@@ -114,20 +114,19 @@ def check_address(address: str) -> None:
 
 
 def _check_reachable(address: str) -> str:
-    """The address, without ``auto``. Raises an OSError where nobody listens: `ray.init` would wait for minutes, and say
-    little then."""
+    """Return the address, without ``auto``; raise OSError where nobody listens: `ray.init` would wait for minutes."""
     if address == "auto":
         from ray._private.services import canonicalize_bootstrap_address
 
         address = canonicalize_bootstrap_address(address) or address
     host, _, port = address.rpartition(":")
-    if host and port.isdigit():  # otherwise Ray knows best what is wrong with it
+    if host and port.isdigit():  # otherwise Ray's own message is better
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     return address
 
 
 def may_grow() -> bool:
-    """Whether the cluster that this process is connected to has an autoscaler that may add nodes."""
+    """Return whether the connected cluster has an autoscaler that may add nodes."""
     from ray._private.state import state
 
     return bool(state.get_max_resources_from_cluster_config())
@@ -135,18 +134,17 @@ def may_grow() -> bool:
 
 @contextlib.contextmanager
 def joined_cluster(address: str) -> Iterator[Cluster]:
-    """A Ray that is there already (``auto``, ``host:port``); it is left running.
+    """Connect to a running Ray (``auto``, ``host:port``), which is left running.
 
     Raises:
-        ClusterError: it can't be reached, or doesn't take us.
+        ClusterError: it can't be reached, or refuses us.
     """
     check_address(address)
     import ray
 
     with contextlib.ExitStack() as stack:
         try:
-            found = _check_reachable(address)
-            takes_everybody = stack.enter_context(admitted(found))
+            takes_everybody = stack.enter_context(admitted(_check_reachable(address)))
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except SystemExit:  # Ray's own answer to SIGTERM
             raise Interrupted(signal.SIGTERM) from None
@@ -164,7 +162,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
 
 
 def _leave() -> None:
-    """Of a cluster; where it was lost, without waiting for an answer."""
+    """Disconnect from a cluster; where it was lost, without waiting for an answer."""
     import ray
 
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
@@ -178,7 +176,7 @@ VERSIONS_TIMEOUT_S = 60.0
 
 
 def versions_of_nodes() -> dict[str, Mapping[str, str]]:
-    """By address: the version of Python and of each package that decides on a timing.
+    """Return, by address, the versions of Python and of the packages that timings depend on.
 
     Raises:
         ray.exceptions.GetTimeoutError: a node doesn't answer.
@@ -188,26 +186,26 @@ def versions_of_nodes() -> dict[str, Mapping[str, str]]:
 
     packages = PACKAGES
 
-    def told() -> dict[str, str]:  # in here: it travels by value, to nodes that may have another raypar, or none
+    def versions() -> dict[str, str]:  # in here: it travels by value, to nodes that may have another raypar, or none
         import platform
         from importlib import metadata
 
-        found = {"python": platform.python_version()}
+        result = {"python": platform.python_version()}
         for name in packages:
             try:
-                found[name] = metadata.version(name)
+                result[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
-        return found
+        return result
 
-    asked = {
-        node["NodeManagerAddress"]: ray.remote(num_cpus=0)(told)
+    answers = {
+        node["NodeManagerAddress"]: ray.remote(num_cpus=0)(versions)
         .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
         .remote()
         for node in ray.nodes()
         if node["Alive"]
     }
-    return dict(zip(asked, ray.get(list(asked.values()), timeout=VERSIONS_TIMEOUT_S), strict=True))
+    return dict(zip(answers, ray.get(list(answers.values()), timeout=VERSIONS_TIMEOUT_S), strict=True))
 
 
 GRACE_S = 15.0
@@ -217,7 +215,7 @@ NAMES = {"gcs_server": "its head, gcs_server", "raylet": "its raylet"}
 
 
 class HeadWatch:
-    """Looks after what Ray can't do without, and breaks the study off where it is lost.
+    """Monitor of what Ray can't do without: aborts the study where it is lost.
 
     Args:
         loss: what is lost; None as long as all is there.
@@ -253,7 +251,7 @@ class HeadWatch:
 
 
 def watch_of_own(pids: Mapping[str, int]) -> HeadWatch:
-    """Of a Ray that this process has started; args: from `head_processes`."""
+    """Return a monitor of a Ray that this process has started; args: from `head_processes`."""
 
     def loss() -> ClusterError | None:
         for name, pid in pids.items():
@@ -266,14 +264,14 @@ def watch_of_own(pids: Mapping[str, int]) -> HeadWatch:
 
 
 def watch_of_joined() -> HeadWatch:
-    """Of the cluster that this process has joined as a driver."""
+    """Return a monitor of the cluster that this process has joined as a driver."""
     import ray
 
     return watch_of_cluster(ray.get_runtime_context().gcs_address)
 
 
 def watch_of_cluster(address: str, patience_s: float = PATIENCE_S) -> HeadWatch:
-    """Of a cluster whose head listens at ``host:port``; lost is one that can't be reached for so long.
+    """Return a monitor of a cluster whose head listens at ``host:port``; lost is one unreachable for so long.
 
     By then Tune may wait for it in a call that nothing interrupts: the process then ends without a report.
     """
@@ -295,7 +293,7 @@ def watch_of_cluster(address: str, patience_s: float = PATIENCE_S) -> HeadWatch:
 
 
 def head_processes() -> dict[str, int]:
-    """Of the Ray that this process has started: the ids of the processes that it can't do without."""
+    """Return the ids of the processes that the Ray of this process can't do without."""
     from ray._private import worker
 
     node = worker._global_node

@@ -240,7 +240,7 @@ class TrialQueue:
 
 @dataclass(frozen=True)
 class DispatchConfig:
-    """What is the same for all trials of a run.
+    """Configuration of a run.
 
     Attributes:
         in_lockstep: after each report a trial waits for Tune's decision (a scheduler decides on it).
@@ -284,7 +284,7 @@ class Dispatcher:
 
     @property
     def num_slots(self) -> int:
-        """How many trials can run at a time; `ClusterChanged` tells when that changes."""
+        """Trials that can run at a time; a `ClusterChanged` event says when that changes."""
         return self._config.max_trials or max(1, num_machines(self._pool.nodes))
 
     def trial(self, uid: str) -> Trial | None:

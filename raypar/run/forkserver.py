@@ -1,4 +1,4 @@
-"""What runs inside a fork server, and inside the ranks that it (or a fresh interpreter) becomes."""
+"""Main functions of a fork server, and of the ranks that it (or a fresh interpreter) becomes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from raypar.trace import mark
 
 
 def serve() -> None:
-    """The fork server's main: import, then fork on request until the owner is gone. Arguments: see `ForkServer`."""
+    """Run a fork server: import, then fork on request until the owner has ended. Arguments: see `ForkServer`."""
     mark("fork server: starts")
     listener = socket.socket(fileno=int(sys.argv[1]))
     owner = int(sys.argv[2])
     for name in sys.argv[3:]:
-        # A module that can't be imported will say so in the trial that needs it.
+        # A module that can't be imported fails in the trial that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     mark("fork server: imported")
@@ -46,10 +46,10 @@ def serve() -> None:
             os._exit(0)
         if child_ended in readable:
             os.read(child_ended, 4096)
-            _tell_ended(owners)
+            _send_exit_codes(owners)
         if listener.fileno() in readable:
-            line, _ = listener.accept()
-            client = Connection(line.detach())
+            accepted, _ = listener.accept()
+            client = Connection(accepted.detach())
             clients[client.fileno()] = client
         for fd in [fd for fd in readable if fd in clients]:
             client = clients[fd]
@@ -60,7 +60,7 @@ def serve() -> None:
                     continue
                 fds = [recv_handle(client) for _ in range(request["num_fds"])]
             except (EOFError, OSError):
-                for pid in [pid for pid, asker in owners.items() if asker is client]:
+                for pid in [pid for pid, owner_of in owners.items() if owner_of is client]:
                     kill_group(pid)
                     owners.pop(pid)
                 clients.pop(fd)
@@ -82,7 +82,7 @@ def serve() -> None:
 
 
 def spawned_main() -> None:
-    """A fresh interpreter's main. Arguments: the connection's descriptor, and rank 0's listening socket."""
+    """Run a rank in a fresh interpreter. Arguments: the connection's descriptor, and rank 0's listening socket."""
     _die_with_parent()
     _run_rank(*map(int, sys.argv[1:]))
 
@@ -106,7 +106,7 @@ def _run_rank(connection_fd: int, listen_fd: int | None = None) -> None:
     os._exit(0)  # no finalizers: there is nothing to save, and the next trial waits
 
 
-def _tell_ended(owners: dict[int, Connection]) -> None:
+def _send_exit_codes(owners: dict[int, Connection]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -114,10 +114,10 @@ def _tell_ended(owners: dict[int, Connection]) -> None:
             return
         if pid == 0:
             return
-        asker = owners.pop(pid, None)
-        if asker is not None:
+        client = owners.pop(pid, None)
+        if client is not None:
             with contextlib.suppress(OSError):
-                asker.send_bytes(json.dumps({"pid": pid, "exit_code": os.waitstatus_to_exitcode(status)}).encode())
+                client.send_bytes(json.dumps({"pid": pid, "exit_code": os.waitstatus_to_exitcode(status)}).encode())
 
 
 def remove_socket(address: str) -> None:

@@ -76,7 +76,7 @@ class NodeSelection:
 
 
 class GangBackend(BackendConfig):  # type: ignore[misc]
-    """In place of TorchConfig: no process group in the workers, as every trial's ranks make their own."""
+    """Backend in place of TorchConfig: no process group in the workers, as every trial's ranks make their own."""
 
     backend = "gloo"  # TorchTrainer looks at it, nothing else does
 
@@ -160,8 +160,8 @@ def serve(config: Mapping[str, Any]) -> None:
             end = _run_turn(broker, turn, forks, greeting, listen if rank == 0 else None)
             ray.get(broker.finish.remote(turn.job.uid, turn.job.attempt, rank, end))
         num_turns += 1
-        if forks is not None and forks.is_gone:
-            raise RuntimeError("the fork server of this node is gone; the next gang will have a new one")
+        if forks is not None and forks.is_lost:
+            raise RuntimeError("the fork server of this node has ended; the next gang will have a new one")
 
 
 def _run_turn(
@@ -210,14 +210,14 @@ class ForkAgent:
         self._server = self._make()
 
     def address(self) -> str:
-        """Where the node's fork server listens. A dead one is replaced."""
+        """Return where the node's fork server listens; a dead one is replaced."""
         if not answers(self._server.address):
             self._server = self._make()
         return self._server.address
 
 
 def host_id() -> str:
-    """The same for every Ray node on one machine (and PID namespace's kernel), different between machines."""
+    """Return an id that is the same for all Ray nodes of one machine, and differs between machines."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -40,12 +40,12 @@ TALKATIVE = (  # of every upload, and of the end
 
 
 def is_dashboard(address: str | None) -> bool:
-    """Whether it is the address of a dashboard, and not of a Ray."""
+    """Return whether it is the address of a dashboard, not of a Ray."""
     return address is not None and address.startswith(("http://", "https://"))
 
 
 def check_dashboard(address: str) -> None:
-    """Raises ClusterError for what is no address of a dashboard; looks for none."""
+    """Raise ClusterError for what is no address of a dashboard; nothing is contacted."""
     hint = "write http://127.0.0.1:8265"
     if not is_dashboard(address):
         raise ClusterError(f"--address {shortened(masked(address))}: is no dashboard, http://host:port", hint=hint)
@@ -65,13 +65,13 @@ def check_dashboard(address: str) -> None:
 
 @contextlib.contextmanager
 def job_client(address: str, notice: Callable[[str], object]) -> Iterator[Any]:
-    """Ray's client for the jobs of the cluster whose dashboard is at the address.
+    """Connect Ray's client for jobs to the dashboard at the address.
 
     Args:
-        notice: gets what there is to say about the cluster.
+        notice: gets warnings about the cluster.
 
     Raises:
-        ClusterError: there is none, or it doesn't take us.
+        ClusterError: there is none, or it refuses us.
     """
     check_dashboard(address)
     try:
@@ -106,7 +106,7 @@ def _refuses(address: str) -> bool:
     except AuthenticationError:
         return True
     except Exception:
-        return False  # something else is wrong, which is told when we connect
+        return False  # something else is wrong, which connecting will show
     return False
 
 
@@ -157,7 +157,7 @@ def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, .
         )
     always = {study_file, *modules}
     ignored = not_ignored(folder)
-    found: list[Path] = []
+    files: list[Path] = []
     sizes: dict[str, int] = {}
     for path in _files(folder):
         if path in always or ignored is None or path in ignored:
@@ -165,7 +165,7 @@ def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, .
                 size = path.stat().st_size
             except OSError:  # a link to nowhere, or gone
                 continue
-            found.append(path)
+            files.append(path)
             top = path.relative_to(folder).parts[0]
             sizes[top] = sizes.get(top, 0) + size
     if (total := sum(sizes.values())) > MAX_BYTES:
@@ -175,7 +175,7 @@ def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, .
             f"{study_file}: what lies beside it is {units.size(total)}, and Ray takes {units.size(MAX_BYTES)}: {named}",
             hint=TOO_LARGE_HINT,
         )
-    for path in found:
+    for path in files:
         copy = to / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -183,11 +183,11 @@ def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, .
         except OSError as error:
             hint = "make it readable, or list it in a .gitignore beside the study"
             raise RayparError(f"{path}: can't be read: {error.strerror}", hint=hint) from None
-    return tuple(path.relative_to(folder) for path in found)
+    return tuple(path.relative_to(folder) for path in files)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files below, without those that never travel; links to folders are not followed."""
+    """Yield the files below, without those that never travel; links to folders are not followed."""
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if _may_travel(Path(root, name)))
         for name in sorted(files):
@@ -204,14 +204,14 @@ def _may_travel(path: Path) -> bool:
 
 
 def not_ignored(folder: Path) -> frozenset[Path] | None:
-    """The files below that git doesn't ignore, whether they are in a repository or not; None without a git."""
+    """Return the files below that git doesn't ignore, in a repository or not; None without git."""
     listed = _listed(["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     if listed is None:
         with tempfile.TemporaryDirectory() as empty:
             if _listed(["git", "init", "--bare", "--quiet", empty]) is None:
                 return None
-            own = ["git", f"--git-dir={empty}", f"--work-tree={folder}", "-C", str(folder)]
-            listed = _listed([*own, "ls-files", "-z", "--others", "--exclude-standard"])
+            git = ["git", f"--git-dir={empty}", f"--work-tree={folder}", "-C", str(folder)]
+            listed = _listed([*git, "ls-files", "-z", "--others", "--exclude-standard"])
     return None if listed is None else frozenset(folder / name for name in listed)
 
 
@@ -260,7 +260,7 @@ class Job:
 
 
 def command_on_head(study: str, file_name: str, flags: Sequence[str]) -> str:
-    """The shell command that runs a study on the head; started in the folder that has travelled.
+    """Return the shell command that runs a study on the head, started in the folder that has travelled.
 
     ``~/`` at the start of a word is the head's home.
     """
@@ -300,14 +300,14 @@ class Jobs:
             RunsAlready: the study; or another client has submitted it in the same moment.
             ClusterError: the dashboard can't be reached any more.
         """
-        with self._told():
+        with self._requesting():
             details = self._client.list_jobs()
         running = self._latest(details).get(study)
         if running is not None and not running.is_over:
             raise RunsAlready(study)
         # Of clients that have seen the same jobs only the first one gets the next number.
         job_id = _next_id(study, [each.submission_id or "" for each in details])
-        with self._told():
+        with self._requesting():
             try:
                 self._client.submit_job(
                     entrypoint=command,
@@ -325,38 +325,38 @@ class Jobs:
         return job_id
 
     def studies(self) -> dict[str, Job]:
-        """The job of each study that was submitted here: the latest of those that run, or else the latest of all."""
-        with self._told():
+        """Return each study's job: the latest of those that run, or else the latest of all."""
+        with self._requesting():
             return self._latest(self._client.list_jobs())
 
     @staticmethod
     def _latest(details: Sequence[Any]) -> dict[str, Job]:
         jobs = [_job(each) for each in details if STUDY_KEY in (each.metadata or {})]
-        found: dict[str, Job] = {}
+        latest: dict[str, Job] = {}
         for job in sorted(jobs, key=lambda job: (job.is_over, -job.submitted_at)):
-            found.setdefault(job.study, job)
-        return found
+            latest.setdefault(job.study, job)
+        return latest
 
     def job(self, job_id: str) -> Job:
-        with self._told():
+        with self._requesting():
             return _job(self._client.get_job_info(job_id))
 
     def num_logged(self, job_id: str) -> int:
-        """How many characters the study has written by now."""
-        with self._told():
+        """Return how many characters the study has written by now."""
+        with self._requesting():
             return len(self._client.get_job_logs(job_id) or "")
 
     def stop(self, job_id: str) -> None:
         """Ask it to stop, as Ctrl-C would; it may go on for a while."""
-        with self._told():
+        with self._requesting():
             self._client.stop_job(job_id)
 
     def follow(self, job_id: str, write: Callable[[str], object], skip: int = 0) -> Job:
-        """Hand on what a study writes, until it is over; a connection that is lost is made again.
+        """Pass on what a study writes, until it is over; reconnect where the connection is lost.
 
         Args:
             write: called with whole lines.
-            skip: so many characters at the beginning are left out.
+            skip: characters at the beginning to leave out.
 
         Raises:
             ClusterError: the dashboard can't be reached any more.
@@ -366,7 +366,7 @@ class Jobs:
         log = _Log(write, skip)
         lost_at: float | None = None
         while True:
-            before = log.told
+            before = log.num_written
             try:
                 asyncio.run(log.take(self._client.tail_job_logs(job_id)))
                 job = _job(self._client.get_job_info(job_id))
@@ -374,18 +374,18 @@ class Jobs:
                     return job
                 lost_at = None
             except _lost() as error:
-                if lost_at is None or log.told > before:
+                if lost_at is None or log.num_written > before:
                     lost_at = time.monotonic()
                 if time.monotonic() - lost_at > RECONNECT_S:
                     raise ClusterError(
-                        f"--address {self._address}: the dashboard is gone: {cut(str(error))}",
+                        f"--address {self._address}: the dashboard was lost: {cut(str(error))}",
                         hint="a study goes on as long as its cluster does: `raypar attach` follows it again",
                     ) from None
             time.sleep(1.0)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """What goes wrong with a request as one message."""
+    def _requesting(self) -> Iterator[None]:
+        """Turn any error of a request into one message."""
         try:
             yield
         except RayparError:
@@ -395,34 +395,34 @@ class Jobs:
 
 
 class _Log:
-    """What a study writes, handed on once, however often it is read from its beginning.
+    """Log of a study, passed on once, however often it is read from its beginning.
 
     Attributes:
-        told: how many characters were handed on, or left out.
+        num_written: characters that were passed on, or skipped.
     """
 
     def __init__(self, write: Callable[[str], object], skip: int) -> None:
         self._write = write
-        self.told = skip
+        self.num_written = skip
 
     async def take(self, chunks: AsyncIterator[str]) -> None:
         read = 0
         async for chunk in chunks:
             read += len(chunk)
-            if read > self.told:
-                self._write(chunk[self.told - read :])
-                self.told = read
+            if read > self.num_written:
+                self._write(chunk[self.num_written - read :])
+                self.num_written = read
 
 
 def _lost() -> tuple[type[Exception], ...]:
-    """What is raised where a connection is lost."""
+    """Return the errors of a lost connection."""
     import aiohttp
 
     return (RuntimeError, OSError, aiohttp.ClientError)
 
 
 def _next_id(study: str, ids: Sequence[str]) -> str:
-    """The id after those of the study's jobs so far; it becomes part of an address and of a file's name."""
+    """Return the id after those of the study's jobs so far; it becomes part of an address and of a file's name."""
     stem = f"raypar-{re.sub(r'[^A-Za-z0-9_-]', '_', study)[:80]}-"
     numbers = [int(each[len(stem) :]) for each in ids if re.fullmatch(re.escape(stem) + r"\d+", each, re.ASCII)]
     return f"{stem}{max(numbers, default=0) + 1}"
@@ -435,13 +435,13 @@ def _job(details: Any) -> Job:
         study=(details.metadata or {}).get(STUDY_KEY, ""),
         status=str(getattr(details.status, "value", details.status)),
         message=details.message or "",
-        exit_code=128 - code if code is not None and code < 0 else code,  # a signal's, as a shell tells it
+        exit_code=128 - code if code is not None and code < 0 else code,  # a signal's, as in a shell
         submitted_at=(details.start_time or 0) / 1000,
     )
 
 
 @contextlib.contextmanager
 def connected(address: str, notice: Callable[[str], object]) -> Iterator[Jobs]:
-    """The studies of the cluster whose dashboard is at the address; what it takes and raises, `job_client` says."""
+    """Connect to the studies of the cluster whose dashboard is at the address; see `job_client`."""
     with job_client(address, notice) as client:
         yield Jobs(client, address)

@@ -16,7 +16,7 @@ from raypar.train.affinity import Core
 def fits(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> bool:
-    """Whether a gang of this placement can ever run on nodes with these totals (``{"CPU": 8, "GPU": 1}``).
+    """Return whether a gang of this placement can ever run on nodes with these totals (``{"CPU": 8, "GPU": 1}``).
 
     Args:
         labels: of each node; None: no node has any.
@@ -27,80 +27,74 @@ def fits(
 def eligible(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> tuple[Mapping[str, float], ...]:
-    """The nodes, those without the placement's label as empty ones."""
+    """Return the nodes, those without the placement's label as empty ones."""
     if placement.node_label is None:
         return tuple(nodes)
     key, value = node_label_of(placement.node_label)
-    of_each = labels if labels is not None else [{}] * len(nodes)
-    return tuple(node if own.get(key) == value else {} for node, own in zip(nodes, of_each, strict=True))
+    labels = labels if labels is not None else [{}] * len(nodes)
+    return tuple(node if label.get(key) == value else {} for node, label in zip(nodes, labels, strict=True))
 
 
 def shares(
     placement: Placement, need: Mapping[str, float], free: Sequence[Mapping[str, float]]
 ) -> tuple[int, ...] | None:
-    """How many of the placement's workers each node takes, the way the placement asks for; None: they don't fit.
+    """Return how many of the placement's workers each node takes; None: they don't fit.
 
     Args:
-        need: what a worker takes.
+        need: of a worker.
         free: what each node has to give.
     """
     room = [
         min((int(node.get(kind, 0) // amount) for kind, amount in need.items() if amount), default=0) for node in free
     ]
-    by_room = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike: the largest first finds a way
-    found, left = [0] * len(room), placement.num_workers
+    order = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike: largest first finds a way
+    counts, left = [0] * len(room), placement.num_workers
     if isinstance(placement.nodes, int):
         base, more = divmod(left, placement.nodes)
-        wanted = [base + 1] * more + [base] * (placement.nodes - more)
-        if not base or len(room) < placement.nodes or any(room[i] < n for i, n in zip(by_room, wanted, strict=False)):
+        parts = [base + 1] * more + [base] * (placement.nodes - more)
+        if not base or len(room) < placement.nodes or any(room[i] < n for i, n in zip(order, parts, strict=False)):
             return None
-        for i, n in zip(by_room, wanted, strict=False):
-            found[i] = n
-        return tuple(found)
+        for i, n in zip(order, parts, strict=False):
+            counts[i] = n
+        return tuple(counts)
     if sum(room) < left:
         return None
     while left:
-        for i in by_room:
-            taken = min(left, room[i] - found[i], 1 if placement.nodes == "spread" else left)
-            found[i] += taken
+        for i in order:
+            taken = min(left, room[i] - counts[i], 1 if placement.nodes == "spread" else left)
+            counts[i] += taken
             left -= taken
-    return tuple(found)
+    return tuple(counts)
 
 
 def refusal(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> str | None:
-    """Why a gang of this placement can never run on these nodes, with the numbers; None if it can."""
+    """Return why a gang of this placement can never run on these nodes, with the numbers; None if it can."""
     need, some = needed(placement), [node for node in eligible(placement, nodes, labels) if node]
     where = f"nodes with {placement.node_label}" if placement.node_label else "cluster"
     if not some and placement.node_label:
-        known = sorted(
-            {f"{k}={v}" for own in labels or () for k, v in own.items() if not k.startswith("ray.io/node-id")}
-        )
-        return f"no node has the label {placement.node_label}; there are: {', '.join(known) or 'none'}"
+        pairs = {f"{k}={v}" for label in labels or () for k, v in label.items() if not k.startswith("ray.io/node-id")}
+        return f"no node has the label {placement.node_label}; there are: {', '.join(sorted(pairs)) or 'none'}"
     if shares(placement, need, some) is not None:
         return None
     for kind in ("GPU", "CPU"):
-        wanted = placement.num_workers * need.get(kind, 0)
+        amount = placement.num_workers * need.get(kind, 0)
         total = sum(node.get(kind, 0) for node in some)
-        if wanted > total:
+        if amount > total:
             verb = "have" if placement.node_label else "has"
-            return f"needs {wanted:g} {kind}{'s' if wanted > 1 else ''} in one gang, the {where} {verb} {total:g}"
+            return f"needs {amount:g} {kind}{'s' if amount > 1 else ''} in one gang, the {where} {verb} {total:g}"
     shape = ", ".join(f"{k} {v:g}" for k, v in need.items())
     workers = f"{placement.num_workers} workers with {shape} each"
     if isinstance(placement.nodes, int):
-        able = sum(_has_room(node, need) for node in some)
+        able = sum(all(node.get(kind, 0) >= amount for kind, amount in need.items()) for node in some)
         there = where if placement.node_label else "cluster's nodes"
         return f"needs {workers}, evenly on {placement.nodes} nodes; {able} of the {there} can hold one"
     return f"needs {workers}, and no {placement.num_workers} fit on the nodes"
 
 
-def _has_room(node: Mapping[str, float], need: Mapping[str, float]) -> bool:
-    return all(node.get(kind, 0) >= amount for kind, amount in need.items())
-
-
 def needed(placement: Placement) -> dict[str, float]:
-    """What each of its workers takes of a node."""
+    """Return what each of its workers takes of a node."""
     need: dict[str, float] = {"CPU": placement.cpus_per_worker}
     if placement.device == "cuda":
         need["GPU"] = 1
@@ -108,8 +102,10 @@ def needed(placement: Placement) -> dict[str, float]:
 
 
 def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:
-    """`count` of the free cores: on all sockets alike, and a physical core's second thread only after every other's
-    first. Cores of one socket stand together, so that equal parts of them lie close."""
+    """Choose cores on all sockets alike, a physical core's second thread only after every other's first.
+
+    Cores of one socket stand together, so that equal parts of them lie close.
+    """
     rest = set(free)
     of_physical: Counter[int] = Counter()
     of_package: Counter[int] = Counter()
@@ -123,7 +119,7 @@ def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:
 
 
 def close_together(free: Sequence[Core], count: int) -> tuple[Core, ...]:
-    """`count` of the free cores: of as few sockets as will do, and there of as few physical cores."""
+    """Choose cores of as few sockets as will do, and there of as few physical cores."""
     return tuple(
         core
         for package, num_of_package in _fewest(free, count, lambda core: core.package)
@@ -133,11 +129,11 @@ def close_together(free: Sequence[Core], count: int) -> tuple[Core, ...]:
 
 
 def _fewest(free: Sequence[Core], count: int, part: Callable[[Core], int]) -> list[tuple[list[Core], int]]:
-    """As few parts (sockets, physical cores) as hold `count` cores, and how many to take of each."""
+    """Return as few parts (sockets, physical cores) as hold `count` cores, and how many to take of each."""
     parts = [list(cores) for _, cores in itertools.groupby(sorted(free, key=part), key=part)]
     taken: list[tuple[list[Core], int]] = []
     while count:
-        # The last one is the smallest that will do: the others stay whole for whoever needs them whole.
+        # The last one is the smallest that will do: the larger ones are left for what needs them.
         holding = [cores for cores in parts if len(cores) >= count]
         best = min(holding, key=len) if holding else max(parts, key=len)
         taken.append((best, min(count, len(best))))
@@ -147,7 +143,7 @@ def _fewest(free: Sequence[Core], count: int, part: Callable[[Core], int]) -> li
 
 
 class CoreLeases:
-    """Which cores of which machine are free; no core is leased twice."""
+    """Cores of machines, each leased to one rank at a time."""
 
     def __init__(self) -> None:
         self._all: dict[str, tuple[Core, ...]] = {}
@@ -159,20 +155,17 @@ class CoreLeases:
             self._free[host] = list(self._all[host])
 
     def refusal(self, hosts: Mapping[int, str], affinity: Value) -> str | None:
-        """Why ranks on these hosts can never get the cores that the affinity names; None if they can."""
-        return next(
-            (why for host in dict.fromkeys(hosts.values()) if (why := absent_cores(affinity, self._numbers(host)))),
-            None,
-        )
+        """Return why ranks on these hosts can never get the cores that the affinity names; None if they can."""
+        reasons = (absent_cores(affinity, self._numbers(host)) for host in dict.fromkeys(hosts.values()))
+        return next(filter(None, reasons), None)
 
     def lease(
         self, hosts: Mapping[int, str], num_cores: int, affinity: Value = None
     ) -> dict[int, tuple[int, ...]] | None:
-        """Cores for every rank on its host; None where they are not free now.
+        """Lease cores to every rank on its host; None where they are not free now.
 
-        Every rank gets `num_cores`, and which, the affinity says: the first that are free, or those that lie as
-        "spread" or "compact" wants. Cores that it lists are shared out among the ranks of each host, which has them
-        (see `refusal`).
+        Every rank gets `num_cores`: the first that are free, or as the affinity "spread" or "compact" chooses. Cores
+        that it lists are shared out among the ranks of each host, which has them (see `refusal`).
 
         A gang that a machine's cores can never hold (several Ray nodes simulated on one machine) gets none at all
         and runs unpinned, which its results show.
@@ -181,18 +174,19 @@ class CoreLeases:
         for rank, host in hosts.items():
             ranks.setdefault(host, []).append(rank)
         listed = listed_cores(affinity)
-        if listed is None and any(len(own) * num_cores > len(self._all[host]) for host, own in ranks.items()):
+        if listed is None and any(len(local) * num_cores > len(self._all[host]) for host, local in ranks.items()):
             return {}
-        found: dict[int, tuple[int, ...]] = {}
-        for host, own in ranks.items():
-            chosen = self._chosen(host, len(own) * num_cores, affinity) if listed is None else self._named(host, listed)
+        cores: dict[int, tuple[int, ...]] = {}
+        for host, local in ranks.items():
+            num_host = len(local) * num_cores
+            chosen = self._chosen(host, num_host, affinity) if listed is None else self._named(host, listed)
             if chosen is None:
                 return None
-            for i, rank in enumerate(own):
-                found[rank] = chosen[i * len(chosen) // len(own) : (i + 1) * len(chosen) // len(own)]
-        for rank, numbers in found.items():
+            for i, rank in enumerate(local):
+                cores[rank] = chosen[i * len(chosen) // len(local) : (i + 1) * len(chosen) // len(local)]
+        for rank, numbers in cores.items():
             self._free[hosts[rank]] = [core for core in self._free[hosts[rank]] if core.number not in numbers]
-        return {rank: found[rank] for rank in hosts}
+        return {rank: cores[rank] for rank in hosts}
 
     def release(self, hosts: Mapping[int, str], cores: Mapping[int, Sequence[int]]) -> None:
         for rank, leased in cores.items():
@@ -226,7 +220,7 @@ NodeAssignment = Mapping[str, int]  # how many workers are on which node, by its
 
 @dataclass(frozen=True)
 class Node:
-    """A Ray node: what it has (``{"CPU": 8, "GPU": 1}``), and the machine that it is on."""
+    """A Ray node: its resources (``{"CPU": 8, "GPU": 1}``), and the machine that it is on."""
 
     id: str
     machine: str
@@ -235,12 +229,12 @@ class Node:
 
 
 def num_machines(nodes: Sequence[Node]) -> int:
-    """Machines that can run something."""
+    """Return how many machines can run something."""
     return len({node.machine for node in nodes if node.has.get("CPU", 0) >= 1})
 
 
 class FreeResources:
-    """What is free on the nodes for trials.
+    """Resources of the nodes that are free for trials.
 
     Args:
         exclusive: a machine that runs a trial has nothing to give.

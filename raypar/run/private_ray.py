@@ -1,4 +1,4 @@
-"""A Ray of our own: started for one study on this machine, and ended with all its processes, whatever happens to it."""
+"""Private Ray: started for one study on this machine, and ended with all its processes, whatever happens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "
 
 @contextlib.contextmanager
 def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
-    """A Ray of our own: loopback only, with a token of its own, quiet, gone at the end.
+    """Run a private Ray: loopback only, with its own token, quiet, ended at the end.
 
     Its processes don't inherit what looks like a secret: one of them may show a piece of its environment in a process
     listing, at the moment when it takes its name.
@@ -102,8 +102,10 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_groups_of_their_own() -> Iterator[None]:
-    """Ray's processes get process groups of their own: a signal to ours (a closed terminal's, `timeout`'s) is not for
-    them, since without them the study could not be ended in good order."""
+    """Give Ray's processes groups of their own: a signal to ours (a closed terminal's, `timeout`'s) is not for them.
+
+    Without them the study could not be ended in good order.
+    """
     from ray._private import services
 
     plain = services.ConsolePopen
@@ -140,7 +142,7 @@ def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:
 
 @contextlib.contextmanager
 def _without_secrets() -> Iterator[None]:
-    """What is started meanwhile doesn't inherit them."""
+    """Hide secrets from what is started meanwhile."""
     hidden = secret_variables(os.environ)
     for name in hidden:
         del os.environ[name]
@@ -152,8 +154,10 @@ def _without_secrets() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _leavings_end_with_us(folder: Path) -> Iterator[None]:
-    """Where this process is killed, Ray's processes end with it, but for the raylet's agents: these try for a minute to
-    tell a GCS that is gone. A shell waits for our end, to end them, and to remove the folder."""
+    """End the raylet's agents, and remove the folder, where this process is killed: a shell waits for that.
+
+    Ray's other processes end with this one; the agents try for a minute to reach a GCS that has ended.
+    """
     agents = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

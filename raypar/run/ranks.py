@@ -43,7 +43,7 @@ ALLOCATOR = {
 
 
 class RankProcess(Protocol):
-    """A started rank. `connection` talks to `raypar.train.worker.main`; `was_killed` says whether `kill` ended it."""
+    """A started rank. `connection` leads to `raypar.train.worker.main`; `was_killed`: `kill` has ended it."""
 
     connection: Connection
     was_killed: bool
@@ -118,57 +118,57 @@ class ForkClient:
     """A connection to a fork server on this machine. The ranks forked through it die with it."""
 
     def __init__(self, address: str) -> None:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line.connect(address)
-        self._line = Connection(line.detach())
+        unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix_socket.connect(address)
+        self._connection = Connection(unix_socket.detach())
         self._exit_codes: dict[int, int] = {}
-        self.is_gone = False  # noticed that the server is
+        self.is_lost = False  # the server has ended, and that was noticed
 
     def wait_until_ready(self) -> None:
         """Wait while the server is still importing; before the first fork.
 
         Raises:
-            EOFError, OSError: the server is gone.
+            EOFError, OSError: the server has ended.
         """
-        self._line.send_bytes(json.dumps("ready?").encode())
-        self._line.recv_bytes()
+        self._connection.send_bytes(json.dumps("ready?").encode())
+        self._connection.recv_bytes()
 
     def fork(self, log_path: Path, listen: socket.socket | None = None) -> ForkedRank:
         """Start a rank; waits while the server is still importing.
 
         Raises:
-            EOFError, OSError: the server is gone.
+            EOFError, OSError: the server has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log:
             fds = [theirs.fileno(), log.fileno(), *([listen.fileno()] if listen else [])]
-            self._line.send_bytes(json.dumps({"num_fds": len(fds)}).encode())
+            self._connection.send_bytes(json.dumps({"num_fds": len(fds)}).encode())
             for fd in fds:
-                send_handle(self._line, fd, 0)
+                send_handle(self._connection, fd, 0)
             while True:
-                message = json.loads(self._line.recv_bytes())
+                message = json.loads(self._connection.recv_bytes())
                 if "forked" in message:
                     return ForkedRank(self, message["forked"], Connection(ours.detach()))
                 self._exit_codes[message["pid"]] = message["exit_code"]
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         while pid not in self._exit_codes:
-            if not wait([self._line], timeout_s):
+            if not wait([self._connection], timeout_s):
                 return None
             try:
-                message = json.loads(self._line.recv_bytes())
+                message = json.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
-                self.is_gone = True
+                self.is_lost = True
                 return -signal.SIGKILL  # the server's forks go with it
             self._exit_codes[message["pid"]] = message["exit_code"]
         return self._exit_codes.pop(pid)
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
 
 def answers(address: str) -> bool:
-    """Whether a fork server is alive at this address."""
+    """Return whether a fork server is alive at this address."""
     try:
         ForkClient(address).close()
     except OSError:
@@ -233,7 +233,7 @@ LOG_TAIL_CHARS = 4000
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended: with an outcome, or with a failure.
+    """End of a rank: an outcome, or a failure.
 
     Attributes:
         was_killed: from here, so that its end explains nothing.
@@ -245,12 +245,12 @@ class RankEnd:
 
 
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
-    """Why a trial failed, as far as is known when one more of its ranks has ended.
+    """Return why a trial failed, as far as its ranks that have ended show.
 
     A rank that lost its peers may be heard before the peer that died, which is why it did.
 
     Args:
-        first: what was known before.
+        first: the cause before this rank ended.
     """
     if first is None or (first.kind is FailureKind.PEER_LOST and not end.was_killed):
         return end.failure or first
@@ -274,7 +274,7 @@ def trial_result(
 
     Args:
         started_at: Unix time.
-        environment: what the runner knows of it, besides the ranks' own.
+        environment: the runner's values, besides the ranks' own.
         failure: why the trial as a whole failed; None: it did not, where a rank has an outcome.
     """
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None]
@@ -350,7 +350,7 @@ def supervise(
                     text = f"{name}: {message}" if message else name
                     end = RankEnd(failure=Failure(kind, text, rank, traceback, log_path))
     except (EOFError, OSError):
-        pass  # the process is gone; its exit code says more
+        pass  # the process has ended; its exit code says more
     code = process.join(EXIT_GRACE_S)
     if code is None:
         process.kill()
@@ -377,8 +377,10 @@ def _crash(rank: int, log_path: str, code: int | None, took_too_much: bool) -> F
 
 
 def num_memory_kills() -> int:
-    """How many processes of this machine the kernel has killed for their memory since it started (``oom_kill`` in
-    /proc/vmstat, groups with a limit of their own included); always 0 where it doesn't tell."""
+    """Return how many processes of this machine the kernel has killed for their memory since it started.
+
+    That is ``oom_kill`` in /proc/vmstat, groups with a limit included; always 0 where there is none.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, count = line.partition(" ")
@@ -388,7 +390,7 @@ def num_memory_kills() -> int:
 
 
 def log_tail(log_path: str) -> str:
-    """The end of a log, for a failure that left no traceback; empty if there is no log."""
+    """Return the end of a log, for a failure that left no traceback; empty if there is no log."""
     try:
         return Path(log_path).read_text(errors="replace")[-LOG_TAIL_CHARS:]
     except OSError:

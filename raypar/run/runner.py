@@ -81,12 +81,12 @@ class Runner(Protocol):
 
         Raises:
             KeyboardInterrupt: on Ctrl-C (`raypar.signals.Interrupted`), every trial that ended having been
-                told, with nothing left running.
+                reported, with nothing left running.
             ClusterError: the runner itself can't go on.
         """
         ...
 
 
 def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
-    """Whether a trial that failed at its `attempt`-th start (from 1) is started again."""
+    """Return whether a trial that failed at its `attempt`-th start (from 1) is started again."""
     return failure.kind in RETRIED and attempt <= max_retries

@@ -62,7 +62,7 @@ class GangState:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What to do now.
+    """A round's outcome.
 
     Attributes:
         starts: the position in the queue of each trial that starts, and the gang that it starts in.
@@ -91,7 +91,7 @@ class SchedulingPolicy:
 
     @property
     def exclusive(self) -> bool:
-        """Whether no two trials run on one machine."""
+        """True where no two trials run on one machine."""
         return self.max_trials is None
 
 

@@ -41,11 +41,11 @@ ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
 
 
 class TrialFailed(RuntimeError):
-    """Tells Tune (and a searcher) that a trial gave no result; the broker's result says why."""
+    """Failure of a trial, for Tune (and a searcher); the broker's result has the reason."""
 
 
 class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
-    """What Tune runs: asks the broker, waits, and hands the reports on."""
+    """Tune's trainable: waits for a trial's reports at the broker, and passes them on."""
 
     def setup(self, config: dict[str, Any]) -> None:
         # By name: a handle in the config would make Tune treat every restart as a new study.
@@ -187,7 +187,7 @@ class TuneRunner:
         self._policy = GangPolicy(owns_cluster, max_parked_gangs, fork_address)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
-        """As `raypar.run.runner.Runner` says. A broker that is lost is replaced, and what ran is run again."""
+        """Run the specs (see `raypar.run.runner.Runner`); replace a broker that is lost, and run again what ran."""
         ended: list[TrialSpec] = []
 
         def listen(event: Event) -> None:
@@ -303,7 +303,7 @@ class TuneRunner:
 def _spec_maker(
     study: Study, done: Sequence[TrialSpec], default_device: str
 ) -> Callable[[Mapping[str, Any]], TrialSpec]:
-    """Return what makes a trial of what Tune drew; a point that was drawn before gives a repeat, a trial of its own."""
+    """Return a function that makes a trial of what Tune drew; a point that was drawn before gives a repeat."""
     order = itertools.count()
     drawn = Counter(tuple(spec.point.items()) for spec in done)
 

@@ -1,4 +1,4 @@
-"""What crosses the border between a runner and a rank: a `TrialJob` in, reports and a `RankOutcome` out."""
+"""Messages between a runner and a rank: a `TrialJob` in, reports and a `RankOutcome` out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_PROFILING = Profiling()
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where and how a study is run; nothing here determines a result.
+    """Settings of a run, none of which determines a result.
 
     Attributes:
         log_dir: for the ranks' output, a folder per trial; an absolute path, the same on every node.
@@ -89,8 +89,8 @@ class TrialJob:
 
     @property
     def artifact_dir(self) -> Path:
-        """Where rank 0 leaves what is kept beside the numbers: the trained model in `MODEL_FOLDER`, if the config
-        keeps it, and a profile's traces in `PROFILE_FOLDER`."""
+        """Folder of what rank 0 keeps beside the numbers: the trained model in `MODEL_FOLDER`, if the config keeps it,
+        and a profile's traces in `PROFILE_FOLDER`."""
         return self.folder / ARTIFACT_FOLDER
 
     @property
@@ -105,7 +105,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class RankContext:
-    """What differs between the ranks of one trial.
+    """One rank of a trial: what differs between the ranks.
 
     Attributes:
         master_address: host and port at which rank 0 listens for the others.
