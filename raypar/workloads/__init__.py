@@ -1,4 +1,4 @@
-"""What ships with raypar to be trained: ``from raypar.workloads import mnist_mlp``."""
+"""Workloads that ship with raypar: ``from raypar.workloads import mnist_mlp``."""
 
 from raypar.workloads.digits import digits
 from raypar.workloads.fashion_mlp import fashion_mlp

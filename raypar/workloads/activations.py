@@ -1,4 +1,4 @@
-"""The activations that a network of the shipped workloads can have, by name."""
+"""Activations by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTIVATIONS: Mapping[str, str] = {
 
 
 def activation(name: str) -> nn.Module:
-    """A layer of that activation with torch's own settings; it keeps the shape of its input."""
+    """Return the activation as a layer with torch's default settings; it keeps the shape of its input."""
     from torch import nn
 
     layer: nn.Module = getattr(nn, ACTIVATIONS[name])()

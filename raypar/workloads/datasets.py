@@ -1,6 +1,6 @@
 """Data sets: where their files are, whether these are complete, and the tensors made of them.
 
-Nothing falls back to other data: what is asked for is there and whole, or a DataError says how to get it.
+There is no fallback to other data: a data set is complete, or a DataError says how to get it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ from raypar.study.workload import Config, Data, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
-if TYPE_CHECKING:
-    from torch import Tensor
     from torch.utils.data import Dataset
-
 
 DATA_DIR_VARIABLE = "RAYPAR_DATA_DIR"
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file that is the same for everyone.
+    """A published file.
 
     Attributes:
-        sha256: hexadecimal; a download of other contents is refused.
+        sha256: hexadecimal; downloads with another digest are refused.
     """
 
     name: str
@@ -48,7 +45,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class FileSet:
-    """A data set that is a few files; `folder` is where they are below the data folder."""
+    """A data set of a few files in `folder`, relative to the data folder."""
 
     name: str
     folder: str
@@ -56,29 +53,29 @@ class FileSet:
 
 
 def cache_dir() -> Path:
-    """Where raypar keeps what it downloads and prepares: ``~/.cache/raypar``, or below XDG_CACHE_HOME."""
+    """Return the folder for downloads and prepared tensors: ``~/.cache/raypar``, or below XDG_CACHE_HOME."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base).expanduser() / "raypar"
 
 
 def named_dir() -> Path | None:
-    """The folder that ``--data-dir`` or RAYPAR_DATA_DIR names, or None."""
+    """Return the folder named by ``--data-dir`` or RAYPAR_DATA_DIR, or None."""
     named = os.environ.get(DATA_DIR_VARIABLE)
     return Path(named).expanduser() if named else None
 
 
 def data_dir() -> Path:
-    """The folder that holds the data sets."""
+    """Return the folder with the data sets."""
     return named_dir() or cache_dir()
 
 
 def ensure_files(files: FileSet) -> Path:
-    """Make sure that a set of files is there and whole; returns their folder.
+    """Return the folder of a set of files, downloading it if absent.
 
-    Lengths are looked at every time, contents once, after a download.
+    Lengths are checked every time, contents once, after the download.
 
     Raises:
-        DataError: naming the file, what is wrong with it, and the way out.
+        DataError: a file is missing, incomplete or corrupt.
     """
 
     def check(root: Path, absent: str, broken: str) -> None:
@@ -94,63 +91,62 @@ def ensure_files(files: FileSet) -> Path:
 
 
 def ensure(name: str, folder: str, check: Callable[[Path, str, str], None], fetch: Callable[[Path], None]) -> Path:
-    """Make sure that a data set is there and whole; returns the data folder that it is in.
+    """Return the data folder that contains a complete data set, downloading it to the cache if absent.
 
-    Only the user's cache is ever written to: into it, an absent set is downloaded.
+    A folder named by the user is never written to.
 
     Args:
-        folder: what the set has to itself, below the data folder.
-        check: ``check(root, absent, broken)`` raises DataError for what is wrong below a data folder, with the way out
-            for a file that is absent or broken.
-        fetch: ``fetch(root)`` downloads the set below a data folder.
+        folder: the set's own folder, relative to the data folder.
+        check: ``check(root, absent_hint, broken_hint)`` raises DataError for a missing or broken file below `root`.
+        fetch: ``fetch(root)`` downloads the set below `root`.
 
     Raises:
-        DataError: naming the file, what is wrong with it, and the way out.
+        DataError: a file is missing, incomplete or corrupt.
     """
     named = named_dir()
     if named is not None:
         if not named.is_dir():
             raise DataError(
                 f"data folder {named}: no such folder",
-                hint=f"give the folder that holds {folder} with --data-dir or {DATA_DIR_VARIABLE}",
+                hint=f"name a folder that contains {folder} with --data-dir or {DATA_DIR_VARIABLE}",
             )
         check(
             named,
-            f"put {name} there, point --data-dir or {DATA_DIR_VARIABLE} at the folder that holds {folder}, "
-            "or leave both out and it is downloaded to the cache",
+            f"put {name} there, point --data-dir or {DATA_DIR_VARIABLE} at a folder that contains {folder}, "
+            "or omit both to download it to the cache",
             "copy the file again, or name another folder with --data-dir",
         )
         return named
     root = cache_dir()
     if not (root / folder).exists():
         _fill_cache(name, folder, root, fetch)
-    again = f"remove {root / folder}: the next run downloads {name} anew"
-    check(root, again, again)
+    hint = f"remove {root / folder}: the next run downloads {name} again"
+    check(root, hint, hint)
     return root
 
 
 def length_of(path: Path, absent: str, broken: str) -> int:
-    """A file's length in bytes; a DataError with the way out where it is not there or is no file."""
+    """Return a file's length in bytes; raise DataError if it is missing or not a file."""
     try:
         with path.open("rb") as stream:
             return os.fstat(stream.fileno()).st_size
     except FileNotFoundError:
         packed = path.with_name(path.name + ".gz")
         if packed.exists():
-            raise DataError(f"{packed}: is still packed", hint=f"unpack it: gunzip -k {packed}") from None
+            raise DataError(f"{packed}: is compressed", hint=f"decompress it: gunzip -k {packed}") from None
         raise DataError(f"{path}: no such file", hint=absent) from None
     except OSError as error:
         raise DataError(f"{path}: can't be read: {error.strerror}", hint=broken) from None
 
 
-def check_length(path: Path, num_bytes: int, wanted: int, broken: str) -> None:
-    if num_bytes != wanted:
-        what = "half-downloaded" if num_bytes < wanted else "corrupt"
-        raise DataError(f"{path}: is {what}: {num_bytes:,} bytes instead of {wanted:,}", hint=broken)
+def check_length(path: Path, num_bytes: int, expected: int, broken: str) -> None:
+    if num_bytes != expected:
+        problem = "incomplete" if num_bytes < expected else "corrupt"
+        raise DataError(f"{path}: is {problem}: {num_bytes:,} bytes instead of {expected:,}", hint=broken)
 
 
 def download(file: DataFile, path: Path) -> None:
-    """Fetch one file and compare its checksum, with progress on stderr."""
+    """Download a file and verify its checksum, with progress on stderr."""
     from torch.hub import download_url_to_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,19 +155,19 @@ def download(file: DataFile, path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time in."""
+    """Hold a lock file exclusively."""
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def _fill_cache(name: str, folder: str, root: Path, fetch: Callable[[Path], None]) -> None:
-    """Fetch a set into the cache: once, however many processes ask, and all of it or nothing."""
+    """Download a set to the cache atomically, and once for any number of processes."""
     target, short = root / folder, name.replace(" ", "-")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f".{short}.lock"):
-            if target.exists():  # another process was quicker
+            if target.exists():  # another process downloaded it
                 return
             with tempfile.TemporaryDirectory(dir=root, prefix=f".{short}-") as part:
                 print(f"Downloading {name} to {root} …", file=sys.stderr)
@@ -180,9 +176,9 @@ def _fill_cache(name: str, folder: str, root: Path, fetch: Callable[[Path], None
                 shutil.move(Path(part) / folder, target)  # a rename: both are in the cache
     except (OSError, RuntimeError) as error:
         raise DataError(
-            f"{name} is not in the cache {root}, and can't be downloaded: {str(error).splitlines()[0]}",
-            hint=f"name a folder that holds {folder} with --data-dir DIR; or set {DATA_DIR_VARIABLE}=DIR; "
-            f"or put its files into {target} (or connect once: it is downloaded to there)",
+            f"{name} is not in the cache {root}, and the download failed: {str(error).splitlines()[0]}",
+            hint=f"name a folder that contains {folder} with --data-dir DIR; or set {DATA_DIR_VARIABLE}=DIR; "
+            f"or put its files into {target} (or connect once to download it)",
         ) from None
 
 
@@ -233,10 +229,10 @@ IMAGE_SETS: Mapping[str, ImageSet] = {s.name: s for s in (ImageSet("MNIST"), Ima
 
 
 def ensure_image_set(name: str) -> Path:
-    """Make sure that an image set is there and whole; returns the root folder that torchvision wants.
+    """Return torchvision's root folder of an image set, downloading the set if absent.
 
     Raises:
-        DataError: naming the file, what is wrong with it, and the way out.
+        DataError: a file is missing, incomplete or corrupt.
     """
     image_set = IMAGE_SETS[name]
 
@@ -252,65 +248,50 @@ def ensure_image_set(name: str) -> Path:
 
 
 def raw_dir(root: Path, image_set: ImageSet) -> Path:
-    """Where torchvision expects the four files."""
+    """Return the folder in which torchvision expects the four files."""
     return root / image_set.name / "raw"
 
 
 def _check(image_set: ImageSet, root: Path, absent: str, broken: str) -> None:
-    """Lengths and headers, not contents: it is done before every trial and takes well under a millisecond."""
+    """Check lengths and headers, not contents: this runs before every trial, in under a millisecond."""
     for file in image_set.files:
         path = raw_dir(root, image_set) / file.name
         num_bytes = length_of(path, absent, broken)
         with path.open("rb") as stream:
             header = stream.read(len(file.header))
         if header != file.header:
-            raise DataError(f"{path}: is not the {image_set.name} file of that name: its header differs", hint=broken)
+            raise DataError(f"{path}: is not the file of {image_set.name}: its header differs", hint=broken)
         check_length(path, num_bytes, file.num_bytes, broken)
 
 
 def _download_with_torchvision(name: str, root: str) -> None:
-    """torchvision knows the mirrors and the checksums, and shows its progress on stderr."""
+    """Download with torchvision, which knows mirrors and checksums, with progress on stderr."""
     from torchvision import datasets
 
     with contextlib.redirect_stdout(sys.stderr):  # it prints which mirrors failed
         getattr(datasets, name)(root, download=True)
 
 
-__all__ = [
-    "DATA_DIR_VARIABLE",
-    "IMAGE_SETS",
-    "IMAGE_SIDE",
-    "IdxFile",
-    "ImageSet",
-    "cache_dir",
-    "data_dir",
-    "ensure_image_set",
-    "named_dir",
-    "raw_dir",
-]
-
-
 def prepared(
     name: str, sources: Iterable[Path], options: Mapping[str, object], make: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """What `make` returns: made once for the same contents of the `sources` and the same options, then read from the
-    cache; never written to a folder that the user named.
+    """Return the tensors of `make`, cached by the contents of `sources` and by `options`.
 
     Args:
-        name: what the file in the cache starts with.
-        options: all that `make` depends on besides the sources, a number for the way it is done included.
+        name: prefix of the file in the cache.
+        options: everything else that `make` depends on, including a version of its algorithm.
     """
     path = cache_dir() / "prepared" / f"{name}-{_digest(sources, options)}.pt"
-    if (found := _read_tensors(path)) is not None:
-        return found
+    if (tensors := _read_tensors(path)) is not None:
+        return tensors
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):  # the ranks of a trial all come at once
-            if (found := _read_tensors(path)) is None:
-                found = make()
-                _write(found, path)
-            return found
-    except OSError:  # a cache that can't be written is no reason not to train
+        with locked(path.with_suffix(".lock")):  # all ranks of a trial arrive at once
+            if (tensors := _read_tensors(path)) is None:
+                tensors = make()
+                _write(tensors, path)
+            return tensors
+    except OSError:  # an unwritable cache is no reason not to train
         return make()
 
 
@@ -326,10 +307,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor] | None:
     import torch
 
     try:
-        found: dict[str, Tensor] = torch.load(path, weights_only=True)
-    except Exception:  # absent, or from a disk that was full: torch raises many kinds; then it is made anew
+        tensors: dict[str, Tensor] = torch.load(path, weights_only=True)
+    except Exception:  # absent or truncated, for which torch raises many kinds
         return None
-    return found
+    return tensors
 
 
 def _write(tensors: dict[str, Tensor], path: Path) -> None:
@@ -347,10 +328,13 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def image_data(name: str, config: Config, *, mean: float, std: float, num_val: int = 0) -> Data:
-    """An image set; inputs of shape ``(num_samples, 1, 28, 28)``, uint8, targets ``(num_samples,)``, int64.
+    """Load an image set: inputs ``(num_samples, 1, 28, 28)``, uint8, targets ``(num_samples,)``, int64.
 
-    With `num_val`, the last so many training images are ``val`` and the test images are ``test``; without, the test
-    images are ``val``. The pixels stay bytes in memory, a quarter of the size, and are normalised batch by batch.
+    Pixels stay bytes in memory and are normalised batch by batch.
+
+    Args:
+        num_val: last training images held out as ``val``, with the test images as ``test``; 0: the test images are
+        ``val``.
     """
     root = ensure_image_set(name)
     image_set = IMAGE_SETS[name]
@@ -369,9 +353,9 @@ def image_data(name: str, config: Config, *, mean: float, std: float, num_val: i
 
 
 def normalised(pixels: Tensor, *, mean: float, std: float) -> Tensor:
-    """Bytes as float32 of about zero mean and unit variance, whatever torch's default dtype: in place but for one copy.
+    """Normalise bytes to float32 of zero mean and unit variance.
 
-    Multiplied, not divided: 55 µs instead of 72 for a batch of 512 on one thread.
+    Multiplies instead of dividing: 55 µs instead of 72 for a batch of 512 on one thread.
     """
     import torch
 
@@ -379,8 +363,7 @@ def normalised(pixels: Tensor, *, mean: float, std: float) -> Tensor:
 
 
 def _read_idx(path: Path, file: IdxFile) -> Tensor:
-    # Not through torchvision: importing it costs seconds, which every trial would pay, and reading its way takes four
-    # times as long. The header has been checked before.
+    # Not by torchvision: every trial would pay seconds for its import, and its reader takes four times as long.
     import numpy as np
     import torch
 
@@ -389,7 +372,7 @@ def _read_idx(path: Path, file: IdxFile) -> Tensor:
 
 
 def _torchvision_dataset(name: str, root: Path, mean: float, std: float, num_train: int) -> Dataset[Any]:
-    """The same training images prepared one by one, the way most scripts do it."""
+    """Return the training images prepared one by one, as most scripts do."""
     from torch.utils.data import Subset
     from torchvision import datasets
     from torchvision.transforms import Compose, Normalize, ToTensor

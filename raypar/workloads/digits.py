@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 handwritten digits of 8x8 pixels: embedded, so that nothing has to be downloaded."""
+"""scikit-learn's embedded 1,797 handwritten digits of 8x8 pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLIT_SEED = 0
 
 
 def build(config: Config) -> nn.Module:
-    """64 - hidden - hidden - 10."""
+    """Build a perceptron of 64-hidden-hidden-10."""
     from torch import nn
 
     hidden, name = config["hidden_size"], config["activation"]
@@ -33,7 +33,7 @@ def build(config: Config) -> nn.Module:
 
 
 def data(_: Config) -> Data:
-    """Inputs of shape ``(num_samples, 64)``, uint8 from 0 to 16; the same split every time, in every class alike."""
+    """Return inputs of shape ``(num_samples, 64)``, uint8 from 0 to 16, in a fixed stratified split."""
     import gzip
 
     import numpy as np
@@ -42,13 +42,13 @@ def data(_: Config) -> Data:
     with gzip.open(embedded_csv("digits.csv.gz"), "rt") as stream:
         table = np.loadtxt(stream, delimiter=",", dtype=np.uint8)
     labels = table[:, NUM_PIXELS].astype(np.int64)
-    # Each class is shuffled, then the classes are interleaved evenly: any prefix holds every class in its share.
+    # Each class is shuffled, then the classes are interleaved evenly: every prefix is stratified.
     random = np.random.RandomState(SPLIT_SEED)  # its stream is frozen, unlike default_rng's
-    place = np.empty(len(labels))
+    position = np.empty(len(labels))
     for label in range(10):
         members = random.permutation(np.flatnonzero(labels == label))
-        place[members] = (np.arange(len(members)) + 0.5) / len(members)
-    order = np.argsort(place, kind="stable")
+        position[members] = (np.arange(len(members)) + 0.5) / len(members)
+    order = np.argsort(position, kind="stable")
     inputs, targets = torch.from_numpy(table[order, :NUM_PIXELS]), torch.from_numpy(labels[order])
     return Data(
         train=Split(inputs[:NUM_TRAIN], targets[:NUM_TRAIN]),
@@ -58,20 +58,20 @@ def data(_: Config) -> Data:
 
 
 def scaled(pixels: Tensor) -> Tensor:
-    """From 0 … 16 to float32 0 … 1."""
+    """Scale 0 … 16 to float32 0 … 1."""
     import torch
 
     return pixels.to(torch.float32).div_(16)
 
 
 def embedded_csv(name: str) -> Path:
-    """A data file inside of scikit-learn, found without importing it: that takes over a second, in every trial."""
+    """Return the path of a data file of scikit-learn without importing it: that costs every trial a second."""
     spec = importlib.util.find_spec("sklearn")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder, "datasets", "data", name)
         if path.is_file():
             return path
-    raise DataError(f"scikit-learn's {name} is not in this environment", hint="pip install 'raypar[train]'")
+    raise DataError(f"scikit-learn's {name} is not installed", hint="pip install 'raypar[train]'")
 
 
 def prepare(_: Config) -> None:

@@ -1,4 +1,4 @@
-"""Clothes with a multi-layer perceptron of two hidden layers, 784-hidden-hidden-10, chosen on a validation split."""
+"""Fashion-MNIST with a perceptron of two hidden layers, 784-hidden-hidden-10, selected on a validation split."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from raypar.workloads.datasets import IMAGE_SETS, ensure_image_set, image_data
 if TYPE_CHECKING:
     from torch import nn
 
-MEAN, STD = 0.2860, 0.3530  # of Fashion-MNIST's training pixels, as fractions of 255
+MEAN, STD = 0.2860, 0.3530  # of the training pixels, as fractions of 255
 NUM_VAL = 10_000
 
 
 def build(config: Config) -> nn.Module:
-    """784 - hidden - hidden - 10."""
+    """Build a perceptron of 784-hidden-hidden-10."""
     from torch import nn
 
     hidden, name = config["hidden_size"], config["activation"]
@@ -31,10 +31,7 @@ def build(config: Config) -> nn.Module:
 
 
 def data(config: Config) -> Data:
-    """50,000 images to train on, the last 10,000 training images as ``val``, the 10,000 test images as ``test``.
-
-    Inputs of shape ``(num_samples, 1, 28, 28)``, uint8.
-    """
+    """Return 50,000 training images, the last 10,000 of them held out as ``val``, and the 10,000 test images."""
     return image_data("FashionMNIST", config, mean=MEAN, std=STD, num_val=NUM_VAL)
 
 
@@ -48,7 +45,7 @@ fashion_mlp = Workload(
     data=data,
     num_train_samples=IMAGE_SETS["FashionMNIST"].num_train - NUM_VAL,
     options={"hidden_size": 128, "activation": one_of("sigmoid", ACTIVATIONS)},
-    # keep_model: the models that do best on the validation split are the ones that see the test split.
+    # keep_model: the models that are best on the validation split see the test split.
     defaults={"optimizer": "adam", "lr": 0.001, "batch_size": 64, "epochs": 10, "keep_model": True},
     prepare=prepare,
     description="multi-layer perceptron of two hidden layers, 784-128-128-10, sigmoid",

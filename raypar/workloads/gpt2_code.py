@@ -15,36 +15,33 @@ from raypar.workloads.datasets import DataFile, FileSet, data_dir, ensure_files,
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 # Layers, width, attention heads. small and medium are the published 124M and 355M.
 SIZES = {"tiny": (2, 128, 2), "mini": (4, 256, 4), "small": (12, 768, 12), "medium": (24, 1024, 16)}
 DEFAULT_SIZE = "small"
-MAX_BLOCK_SIZE = 1024  # what the published models can look back on
+MAX_BLOCK_SIZE = 1024  # context length of the published models
 TOKENIZER_FOLDER = "gpt2-tokenizer"  # below the data folder
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 MODEL_FILES = ("config.json", "model.safetensors", *TOKENIZER_FILES)
 WITHOUT_WEIGHTS = "train a new one: --set init=scratch --set size=tiny"
 WAYS_TO_WEIGHTS = (
-    "connect once and they are downloaded; or name a folder that holds config.json and model.safetensors: "
+    "connect once and they are downloaded; or name a folder with config.json and model.safetensors: "
     f"--set pretrained_model=FOLDER; or {WITHOUT_WEIGHTS}"
 )
 WAYS_TO_TOKENIZER = (
     f"put vocab.json and merges.txt of GPT-2 into {TOKENIZER_FOLDER} in the data folder (--data-dir DIR), "
-    "or name a folder that holds them: --set tokenizer=FOLDER; or connect once"
+    "or name a folder with them: --set tokenizer=FOLDER; or connect once"
 )
 
 
 def ensure_gpt2(config: Config) -> None:
-    """Make sure that transformers, the tokenizer and, for a pretrained model, its weights are there; may download.
+    """Check for transformers, the tokenizer and, for a pretrained model, its weights; download what is missing.
 
     Raises:
-        DataError: with the ways out.
+        DataError: something is unavailable; the hint names the alternatives.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise DataError("transformers is not in this environment", hint="pip install 'raypar[text]'")
+        raise DataError("transformers is not installed", hint="pip install 'raypar[text]'")
     if config["init"] == "pretrained":
         if config["size"] is not None:
             hint = "leave size out, or add --set init=scratch"
@@ -54,9 +51,9 @@ def ensure_gpt2(config: Config) -> None:
 
 
 def build_gpt2(config: Config) -> nn.Module:
-    """From token numbers of shape ``(batch, block)`` to scores of the next one, ``(batch, block, vocabulary)``.
+    """Build GPT-2, from tokens ``(batch, block)`` to scores of the next token, ``(batch, block, vocabulary)``.
 
-    A new model has positions for one block only: no training step would see those behind it.
+    A new model has positions for one block only, since no training step would reach those beyond it.
     """
     from torch import nn
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -64,7 +61,7 @@ def build_gpt2(config: Config) -> nn.Module:
     dropouts: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config["dropout"])
     tokenizer = load_tokenizer(tokenizer_folder(config))
     if config["init"] == "pretrained":
-        with _no_talk():
+        with _quiet_transformers():
             gpt2 = GPT2LMHeadModel.from_pretrained(_pretrained_folder(config), **dropouts)
         if len(tokenizer) > gpt2.config.vocab_size:
             message = f"the tokenizer's {len(tokenizer)} tokens are more than the model's {gpt2.config.vocab_size}"
@@ -86,7 +83,7 @@ def build_gpt2(config: Config) -> nn.Module:
         )
 
     class NextTokenScores(nn.Module):
-        """transformers' model with a plain tensor as its output."""
+        """GPT-2 with a plain tensor as its output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -104,73 +101,74 @@ def next_token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: ``(batch, block, vocabulary)``.
-        targets: the tokens themselves, ``(batch, block)``; the first of a block is given, not guessed.
+        targets: the tokens, ``(batch, block)``; the first of a block is not predicted.
     """
     from torch.nn.functional import cross_entropy, pad
 
-    # The targets are moved, not the scores cut: those are a thousand times larger, and a cut would copy them.
-    following = pad(targets[:, 1:], (0, 1), value=-100)
-    return cross_entropy(outputs.flatten(0, 1), following.flatten(), ignore_index=-100)
+    # Shift the targets, not the scores: those are a thousand times larger, and slicing would copy them.
+    next_tokens = pad(targets[:, 1:], (0, 1), value=-100)
+    return cross_entropy(outputs.flatten(0, 1), next_tokens.flatten(), ignore_index=-100)
 
 
 def save_gpt2(model: nn.Module, config: Config, folder: Path) -> None:
-    """The model and its tokenizer, as transformers' ``from_pretrained(folder)`` reads them."""
-    with _no_talk():
+    """Save model and tokenizer for transformers' ``from_pretrained(folder)``."""
+    with _quiet_transformers():
         model.gpt2.save_pretrained(folder)  # type: ignore[operator, union-attr]
         load_tokenizer(tokenizer_folder(config)).save_pretrained(folder)
 
 
 def generate_text(folder: Path, prompt: str, max_new_tokens: int) -> str:
-    """What a saved model takes to follow on `prompt`: the likeliest token each time, up to the end of text, to
-    `max_new_tokens` or to the model's last position.
+    """Continue `prompt` greedily with a saved model, up to its end of text, `max_new_tokens` or its last position.
 
     Raises:
-        RayparError: the prompt leaves no position free.
+        RayparError: the prompt is empty or fills all positions.
     """
     import torch
     from transformers import GPT2LMHeadModel
 
     tokenizer = load_tokenizer(folder)
-    with _no_talk():
+    with _quiet_transformers():
         gpt2: Any = GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True)
     gpt2.eval()
     tokens = tokenizer(prompt, return_tensors="pt")
-    num_given = tokens["input_ids"].shape[1]
-    room = gpt2.config.n_positions - num_given
-    if room < 1 or not num_given:
-        message = f"the prompt has {num_given} tokens, the model {gpt2.config.n_positions} positions"
-        raise RayparError(message, hint="give a shorter prompt" if num_given else "give a prompt")
+    prompt_length = tokens["input_ids"].shape[1]
+    max_length = gpt2.config.n_positions - prompt_length
+    if max_length < 1 or not prompt_length:
+        message = f"the prompt has {prompt_length} tokens, the model {gpt2.config.n_positions} positions"
+        raise RayparError(message, hint="give a shorter prompt" if prompt_length else "give a prompt")
     with torch.inference_mode():
-        found = gpt2.generate(
+        output = gpt2.generate(
             **tokens,
-            max_new_tokens=min(max_new_tokens, room),
+            max_new_tokens=min(max_new_tokens, max_length),
             do_sample=False,
             pad_token_id=tokenizer.eos_token_id,
         )
-    return str(tokenizer.decode(found[0, num_given:], skip_special_tokens=True))
+    return str(tokenizer.decode(output[0, prompt_length:], skip_special_tokens=True))
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """GPT-2's tokenizer from ``tokenizer.json``, or from ``vocab.json`` and ``merges.txt``."""
+    """Load GPT-2's tokenizer from ``tokenizer.json``, or from ``vocab.json`` and ``merges.txt``."""
     from transformers import GPT2Tokenizer
 
-    with _no_talk():
+    with _quiet_transformers():
         return GPT2Tokenizer.from_pretrained(folder)
 
 
 def tokenizer_folder(config: Config, *, may_download: bool = False) -> Path:
-    """Where the tokenizer is: where the config says, else beside the pretrained weights, else in the data folder, else
-    where transformers keeps the one that belongs to the pretrained model's name."""
+    """Return the tokenizer's folder.
+
+    In this order: the config's, beside the pretrained weights, in the data folder, in Hugging Face's cache.
+    """
     if config["tokenizer"] is not None:
         return _with_tokenizer(Path(config["tokenizer"]).expanduser())
     if config["init"] == "pretrained" and _has_tokenizer(beside := _pretrained_folder(config)):
         return beside
-    if _has_tokenizer(own := data_dir() / TOKENIZER_FOLDER):
-        return own
+    if _has_tokenizer(in_data_dir := data_dir() / TOKENIZER_FOLDER):
+        return in_data_dir
     local = Path(config["pretrained_model"]).expanduser()
     if local.is_dir():
         return _with_tokenizer(local)
-    what = f"{own}: no such folder, and the tokenizer of {config['pretrained_model']}"
+    what = f"{in_data_dir}: no such folder, and the tokenizer of {config['pretrained_model']}"
     return _from_hub(config["pretrained_model"], TOKENIZER_FILES, may_download, what, WAYS_TO_TOKENIZER)
 
 
@@ -201,7 +199,7 @@ def _pretrained_folder(config: Config, *, may_download: bool = False) -> Path:
 
 
 def _from_hub(name: str, files: tuple[str, ...], may_download: bool, what: str, ways: str) -> Path:
-    """The folder of a model's files in Hugging Face's cache; downloaded to there if they are not in it."""
+    """Return the folder of a model's files in Hugging Face's cache, downloading them if allowed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -209,23 +207,23 @@ def _from_hub(name: str, files: tuple[str, ...], may_download: bool, what: str, 
         return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=not may_download))
     except (OSError, ValueError, HfHubHTTPError) as error:
         why = str(error).strip().splitlines()[0]
-        raise DataError(f"{what}: not on this machine, and can't be downloaded: {why}", hint=ways) from None
+        raise DataError(f"{what}: not on this machine, and the download failed: {why}", hint=ways) from None
 
 
 @contextlib.contextmanager
-def _no_talk() -> Iterator[None]:
-    """Keep transformers' progress bars and advice off the screen."""
+def _quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars and advice."""
     from transformers.utils import logging
 
-    talk: Any = logging
-    verbosity = talk.get_verbosity()
-    talk.set_verbosity_error()
-    talk.disable_progress_bar()
+    log: Any = logging
+    verbosity = log.get_verbosity()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     try:
         yield
     finally:
-        talk.set_verbosity(verbosity)
-        talk.enable_progress_bar()
+        log.set_verbosity(verbosity)
+        log.enable_progress_bar()
 
 
 ONE_IN_VAL = 10
@@ -245,12 +243,11 @@ MBPP = FileSet(
 
 
 def data(config: Config) -> Data:
-    """Blocks of token numbers, ``(num_blocks, block_size)``, int64; the targets are the same blocks.
+    """Return blocks of tokens, ``(num_blocks, block_size)``, int64; the targets are the same blocks.
 
-    Every tenth problem is in ``val``, by its place in the file: no problem is in both parts (it is not MBPP's own
-    split). The texts of a part, each with an end of text behind it, are joined and cut into blocks; what doesn't fill
-    the last one is left out. So every sample has as many tokens as any other, and a mean over samples is the mean
-    over tokens, however a batch is shared out among workers.
+    Every tenth problem of the file is in ``val`` (this is not MBPP's own split). The texts of a split, each with an end
+    of text, are joined and cut into blocks, dropping an incomplete last one. All samples have the same number of
+    tokens, so that a mean over samples is the mean over tokens for any number of workers.
     """
     file = ensure_files(MBPP) / MBPP.files[0].name
     folder, block_size = tokenizer_folder(config), config["block_size"]
@@ -265,30 +262,30 @@ def data(config: Config) -> Data:
 
 
 def texts(file: Path) -> list[str]:
-    """Each problem's statement and solution as one text."""
+    """Return each problem's statement and solution as one text."""
     problems = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    # Part of the file has Windows' line ends: a carriage return before each would be one more token to learn.
+    # Part of the file has CRLF line ends, which would add a token per line.
     return [prompted(problem["text"]) + problem["code"].replace("\r\n", "\n").strip() for problem in problems]
 
 
 def prompted(statement: str) -> str:
-    """A statement as it stands before a solution."""
+    """Return a statement as it precedes a solution."""
     return statement.strip() + "\n"
 
 
-def blocks(every_text: list[str], tokenizer_in: Path, block_size: int) -> dict[str, Tensor]:
-    """``train`` and ``val``, each of shape ``(num_blocks, block_size)``."""
+def blocks(texts: list[str], tokenizer_dir: Path, block_size: int) -> dict[str, Tensor]:
+    """Tokenize into ``train`` and ``val``, each of shape ``(num_blocks, block_size)``."""
     import torch
 
-    tokenizer = load_tokenizer(tokenizer_in)
+    tokenizer = load_tokenizer(tokenizer_dir)
     joined: dict[str, list[int]] = {"train": [], "val": []}
-    for number, tokens in enumerate(tokenizer(every_text)["input_ids"]):
+    for number, tokens in enumerate(tokenizer(texts)["input_ids"]):
         joined["train" if (number + 1) % ONE_IN_VAL else "val"] += [*tokens, tokenizer.eos_token_id]
-    found = {}
+    parts = {}
     for part, stream in joined.items():
         num_blocks = len(stream) // block_size
-        found[part] = torch.tensor(stream[: num_blocks * block_size]).view(num_blocks, block_size)
-    return found
+        parts[part] = torch.tensor(stream[: num_blocks * block_size]).view(num_blocks, block_size)
+    return parts
 
 
 def prepare(config: Config) -> None:
@@ -297,20 +294,20 @@ def prepare(config: Config) -> None:
 
 
 def generate(folder: Path, prompt: str, max_new_tokens: int) -> str:
-    """A solution for the statement `prompt`."""
+    """Write a solution for the statement `prompt`."""
     return generate_text(folder, prompted(prompt), max_new_tokens)
 
 
 def _block_size_problem(value: object) -> str | None:
-    fine = isinstance(value, int) and 2 <= value <= MAX_BLOCK_SIZE
-    return None if fine else f"must be from 2 to {MAX_BLOCK_SIZE}"
+    is_valid = isinstance(value, int) and 2 <= value <= MAX_BLOCK_SIZE
+    return None if is_valid else f"must be from 2 to {MAX_BLOCK_SIZE}"
 
 
 OPTIONS = {
     "init": one_of(
         "pretrained", ("pretrained", "scratch"), "pretrained: fine-tune published weights; scratch: new ones"
     ),
-    "pretrained_model": Option("gpt2", str, "a GPT-2 on Hugging Face's hub, or a folder that holds one"),
+    "pretrained_model": Option("gpt2", str, "a GPT-2 on Hugging Face's hub, or a folder"),
     "size": Option(
         None,
         str,
@@ -322,7 +319,7 @@ OPTIONS = {
     "dropout": Option(
         0.1,
         float,
-        "share of the features that a training step leaves out; 0: the same losses on any number of workers",
+        "share of the features dropped in a training step; 0: equal losses for any number of workers",
         lambda v: None if isinstance(v, (int, float)) and 0 <= v < 1 else "must be from 0 to below 1",
     ),
     "tokenizer": Option(
@@ -342,7 +339,7 @@ gpt2_code = Workload(
     metric="val_loss",
     mode="min",
     options=OPTIONS,
-    # For fine-tuning; a new model wants an lr of about 0.001.
+    # For fine-tuning; a new model needs an lr of about 0.001.
     defaults={
         "optimizer": "adamw",
         "lr": 5e-5,

@@ -1,4 +1,4 @@
-"""scikit-learn's 150 iris flowers, embedded, with a network of 4-50-3."""
+"""scikit-learn's embedded 150 iris flowers, with a network of 4-50-3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLIT_SEED = 0
 
 
 def build(config: Config) -> nn.Module:
-    """4 - hidden - 3."""
+    """Build a perceptron of 4-hidden-3."""
     from torch import nn
 
     return nn.Sequential(
@@ -31,9 +31,9 @@ def build(config: Config) -> nn.Module:
 
 
 def data(config: Config) -> Data:
-    """Inputs of shape ``(num_samples, 4)``, float32, in standard deviations from the training flowers' mean.
+    """Return inputs of shape ``(num_samples, 4)``, float32, standardised by the training split.
 
-    120 flowers to train on and 30 as ``val``, a third of each class in both; which ones is decided by `split_seed`.
+    A stratified split into 120 training and 30 validation flowers, drawn by `split_seed`.
     """
     import numpy as np
     import torch
@@ -42,7 +42,7 @@ def data(config: Config) -> Data:
     features, labels = table[:, :NUM_FEATURES], table[:, NUM_FEATURES].astype(np.int64)
     random = np.random.RandomState(config["split_seed"])  # its stream is frozen, unlike default_rng's
     shuffled = [random.permutation(np.flatnonzero(labels == label)) for label in range(NUM_CLASSES)]
-    # One flower of each class in turn: any prefix holds every class in its share.
+    # One flower of each class in turn: every prefix is stratified.
     order = np.stack(shuffled, axis=1).reshape(-1)
     num_train = NUM_TRAIN_PER_CLASS * NUM_CLASSES
     train = features[order[:num_train]]
@@ -58,10 +58,7 @@ def data(config: Config) -> Data:
 def standardised(
     features: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[np.float64], *, num_threads: int
 ) -> NDArray[np.float64]:
-    """Rows in standard deviations from `mean`; shape ``(num_samples, num_features)`` in and out.
-
-    The rows are shared out among `num_threads` threads, or done at once where that is 0: the numbers are the same.
-    """
+    """Standardise rows of shape ``(num_samples, num_features)``, on `num_threads` threads (0: on the caller's)."""
     import numpy as np
 
     def part(rows: NDArray[np.float64]) -> NDArray[Any]:
@@ -86,7 +83,7 @@ iris = Workload(
     options={
         "hidden_size": 50,
         "activation": one_of("relu", ACTIVATIONS),
-        "preprocess_threads": whole_number(0, "threads that standardise the features; 0: none but its own", at_least=0),
+        "preprocess_threads": whole_number(0, "threads that standardise the features; 0: the worker's own", at_least=0),
         "split_seed": whole_number(SPLIT_SEED, "which flowers are held out", at_least=0),
     },
     defaults={"optimizer": "adam", "lr": 0.01, "batch_size": 24, "epochs": 100},

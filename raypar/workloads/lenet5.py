@@ -1,4 +1,4 @@
-"""LeNet-5 on MNIST: as published in 1998, or as it is usually drawn."""
+"""LeNet-5 on MNIST: as published in 1998, or as usually drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raypar.workloads.mnist_mlp import data, prepare
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Table I of the paper: which maps of S2 each map of C3 sees, by how many it sees and then by its number.
+# Table I of the paper: the maps of S2 that each map of C3 sees.
 TRIPLES = tuple(tuple((first + i) % 6 for i in range(3)) for first in range(6))
 QUADRUPLES = (
     *(tuple((first + i) % 6 for i in range(4)) for first in range(6)),
@@ -20,9 +20,10 @@ QUADRUPLES = (
 
 
 def build(config: Config) -> nn.Module:
-    """LeCun et al. 1998, "Gradient-based learning applied to document recognition", from ``(batch, 1, 28, 28)``, which
-    is padded to 32 x 32, to scores of ``(batch, 10)``: 6 maps of 5 x 5 filters (C1), pooled by 2 x 2 (S2), 16 maps of
-    5 x 5 (C3), pooled (S4), then 120 (C5), 84 (F6) and 10 units.
+    """Build the network of LeCun et al. 1998, "Gradient-based learning applied to document recognition".
+
+    From ``(batch, 1, 28, 28)``, padded to 32 x 32, to scores of ``(batch, 10)``: 6 maps of 5 x 5 filters (C1), pooled
+    by 2 x 2 (S2), 16 maps of 5 x 5 (C3), pooled (S4), then 120 (C5), 84 (F6) and 10 units.
 
     connections=partial is the paper's: a map of C3 sees three, four or six maps of S2 (1,516 weights and biases), and
     pooling has a factor and a bias for each map. Up to F6 that makes the paper's 60,000 weights; the last layer's 840,
@@ -59,7 +60,7 @@ def build(config: Config) -> nn.Module:
 
 
 def _scaled_maps(num_maps: int) -> nn.Module:
-    """A trained factor and bias for each map, ``(batch, num_maps, height, width)`` in and out."""
+    """Build a layer with a trained factor and bias per map, ``(batch, num_maps, height, width)`` in and out."""
     import torch
     from torch import nn
 
@@ -76,7 +77,7 @@ def _scaled_maps(num_maps: int) -> nn.Module:
 
 
 def _partial_convolution() -> nn.Module:
-    """C3 by Table I, from ``(batch, 6, 14, 14)`` to ``(batch, 16, 10, 10)``; what is not connected is not computed."""
+    """Build C3 by Table I, from ``(batch, 6, 14, 14)`` to ``(batch, 16, 10, 10)``; only connected maps are computed."""
     import torch
     from torch import nn
 
@@ -90,8 +91,8 @@ def _partial_convolution() -> nn.Module:
             self.quadruples = [number for seen in QUADRUPLES for number in seen]
 
         def forward(self, maps: Tensor) -> Tensor:
-            found = (self.of_three(maps[:, self.triples]), self.of_four(maps[:, self.quadruples]), self.of_all(maps))
-            return torch.cat(found, dim=1)
+            groups = (self.of_three(maps[:, self.triples]), self.of_four(maps[:, self.quadruples]), self.of_all(maps))
+            return torch.cat(groups, dim=1)
 
     return PartialConvolution()
 

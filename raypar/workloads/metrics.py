@@ -1,4 +1,4 @@
-"""How good a classification is: scores per sample, and statistics of all samples together."""
+"""Classification metrics: scores per sample, and statistics over all samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sample, 1.0 where the highest score is the target's.
+    """Return 1.0 for each sample whose highest score is the target's, else 0.0.
 
     Args:
         outputs: shape ``(batch, classes)``.
@@ -25,23 +25,21 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def macro_f1(num_classes: int) -> Statistic:
-    """The unweighted mean of the classes' F1: a class counts as much as any other, however rare it is.
+    """Unweighted mean of the classes' F1 = 2 TP / (2 TP + FP + FN).
 
-    F1 is 2 TP / (2 TP + FP + FN). A class that is neither among the targets nor predicted has none and is left out,
-    as scikit-learn does it.
+    As in scikit-learn, a class that is neither a target nor predicted is excluded.
     """
     return Statistic(collect=partial(_confusion, num_classes=num_classes), finish=_mean_f1)
 
 
 def _confusion(outputs: Tensor, targets: Tensor, *, num_classes: int) -> Tensor:
-    """How often a target (row) was predicted as what (column), shape ``(classes, classes)``: it adds up over batches,
-    as an F1 does not."""
+    """Return the confusion matrix, shape ``(classes, classes)``: unlike F1, it adds up over batches."""
     cells = targets * num_classes + outputs.argmax(1)
     return cells.bincount(minlength=num_classes**2).view(num_classes, num_classes)
 
 
 def _mean_f1(confusion: Tensor) -> float:
-    right = confusion.diagonal().double()
-    both = (confusion.sum(0) + confusion.sum(1)).double()  # 2 TP + FP + FN
-    occurs = both > 0
-    return float((2 * right[occurs] / both[occurs]).mean())
+    true_positives = confusion.diagonal().double()
+    denominator = (confusion.sum(0) + confusion.sum(1)).double()  # 2 TP + FP + FN
+    occurs = denominator > 0
+    return float((2 * true_positives[occurs] / denominator[occurs]).mean())

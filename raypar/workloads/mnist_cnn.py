@@ -1,4 +1,4 @@
-"""Handwritten digits with a small convolutional network."""
+"""MNIST with a small convolutional network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ mnist_cnn = Workload(
     data=data,
     num_train_samples=60_000,
     options={"activation": one_of("relu", ACTIVATIONS)},
-    # 99.2 % after ten epochs, and above 99 from the fifth on; Adam at 0.001 goes up and down about 98.9.
+    # 99.2 % after ten epochs, above 99 % from the fifth; Adam at 0.001 fluctuates around 98.9 %.
     defaults={"optimizer": "momentum", "lr": 0.01, "batch_size": 64, "epochs": 10},
     prepare=prepare,
     description="two convolutions and three fully connected layers",

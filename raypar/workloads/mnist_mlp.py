@@ -1,4 +1,4 @@
-"""Handwritten digits with a multi-layer perceptron: 784-128-10, ReLU unless another activation is asked for."""
+"""MNIST with a multi-layer perceptron of 784-128-10."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raypar.workloads.datasets import ensure_image_set, image_data
 if TYPE_CHECKING:
     from torch import nn
 
-MEAN, STD = 0.1307, 0.3081  # of MNIST's training pixels, as fractions of 255
+MEAN, STD = 0.1307, 0.3081  # of the training pixels, as fractions of 255
 
 
 def build(config: Config) -> nn.Module:

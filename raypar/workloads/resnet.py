@@ -14,50 +14,44 @@ from raypar.workloads.datasets import DATA_DIR_VARIABLE, data_dir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.utils.data import Dataset
-if TYPE_CHECKING:
-    from torch.utils.data import Dataset
-if TYPE_CHECKING:
-    from torch import nn
 
-
-# Of ImageNet's training pixels, red, green and blue, as fractions of 255: torchvision's models are trained with them.
+# Of ImageNet's training pixels by channel, as fractions of 255, as in torchvision.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SHORT_SIDE = 256 / 224  # of the crop: what torchvision's models are evaluated with
+SHORT_SIDE = 256 / 224  # of the crop, as in torchvision's evaluation
 
 
 def normalised_rgb(pixels: Tensor) -> Tensor:
-    """A batch of bytes, shape ``(batch, 3, height, width)``, as float32 of about zero mean and unit variance."""
+    """Normalise bytes of shape ``(batch, 3, height, width)`` to float32 of zero mean and unit variance."""
     import torch
 
     x = pixels.to(torch.float32)
-    # Numbers, not a tensor of three: that one would have to be brought to the device, or kept there.
+    # Scalars, not a tensor of three, which would have to be moved to the device.
     for channel, (mean, std) in enumerate(zip(MEAN, STD, strict=True)):
         x[:, channel].mul_(1 / (255 * std)).sub_(mean / std)
     return x
 
 
 def augmented(image_size: int) -> list[Any]:
-    """A random part of the image, stretched to the size, and mirrored half of the time (Szegedy et al. 2015,
-    arXiv:1409.4842)."""
+    """Return random resized crops and mirroring (Szegedy et al. 2015, arXiv:1409.4842)."""
     from torchvision import transforms
 
     return [transforms.RandomResizedCrop(image_size), transforms.RandomHorizontalFlip()]
 
 
 def centred(image_size: int) -> list[Any]:
-    """The middle of the image, of which the crop takes 7/8."""
+    """Return a resize and a centre crop of 7/8."""
     from torchvision import transforms
 
     return [transforms.Resize(round(image_size * SHORT_SIDE)), transforms.CenterCrop(image_size)]
 
 
 def preparation(steps: list[Any], *, is_decoded: bool) -> Callable[[Any], Tensor]:
-    """The steps, then what `normalised_rgb` does, for one image.
+    """Compose the steps and the normalisation of `normalised_rgb`, for one image.
 
     Args:
-        is_decoded: the images come as uint8 tensors of shape ``(3, height, width)``, and not as PIL has them.
+        is_decoded: images are uint8 tensors of shape ``(3, height, width)`` instead of PIL images.
     """
     import torch
     from torchvision import transforms
@@ -70,7 +64,7 @@ def preparation(steps: list[Any], *, is_decoded: bool) -> Callable[[Any], Tensor
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The samples of a Split, each prepared when it is asked for."""
+    """Samples of a Split, each prepared on access."""
 
     split: Split
     prepare: Callable[[Any], Tensor]
@@ -83,59 +77,59 @@ class _Prepared:
 
 
 def prepared_one_by_one(split: Split, prepare: Callable[[Any], Tensor]) -> Dataset[Any]:
-    """A data set of a Split's samples, for the processes of a DataLoader to have their work."""
-    # No subclass of Dataset, for which torch would have to be imported with this module: it adds nothing to the two.
+    """Return a data set that prepares a Split's samples on access, as work for a DataLoader's processes."""
+    # Not a subclass of Dataset, which would import torch with this module.
     return cast("Dataset[Any]", _Prepared(split, prepare))
 
 
 PATTERN_SEED = 0
 PATTERN_SIDE = 4
-HALF = 128  # pattern and noise are from 0 to 127 each, so that their sum is a byte
+HALF = 128  # pattern and noise are 0 to 127 each: their sum is a byte
 
 
 def synthetic_images(num_images: int, num_classes: int, image_size: int, *, seed: int) -> Split:
-    """Noise over a coarse pattern of 4 x 4 patches, one for each class, so that a network has something to learn.
+    """Return noise over a coarse 4 x 4 pattern per class, which a network can learn.
 
     Args:
         image_size: height and width, pixels.
-        seed: of the noise; the classes' patterns are always the same, so that two sets are of one kind.
+        seed: of the noise; patterns are fixed.
 
     Returns:
-        Inputs of shape ``(num_images, 3, image_size, image_size)``, uint8 from 0 to 254; the classes take turns.
+        Inputs of shape ``(num_images, 3, image_size, image_size)``, uint8; classes alternate.
     """
     import torch
     from torch.nn.functional import interpolate
 
-    fixed, own = torch.Generator().manual_seed(PATTERN_SEED), torch.Generator().manual_seed(seed)
-    coarse = torch.randint(HALF, (num_classes, 3, PATTERN_SIDE, PATTERN_SIDE), generator=fixed)
+    of_patterns, of_noise = (torch.Generator().manual_seed(s) for s in (PATTERN_SEED, seed))
+    coarse = torch.randint(HALF, (num_classes, 3, PATTERN_SIDE, PATTERN_SIDE), generator=of_patterns)
     patterns = interpolate(coarse.float(), size=(image_size, image_size), mode="nearest").to(torch.uint8)
     targets = torch.arange(num_images) % num_classes
     shape = (num_images, 3, image_size, image_size)
-    inputs = torch.randint(HALF, shape, dtype=torch.uint8, generator=own).add_(patterns[targets])
+    inputs = torch.randint(HALF, shape, dtype=torch.uint8, generator=of_noise).add_(patterns[targets])
     return Split(inputs, targets)
 
 
 PARTS = ("train", "val")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's IMG_EXTENSIONS
 ORDER_SEED = 0
-_LAYOUT = "it has to hold train/CLASS/*.jpg and val/CLASS/*.jpg"
+_LAYOUT = "it must contain train/CLASS/*.jpg and val/CLASS/*.jpg"
 
 
 def image_folder(name: str) -> Path:
-    """The folder of that name in the data folder; an absolute path stays what it is."""
+    """Return the folder of that name in the data folder, or an absolute path as it is."""
     return data_dir() / name
 
 
 def class_names(part: Path) -> list[str]:
-    """As torchvision finds them: every folder in `part` is a class; in the order of their numbers."""
+    """Return the classes as torchvision numbers them: the folders in `part`, sorted."""
     return sorted(entry.name for entry in os.scandir(part) if entry.is_dir())
 
 
 def check_image_folder(root: Path) -> None:
-    """Make sure that both parts are there with the same classes, and that each has an image; looks into no image.
+    """Check that both parts have the same classes and each class an image, without opening any.
 
     Raises:
-        DataError: naming the folder, what is wrong with it, and the way out.
+        DataError: a folder is missing, empty or inconsistent.
     """
     where = f"name it with --set folder=NAME (below the data folder, see --data-dir or {DATA_DIR_VARIABLE}); {_LAYOUT}"
     if not root.is_dir():
@@ -143,31 +137,28 @@ def check_image_folder(root: Path) -> None:
     for part in PARTS:
         folder = root / part
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder", hint=f"put the images for {part} there: {_LAYOUT}")
+            raise DataError(f"{folder}: no such folder", hint=f"put the {part} images there: {_LAYOUT}")
         names = class_names(folder)
         if len(names) < 2:
-            what = f"only one class, {names[0]}" if names else "no class"
-            raise DataError(
-                f"{folder}: holds {what}", hint=f"at least 2 folders are needed, one for each class: {_LAYOUT}"
-            )
+            content = f"only one class, {names[0]}" if names else "no class"
+            raise DataError(f"{folder}: contains {content}", hint=f"at least 2 class folders are needed: {_LAYOUT}")
         for name in names:
             if not _has_image(folder / name):
                 hint = f"put images there ({', '.join(SUFFIXES)}), or remove the folder: each is a class"
-                raise DataError(f"{folder / name}: holds no image", hint=hint)
+                raise DataError(f"{folder / name}: contains no image", hint=hint)
     train, val = (set(class_names(root / part)) for part in PARTS)
     if train != val:
         odd = min(train ^ val)
         raise DataError(
             f"{root}: class {odd} is in {PARTS[odd in val]} only",
-            hint="train and val need the same folders, or the classes' numbers would differ",
+            hint="train and val need the same folders: they number the classes",
         )
 
 
 def folder_datasets(root: Path, image_size: int, *, augment: bool) -> tuple[Dataset[Any], Dataset[Any]]:
-    """The training and the validation images, each decoded and prepared when it is asked for.
+    """Return the training and the validation images, decoded and prepared on access.
 
-    The training images are in one fixed random order: the first thousand of them hold every class in about its share,
-    as the files in the order of their names don't.
+    Training images are in a fixed random order, so that every prefix is about stratified.
     """
     import torch
     from torch.utils.data import Subset
@@ -181,7 +172,7 @@ def folder_datasets(root: Path, image_size: int, *, augment: bool) -> tuple[Data
 
 
 def _has_image(folder: Path) -> bool:
-    # One is enough: to look at a million files before every trial would take seconds.
+    # The first one suffices: a million files would take seconds before every trial.
     return any(file.lower().endswith(SUFFIXES) for _, _, files in os.walk(folder, followlinks=True) for file in files)
 
 
@@ -191,12 +182,12 @@ USE_DATALOADER = 'use torch\'s loader: --set loader=dataloader, or loader="datal
 
 
 def build(config: Config) -> nn.Module:
-    """torchvision's network as it is, but for the number of classes; no pretrained weights."""
+    """Build torchvision's network for the number of classes, without pretrained weights."""
     from torchvision import models
 
     name = config["architecture"]
     extra: dict[str, Any] = {}
-    if name in ("googlenet", "inception_v3"):  # in training they would return three or two outputs
+    if name in ("googlenet", "inception_v3"):  # in training they return several outputs by default
         extra = {"aux_logits": False, "init_weights": True}
     elif name.startswith("vit_"):
         extra = {"image_size": config["image_size"]}
@@ -205,24 +196,24 @@ def build(config: Config) -> nn.Module:
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """A ResNet's (also a ResNeXt's, a Wide ResNet's) convolution at the entry, its blocks, its classifier.
+    """Return the layers of a ResNet, ResNeXt or Wide ResNet in order.
 
     Raises:
-        RayparError: it is another network: torchvision's have no common order of layers.
+        RayparError: another network: torchvision's have no common order of layers.
     """
     from torch import nn
     from torchvision.models import ResNet
 
     if not isinstance(model, ResNet):
         raise RayparError(
-            f"torchvision's {type(model).__name__} can't be cut into layers: only a ResNet can",
+            f"torchvision's {type(model).__name__} can't be partitioned into layers: only a ResNet can",
             hint="say --set architecture=resnet18, or another that begins with resnet, resnext or wide_resnet",
         )
     stages = (model.layer1, model.layer2, model.layer3, model.layer4)
     return [
         model.conv1,
         model.bn1,
-        nn.ReLU(),  # the model's own works in place, which a tensor that has come from another worker can't bear
+        nn.ReLU(),  # the model's works in place, which fails on a tensor from another worker
         model.maxpool,
         *(block for stage in stages for block in stage),
         model.avgpool,
@@ -232,9 +223,9 @@ def layers(model: nn.Module) -> list[nn.Module]:
 
 
 def data(config: Config) -> Data:
-    """Synthetic: uint8 in memory, a quarter as many for ``val``; a folder: decoded by the loader's processes.
+    """Return images of shape ``(3, image_size, image_size)``.
 
-    Images have the shape ``(3, image_size, image_size)``.
+    Synthetic ones are uint8 in memory, with a quarter as many for ``val``; a folder is decoded by loader processes.
     """
     _check_loader(config)
     size, augment = config["image_size"], config["augment"]
@@ -263,7 +254,7 @@ def prepare(config: Config) -> None:
 
 
 def num_train_images(config: Config) -> int | None:
-    """Unknown for a folder: to count its files takes a while."""
+    """Return the number of training images; None for a folder, whose files are not counted."""
     return int(config["num_images"]) if config["source"] == "synthetic" else None
 
 
@@ -277,35 +268,35 @@ def _check_loader(config: Config) -> None:
     if config["loader"] == "dataloader":
         return
     if config["source"] == "folder":
-        raise DataError(f'source="folder" can\'t be had with loader="{config["loader"]}"', hint=USE_DATALOADER)
+        raise DataError(f'source="folder" is incompatible with loader="{config["loader"]}"', hint=USE_DATALOADER)
     if config["augment"]:
         raise DataError(f'augment=True has no effect with loader="{config["loader"]}"', hint=USE_DATALOADER)
 
 
 def _check_image_size(config: Config) -> None:
-    """Let the network see shapes without numbers: some take images of certain sizes only."""
+    """Run the network on the meta device: some accept only certain image sizes."""
     import torch
 
     size = config["image_size"]
     try:
         with torch.device("meta"):
             build(config)(torch.empty(2, 3, size, size))
-    except NotImplementedError:  # a network that looks at numbers when it is built
+    except NotImplementedError:  # needs values while it is built
         return
     except (AssertionError, RuntimeError, ValueError) as error:
         raise DataError(
             f"{config['architecture']} can't take images of {size}x{size} pixels: {str(error).splitlines()[0]}",
-            hint="say --set image_size=224, which every architecture of torchvision can take",
+            hint="say --set image_size=224, which every architecture of torchvision accepts",
         ) from None
 
 
 def _architecture_problem(name: object) -> str | None:
-    if name in RESNETS:  # torchvision takes seconds to import, which a plan would have to wait for
+    if name in RESNETS:  # without importing torchvision, which takes seconds
         return None
     from torchvision import models
 
-    known = models.list_models(module=models)
-    return None if name in known else f"unknown, {suggest(str(name), known)}"
+    names = models.list_models(module=models)
+    return None if name in names else f"unknown, {suggest(str(name), names)}"
 
 
 resnet = Workload(
@@ -315,24 +306,22 @@ resnet = Workload(
     num_train_samples=num_train_images,
     options={
         "architecture": Option("resnet18", str, "a classification network of torchvision", _architecture_problem),
-        "source": one_of("synthetic", ("synthetic", "folder"), "images that are made up, or a folder of files"),
+        "source": one_of("synthetic", ("synthetic", "folder"), "synthetic images, or a folder of files"),
         "image_size": whole_number(64, "height and width, pixels; 224 is usual for ImageNet", at_least=8),
         "num_images": whole_number(1024, "for training, with source=synthetic"),
-        "num_classes": whole_number(
-            10, "with source=synthetic; a folder has as many as train/ has folders", at_least=2
-        ),
-        "folder": Option("images", str, "with source=folder: holds train/ and val/; below the data folder"),
-        "augment": Option(False, bool, "random crops and mirroring of training images, for loader=dataloader"),
+        "num_classes": whole_number(10, "with source=synthetic; a folder has one per folder in train/", at_least=2),
+        "folder": Option("images", str, "with source=folder: contains train/ and val/; relative to the data folder"),
+        "augment": Option(False, bool, "random crops and mirroring of training images, with loader=dataloader"),
     },
-    # lr: 0.1 for 256 images (Goyal et al. 2017, arXiv:1706.02677), as 64 want it; so are momentum and weight decay.
+    # lr 0.1 for 256 images (Goyal et al. 2017, arXiv:1706.02677), scaled to 64; momentum and weight decay as there.
     defaults={
         "optimizer": "momentum",
         "lr": 0.025,
         "weight_decay": 1e-4,
         "batch_size": 64,
         "epochs": 1,
-        "eval_batch_size": 100,  # a thousand images of 224 x 224 would need gigabytes
-        "num_warmup_steps": 3,  # a step takes most of a second on a core
+        "eval_batch_size": 100,  # a thousand images of 224 x 224 need gigabytes
+        "num_warmup_steps": 3,  # a step takes most of a second on one core
     },
     prepare=prepare,
     preload=("torchvision",),

@@ -11,13 +11,12 @@ from raypar.study.workload import Config, Data, Split, Workload, whole_number
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
 MLP_RATIO = 4  # of the hidden layer's width to the block's, as in Vaswani et al. 2017 (arXiv:1706.03762)
 EMBEDDING_STD = 0.02
 
 
 def embedding(num_tokens: int, sequence_length: int, width: int) -> nn.Module:
-    """A learnt vector for each token plus one for its place: ``(batch, T)`` whole numbers to ``(batch, T, width)``."""
+    """Build learned token and position embeddings: ``(batch, T)`` int64 to ``(batch, T, width)``."""
     import torch
     from torch import nn
 
@@ -37,12 +36,11 @@ def embedding(num_tokens: int, sequence_length: int, width: int) -> nn.Module:
 
 
 def blocks(num_blocks: int, width: int, num_heads: int) -> list[nn.Module]:
-    """Attention and a perceptron, each on the normalised input and added to it (pre-norm, Xiong et al. 2020,
-    arXiv:2002.04745); ``(batch, T, width)`` in and out.
+    """Build pre-norm blocks of attention and perceptron (Xiong et al. 2020, arXiv:2002.04745).
 
-    A block's linear layers are named as `TENSOR_PLAN` has them. q, k, v and up may be replaced by layers that give
-    some of the features only, in whole heads, and out and down by layers that take those and give the sum over all
-    workers: how many heads there are is seen from what q gives.
+    ``(batch, T, width)`` in and out. Linear layers are named as in `TENSOR_PLAN`. A strategy may replace q, k, v and up
+    by layers that return part of the features, in whole heads, and out and down by layers that sum over all workers:
+    the number of heads follows from the output of q.
     """
     from torch import nn
     from torch.nn.functional import gelu, scaled_dot_product_attention
@@ -50,9 +48,9 @@ def blocks(num_blocks: int, width: int, num_heads: int) -> list[nn.Module]:
     head_width = width // num_heads
 
     def by_head(features: Tensor) -> Tensor:
-        """``(batch, T, features of some heads)`` to ``(batch, heads, T, head_width)``."""
-        batch, length, some = features.shape
-        return features.view(batch, length, some // head_width, head_width).transpose(1, 2)
+        """Reshape ``(batch, T, heads * head_width)`` to ``(batch, heads, T, head_width)``."""
+        batch, length, width = features.shape
+        return features.view(batch, length, width // head_width, head_width).transpose(1, 2)
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -77,12 +75,12 @@ def blocks(num_blocks: int, width: int, num_heads: int) -> list[nn.Module]:
 
 
 # Attention is split by heads and the perceptron by hidden units, after Megatron-LM (Shoeybi et al. 2019,
-# arXiv:1909.08053): a block adds up over the workers twice.
+# arXiv:1909.08053): two sums over the workers per block.
 TENSOR_PLAN = {"q": "column", "k": "column", "v": "column", "out": "row", "up": "column", "down": "row"}
 
 
 def head(width: int, num_tokens: int) -> nn.Module:
-    """Scores of every token: ``(batch, T, width)`` to ``(batch, T, num_tokens)``."""
+    """Build the output layer: ``(batch, T, width)`` to scores of ``(batch, T, num_tokens)``."""
     from torch import nn
 
     class Head(nn.Module):
@@ -102,7 +100,7 @@ TRAIN_SEED, VAL_SEED = 1, 2
 
 
 def build(config: Config) -> nn.Module:
-    """Embedding, blocks and head in a row: tokens ``(batch, T)`` to scores ``(batch, T, num_tokens)``."""
+    """Build embedding, blocks and head: tokens ``(batch, T)`` to scores ``(batch, T, num_tokens)``."""
     from torch import nn
 
     width, num_tokens = config["width"], config["num_tokens"]
@@ -114,16 +112,16 @@ def build(config: Config) -> nn.Module:
 
 
 def tensor_plan(model: nn.Module) -> dict[str, str]:
-    """The linear layers of every block; the embedding and the head stay whole."""
+    """Return the split of each block's linear layers; embedding and head are not split."""
     names = [name for name, _ in model.named_modules()]
     return {name: TENSOR_PLAN[layer] for name in names if (layer := name.rpartition(".")[2]) in TENSOR_PLAN}
 
 
 def data(config: Config) -> Data:
-    """Sequences of evenly drawn tokens, ``(num_samples, T)``, int64; the targets are the same tokens in order.
+    """Return uniform random tokens, ``(num_samples, T)``, int64; the targets are the same tokens sorted.
 
-    The same every time. ``val`` has a quarter as many sequences as ``train``, drawn on their own: with the usual
-    lengths (10 to the power of 16 sequences are possible by default) none is in both.
+    Deterministic. ``val`` has a quarter as many sequences as ``train``; with 10^16 possible sequences of the default
+    length, none is in both.
     """
     num_train = config["num_sequences"]
     return Data(
@@ -141,7 +139,7 @@ def _sequences(num_samples: int, config: Config, seed: int) -> Split:
 
 
 def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy, the mean over all positions of all sequences.
+    """Mean cross-entropy over all positions of all sequences.
 
     Args:
         outputs: shape ``(batch, T, num_tokens)``.
@@ -153,12 +151,12 @@ def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def token_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sequence, the share of positions whose highest score is the target's; shape ``(batch,)``."""
+    """Return the share of correct positions per sequence; shape ``(batch,)``."""
     return (outputs.argmax(-1) == targets).float().mean(1)
 
 
 def sequence_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sequence, 1.0 where every position is right; shape ``(batch,)``."""
+    """Return 1.0 per sequence where every position is correct; shape ``(batch,)``."""
     return (outputs.argmax(-1) == targets).all(1).float()
 
 
@@ -166,13 +164,13 @@ def prepare(config: Config) -> None:
     width, num_heads = config["width"], config["num_heads"]
     if width % num_heads:
         raise DataError(
-            f"width={width} can't be shared out among num_heads={num_heads}",
+            f"width={width} is not divisible by num_heads={num_heads}",
             hint=f"say --set width={-(-width // num_heads) * num_heads}, or another multiple of num_heads",
         )
     if num_heads % (splits := tensor_size(config)):
         raise DataError(
-            f"num_heads={num_heads} can't be shared out among the {splits} workers that split each layer",
-            hint=f"say --set num_heads={splits}, or another multiple of it that divides width={width}",
+            f"num_heads={num_heads} is not divisible by the {splits} workers that split each layer",
+            hint=f"say --set num_heads={splits}, or another multiple that divides width={width}",
         )
 
 
@@ -188,12 +186,12 @@ transformer = Workload(
     loss=token_loss,
     metrics={"accuracy": token_accuracy, "sequence_accuracy": sequence_accuracy},
     options={
-        "num_blocks": whole_number(4, "attention and perceptron, one after the other"),
+        "num_blocks": whole_number(4, "each with attention and a perceptron"),
         "num_heads": whole_number(4, "of attention; has to divide width"),
         "width": whole_number(64, "features of a token; four times as many in the perceptron"),
         "sequence_length": whole_number(16, "tokens of a sample", at_least=2),
         "num_tokens": whole_number(10, "different tokens", at_least=2),
-        "num_sequences": whole_number(8192, "samples for training; a quarter as many are made for validation"),
+        "num_sequences": whole_number(8192, "training samples; a quarter as many for validation"),
     },
     defaults={"optimizer": "adamw", "lr": 0.001, "batch_size": 64, "epochs": 4},
     prepare=prepare,

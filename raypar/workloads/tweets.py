@@ -1,4 +1,4 @@
-"""Which of 20 emoji a tweet had: TweetEval's tweets with a convolutional network over words."""
+"""TweetEval: which of 20 emoji a tweet contained, with a convolutional network over words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_OF_TEST_TRAINED_ON = 49_000  # with split=large
 NUM_TRAIN = 45_000
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 FILTER_WIDTHS = (3, 4, 5)  # words
-# What is left of an emoji that was taken out of the text, the variation selector U+FE0F, is no word: it would tell.
+# U+FE0F, the variation selector left behind by a removed emoji, is not a word: it would give the answer away.
 WORD = re.compile(r"[#@]?\w+|[^\w\s\ufe0f]")
 _ORIGIN = "https://raw.githubusercontent.com/cardiffnlp/tweeteval/main/datasets/emoji/"
 
@@ -43,8 +43,10 @@ TWEETS = FileSet(
 
 
 def build(config: Config) -> nn.Module:
-    """Kim's network (2014, arXiv:1408.5882): word vectors, filters three, four and five words wide, the maximum of each
-    over the tweet, dropout, one linear layer. From ``(batch, 32)`` word numbers to scores of ``(batch, 20)``."""
+    """Build the network of Kim 2014 (arXiv:1408.5882), from ``(batch, 32)`` word numbers to scores of ``(batch, 20)``.
+
+    Word vectors, filters three, four and five words wide, their maximum over the tweet, dropout, one linear layer.
+    """
     import torch
     from torch import nn
 
@@ -52,7 +54,7 @@ def build(config: Config) -> nn.Module:
         def __init__(self, vocabulary_size: int, embedding_size: int, hidden_size: int, dropout: float) -> None:
             super().__init__()
             self.embedding = nn.Embedding(vocabulary_size, embedding_size, padding_idx=PADDING)
-            with torch.no_grad():  # torch's N(0, 1) is learned by heart rather than from: 0.29 against 0.31 accuracy
+            with torch.no_grad():  # torch's N(0, 1) overfits: accuracy 0.29 instead of 0.31
                 self.embedding.weight.mul_(0.1)
             self.filters = nn.ModuleList(nn.Conv1d(embedding_size, hidden_size, width) for width in FILTER_WIDTHS)
             self.dropout = nn.Dropout(dropout)
@@ -60,19 +62,20 @@ def build(config: Config) -> nn.Module:
 
         def forward(self, words: Tensor) -> Tensor:
             x = self.embedding(words).transpose(1, 2)
-            found = torch.cat([of_width(x).amax(2).relu() for of_width in self.filters], dim=1)
-            scores: Tensor = self.scores(self.dropout(found))
+            features = torch.cat([conv(x).amax(2).relu() for conv in self.filters], dim=1)
+            scores: Tensor = self.scores(self.dropout(features))
             return scores
 
     return WordCnn(config["vocabulary_size"], config["embedding_size"], config["hidden_size"], config["dropout"])
 
 
 def data(config: Config) -> Data:
-    """Word numbers of shape ``(num_tweets, 32)``, int64, 0 after a tweet's end; the vocabulary is the training part's.
+    """Return word numbers of shape ``(num_tweets, 32)``, int64, zero-padded; the vocabulary is the training split's.
 
-    split=tweeteval is TweetEval's: 45,000 to train on, 5,000 as ``val``, 50,000 as ``test``. split=large, for studies
-    of time, trains on 94,000, most of TweetEval's test tweets included, and leaves the last 1,000 as ``test``: its
-    figures compare with nobody's. The majority class is 21 % of ``val``; always to say it is a macro-F1 of 0.017.
+    split=tweeteval is TweetEval's: 45,000 train, 5,000 val, 50,000 test. split=large, for studies of time, trains on
+    94,000 tweets, including most of TweetEval's test split, and keeps the last 1,000 as ``test``: its accuracies are
+    not comparable with published ones. Always predicting the majority class (21 % of ``val``) gives a macro-F1 of
+    0.017.
     """
     folder = ensure_files(TWEETS)
     split, vocabulary_size = config["split"], config["vocabulary_size"]
@@ -87,7 +90,7 @@ def data(config: Config) -> Data:
 
 
 def numbered(folder: Path, split: str, vocabulary_size: int) -> dict[str, Tensor]:
-    """``{train,val,test}_{inputs,targets}`` from TweetEval's files."""
+    """Read TweetEval's files into ``{train,val,test}_{inputs,targets}``."""
     import torch
 
     texts = {part: [WORD.findall(line.lower()) for line in _lines(folder / f"{part}_text.txt")] for part in PARTS}
@@ -108,7 +111,7 @@ def numbered(folder: Path, split: str, vocabulary_size: int) -> dict[str, Tensor
 
 
 def _lines(path: Path) -> list[str]:
-    # Not splitlines(): a tweet may hold one of the other characters that Unicode ends a line with.
+    # Not splitlines(): tweets contain other Unicode line separators.
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
@@ -129,17 +132,19 @@ tweets = Workload(
     metric="macro_f1",
     options={
         "split": one_of("tweeteval", ("tweeteval", "large"), "tweeteval: train on 45,000; large: on 94,000, for times"),
-        "vocabulary_size": whole_number(20_000, "most frequent words that are told apart", at_least=FIRST_WORD + 1),
-        "embedding_size": whole_number(128, "length of a word's vector"),
+        "vocabulary_size": whole_number(
+            20_000, "most frequent words; the rest share a number", at_least=FIRST_WORD + 1
+        ),
+        "embedding_size": whole_number(128, "length of a word vector"),
         "hidden_size": whole_number(128, "filters of each of the widths 3, 4 and 5"),
         "dropout": Option(
             0.5,
             float,
-            "share of the features that a training step leaves out",
+            "share of the features dropped in a training step",
             lambda v: None if isinstance(v, (int, float)) and 0 <= v < 1 else "must be from 0 to below 1",
         ),
     },
-    # 40 s on one core: accuracy 0.30, macro-F1 0.21. Accuracy is best after two epochs, macro-F1 later.
+    # 40 s on one core: accuracy 0.30, macro-F1 0.21. Accuracy peaks after two epochs, macro-F1 later.
     defaults={"optimizer": "adam", "lr": 0.002, "batch_size": 128, "epochs": 3},
     prepare=prepare,
     description="which of 20 emoji a tweet had, with a convolutional network over words",

@@ -1,6 +1,6 @@
-"""A multi-layer perceptron as wide and deep as one likes, on made-up data: for ways to split a network.
+"""Multi-layer perceptron of any width and depth on synthetic data, for strategies that split a network.
 
-Its weights grow with the square of `width`, the data stays small: what a strategy costs is seen, not the loading.
+Weights grow with the square of `width` while the data stays small, so that strategies dominate the time, not loading.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 SEED = 0
-# Of a class's centre from the origin, in standard deviations of the noise. Two centres are about 5.7 apart, whatever
-# num_features, so that of ten classes one sample in fifty is nearer to a wrong centre than to its own.
+# Of a class's centre from the origin, in standard deviations of the noise. Two centres are about 5.7 apart for any
+# num_features: with ten classes, one sample in fifty is nearer to a wrong centre.
 DISTANCE = 4.0
 
 
 def build(config: Config) -> nn.Module:
-    """features - width - … - width - classes, with `depth` hidden layers and ReLU behind each.
+    """Build a perceptron with `depth` hidden layers of `width` units, each followed by ReLU.
 
-    Weights are drawn as He et al. 2015 (arXiv:1502.01852, eq. 10) would have it: with torch's own, which are smaller,
-    twelve hidden layers learn nothing in an epoch.
+    Weights are drawn after He et al. 2015 (arXiv:1502.01852, eq. 10); with torch's smaller defaults, twelve hidden
+    layers learn nothing in an epoch.
     """
     from torch import nn
 
@@ -38,10 +38,10 @@ def build(config: Config) -> nn.Module:
 
 
 def data(config: Config) -> Data:
-    """Normal noise around a centre for each class: inputs of shape ``(num_samples, num_features)``, float32.
+    """Return Gaussian noise around a centre per class: inputs of shape ``(num_samples, num_features)``, float32.
 
-    The same every time. ``val`` has a quarter as many samples as ``train``, all of them other ones around the same
-    centres. The classes take turns: any beginning holds every class in its share.
+    Deterministic. ``val`` has a quarter as many samples as ``train``, around the same centres. Classes alternate, so
+    that every prefix is stratified.
     """
     import torch
 
@@ -49,12 +49,12 @@ def data(config: Config) -> Data:
     random = torch.Generator().manual_seed(SEED)
     directions = torch.nn.functional.normalize(torch.randn(num_classes, num_features, generator=random))
 
-    def drawn(num_samples: int) -> Split:
+    def draw(num_samples: int) -> Split:
         targets = torch.arange(num_samples) % num_classes
         noise = torch.randn(num_samples, num_features, generator=random)
         return Split(noise.add_(directions[targets], alpha=DISTANCE), targets)
 
-    return Data(train=drawn(num_train), val=drawn(-(-num_train // 4)))
+    return Data(train=draw(num_train), val=draw(-(-num_train // 4)))
 
 
 def num_train_points(config: Config) -> int:
@@ -70,8 +70,8 @@ wide_mlp = Workload(
         "width": whole_number(1024, "units of each hidden layer"),
         "depth": whole_number(4, "hidden layers"),
         "num_features": whole_number(256, "numbers in a sample", at_least=2),
-        "num_classes": whole_number(10, "each with a centre of its own", at_least=2),
-        "num_points": whole_number(8192, "samples for training; a quarter as many are made for validation"),
+        "num_classes": whole_number(10, "each around its own centre", at_least=2),
+        "num_points": whole_number(8192, "training samples; a quarter as many for validation"),
     },
     defaults={"optimizer": "adam", "lr": 0.0005, "batch_size": 128, "epochs": 1},
     description="multi-layer perceptron of any width and depth, to be split",

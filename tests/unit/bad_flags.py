@@ -114,7 +114,7 @@ ENVIRONMENTS = (
     ),
     flags("a file named as data folder", "plan mnist.py", "good.py", "--data-dir", RAYPAR_DATA_DIR="good.py"),
     flags("a folder without the data", "plan mnist.py --data-dir .", "MNIST/raw/train-images", "no such file"),
-    Case("half-downloaded data", ("plan", "mnist.py", "--data-dir", "data"), ("half-downloaded", "47,040,016"), HALF),
+    Case("incomplete data", ("plan", "mnist.py", "--data-dir", "data"), ("incomplete", "47,040,016"), HALF),
     Case(
         "packed data",
         ("plan", "mnist.py", "--data-dir", "data"),

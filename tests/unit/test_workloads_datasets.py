@@ -1,7 +1,8 @@
-"""Data is there and whole, or a DataError names the file, what is wrong and the way out."""
+"""A data set is complete, or a DataError names the file, the problem and the fix."""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import subprocess
 import sys
@@ -9,235 +10,257 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from workload_parts import write_image_set
 
 from raypar.errors import DataError
 from raypar.workloads import datasets
-from raypar.workloads.datasets import IdxFile, ImageSet, cache_dir, data_dir, ensure_image_set, raw_dir
+from raypar.workloads.datasets import (
+    DataFile,
+    FileSet,
+    ImageSet,
+    cache_dir,
+    data_dir,
+    ensure_files,
+    ensure_image_set,
+    raw_dir,
+)
 
 TINY = ImageSet("MNIST", num_train=20, num_test=10)
+FILES = [file.name for file in TINY.files]
+CONTENTS = {"one.txt": b"one\n", "two.txt": b"two and more\n"}
 
 
 @pytest.fixture(autouse=True)
 def _tiny_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def offline(name: str, root: str) -> None:
+        raise OSError("Name or service not known")
+
     monkeypatch.setattr(datasets, "IMAGE_SETS", {"MNIST": TINY})
+    monkeypatch.setattr(datasets, "_download_with_torchvision", offline)
     monkeypatch.delenv("RAYPAR_DATA_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets, "_download_with_torchvision", offline)
-
-
-def offline(name: str, root: str) -> None:
-    raise OSError("Name or service not known")
-
-
-def contents(file: IdxFile) -> bytes:
-    return file.header + bytes(i % 10 for i in range(file.num_bytes - len(file.header)))
-
-
-def filled(root: Path) -> Path:
-    folder = raw_dir(root, TINY)
-    folder.mkdir(parents=True)
-    for file in TINY.files:
-        (folder / file.name).write_bytes(contents(file))
-    return root
 
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A whole set in a folder that the user named."""
-    root = filled(tmp_path / "named")
-    monkeypatch.setenv("RAYPAR_DATA_DIR", str(root))
-    return root
+    """A folder that the user named, with a complete set."""
+    write_image_set(TINY, tmp_path / "named")
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path / "named"))
+    return tmp_path / "named"
 
 
-def told() -> str:
+def error_of(ensure: Callable[[], Path]) -> str:
     with pytest.raises(DataError) as caught:
-        ensure_image_set("MNIST")
+        ensure()
     assert caught.value.hint
     return str(caught.value)
 
 
-def test_a_whole_set_in_a_named_folder_is_taken(named: Path) -> None:
-    assert ensure_image_set("MNIST") == named == data_dir()
+def mnist() -> Path:
+    return ensure_image_set("MNIST")
 
 
-def test_the_cache_is_below_xdg_cache_home_or_in_the_home_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# Folders.
+
+
+def test_a_complete_set_in_a_named_folder_is_used(named: Path) -> None:
+    assert mnist() == named == data_dir()
+
+
+def test_the_cache_is_below_xdg_cache_home_or_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == data_dir() == tmp_path / "cache" / "raypar"
+    monkeypatch.setenv("RAYPAR_DATA_DIR", "")
+    assert data_dir() == cache_dir()
+    monkeypatch.setenv("RAYPAR_DATA_DIR", "~/data")
+    assert data_dir() == Path.home() / "data"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_dir() == tmp_path / ".cache" / "raypar"
 
 
-def test_an_empty_variable_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYPAR_DATA_DIR", "")
-    assert data_dir() == cache_dir()
-
-
-def test_a_tilde_in_the_named_folder_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYPAR_DATA_DIR", "~/data")
-    assert data_dir() == Path.home() / "data"
-
-
-def test_a_named_folder_that_does_not_exist_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path / "nowhere"))
-    message = told()
-    assert "nowhere: no such folder" in message and "--data-dir" in message and "MNIST/raw" in message
-
-
-def test_a_named_folder_without_the_set_is_told_and_nothing_is_downloaded_into_it(
+def test_a_named_folder_without_the_set_is_an_error_and_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path / "nowhere"))
+    message = error_of(mnist)
+    assert "nowhere: no such folder" in message and "--data-dir" in message and "MNIST/raw" in message
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
-    message = told()
+    message = error_of(mnist)
     assert f"{tmp_path / 'MNIST/raw/train-images-idx3-ubyte'}: no such file" in message
     assert "--data-dir" in message and "RAYPAR_DATA_DIR" in message
     assert list(tmp_path.iterdir()) == []
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
+# Damage to one file of an image set.
+
+HEADER = "its header differs"
 
 
-def prolong(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
+def with_count(raw: bytes) -> bytes:
+    return raw[:4] + struct.pack(">I", 999) + raw[8:]
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def other_magic(path: Path) -> None:
-    path.write_bytes(b"<html>" + path.read_bytes()[6:])
-
-
-def other_count(path: Path) -> None:
-    raw = path.read_bytes()
-    path.write_bytes(raw[:4] + struct.pack(">I", 999) + raw[8:])
-
-
-def other_size(path: Path) -> None:
-    path.write_bytes(struct.pack(">IIII", 0x803, 20, 32, 32) + path.read_bytes()[16:])
-
-
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
-    ("damage", "what"),
+    ("damage", "problem"),
     [
-        (cut, "is half-downloaded"),
-        (prolong, "is corrupt"),
-        (empty, "its header differs"),
-        (other_magic, "its header differs"),
-        (other_count, "its header differs"),
+        (lambda raw: raw[:-7], "is incomplete"),
+        (lambda raw: raw + b"x", "is corrupt"),
+        (lambda raw: b"", HEADER),
+        (lambda raw: b"<html>" + raw[6:], HEADER),
+        (with_count, HEADER),
+        (None, "no such file"),
     ],
+    ids=["cut", "longer", "empty", "other magic", "other count", "missing"],
 )
-def test_a_damaged_file_is_named_with_what_is_wrong(
-    named: Path, which: int, damage: Callable[[Path], None], what: str
+def test_a_damaged_file_is_named_with_its_problem(
+    named: Path, file: str, damage: Callable[[bytes], bytes] | None, problem: str
 ) -> None:
-    path = raw_dir(named, TINY) / TINY.files[which].name
-    damage(path)
-    message = told()
-    assert str(path) in message and what in message and "copy the file again" in message
+    path = raw_dir(named, TINY) / file
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    message = error_of(mnist)
+    assert str(path) in message and problem in message and ("--data-dir" in message or "copy the file again" in message)
 
 
-def test_a_half_downloaded_file_is_told_with_both_lengths(named: Path) -> None:
-    cut(raw_dir(named, TINY) / "train-images-idx3-ubyte")
-    assert "15,689 bytes instead of 15,696" in told()
+def test_an_incomplete_file_is_reported_with_both_lengths(named: Path) -> None:
+    path = raw_dir(named, TINY) / FILES[0]
+    path.write_bytes(path.read_bytes()[:-7])
+    assert "15,689 bytes instead of 15,696" in error_of(mnist)
 
 
-def test_images_of_another_size_are_told(named: Path) -> None:
-    other_size(raw_dir(named, TINY) / "train-images-idx3-ubyte")
-    assert "its header differs" in told()
+def test_images_of_another_size_are_an_error(named: Path) -> None:
+    path = raw_dir(named, TINY) / FILES[0]
+    path.write_bytes(struct.pack(">IIII", 0x803, 20, 32, 32) + path.read_bytes()[16:])
+    assert HEADER in error_of(mnist)
 
 
-@pytest.mark.parametrize("which", range(4))
-def test_each_missing_file_is_named(named: Path, which: int) -> None:
-    path = raw_dir(named, TINY) / TINY.files[which].name
-    path.unlink()
-    assert f"{path}: no such file" in told()
-
-
-def test_a_file_that_is_still_packed_is_told_with_how_to_unpack_it(named: Path) -> None:
-    path = raw_dir(named, TINY) / "t10k-labels-idx1-ubyte"
-    path.rename(path.with_name(path.name + ".gz"))
-    assert "is still packed" in told() and "gunzip" in told()
-
-
-def test_a_folder_in_a_files_place_is_told(named: Path) -> None:
-    path = raw_dir(named, TINY) / "t10k-labels-idx1-ubyte"
-    path.unlink()
+def test_a_compressed_file_or_a_folder_in_its_place_is_an_error(named: Path) -> None:
+    path = raw_dir(named, TINY) / FILES[3]
+    packed = path.rename(path.with_name(path.name + ".gz"))
+    assert "is compressed" in error_of(mnist) and f"gunzip -k {packed}" in error_of(mnist)
     path.mkdir()
-    assert f"{path}: can't be read" in told()
+    assert f"{path}: can't be read" in error_of(mnist)
 
 
-def test_offline_the_three_ways_out_are_named() -> None:
-    message = told()
+# The cache and downloads.
+
+
+def test_offline_the_three_alternatives_are_named_and_nothing_is_left_behind() -> None:
+    message = error_of(mnist)
     assert "MNIST is not in the cache" in message and "Name or service not known" in message
-    for way in ("--data-dir", "RAYPAR_DATA_DIR", str(cache_dir() / "MNIST" / "raw")):
-        assert way in message
-
-
-def test_a_failed_download_leaves_no_files_behind() -> None:
-    told()
+    for alternative in ("--data-dir", "RAYPAR_DATA_DIR", str(cache_dir() / "MNIST" / "raw")):
+        assert alternative in message
     assert [p.name for p in cache_dir().iterdir()] == [".MNIST.lock"]
 
 
 def test_an_absent_set_is_downloaded_to_the_cache_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    downloads = []
 
     def download(name: str, root: str) -> None:
-        asked.append(name)
-        filled(Path(root))
+        downloads.append(name)
+        write_image_set(TINY, Path(root))
         (raw_dir(Path(root), TINY) / "train-images-idx3-ubyte.gz").write_bytes(b"packed")
 
     monkeypatch.setattr(datasets, "_download_with_torchvision", download)
-    assert ensure_image_set("MNIST") == ensure_image_set("MNIST") == cache_dir()
-    assert asked == ["MNIST"]
-    assert sorted(p.name for p in raw_dir(cache_dir(), TINY).iterdir()) == sorted(f.name for f in TINY.files)
+    assert mnist() == mnist() == cache_dir()
+    assert downloads == ["MNIST"]
+    assert sorted(p.name for p in raw_dir(cache_dir(), TINY).iterdir()) == sorted(FILES)
     assert sorted(p.name for p in cache_dir().iterdir()) == [".MNIST.lock", "MNIST"]
 
 
-def test_a_download_that_breaks_off_is_not_taken_for_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_download_is_not_taken_for_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(name: str, root: str) -> None:
         folder = raw_dir(Path(root), TINY)
         folder.mkdir(parents=True)
-        (folder / "train-images-idx3-ubyte").write_bytes(b"half")
+        (folder / FILES[0]).write_bytes(b"half")
         raise RuntimeError("connection lost")
 
     monkeypatch.setattr(datasets, "_download_with_torchvision", download)
-    assert "connection lost" in told()
+    assert "connection lost" in error_of(mnist)
     assert not (cache_dir() / "MNIST").exists()
 
 
-def test_a_damaged_cache_is_told_with_the_folder_to_remove() -> None:
-    filled(cache_dir())
-    cut(raw_dir(cache_dir(), TINY) / "train-labels-idx1-ubyte")
-    message = told()
-    assert "half-downloaded" in message and f"remove {raw_dir(cache_dir(), TINY)}" in message
+def test_a_damaged_cache_names_the_folder_to_remove() -> None:
+    write_image_set(TINY, cache_dir())
+    (raw_dir(cache_dir(), TINY) / FILES[1]).write_bytes(TINY.files[1].header)
+    message = error_of(mnist)
+    assert "incomplete" in message and f"remove {raw_dir(cache_dir(), TINY)}" in message
 
 
-def test_a_cache_that_can_not_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert "can't be downloaded" in told() and "--data-dir" in told()
+    assert "download failed" in error_of(mnist) and "--data-dir" in error_of(mnist)
 
 
-def test_processes_that_ask_at_once_download_once(tmp_path: Path) -> None:
+def few_files(origin: Path) -> FileSet:
+    """Two files whose URLs point to a folder of this machine."""
+    return FileSet(
+        "few files",
+        "few/raw",
+        tuple(
+            DataFile(name, len(body), (origin / name).as_uri(), hashlib.sha256(body).hexdigest())
+            for name, body in CONTENTS.items()
+        ),
+    )
+
+
+def write_files(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, body in CONTENTS.items():
+        (folder / name).write_bytes(body)
+    return folder
+
+
+def test_published_files_are_downloaded_once_or_taken_from_a_named_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = few_files(write_files(tmp_path / "origin"))
+    folder = ensure_files(online)
+    assert folder == cache_dir() / "few" / "raw"
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == CONTENTS
+    for path in (tmp_path / "origin").iterdir():
+        path.unlink()
+    assert ensure_files(online) == folder
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path / "named"))
+    write_files(tmp_path / "named" / "few" / "raw")
+    assert ensure_files(online) == tmp_path / "named" / "few" / "raw"
+
+
+def test_a_download_with_another_digest_is_refused_and_removed(tmp_path: Path) -> None:
+    online = few_files(write_files(tmp_path / "origin"))
+    (tmp_path / "origin" / "two.txt").write_bytes(b"two and less\n")
+    message = error_of(lambda: ensure_files(online))
+    assert "download failed" in message and "hash" in message
+    assert [p.name for p in cache_dir().iterdir()] == [".few-files.lock"]
+
+
+@pytest.mark.parametrize(("body", "problem"), [(b"tw", "incomplete: 2 bytes instead of 13"), (b"2" * 14, "corrupt")])
+def test_a_damaged_file_in_the_cache_is_reported(tmp_path: Path, body: bytes, problem: str) -> None:
+    (write_files(cache_dir() / "few" / "raw") / "two.txt").write_bytes(body)
+    message = error_of(lambda: ensure_files(few_files(tmp_path)))
+    assert f"two.txt: is {problem}" in message and f"remove {cache_dir() / 'few' / 'raw'}" in message
+
+
+def test_concurrent_processes_download_once(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin")
     script = tmp_path / "ask.py"
     script.write_text(
-        "import sys, time\n"
+        "import sys\n"
         "from pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from raypar.workloads import datasets\n"
-        "from test_workloads_datasets import TINY, filled\n"
-        "datasets.IMAGE_SETS = {'MNIST': TINY}\n"
-        "def download(name, root):\n"
-        f"    with open({str(tmp_path / 'log')!r}, 'a') as log: log.write('once ')\n"
-        "    time.sleep(0.2)\n"
-        "    filled(Path(root))\n"
-        "datasets._download_with_torchvision = download\n"
-        "print(datasets.ensure_image_set('MNIST'))\n"
+        "from test_workloads_datasets import few_files\n"
+        "download = datasets.download\n"
+        "def counted(file, path):\n"
+        f"    with open({str(tmp_path / 'log')!r}, 'a') as log: log.write(file.name + ' ')\n"
+        "    download(file, path)\n"
+        "datasets.download = counted\n"
+        f"datasets.ensure_files(few_files(Path({str(tmp_path / 'origin')!r})))\n"
     )
-    asking = [subprocess.Popen([sys.executable, script], stdout=subprocess.DEVNULL) for _ in range(3)]
-    assert [p.wait(60) for p in asking] == [0, 0, 0]
-    assert (tmp_path / "log").read_text() == "once "
+    processes = [subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL) for _ in range(3)]
+    assert [p.wait(60) for p in processes] == [0, 0, 0]
+    assert (tmp_path / "log").read_text() == "one.txt two.txt "

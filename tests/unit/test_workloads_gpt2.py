@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from workload_parts import REAL_DATA, needs
 
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.workloads import gpt2_code
 from raypar.workloads.gpt2_code import MBPP, generate, next_token_loss, prepare, prompted, texts
 
-REAL_DATA = Path(os.environ.get("RAYPAR_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-needs_data = pytest.mark.skipif(
-    not (REAL_DATA / "mbpp").is_dir() or not (REAL_DATA / "gpt2-tokenizer").is_dir(),
-    reason="MBPP and GPT-2's tokenizer are not here: set RAYPAR_DATA_DIR",
-)
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not here: pip install 'raypar[text]'"
 )
@@ -228,7 +223,8 @@ def test_absent_problems_are_told(tmp_path: Path) -> None:
     assert "mbpp.jsonl: no such file" in told(config())
 
 
-@needs_data
+@needs("mbpp")
+@needs("gpt2-tokenizer")
 @needs_transformers
 def test_the_real_problems_are_cut_into_blocks_of_gpt2s_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))

@@ -1,4 +1,4 @@
-"""The networks of torchvision train on images that are made up or lie in a folder, and mistakes are told beforehand."""
+"""torchvision's networks train on synthetic images or a folder, and mistakes are reported before anything runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
+from workload_parts import trained
 
 from raypar import Study, grid
-from raypar.errors import DataError, StudyError
+from raypar.errors import DataError, RayparError, StudyError
 from raypar.study.loader import load_study
 from raypar.study.options import resolve
 from raypar.study.workload import Data
-from raypar.train.optim import build_optimizer, scaled_lr
+from raypar.train.optim import scaled_lr
 from raypar.workloads.resnet import MEAN, STD, SUFFIXES, check_image_folder, normalised_rgb, resnet, synthetic_images
 
 COLOURS = {"ant": (250, 0, 0), "bee": (0, 0, 250), "cow": (0, 250, 0)}
@@ -151,30 +152,30 @@ def test_a_complete_folder_passes(pictures: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "problem"),
     [
         ({}, "no such folder"),
         ({"train/ant": 1, "train/bee": 1}, "val: no such folder"),
         ({"val/ant": 1, "val/bee": 1}, "train: no such folder"),
-        ({"train/ant": 1, "val/ant": 1}, "train: holds only one class, ant"),
-        ({"train/ant": 1, "train/bee": 0, "val/ant": 1, "val/bee": 1}, "bee: holds no image"),
+        ({"train/ant": 1, "val/ant": 1}, "train: contains only one class, ant"),
+        ({"train/ant": 1, "train/bee": 0, "val/ant": 1, "val/bee": 1}, "bee: contains no image"),
         ({"train/ant": 1, "train/bee": 1, "val/ant": 1, "val/cow": 1}, "class bee is in train only"),
         ({"train/ant": 1, "train/bee": 1, "val/ant": 1, "val/bee": 1, "val/cow": 1}, "class cow is in val only"),
     ],
 )
-def test_what_a_folder_lacks_is_told_with_the_way_out(
-    counts: Mapping[str, int], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_incomplete_folder_is_reported_with_a_fix(
+    counts: Mapping[str, int], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     write_images(tmp_path / "pictures", counts)
-    with pytest.raises(DataError, match=told) as error:
+    with pytest.raises(DataError, match=problem) as error:
         resnet.prepare(config(**from_folder()))
     assert error.value.hint and str(tmp_path / "pictures") in error.value.message
 
 
 def test_a_folder_without_classes_is_told(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match="holds no class"):
+    with pytest.raises(DataError, match="contains no class"):
         check_image_folder(tmp_path)
 
 
@@ -210,7 +211,7 @@ def test_other_architectures_give_one_score_a_class_in_training(name: str) -> No
 
 
 def test_an_architecture_that_torchvision_lacks_is_a_mistake_of_the_study() -> None:
-    with pytest.raises(StudyError, match="did you mean `mobilenet_v2`"):
+    with pytest.raises(StudyError, match="did you mean 'mobilenet_v2'"):
         Study(workload=resnet, config={"architecture": "mobilenetv2"})
     Study(workload=resnet, space={"architecture": grid("resnet50", "vgg11", "vit_b_16")})
 
@@ -235,19 +236,7 @@ def test_a_plan_of_the_usual_networks_waits_for_neither_torch_nor_torchvision() 
 
 
 def test_the_loss_falls_on_synthetic_images() -> None:
-    settings = config(num_classes=4, num_images=32)
-    data = loaded(num_classes=4, num_images=32)
-    assert data.train is not None and data.transform is not None
-    torch.manual_seed(0)
-    model = network(num_classes=4, num_images=32)
-    optimizer = build_optimizer(model.parameters(), settings)
-    x, losses = data.transform(data.train.inputs), []
-    for _ in range(5):
-        loss = nn.functional.cross_entropy(model(x), data.train.targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    _, _, losses = trained(resnet, num_steps=5, image_size=32, num_classes=4, num_images=32, batch_size=32)
     assert losses[-1] < 0.5 * losses[0]
 
 
@@ -258,3 +247,33 @@ def test_the_scaling_studies_keep_a_workers_batch_or_the_global_one() -> None:
 
     assert per_workers("weak_scaling") == {1: (64, 0.025), 2: (128, 0.05)}
     assert per_workers("strong_scaling") == {1: (64, 0.025), 2: (64, 0.025)}
+
+
+@pytest.mark.parametrize("architecture", ["resnet18", "resnet50"])
+def test_the_layers_of_a_resnet_in_order_compute_what_it_computes(architecture: str) -> None:
+    assert resnet.layers is not None
+    torch.manual_seed(0)
+    model = network(architecture=architecture)
+    layers = nn.Sequential(*resnet.layers(model))
+    images = torch.randn(4, 3, 32, 32)
+    for mode in (True, False):
+        model.train(mode), layers.train(mode)
+        torch.testing.assert_close(layers(images), model(images), rtol=0, atol=0)
+    assert [id(p) for p in layers.parameters()] == [id(p) for p in model.parameters()]
+
+
+def test_no_layer_of_a_resnet_changes_its_input() -> None:
+    assert resnet.layers is not None
+    activations = torch.randn(2, 3, 32, 32)
+    for layer in resnet.layers(network()):
+        # An input from another worker is a leaf, which torch refuses to change in place.
+        received = activations.detach().requires_grad_()
+        before = received.detach().clone()
+        activations = layer(received)
+        assert torch.equal(received, before)
+
+
+def test_other_networks_cannot_be_partitioned() -> None:
+    assert resnet.layers is not None
+    with pytest.raises(RayparError, match="SqueezeNet can't be partitioned"):
+        resnet.layers(network(architecture="squeezenet1_1"))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from workload_parts import REAL_DATA, accuracy, needs, trained
 
 from raypar.errors import DataError
 from raypar.study.options import resolve
 from raypar.workloads import tweets
 from raypar.workloads.datasets import cache_dir
 
-REAL_DATA = Path(os.environ.get("RAYPAR_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-needs_tweets = pytest.mark.skipif(
-    not (REAL_DATA / "tweeteval" / "emoji").is_dir(), reason="TweetEval is not here: set RAYPAR_DATA_DIR"
-)
+needs_tweets = needs("tweeteval/emoji")
 TEXTS = {
     "train": ["The sun @ Venice, the sun!", "so cold \ufe0f \ufe0f", "the\u2028snow", "#sun"],
     "val": ["The moon"],
@@ -137,21 +133,9 @@ def test_the_real_tweets_are_all_there_and_a_majority_of_them_is_beaten(
 ) -> None:
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tweets.data is not None and tweets.model is not None
-    chosen = config(vocabulary_size=5_000, embedding_size=64, hidden_size=32)
-    data = tweets.data(chosen)
+    small = {"vocabulary_size": 5_000, "embedding_size": 64, "hidden_size": 32, "lr": 0.003}
+    model, data, _ = trained(tweets, num_steps=120, **small)
     assert data.train is not None and data.val is not None and data.test is not None
     assert (len(data.train), len(data.val), len(data.test)) == (45_000, 5_000, 50_000)
     assert float((data.val.targets == 0).float().mean()) == pytest.approx(0.211, abs=0.001)
-    torch.manual_seed(0)
-    model = tweets.model(chosen)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for some in torch.randperm(len(data.train))[: 120 * 128].split(128):
-        loss = nn.functional.cross_entropy(model(data.train.inputs[some]), data.train.targets[some])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.eval()
-    with torch.inference_mode():
-        right = model(data.val.inputs).argmax(1) == data.val.targets
-    assert float(right.float().mean()) > 0.23
+    assert accuracy(model, data, 5_000) > 0.23

@@ -1,0 +1,425 @@
+"""Networks of the small workloads are those documented, their data has the right shape, and they learn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score
+from torch import Tensor, nn
+from workload_parts import REAL_DATA, accuracy, loaded, needs, network, num_parameters, tiny_image_set, trained
+
+from raypar import Study, StudyError, Workload
+from raypar.errors import DataError
+from raypar.study.options import resolve
+from raypar.train.flops import count_work
+from raypar.workloads import digits, fashion_mlp, iris, lenet5, metrics, mnist_cnn, mnist_mlp, wide_mlp
+from raypar.workloads.activations import ACTIVATIONS, activation
+from raypar.workloads.datasets import image_data, normalised
+from raypar.workloads.iris import standardised
+from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES
+
+SEQUENTIAL = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
+WITH_ACTIVATION = [digits, fashion_mlp, iris, mnist_cnn, mnist_mlp]
+OF_MNIST = [mnist_mlp, mnist_cnn]
+needs_mnist = needs("MNIST/raw")
+
+
+def layers(model: nn.Module) -> list[Any]:
+    return [
+        (m.in_features, m.out_features) if isinstance(m, nn.Linear) else type(m).__name__
+        for m in model.children()
+        if not isinstance(m, nn.Flatten)
+    ]
+
+
+def is_balanced(targets: Tensor, num_classes: int) -> bool:
+    counts = Counter(targets.tolist())
+    return set(counts) == set(range(num_classes)) and max(counts.values()) - min(counts.values()) <= 2
+
+
+# All of them.
+
+
+def test_importing_workloads_and_embedded_data_imports_no_heavy_module() -> None:
+    code = (
+        "import sys, raypar.workloads\n"
+        "print(*({'torch', 'torchvision', 'sklearn', 'numpy', 'ray', 'mlflow'} & set(sys.modules)))\n"
+        "from raypar.study.options import resolve; from raypar.workloads import digits, iris\n"
+        "digits.data({}); iris.prepare({}); iris.data(resolve(iris, {}))\n"
+        "print(*({'sklearn', 'torchvision'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("workload", SEQUENTIAL, ids=lambda w: w.name)
+def test_a_network_is_a_sequential_that_leaves_its_input_alone(workload: Workload) -> None:
+    model = network(workload)
+    assert workload.layers is None and isinstance(model, nn.Sequential)
+    assert not any(getattr(module, "inplace", False) for module in model.modules())
+    assert workload.description and workload.num_train_samples
+
+
+@pytest.mark.parametrize(
+    ("workload", "chosen", "expected"),
+    [
+        (mnist_mlp, {}, [(784, 128), "ReLU", (128, 10)]),
+        (fashion_mlp, {}, [(784, 128), "Sigmoid", (128, 128), "Sigmoid", (128, 10)]),
+        (fashion_mlp, {"hidden_size": 16}, [(784, 16), "Sigmoid", (16, 16), "Sigmoid", (16, 10)]),
+        (iris, {}, [(4, 50), "ReLU", (50, 3)]),
+        (digits, {"hidden_size": 8}, [(64, 8), "ReLU", (8, 8), "ReLU", (8, 10)]),
+        (wide_mlp, {}, [(256, 1024), "ReLU", *[(1024, 1024), "ReLU"] * 3, (1024, 10)]),
+    ],
+)
+def test_perceptrons_have_the_documented_layers(
+    workload: Workload, chosen: dict[str, Any], expected: list[Any]
+) -> None:
+    assert layers(network(workload, **chosen)) == expected
+
+
+def test_the_convolutional_network_has_the_documented_layers() -> None:
+    assert [str(layer) for layer in network(mnist_cnn)] == [
+        "Conv2d(1, 32, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))",
+        "ReLU()",
+        "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)",
+        "Conv2d(32, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))",
+        "ReLU()",
+        "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)",
+        "Flatten(start_dim=1, end_dim=-1)",
+        "Linear(in_features=3136, out_features=128, bias=True)",
+        "ReLU()",
+        "Linear(in_features=128, out_features=64, bias=True)",
+        "ReLU()",
+        "Linear(in_features=64, out_features=10, bias=True)",
+    ]
+
+
+@pytest.mark.parametrize("workload", [*OF_MNIST, fashion_mlp, lenet5], ids=lambda w: w.name)
+def test_an_image_network_returns_ten_scores(workload: Workload) -> None:
+    assert network(workload)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_keeps_the_shape_and_has_gradients(name: str) -> None:
+    x = torch.linspace(0.1, 2, 12).reshape(3, 4).requires_grad_()
+    y = activation(name)(x)
+    y.sum().backward()
+    assert y.shape == x.shape and x.grad is not None and bool((x.grad != 0).all())
+
+
+@pytest.mark.parametrize("workload", [*WITH_ACTIVATION, lenet5], ids=lambda w: w.name)
+def test_the_activation_is_an_option(workload: Workload) -> None:
+    usual = {type(m).__name__ for m in network(workload)}
+    other = {type(m).__name__ for m in network(workload, activation="gelu")}
+    assert "GELU" in other and usual - other in ({"ReLU"}, {"Sigmoid"}, {"Tanh"})
+    with pytest.raises(StudyError, match=r"activation.*unknown"):
+        Study(workload=workload, config={"activation": "rellu"})
+
+
+@pytest.mark.parametrize(
+    ("workload", "name"), [(mnist_mlp, "MNIST"), (mnist_cnn, "MNIST"), (fashion_mlp, "FashionMNIST")]
+)
+def test_missing_data_is_an_error_before_anything_runs(
+    workload: Workload, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
+    with pytest.raises(DataError, match=name):
+        workload.prepare({})
+
+
+# Digits.
+
+
+def test_digits_are_a_fixed_stratified_split_of_all_digits() -> None:
+    from sklearn.datasets import load_digits
+
+    data, again = loaded(digits), loaded(digits)
+    assert torch.equal(data.train.inputs, again.train.inputs) and torch.equal(data.val.targets, again.val.targets)
+    assert data.train.inputs.shape == (1_536, 64) and data.train.inputs.dtype == torch.uint8
+    assert data.train.targets.dtype == torch.int64
+    assert len(data.train) == digits.num_train_samples and len(data.val) == 1_797 - 1_536
+    assert is_balanced(data.val.targets, 10) and is_balanced(data.train.targets[:100], 10)
+    rows = [bytes(row.tolist()) for part in (data.train, data.val) for row in part.inputs]
+    assert Counter(rows) == Counter(bytes(int(v) for v in row) for row in load_digits().data)
+    x = data.transform(data.train.inputs[:50])
+    assert x.dtype == torch.float32 and x.min() == 0.0 and x.max() == 1.0
+
+
+def test_digits_are_learned_at_the_default_settings() -> None:
+    model, data, _ = trained(digits, num_steps=96)
+    assert accuracy(model, data) > 0.9
+
+
+# Iris.
+
+
+def test_iris_is_a_fixed_stratified_split_of_all_flowers_standardised_by_the_training_part() -> None:
+    from sklearn.datasets import load_iris
+
+    data, again, table = loaded(iris), loaded(iris), load_iris()
+    assert torch.equal(data.train.inputs, again.train.inputs) and torch.equal(data.val.inputs, again.val.inputs)
+    assert data.train.inputs.shape == (120, 4) and data.train.inputs.dtype == torch.float32
+    assert len(data.train) == iris.num_train_samples and len(data.val) == 30
+    assert Counter(data.train.targets.tolist()) == {0: 40, 1: 40, 2: 40}
+    assert Counter(data.train.targets[:30].tolist()) == Counter(data.val.targets.tolist()) == {0: 10, 1: 10, 2: 10}
+    assert torch.allclose(data.train.inputs.mean(0), torch.zeros(4), atol=1e-5)
+    assert torch.allclose(data.train.inputs.std(0, correction=0), torch.ones(4), atol=1e-5)
+    assert not torch.allclose(data.val.inputs.mean(0), torch.zeros(4), atol=1e-3)
+    # Standardising is linear: the mean and deviation of all flowers restore them, up to rounding.
+    both = torch.cat([data.train.inputs, data.val.inputs]).double().numpy()
+    raw = (both - both.mean(0)) / both.std(0) * table.data.std(0) + table.data.mean(0)
+    labels = torch.cat([data.train.targets, data.val.targets]).tolist()
+    ours = Counter((label, *row) for label, row in zip(labels, raw.round(1).tolist(), strict=True))
+    assert ours == Counter((int(t), *row) for t, row in zip(table.target, table.data.tolist(), strict=True))
+    assert not torch.equal(data.val.inputs, loaded(iris, split_seed=1).val.inputs)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 4, 200])
+def test_preprocessing_threads_change_no_bit(num_threads: int) -> None:
+    alone, shared = loaded(iris), loaded(iris, preprocess_threads=num_threads)
+    assert torch.equal(alone.train.inputs, shared.train.inputs) and torch.equal(alone.val.inputs, shared.val.inputs)
+
+
+def test_rows_are_distributed_over_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = []
+    module = sys.modules["raypar.workloads.iris"]
+    pool = module.ThreadPoolExecutor
+    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda n: pools.append(n) or pool(n))
+    rows, mean, std = np.arange(12.0).reshape(6, 2), np.array([1.0, 2.0]), np.array([2.0, 4.0])
+    for num_threads in (3, 0):
+        assert np.array_equal(standardised(rows, mean, std, num_threads=num_threads), (rows - mean) / std)
+    assert pools == [3]
+
+
+@pytest.mark.parametrize("key", ["preprocess_threads", "split_seed"])
+def test_a_negative_number_of_threads_or_seed_is_refused(key: str) -> None:
+    with pytest.raises(StudyError, match=key):
+        Study(workload=iris, config={key: -1})
+
+
+def test_iris_is_learned_at_the_default_settings_over_five_seeds() -> None:
+    runs = [trained(iris, num_steps=500, seed=seed)[:2] for seed in range(5)]
+    assert np.mean([accuracy(model, data) for model, data in runs]) >= 0.96
+
+
+# Image sets.
+
+
+@pytest.mark.parametrize("workload", OF_MNIST, ids=lambda w: w.name)
+def test_images_stay_bytes_in_memory(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_image_set("MNIST", tmp_path, monkeypatch)
+    data = loaded(workload)
+    assert data.train.inputs.shape == (20, 1, 28, 28) and data.val.inputs.shape == (10, 1, 28, 28)
+    assert data.train.inputs.dtype == torch.uint8 and data.train.targets.dtype == torch.int64
+    assert data.train.targets.tolist() == [i % 10 for i in range(20)] and data.train_dataset is None
+
+
+def test_the_transform_keeps_the_bytes_and_ignores_the_default_dtype() -> None:
+    pixels = torch.arange(256, dtype=torch.uint8)
+    before = pixels.clone()
+    torch.set_default_dtype(torch.float64)
+    try:
+        x = normalised(pixels, mean=0.1307, std=0.3081)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert x.dtype == torch.float32 and torch.equal(pixels, before)
+    expected = (torch.arange(256, dtype=torch.float64) / 255 - 0.1307) / 0.3081
+    assert torch.allclose(x.double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("workload", "size"), [(mnist_mlp, 20), (fashion_mlp, 16)], ids=["mnist", "fashion"])
+def test_torchs_loader_gets_the_same_training_samples_and_no_others(
+    workload: Workload, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_image_set("MNIST" if workload is mnist_mlp else "FashionMNIST", tmp_path, monkeypatch)
+    monkeypatch.setattr(sys.modules["raypar.workloads.fashion_mlp"], "NUM_VAL", 4)
+    data = loaded(workload, loader="dataloader")
+    assert len(data.train_dataset) == size
+    for index in (0, 7, size - 1):
+        x, y = data.train_dataset[index]
+        assert torch.allclose(x, data.transform(data.train.inputs[index]), atol=1e-5)
+        assert y == data.train.targets[index]
+
+
+def test_fashion_has_three_splits_and_keeps_models_for_its_test_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fashion_mlp.has_test and fashion_mlp.num_train_samples == 50_000
+    assert resolve(fashion_mlp, {})["keep_model"] is True
+    tiny_image_set("FashionMNIST", tmp_path, monkeypatch)
+    monkeypatch.setattr(sys.modules["raypar.workloads.fashion_mlp"], "NUM_VAL", 4)
+    data = loaded(fashion_mlp)
+    assert [part.targets.tolist() for part in (data.train, data.val, data.test)] == [
+        [i % 10 for i in range(16)],
+        [i % 10 for i in range(16, 20)],
+        [(i + 7) % 10 for i in range(10)],
+    ]
+    undivided = image_data("FashionMNIST", resolve(fashion_mlp, {}), mean=0.5, std=0.5)
+    assert undivided.test is None and undivided.val is not None and undivided.train is not None
+    assert torch.equal(undivided.val.inputs, data.test.inputs)
+    assert torch.equal(undivided.train.inputs, torch.cat([data.train.inputs, data.val.inputs]))
+
+
+@needs_mnist
+def test_the_real_mnist_is_read_as_torchvision_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets as torchvision_datasets
+
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
+    data = loaded(mnist_mlp)
+    theirs = torchvision_datasets.MNIST(REAL_DATA)
+    assert torch.equal(data.train.inputs[:, 0], theirs.data) and torch.equal(data.train.targets, theirs.targets)
+    assert len(data.train) == mnist_mlp.num_train_samples and len(data.val) == 10_000
+    x = data.transform(data.train.inputs[:5000])
+    assert abs(float(x.mean())) < 0.05 and abs(float(x.std()) - 1) < 0.05
+
+
+@needs_mnist
+@pytest.mark.parametrize(("workload", "num_steps"), [(mnist_mlp, 300), (mnist_cnn, 120)], ids=["mlp", "cnn"])
+def test_mnist_is_learned_at_the_default_settings(
+    workload: Workload, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
+    model, data, _ = trained(workload, num_steps)
+    assert accuracy(model, data) > 0.85
+
+
+# LeNet-5.
+
+
+def test_the_published_lenet_has_the_papers_weights_and_connections() -> None:
+    counts = [num_parameters(layer) for layer in network(lenet5) if num_parameters(layer)]
+    assert counts == [156, 12, 1_516, 32, 48_120, 10_164, 840] and sum(counts[:-1]) == 60_000
+    work = count_work(network(lenet5), torch.zeros(2, 1, 28, 28))
+    pooling = 5 * (6 * 14 * 14 + 16 * 5 * 5)
+    biases = 6 * 28 * 28 + 16 * 10 * 10 + 120 + 84
+    assert work.macs_forward == 326_520 and work.macs_forward + pooling + biases == 340_908
+    seen = Counter(number for group in (*TRIPLES, *QUADRUPLES, range(6)) for number in group)
+    assert seen == dict.fromkeys(range(6), 10)
+    assert len({frozenset(group) for group in (*TRIPLES, *QUADRUPLES)}) == 15
+
+
+def test_the_usual_lenet_has_its_usual_figures() -> None:
+    work = count_work(network(lenet5, connections="full"), torch.zeros(2, 1, 28, 28))
+    assert work.num_parameters == 61_706 and work.macs_forward == 416_520
+
+
+def test_a_map_of_lenets_third_layer_depends_on_its_own_maps_only() -> None:
+    layer, maps = network(lenet5)[5], torch.randn(1, 6, 14, 14, requires_grad=True)
+    output = layer(maps)
+    assert output.shape == (1, 16, 10, 10)
+    for number, group in enumerate((*TRIPLES, *QUADRUPLES, tuple(range(6)))):
+        (grad,) = torch.autograd.grad(output[0, number].sum(), maps, retain_graph=True)
+        assert {i for i in range(6) if grad[0, i].abs().sum() > 0} == set(group)
+
+
+@pytest.mark.parametrize("connections", ["partial", "full"])
+def test_lenet_can_learn(connections: str) -> None:
+    torch.manual_seed(0)
+    model, x, y = network(lenet5, connections=connections), torch.randn(16, 1, 28, 28), torch.arange(16) % 10
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+# The wide perceptron.
+
+NARROW: dict[str, Any] = {"width": 128, "depth": 2, "num_features": 64, "num_points": 2048}
+
+
+@given(
+    width=st.integers(1, 40), depth=st.integers(1, 6), num_features=st.integers(2, 30), num_classes=st.integers(2, 12)
+)
+def test_the_wide_perceptron_has_the_size_asked_for(
+    width: int, depth: int, num_features: int, num_classes: int
+) -> None:
+    model = network(wide_mlp, width=width, depth=depth, num_features=num_features, num_classes=num_classes)
+    sizes = [num_features, *[width] * depth, num_classes]
+    assert [layer for layer in layers(model) if layer != "ReLU"] == list(pairwise(sizes))
+    assert model(torch.zeros(3, num_features)).shape == (3, num_classes)
+
+
+def test_a_deep_network_keeps_the_scale_of_its_input() -> None:
+    torch.manual_seed(0)
+    scores = network(wide_mlp, **{**NARROW, "depth": 16, "width": 512})(loaded(wide_mlp, **NARROW).train.inputs)
+    assert 0.3 < float(scores.detach().std()) < 10
+
+
+def test_the_points_are_deterministic_distinct_and_around_the_same_centres() -> None:
+    data, again = loaded(wide_mlp, **NARROW), loaded(wide_mlp, **NARROW)
+    assert data.train.inputs.shape == (2048, 64) and data.train.inputs.dtype == torch.float32
+    assert data.val.inputs.shape == (512, 64) and data.val.targets.dtype == torch.int64
+    assert torch.equal(data.train.inputs, again.train.inputs) and torch.equal(data.val.inputs, again.val.inputs)
+    means = [torch.stack([p.inputs[p.targets == c].mean(0) for c in range(10)]) for p in (data.train, data.val)]
+    # A mean of 51 points is about a unit from its centre, two centres are nearly six apart.
+    assert torch.cdist(*means).argmin(1).tolist() == list(range(10))
+    flat = loaded(wide_mlp, **{**NARROW, "num_features": 2})
+    assert len({tuple(row.tolist()) for part in (flat.train, flat.val) for row in part.inputs}) == 2560
+    assert is_balanced(loaded(wide_mlp, **NARROW, num_classes=7).train.targets[:30], 7)
+
+
+@pytest.mark.parametrize(("num_points", "num_val"), [(1, 1), (7, 2), (40, 10)])
+def test_the_number_of_points_is_known_beforehand(num_points: int, num_val: int) -> None:
+    chosen = {**NARROW, "num_points": num_points}
+    data = loaded(wide_mlp, **chosen)
+    assert len(data.train) == wide_mlp.train_size(resolve(wide_mlp, chosen)) == num_points
+    assert len(data.val) == num_val
+
+
+@pytest.mark.parametrize(("width", "depth", "at_least"), [(512, 2, 0.8), (256, 12, 0.4)], ids=["wide", "deep"])
+def test_the_wide_perceptron_generalises_after_one_epoch(width: int, depth: int, at_least: float) -> None:
+    chosen = {"width": width, "depth": depth, "num_features": 256, "num_points": 8192}
+    model, data, _ = trained(wide_mlp, num_steps=64, **chosen)
+    assert accuracy(model, data) > at_least
+
+
+# Metrics.
+
+
+def macro_f1(outputs: Tensor, targets: Tensor, num_classes: int, batch_size: int) -> float:
+    statistic = metrics.macro_f1(num_classes)
+    batches = zip(outputs.split(batch_size), targets.split(batch_size), strict=True)
+    return statistic.finish(torch.stack([statistic.collect(o, t) for o, t in batches]).sum(0).double())
+
+
+@pytest.mark.parametrize("batch_size", [1, 33, 500])
+@pytest.mark.parametrize("num_unused", [0, 2])
+def test_metrics_are_scikit_learns_for_any_batches(batch_size: int, num_unused: int) -> None:
+    random = torch.Generator().manual_seed(1)
+    targets = (torch.rand(500, generator=random) ** 2 * 20).long()
+    outputs = torch.randn(500, 20, generator=random)
+    outputs[torch.arange(500), targets] += 1
+    outputs = torch.cat([outputs, torch.full((500, num_unused), -100.0)], dim=1)
+    expected = f1_score(targets, outputs.argmax(1), average="macro")
+    assert macro_f1(outputs, targets, 20 + num_unused, batch_size) == pytest.approx(expected)
+    scores = metrics.accuracy(outputs, targets)
+    assert scores.shape == (500,)
+    assert float(scores.mean()) == pytest.approx(accuracy_score(targets, outputs.argmax(1)))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "expected"),
+    [
+        (torch.eye(4), torch.arange(4), 1.0),
+        (torch.eye(4).roll(1, 1), torch.arange(4), 0.0),
+        (torch.tensor([[1.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1]), 3 / 7),
+    ],
+    ids=["all right", "all wrong", "never predicted"],
+)
+def test_macro_f1_of_extremes(outputs: Tensor, targets: Tensor, expected: float) -> None:
+    assert macro_f1(outputs, targets, outputs.shape[1], 2) == pytest.approx(expected)
