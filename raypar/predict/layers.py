@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from raypar.errors import RayparError
 from raypar.predict.step_model import LayerCost, one_layer
 from raypar.study.workload import Config, Workload
-from raypar.train.flops import FLOP_PER_MAC, few_inputs, looked_at
+from raypar.train.flops import FLOP_PER_MAC, run_on_shapes, sample_inputs
 
 FP64_BYTES = 8
 
@@ -47,8 +47,8 @@ def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
             hint="give its size: --parameters 25.6M",
         )
     try:
-        sample = few_inputs(workload, config)
-        return looked_at(workload, config, sample, partial(count_layers, config=config))
+        sample = sample_inputs(workload, config)
+        return run_on_shapes(workload, config, sample, partial(count_layers, config=config))
     except Exception:  # data that is not there, or a network that doesn't run on it: its size is known all the same
         return one_layer(sum(size for _, size in _gradients(_built(workload, config), config)))
 

@@ -1,4 +1,4 @@
-"""Cores: which there are, and how a rank takes its own."""
+"""Cores of a machine, and the pinning of a rank to some of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Core:
-    """One core as the system counts them (a hardware thread), and what it is part of.
+    """One core as the system counts them (a hardware thread).
 
     Attributes:
-        number: what it is pinned by.
+        number: as pinning uses it.
         package: its socket.
-        physical: its physical core: the same for hardware threads of one, whatever their socket calls it.
+        physical: its physical core, unique on the machine; hardware threads of one share it.
     """
 
     number: int
@@ -28,7 +28,7 @@ class Core:
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """The cores that this process may use at most: its cpuset, whatever it is pinned to at the moment."""
+    """Return the cores that this process may use: its cpuset, whatever it is pinned to at the moment."""
     if not CAN_PIN:
         return tuple(range(os.cpu_count() or 1))
     mine = os.sched_getaffinity(0)
@@ -39,12 +39,12 @@ def allowed_cores() -> tuple[int, ...]:
 
 
 def host_cores() -> tuple[Core, ...]:
-    """The cores that processes on this machine may use, and how they lie to each other."""
+    """Return the cores that processes on this machine may use."""
     return topology(allowed_cores())
 
 
 def topology(numbers: Iterable[int], folder: Path = TOPOLOGY) -> tuple[Core, ...]:
-    """How these cores lie to each other; one of which that can't be read is a physical core of its own."""
+    """Return sockets and physical cores of these cores; an unreadable one counts as a separate physical core."""
     return tuple(_core(number, folder / f"cpu{number}" / "topology") for number in numbers)
 
 
@@ -61,8 +61,10 @@ def _core(number: int, folder: Path) -> Core:
 def pin(cores: Iterable[int]) -> tuple[int, ...]:
     """Bind the calling thread, and every thread and process that it starts later, to these cores.
 
-    Has to be called before torch starts its threads. Returns the cores that the kernel says it is bound to; where
-    the system can't pin, an empty tuple.
+    Has to be called before torch starts its threads.
+
+    Returns:
+        The cores that it is bound to, as the kernel reports them; empty if the system can't pin.
     """
     if not CAN_PIN:
         return ()

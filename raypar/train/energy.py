@@ -1,8 +1,8 @@
-"""Joules of the timed regions: what the machine's CPU packages and the rank's GPU used, where that can be read.
+"""Energy of the timed regions: joules of the machine's CPU packages and of the rank's GPU, where they can be read.
 
 RAPL counts a package's energy (cores, caches, memory controller; not the memory, disks or fans) in
 ``/sys/class/powercap``, on Intel's and AMD's CPUs; since Linux 5.10 root alone may read it unless somebody allows more.
-A package serves the whole machine: what others run on it is in its energy, and so is what it uses idle.
+A package serves all processes of the machine: its energy includes theirs, and its idle power.
 NVML, which comes with the driver, counts a GPU's energy since the driver was loaded, from Volta on.
 
 RAPL's two files are read without a package: zeus starts processes that sample, codecarbon samples in a thread and looks
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
-# What no package draws, where the system doesn't say what it may.
+# More than any package draws; used if the system has no limit for one.
 MAX_PACKAGE_W = 1000.0
 # A package may exceed its long-term limit for some seconds.
 LIMIT_MARGIN = 1.5
@@ -34,7 +34,7 @@ class Packages:
     """
 
     def __init__(self, folder: Path = POWERCAP) -> None:
-        # intel-rapl:0 is a package, or the whole board (psys), which the packages are part of; intel-rapl:0:0 is a part
+        # intel-rapl:0 is a package, or the board (psys), which the packages are part of; intel-rapl:0:0 is a part
         # of one; intel-rapl-mmio:0 is the same package once more.
         zones = sorted(zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1)
         self._zones = [zone for zone in zones if _text(zone / "name").startswith("package")]
@@ -45,14 +45,14 @@ class Packages:
         self.read()
 
     def read(self) -> tuple[float, ...]:
-        """Joules of each package since some time, modulo its counter's range."""
+        """Return each package's joules since some time, modulo its counter's range."""
         return tuple(_microjoules(zone / "energy_uj") for zone in self._zones)
 
     def used(self, before: tuple[float, ...], after: tuple[float, ...], elapsed_s: float) -> float:
-        """Joules between two reads.
+        """Return the joules of all packages between two reads.
 
         Raises:
-            CannotRead: that was so long that a counter may have wrapped around more than once.
+            CannotRead: `elapsed_s` is so long that a counter may have wrapped around more than once.
         """
         total_j = 0.0
         for first, last, range_j, limit_w in zip(before, after, self._ranges_j, self._limits_w, strict=True):
@@ -99,15 +99,15 @@ class Gpu:
 
 @dataclass
 class EnergyMonitor:
-    """Sums up, over the timed regions, the energy of this machine's packages and of the rank's GPU.
+    """Sum, over the timed regions, of the energy of this machine's packages and of the rank's GPU.
 
-    Two reads a region, at its start and end.
+    Counters are read at the start and the end of a region.
 
     Attributes:
         gpu_uuid: as NVML or torch have it; empty: the rank trains on no GPU of NVIDIA's.
-        package_j: None where it can't be read.
-        gpu_j: None where it can't be read, or there is none.
-        why_not: what could not be read, and why; empty: everything was.
+        package_j: None if it can't be read.
+        gpu_j: None if it can't be read, or if there is none.
+        why_not: why something can't be read; empty: everything can.
     """
 
     gpu_uuid: str = ""
@@ -147,7 +147,7 @@ class EnergyMonitor:
             self.gpu_j += last_gpu - first_gpu
 
     def _read(self) -> tuple[float, tuple[float, ...], float]:
-        """The time in seconds, and what stands on the counters."""
+        """Return the time in seconds, and the counters in joules."""
         packages: tuple[float, ...] = ()
         gpu = 0.0
         try:
@@ -160,7 +160,7 @@ class EnergyMonitor:
 
 
 def _limit_w(zone: Path) -> float:
-    """What a package may draw: its long-term limit with some room."""
+    """Return the watts that a package may draw: its long-term limit with some room."""
     try:
         limit_w = _microjoules(zone / "constraint_0_power_limit_uw")  # micro all the same
     except CannotRead:

@@ -18,12 +18,8 @@ from raypar.train.saved_model import WEIGHTS_FILE
 from raypar.workloads.metrics import accuracy
 
 
-def metrics_of(workload: Workload) -> Mapping[str, Callable[[Any, Any], Any] | Statistic]:
-    return workload.metrics if workload.metrics is not None else {"accuracy": accuracy}
-
-
 class Evaluation:
-    """Loss and metrics of a model on ``Data.val``, over and over.
+    """Loss and metrics of a model on ``Data.val``, shared among the ranks.
 
     Attributes:
         size: samples of the split.
@@ -34,37 +30,39 @@ class Evaluation:
         self, workload: Workload, data: Data, config: Config, numerics: Numerics, context: DistContext
     ) -> None:
         self._loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
-        self._metrics = metrics_of(workload)
+        self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = (
+            workload.metrics if workload.metrics is not None else {"accuracy": accuracy}
+        )
         self._numerics, self._context, self._transform = numerics, context, data.transform
         batch_size = config["eval_batch_size"]
-        whole = data.val if data.val is not None else data.val_dataset
-        assert whole is not None, "a workload's data has val or val_dataset"
-        self.size = len(whole)  # type: ignore[arg-type]
+        samples = data.val if data.val is not None else data.val_dataset
+        assert samples is not None, "a workload's data has val or val_dataset"
+        self.size = len(samples)  # type: ignore[arg-type]
         begin, end = (part * self.size // context.world_size for part in (context.rank, context.rank + 1))
-        # A rank without a sample of its own takes one that doesn't count: it has to know the shapes.
+        # A rank without samples evaluates one that doesn't count: it needs the shapes.
         self._counts = end > begin
         self._mine = range(begin, max(end, begin + 1))
         self.num_steps = -(-len(self._mine) // batch_size)
         self._batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]
-        if isinstance(whole, Split):
-            self._batches = lambda: self._from_memory(whole, batch_size)
+        if isinstance(samples, Split):
+            self._batches = lambda: self._from_memory(samples, batch_size)
         else:
-            loader = DataLoader(Subset(whole, self._mine), batch_size, num_workers=config["num_loader_workers"])
+            loader = DataLoader(Subset(samples, self._mine), batch_size, num_workers=config["num_loader_workers"])
             self._batches = lambda: self._from_loader(loader)
 
     def sample(self) -> Tensor:
-        """Two samples as a model takes them (one, where there is but one)."""
+        """Return two samples as a model takes them (one, if there is only one)."""
         x, _ = next(self._batches())
         return x[:2]
 
-    def __call__(self, bare: nn.Module) -> dict[str, float]:
-        """``val_loss`` and every metric of the model as it is; the same on every rank."""
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Return ``val_loss`` and every metric of a complete model; the same on every rank."""
         sums: dict[str, Tensor] = {}
-        bare.eval()
+        model.eval()
         with torch.inference_mode():
             for x, y in self._batches():
                 with self._numerics.autocast():
-                    outputs = bare(x)
+                    outputs = model(x)
                     parts = {"val_loss": self._loss_of(outputs, y).double() * len(y)}
                 for name, metric in self._metrics.items():
                     if isinstance(metric, Statistic):
@@ -72,12 +70,12 @@ class Evaluation:
                     else:
                         parts[name] = metric(outputs, y).double().sum()
                 sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
-        found = {}
-        for name, own in sums.items():
-            total = self._context.sum(own.cpu() if self._counts else torch.zeros_like(own, device="cpu"))
-            whole = self._metrics.get(name)
-            found[name] = whole.finish(total) if isinstance(whole, Statistic) else float(total) / self.size
-        return found
+        scores = {}
+        for name, local in sums.items():
+            total = self._context.sum(local.cpu() if self._counts else torch.zeros_like(local, device="cpu"))
+            statistic = self._metrics.get(name)
+            scores[name] = statistic.finish(total) if isinstance(statistic, Statistic) else float(total) / self.size
+        return scores
 
     def _from_memory(self, split: Split, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         device = self._numerics.device
@@ -95,10 +93,11 @@ class Evaluation:
 
 
 def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
-    """``loss`` and every metric of a kept model on ``Data.test``, in this process and on the CPU.
+    """Return ``loss`` and every metric of a kept model on ``Data.test``, computed in this process on the CPU.
 
     Raises:
-        OSError: the weights are not there.
+        OSError: the weights can't be read.
+        ValueError: the data has no test split.
     """
     assert workload.model is not None and workload.data is not None
     device = torch.device("cpu")

@@ -1,7 +1,7 @@
 """Work of training a network: multiply-accumulates by layer type, and the machine's measured peak.
 
-Operations are seen as torch dispatches them, so that a functional ``relu`` counts like a layer. Where it can be, the
-network is built on torch's meta device, which has shapes and no numbers: a large one is counted in about a second.
+Operations are counted as torch dispatches them, so a functional ``relu`` counts like a layer. If possible the network
+is built on torch's meta device, which has shapes and no numbers: a large one is counted in about a second.
 """
 
 from __future__ import annotations
@@ -20,28 +20,32 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from raypar.errors import RayparError
 from raypar.study.workload import Config, Data, Workload
 
-# Batch normalisation in training wants more than one value per channel, which a 1 x 1 image has not alone.
+# Batch normalisation in training needs more than one value per channel, which one 1 x 1 image does not have.
 NUM_SAMPLES = 2
 
 T = TypeVar("T")
 
 
-def few_inputs(workload: Workload, config: Config) -> Tensor:
-    """Inputs of `NUM_SAMPLES` samples as the model gets them, from the workload's own data."""
+def sample_inputs(workload: Workload, config: Config) -> Tensor:
+    """Return inputs of `NUM_SAMPLES` samples, shape ``(NUM_SAMPLES, ...)``, as the model gets them from its data."""
     assert workload.data is not None, "a workload that is no train loop has data"
-    return _sample(workload.data(_of_few(config)))
+    return _sample(workload.data(_with_few_samples(config)))
 
 
-def looked_at(workload: Workload, config: Config, sample: Tensor, look: Callable[[nn.Module, Tensor], T]) -> T:
-    """What `look` finds at the network, run on shapes alone if it can be.
+def run_on_shapes(workload: Workload, config: Config, sample: Tensor, inspect: Callable[[nn.Module, Tensor], T]) -> T:
+    """Return ``inspect(network, sample)``, run on shapes alone if possible.
 
     Raises:
-        RayparError: `look` did, or the network can't be built, or can't take the sample.
+        RayparError: `inspect` does, or the network can't be built, or can't take the sample.
     """
     assert workload.model is not None, "a workload that is no train loop has a model"
     ways: tuple[tuple[str, str, Tensor], ...] = (
         ("meta", "meta", torch.empty_like(sample, device="meta")),
-        ("cpu", "meta", torch.empty_like(sample, device="meta")),  # for one that looks at numbers when it is built
+        (
+            "cpu",
+            "meta",
+            torch.empty_like(sample, device="meta"),
+        ),  # for a network that looks at numbers when it is built
         ("cpu", "cpu", sample),  # or when it is run
     )
     for built_on, run_on, inputs in ways:
@@ -49,10 +53,10 @@ def looked_at(workload: Workload, config: Config, sample: Tensor, look: Callable
             with torch.device(built_on):
                 model = workload.model(config).to(run_on)
             with torch.device(run_on):
-                return look(model, inputs)
+                return inspect(model, inputs)
         except RayparError:
             raise
-        except Exception as error:  # whatever a network may raise; the last is told
+        except Exception as error:  # whatever a network may raise; the last is reported
             why = (str(error).splitlines() or [type(error).__name__])[0]
     raise RayparError(
         f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
@@ -60,8 +64,8 @@ def looked_at(workload: Workload, config: Config, sample: Tensor, look: Callable
     )
 
 
-def _of_few(config: Config) -> Config:
-    """Made-up images need not be made in full to see the shape of one."""
+def _with_few_samples(config: Config) -> Config:
+    """Shrink a synthetic data set: it need not be generated in full to see the shape of a sample."""
     if config.get("source") != "synthetic":
         return config
     return {**config, **{key: NUM_SAMPLES for key in ("num_images", "num_classes") if key in config}}
@@ -82,13 +86,13 @@ MIN_RUNS = 3
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-    """The most FLOP/s that products of two square matrices reach: the best run of the best size.
+    """Measure the most FLOP/s that products of two square matrices reach: the best run of the best size.
 
-    A product of n x n matrices has 2 n^3 FLOP. It takes about a second: a size that would not fit into what is left
-    of it is left out. What else runs on the machine lowers the figure, which is why the best run counts.
+    A product of n x n matrices has 2 n^3 FLOP. The measurement takes about a second: sizes that would take longer are
+    left out. Other load on the machine lowers the figure, which is why the best run counts.
 
     Args:
-        num_threads: of torch on a CPU; torch's setting is put back afterwards.
+        num_threads: of torch on a CPU; torch's setting is restored afterwards.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -139,7 +143,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What the layers of one type do for one sample.
+    """Work of the layers of one type, for one sample.
 
     Attributes:
         kind: one of `KINDS`. "attention" is every product of two activations.
@@ -160,7 +164,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Work:
-    """What one sample costs in training.
+    """Work of training on one sample.
 
     Attributes:
         num_parameters: trained weights and biases.
@@ -193,7 +197,7 @@ class Work:
         return FLOP_PER_MAC * self.macs
 
     def min_time_s(self, num_samples: int, peak_flops: float) -> float:
-        """Seconds that training on so many samples takes at least: all of its FLOP at the peak (FLOP/s)."""
+        """Return the least seconds that training on so many samples takes: all of its FLOP at the peak (FLOP/s)."""
         return self.flop * num_samples / peak_flops
 
 
@@ -201,8 +205,8 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
     """Count the work of one sample in training mode.
 
     One forward pass and three backward passes are made: by weights and the network's input (`both`), by the input
-    alone, by weights alone (what training does). The gradient by weights is `both` less the input's; the gradient by
-    inputs is what training does beyond that, so that the first layer has none.
+    alone, by weights alone (as in training). The gradient by weights is `both` less the input's; the gradient by
+    inputs is the rest of training's, so that the first layer has none.
 
     Multiply-accumulates, per sample (torch.utils.flop_counter, 2 FLOP each; biases are not counted):
 
@@ -213,7 +217,7 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
     Plain operations, where an addition, a multiplication, a multiply-accumulate or a comparison is one each:
 
     - activation: 1 per element, both ways (the function's value counts as one); softmax 3: exponential, sum, division
-    - pooling: K_x x K_y per output; backward as many for a mean, 1 for a maximum. Over the whole image: 1 per input
+    - pooling: K_x x K_y per output; backward as many for a mean, 1 for a maximum. Over the full image: 1 per input
       (backward only copies, which is not counted)
     - normalisation by batch or layer: 4 per element (mean; difference and variance; scale and shift); by weights 3
       (normalised input; its sum with the gradient; the gradient's sum); by inputs 2 (gradient, less the two sums)
@@ -222,8 +226,8 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
 
     Args:
         model: its running statistics, if any, move by one batch.
-        inputs: shape ``(batch, ...)``, floats or (where an ``nn.Embedding`` takes them) whole numbers; on the model's
-            device, which may be torch's meta device. What a batch needs once is shared out among its samples.
+        inputs: shape ``(batch, ...)``, floats or (where an ``nn.Embedding`` takes them) integers; on the model's
+            device, which may be torch's meta device. Work that a batch needs once is shared out among its samples.
 
     Raises:
         RayparError: the model returns no tensor, or its output depends on no weight.
@@ -265,14 +269,14 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
 
 
 def work_of(workload: Workload, config: Config) -> Work:
-    """The work of a sample of a workload under a complete config; its data is loaded to see a sample's shape.
+    """Count the work of a sample of a workload under a complete config; its data is loaded to see a sample's shape.
 
     Raises:
-        DataError: the data (or a tokenizer) is not there, or does not fit the network.
+        DataError: the data (or a tokenizer) is missing, or does not fit the network.
         RayparError: the network can't be built or can't take its data.
     """
     workload.prepare(config)
-    return looked_at(workload, config, few_inputs(workload, config), count_work)
+    return run_on_shapes(workload, config, sample_inputs(workload, config), count_work)
 
 
 def _embeddings_hooked(model: nn.Module, hook: Callable[..., None]) -> list[Any]:
@@ -292,22 +296,22 @@ def _counter() -> FlopCounterMode:
 
 
 def _by_kind(counter: FlopCounterMode) -> Mapping[str, int]:
-    """MACs, or operations, of a batch."""
-    found = dict.fromkeys(KINDS, 0)
+    """Return MACs, or operations, of a batch by kind."""
+    counts = dict.fromkeys(KINDS, 0)
     for operation, count in counter.get_flop_counts().get("Global", {}).items():
         kind = _KIND_OF.get(operation)
         if kind is not None:
-            found[kind] += count // FLOP_PER_MAC if kind in OF_MACS else count
-    return found
+            counts[kind] += count // FLOP_PER_MAC if kind in OF_MACS else count
+    return counts
 
 
 # Formulas take an operation's arguments with shapes for tensors, and the shape of its result as `out_shape`.
 
 
 def _conv_backward(*args: Any, **_: Any) -> int:
-    """FLOP of the gradients asked for. torch's own formula forgets the groups of the gradient by weights."""
-    (grad, x, w), transposed, wanted = args[:3], args[7], args[-1]
-    return int(sum(wanted[:2]) * conv_flop_count(x, w, grad, transposed))
+    """Return the FLOP of the gradients in the output mask; torch's formula forgets the groups of that by weights."""
+    (grad, x, w), transposed, output_mask = args[:3], args[7], args[-1]
+    return int(sum(output_mask[:2]) * conv_flop_count(x, w, grad, transposed))
 
 
 def _per_element(num: int) -> Callable[..., int]:
@@ -320,7 +324,7 @@ def _normalisation_backward(*args: Any, **_: Any) -> int:
 
 
 def _pool(*args: Any, out_shape: Any, **_: Any) -> int:
-    """A maximum comes with its place: two results of one shape."""
+    """Return the operations of a pooling; a maximum returns its index as well: two results of one shape."""
     shape = out_shape if isinstance(out_shape, torch.Size) else out_shape[0]
     return int(math.prod(shape) * _window(args[1]))
 
@@ -333,7 +337,7 @@ def _window(kernel: Sequence[int]) -> int:
     return int(kernel[0] ** 2 if len(kernel) == 1 else math.prod(kernel))
 
 
-# Those that torchvision, transformers and torch.nn's activations come down to; in place they are followed by "_".
+# The operations that torchvision's, transformers' and torch.nn's activations dispatch; in-place ones end in "_".
 _ACTIVATIONS = (
     *("relu", "relu_", "threshold_backward", "leaky_relu", "leaky_relu_", "leaky_relu_backward", "elu", "elu_"),
     *("elu_backward", "gelu", "gelu_", "gelu_backward", "silu", "silu_", "silu_backward", "sigmoid", "sigmoid_"),

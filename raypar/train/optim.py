@@ -1,7 +1,7 @@
 """Optimizers, learning-rate scaling and schedules.
 
-Parameters of one dimension (biases, the scale and shift of a normalisation) are left out of that, and of weight decay,
-as is usual for both: their norms say little, and decaying them towards 0 harms. They take the plain lr.
+LARS and LAMB leave parameters of one dimension (biases, the scale and shift of a normalisation) out of their scaling
+and of weight decay, as is usual: their norms say little, and decaying them towards 0 harms. They take the plain lr.
 
 Nothing here waits for the device: the ratios stay tensors.
 """
@@ -23,7 +23,7 @@ from raypar.study.workload import Config
 
 
 def scaled_lr(config: Config) -> float:
-    """``config["lr"]``, which is meant for ``lr_base_batch_size``, as ``lr_scaling`` has it for ``batch_size``.
+    """Scale ``config["lr"]``, which is meant for ``lr_base_batch_size``, to ``batch_size`` as ``lr_scaling`` says.
 
     With ratio = batch_size / lr_base_batch_size:
 
@@ -39,19 +39,19 @@ def scaled_lr(config: Config) -> float:
 
 
 def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -> LRScheduler | None:
-    """The optimizer's lr as the start of what `lr_factor` makes of it; to be stepped once after every step.
+    """Build the schedule that multiplies the optimizer's lr with `lr_factor`; to be stepped once after every step.
 
     Args:
-        num_steps_total: of the whole training, over all epochs, the warm-up of the lr included.
+        num_steps_total: of the complete training, over all epochs, the warm-up of the lr included.
 
     Returns:
-        None where the lr never changes, so that no step pays for it.
+        None if the lr never changes, so that no step pays for it.
     """
     name, num_warmup = config["lr_schedule"], config["lr_warmup_steps"]
     if name == "constant" and not num_warmup:
         return None
     # Not every step of the schedule follows one of this optimizer: a rank may leave the update to another one, and
-    # fp16's loss scaling leaves out a step whose gradients overflow. torch takes either for a mistake and says so.
+    # fp16's loss scaling skips a step whose gradients overflow. torch warns of either.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`")
     return LambdaLR(
         optimizer, partial(lr_factor, schedule=name, num_warmup_steps=num_warmup, num_steps_total=num_steps_total)
@@ -59,10 +59,10 @@ def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -
 
 
 def lr_factor(step: int, *, schedule: str, num_warmup_steps: int, num_steps_total: int) -> float:
-    """What the lr is multiplied with at a step; steps count from 0.
+    """Return the factor of the lr at a step; steps count from 0.
 
-    The n warm-up steps have (step + 1) / n, so that none of them has 0. Of what follows, the fraction that is done is
-    t = (step - n) / (num_steps_total - n), and the factor is
+    The n warm-up steps have (step + 1) / n, so that none of them has 0. After them, with the completed fraction
+    t = (step - n) / (num_steps_total - n), the factor is
 
     - constant: 1
     - linear: 1 - t
@@ -110,7 +110,7 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _loss_of(closure)
+        loss = _evaluated(closure)
         for group in self.param_groups:
             for weights in _with_gradient(group):
                 update = weights.grad
@@ -154,7 +154,7 @@ class LAMB(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _loss_of(closure)
+        loss = _evaluated(closure)
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for weights in _with_gradient(group):
@@ -174,7 +174,7 @@ class LAMB(Optimizer):
         return loss
 
 
-def _loss_of(closure: Callable[[], float] | None) -> float | None:
+def _evaluated(closure: Callable[[], float] | None) -> float | None:
     if closure is None:
         return None
     with torch.enable_grad():
@@ -186,7 +186,7 @@ def _with_gradient(group: dict[str, Any]) -> list[Any]:
 
 
 def _trust_ratio(above: Tensor, below: Tensor, usable: Tensor) -> Tensor:
-    """The quotient of two scalars, and 1 where it would be 0 or undefined: such a layer has to be able to move."""
+    """Return the quotient of two scalars, or 1 where it would be 0 or undefined: the layer has to move."""
     return torch.where(usable, above / below, torch.ones_like(above))
 
 
@@ -206,5 +206,5 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
 
 
 def build_optimizer(parameters: Iterable[Any], config: Config) -> Optimizer:
-    """The optimizer that ``config["optimizer"]`` names, with the config's scaled lr and weight_decay."""
+    """Build the optimizer that ``config["optimizer"]`` names, with the config's scaled lr and weight_decay."""
     return _MAKERS[config["optimizer"]](parameters, lr=scaled_lr(config), weight_decay=config["weight_decay"])

@@ -1,4 +1,4 @@
-"""In what precision and memory layout a trial computes."""
+"""Precision and memory layout of a trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Numerics:
 
     Attributes:
         dtype: of weights and inputs.
-        mixed: what torch.autocast computes in; None: all in `dtype`.
+        mixed: torch.autocast's dtype; None: all in `dtype`.
         needs_scaling: gradients would vanish in `mixed` (fp16) if the loss were not scaled up.
     """
 
@@ -30,26 +30,26 @@ class Numerics:
     channels_last: bool
 
     def convert(self, model: nn.Module) -> nn.Module:
-        """The model on its device, in its dtype and layout."""
+        """Return the model on the device, in the dtype and layout."""
         model = model.to(self.device, self.dtype)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model
 
     def cast(self, inputs: Tensor) -> Tensor:
-        """A batch of inputs in dtype and layout; int64 inputs are token numbers and stay what they are."""
+        """Return a batch of inputs in dtype and layout; int64 inputs are token numbers and stay as they are."""
         if self.channels_last and inputs.dim() == 4:
             return inputs.to(self.dtype, memory_format=torch.channels_last)
         is_numeric = inputs.is_floating_point() or inputs.dtype == torch.uint8
         return inputs.to(self.dtype) if is_numeric and inputs.dtype != self.dtype else inputs
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """To compute a forward pass in."""
+        """Return the context of a forward pass."""
         return torch.autocast(self.device.type, self.mixed) if self.mixed else contextlib.nullcontext()
 
 
 def numerics_of(config: Config, device: torch.device) -> Numerics:
-    """What the config's ``precision`` and ``channels_last`` mean; sets torch's switches for TF32."""
+    """Return the numerics of a config's ``precision`` and ``channels_last``; sets torch's switches for TF32."""
     precision = config["precision"]
-    # torch lets convolutions round to TF32 unless told otherwise: fp32 is fp32 here.
+    # By default torch lets convolutions round to TF32: fp32 is fp32 here.
     tf32 = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = tf32
     torch.backends.cudnn.conv.fp32_precision = tf32  # type: ignore[attr-defined]

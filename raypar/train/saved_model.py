@@ -1,4 +1,4 @@
-"""Saved models: the weights of the best report, and a kept model as a module of its own."""
+"""Saved models: the weights of the best report, and a kept model loaded for export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHTS_FILE = "weights.pt"
 
 
 class BestWeights:
-    """Remembers the best weights so far; does nothing without a folder to leave them in."""
+    """Weights of the best report so far; keeps none without a folder to write them to."""
 
     def __init__(self, workload: Workload, config: Config, folder: Path | None) -> None:
         self._workload, self._config, self._folder = workload, config, folder
@@ -28,7 +28,7 @@ class BestWeights:
         self._weights: dict[str, Tensor] = {}
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
-        """Copy the weights if this report is the best one yet; without the workload's metric in it, the last is."""
+        """Copy the weights if this report is the best so far; the last one counts as best if it lacks the metric."""
         if self._folder is None:
             return
         score = report.get(self._workload.metric)
@@ -38,7 +38,7 @@ class BestWeights:
             self._weights = {key: value.detach().to("cpu", copy=True) for key, value in model.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, for a checkpoint."""
+        """Return the best score and weights, for a checkpoint."""
         return {"best": self._best, "weights": self._weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class BestWeights:
 
 
 def pack(folder: Path) -> bytes:
-    """A folder's files as one piece; empty where there is no folder."""
+    """Return a folder's files as a tar archive; empty if there is no folder."""
     if not folder.is_dir():
         return b""
     packed = io.BytesIO()
@@ -69,13 +69,13 @@ def pack(folder: Path) -> bytes:
 NUM_EXAMPLES = 4
 
 
-class Whole(nn.Module):
+class ModelWithTransform(nn.Module):
     """The workload's transform, the cast to floats, and the model."""
 
     def __init__(self, model: nn.Module, data: Data, numerics: Numerics) -> None:
         super().__init__()
         self.model = model
-        # What is read one by one is ready for the model.
+        # Samples that are read one by one are ready for the model.
         self._transform = data.transform if data.val is not None else None
         self._cast = numerics.cast
 
@@ -85,7 +85,7 @@ class Whole(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """A model in evaluation mode on the CPU, some samples of the validation set, and what it makes of them.
+    """A model in evaluation mode on the CPU, with some samples of the validation set and its outputs for them.
 
     Attributes:
         inputs: shape ``(num, ...)``, as the data set has them.
@@ -98,11 +98,11 @@ class Exported:
 
 
 def exported(workload: Workload, config: Config, model_dir: Path) -> Exported:
-    """The model that a trial has kept, in full precision.
+    """Load the model that a trial has kept, in full precision.
 
     Raises:
-        OSError: the weights are not there.
-        TypeError: the model gives something else than one tensor.
+        OSError: the weights can't be read.
+        TypeError: the model returns something else than one tensor.
     """
     assert workload.model is not None and workload.data is not None
     numerics = replace(numerics_of(config, torch.device("cpu")), channels_last=False)
@@ -111,13 +111,13 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> Exported:
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
     # `numerics_of` sets these switches one by one, and torch.export refuses to run before they are set in one go.
     torch.backends.cudnn.allow_tf32 = False
-    whole = Whole(model, data, numerics).eval()
+    module = ModelWithTransform(model, data, numerics).eval()
     inputs = _examples(data)
     with torch.no_grad():
-        outputs = whole(inputs)
+        outputs = module(inputs)
     if not isinstance(outputs, Tensor):
         raise TypeError(f"the model gives a {type(outputs).__name__}, not a tensor")
-    return Exported(whole, inputs, outputs)
+    return Exported(module, inputs, outputs)
 
 
 def _examples(data: Data) -> Tensor:

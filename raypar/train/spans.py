@@ -1,8 +1,8 @@
-"""From a profiler's events to spans: what a rank did when, on one line of time.
+"""Spans of a rank's steps on one time line, from a profiler's events.
 
-What a rank waits for is nowhere recorded. It is found by its end: who waits goes on when what was waited for is
-there, so that a rank has waited where it did nothing up to the end of a communication of its own. What else lies
-between two operations (Python, the profiler) belongs to the part of the step that it lies in.
+The profiler records no waiting. It is recognised by its end: a rank has waited where it did nothing up to the end of
+one of its communications. Other time between two operations (Python, the profiler) belongs to the part of the step that
+it lies in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 MARK = "raypar:"  # before the names of raypar's own marks in a trace
 STEP, DATA, PIPELINE, WAIT = "step", "data", "pipeline", "wait"
-# The thread that communicates tells who waits first, the profiler later: where cores are scarce, by milliseconds.
+# The communicating thread wakes the waiting one before the profiler records the end: by milliseconds on busy cores.
 LATE_S = 10e-3
 
 Span: TypeAlias = tuple[str, float, float]  # name, start and end in seconds
@@ -34,7 +34,7 @@ class TraceEvent:
         thread: the host's, as the profiler numbers them.
         is_async: begins in one thread and ends in another.
         on_device: ran on an accelerator.
-        correlation: what a call of the accelerator's driver and the kernel that it launched have in common.
+        correlation: shared by a call of the accelerator's driver and the kernel that it launched.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TraceEvent:
 
 
 def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
-    """What a rank did, by start.
+    """Return the spans of a rank, by start.
 
     ``step`` spans enclose the others. Marks (``data``, ``forward``, ``backward``, ``combine``, ``optimizer``,
     ``spread``) don't overlap; those of a pipeline are split into ``forward`` and ``backward``. ``wait`` is where the
@@ -55,8 +55,8 @@ def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
     profiler gives them: ``gloo:all_reduce``, ``ncclDevKernel_AllReduce_…``; they lie across all others.
 
     Args:
-        on_gpu: what the accelerator did counts, not the host that runs ahead of it: a kernel belongs to the mark in
-            which it was launched, and steps have to end with a synchronisation.
+        on_gpu: use the accelerator's events, not those of the host, which runs ahead of it: a kernel belongs to the
+            mark in which it was launched, and steps have to end with a synchronisation.
     """
     host = [e for e in events if not e.on_device]
     marks = sorted((e for e in host if e.name.startswith(MARK) and not e.is_async), key=lambda e: e.start_s)
@@ -64,54 +64,55 @@ def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
         return []
     threads = {e.thread for e in host} if on_gpu else {marks[0].thread}
     steps = [(e.start_s, e.end_s) for e in marks if e.name == MARK + STEP]
-    own = [e for e in host if e.thread in threads and not e.is_async and not e.name.startswith(MARK)]
-    parts = list(_parts(marks, own))
+    calls_of_rank = [e for e in host if e.thread in threads and not e.is_async and not e.name.startswith(MARK)]
+    parts = list(_parts(marks, calls_of_rank))
     calls: list[Interval] = []
     if on_gpu:
         parts, busy = _on_device(events, parts)
         communications = [(e.name.partition("(")[0], e.start_s, e.end_s) for e in events if _is_nccl_kernel(e)]
     else:
-        # Operations in a call that communicates are its own.
-        calls = merged((e.start_s, e.end_s) for e in own if e.name.startswith(_COMMUNICATION_CALLS))
-        busy = without(merged((e.start_s, e.end_s) for e in own if e.name.startswith(_OPERATIONS)), calls)
+        # Operations in a call that communicates belong to the call.
+        calls = merged((e.start_s, e.end_s) for e in calls_of_rank if e.name.startswith(_COMMUNICATION_CALLS))
+        operations = merged((e.start_s, e.end_s) for e in calls_of_rank if e.name.startswith(_OPERATIONS))
+        busy = without(operations, calls)
         communications = [(e.name, e.start_s, e.end_s) for e in host if e.is_async and ":" in e.name]
-    # A barrier before the first step is not one of its own.
+    # A barrier before the first step is no part of it.
     communications = [c for c in communications if any(start <= c[1] < end for start, end in steps)]
     waits, communications = _waits(without(merged(steps), busy), communications)
     waits = merged([*calls, *waits])
-    found = [*((STEP, *step) for step in steps), *parts, *((WAIT, *wait) for wait in waits), *communications]
-    return sorted(found, key=lambda span: span[1])
+    spans = [*((STEP, *step) for step in steps), *parts, *((WAIT, *wait) for wait in waits), *communications]
+    return sorted(spans, key=lambda span: span[1])
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union, as intervals that don't touch, by start."""
-    found: list[Interval] = []
+    """Return the union, as intervals that don't touch, by start."""
+    union: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if union and start <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         else:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
-def without(whole: Sequence[Interval], cuts: Sequence[Interval]) -> list[Interval]:
-    """What is left of some intervals when others are cut out; both by start, neither overlapping itself."""
-    found: list[Interval] = []
+def without(intervals: Sequence[Interval], cuts: Sequence[Interval]) -> list[Interval]:
+    """Return the intervals less the cuts; both by start, neither overlapping itself."""
+    rest: list[Interval] = []
     ends = [end for _, end in cuts]
-    for start, end in whole:
+    for start, end in intervals:
         for cut_start, cut_end in cuts[bisect_right(ends, start) :]:
             if cut_start >= end:
                 break
             if cut_start > start:
-                found.append((start, cut_start))
+                rest.append((start, cut_start))
             start = max(start, cut_end)
         if start < end:
-            found.append((start, end))
-    return found
+            rest.append((start, end))
+    return rest
 
 
 def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> tuple[list[Interval], list[Span]]:
-    """What is waited for each communication, and the communications, over when the wait for them is."""
+    """Return the wait for each communication, and the communications, each ending with its wait."""
     starts = [start for start, _ in gaps]
     waits: list[Interval] = []
     ended: list[Span] = []
@@ -135,10 +136,10 @@ def _length(interval: Interval) -> float:
     return interval[1] - interval[0]
 
 
-def _parts(marks: Sequence[TraceEvent], own: Sequence[TraceEvent]) -> Iterator[Span]:
-    """The marks in steps, a pipeline's by what the rank has begun last: a forward pass or a backward pass."""
-    backward = merged((e.start_s, e.end_s) for e in own if e.name.startswith(_BACKWARD))
-    forward = without(merged((e.start_s, e.end_s) for e in own if e.name.startswith(_OPERATIONS)), backward)
+def _parts(marks: Sequence[TraceEvent], calls: Sequence[TraceEvent]) -> Iterator[Span]:
+    """Yield the marks in steps, a pipeline's split into forward and backward passes by what the rank began last."""
+    backward = merged((e.start_s, e.end_s) for e in calls if e.name.startswith(_BACKWARD))
+    forward = without(merged((e.start_s, e.end_s) for e in calls if e.name.startswith(_OPERATIONS)), backward)
     labelled = sorted([*(("forward", *f) for f in forward), *(("backward", *b) for b in backward)], key=lambda s: s[1])
     for mark in marks:
         name = mark.name.removeprefix(MARK)
@@ -155,7 +156,7 @@ def _parts(marks: Sequence[TraceEvent], own: Sequence[TraceEvent]) -> Iterator[S
 
 
 def _on_device(events: Sequence[TraceEvent], marks: Sequence[Span]) -> tuple[list[Span], list[Interval]]:
-    """The parts of the steps on the accelerator, and when it computes."""
+    """Return the parts of the steps on the accelerator, and the intervals in which it computes."""
     launched = {e.correlation: e.start_s for e in events if not e.on_device and e.name.startswith("cu")}
     label_at = _lookup(marks)
     kernels = sorted(
@@ -171,7 +172,7 @@ def _on_device(events: Sequence[TraceEvent], marks: Sequence[Span]) -> tuple[lis
             parts.append((label, start, kernel.end_s))
         free_s = max(free_s, kernel.end_s)
     busy = merged((e.start_s, e.end_s) for e in kernels)
-    # While it is idle, it may be for want of data.
+    # While the host fetches data, an idle accelerator waits for it.
     fetching = merged((start, end) for name, start, end in marks if name == DATA)
     return [*parts, *((DATA, *idle) for idle in without(fetching, busy))], busy
 

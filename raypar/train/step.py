@@ -1,4 +1,4 @@
-"""One training step, and what it leaves to be reported: all of it inside the timed region, so nothing waits here."""
+"""One training step. All of it is inside the timed region, so nothing waits for the device here."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raypar.train.precision import Numerics
 
 
 class Stepper:
-    """Takes a model from step to step.
+    """Optimizer, schedule and loss scaling of a training.
 
     Args:
-        num_steps: of the whole training, for a schedule that ends with it.
+        num_steps: of the complete training, for a schedule that ends with it.
         span: marks the parts of a step, for a profile.
 
     Attributes:
-        lr: of the last step.
+        lr: learning rate of the last step.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Stepper:
         self._max_norm = config["clip_grad_norm"]
         self._scaler = torch.amp.GradScaler(numerics.device.type) if numerics.needs_scaling else None
         self._pass = ForwardBackward(
-            loss_of, numerics.autocast, self._scaler.scale if self._scaler else _as_it_is, span
+            loss_of, numerics.autocast, self._scaler.scale if self._scaler else _unscaled, span
         )
         self.lr = float(self._optimizer.param_groups[0]["lr"])
         self._grad_norms: list[Tensor] = []
 
     def step(self, batch: Batch) -> Tensor:
-        """One update; returns this rank's mean loss, still on the device."""
+        """Update the weights; return this rank's mean loss, still on the device."""
         self._optimizer.zero_grad()
         loss = self._strategy.forward_backward(batch, self._pass)
         with self._span("combine"):
@@ -64,12 +64,12 @@ class Stepper:
         return loss
 
     def take_grad_norm(self) -> dict[str, float]:
-        """``grad_norm``, the mean norm before clipping since the last call; empty where gradients are not clipped."""
+        """Return ``grad_norm``, the mean norm before clipping since the last call; empty without clipping."""
         norms, self._grad_norms = self._grad_norms, []
         return {"grad_norm": float(torch.stack(norms).double().mean())} if norms else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the steps so far have left behind beside the weights, for a checkpoint."""
+        """Return all state of the steps so far except the weights, for a checkpoint."""
         return {
             "optimizer": optimizer_state(self._bare_optimizer),
             "schedule": self._schedule.state_dict() if self._schedule else {},
@@ -79,7 +79,7 @@ class Stepper:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another stepper's `state` was taken."""
+        """Continue from where another stepper's `state_dict` was taken."""
         set_optimizer_state(self._bare_optimizer, state["optimizer"])
         if self._schedule:
             self._schedule.load_state_dict(state["schedule"])
@@ -89,7 +89,7 @@ class Stepper:
         self.lr = state["lr"]
 
     def clear(self) -> None:
-        """Drop the gradients, so that the next stepper starts as from new."""
+        """Drop the gradients, so that the next stepper starts without any."""
         self._optimizer.zero_grad()
 
     def _update(self) -> None:
@@ -104,12 +104,12 @@ class Stepper:
             self._optimizer.step()
 
 
-def _as_it_is(loss: Tensor) -> Tensor:
+def _unscaled(loss: Tensor) -> Tensor:
     return loss
 
 
 def compiled(module: nn.Module) -> nn.Module:
-    """torch.compile, in this process: a pool of compiling processes would sit on cores that are not this rank's."""
+    """Compile in this process: torch's pool of compiling processes would use cores that are not this rank's."""
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1

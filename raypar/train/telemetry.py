@@ -1,9 +1,9 @@
 """Measurements of a rank's machine while a trial is timed: load by others, core clocks, energy.
 
-Linux' own files: psutil's ``cpu_freq`` reads every core of the machine, and where there is no clock to be read it gives
-a nominal one, which can't drift. Most virtual machines and containers show neither file; nothing is told there.
+Clocks come from Linux's files: psutil's ``cpu_freq`` reads every core of the machine, and gives a nominal clock where
+none can be read, which can't drift. Most virtual machines and containers show no clocks; the figures are absent then.
 
-Counters are read when a timed region starts and when it has ended, outside of it; nothing runs beside the steps.
+Counters are read before a timed region starts and after it has ended; nothing runs beside the steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# Busy time is counted in ticks of 10 ms on every core: what is shorter can't be told from rounding.
+# Busy time is counted in ticks of 10 ms on every core: a shorter region would be all rounding.
 MIN_ELAPSED_S = 0.2
 
 
@@ -38,12 +38,12 @@ class _Snapshot:
 
 
 class CpuMonitor:
-    """Sums up, over the timed regions, who had the cores. It looks at their starts and ends, and never in between.
+    """Use of the cores by the rank and by others, summed over the timed regions.
 
     ``cpu_wait_share`` is the share of the threads' runnable time that they spent waiting for a core (Linux
     schedstat): it shows core sharing exactly. ``foreign_cpu_share`` is how busy others kept the rank's cores, from
-    the cores' busy time less the rank's own (10 ms resolution). What the whole machine did is told in `machine_busy_s`
-    and `own_s`: others' load on it is the busy time less that of all ranks there, which one rank alone can't know.
+    the cores' busy time less the rank's (10 ms resolution). `machine_busy_s` and `own_s` are CPU times of the machine
+    and of the rank's processes. The load of others on the machine is what all of its ranks leave of the first.
     """
 
     def __init__(self, cores: tuple[int, ...]) -> None:
@@ -70,14 +70,14 @@ class CpuMonitor:
         self.own_s += after.own_s - before.own_s
 
     def summary(self) -> dict[str, float]:
-        """``cpu_wait_share`` and ``foreign_cpu_share``, from 0 to 1; without what the system doesn't tell."""
-        found = {}
+        """Return ``cpu_wait_share`` and ``foreign_cpu_share``, from 0 to 1, where the system has the counters."""
+        shares = {}
         if self._ran_s + self._waited_s > 0:
-            found["cpu_wait_share"] = self._waited_s / (self._ran_s + self._waited_s)
+            shares["cpu_wait_share"] = self._waited_s / (self._ran_s + self._waited_s)
         if self._cores and self.elapsed_s > 0:
             share = self._foreign_s / self.elapsed_s / len(self._cores)
-            found["foreign_cpu_share"] = min(1.0, max(0.0, share))
-        return found
+            shares["foreign_cpu_share"] = min(1.0, max(0.0, share))
+        return shares
 
     def _snapshot(self) -> _Snapshot:
         ran_ns = waited_ns = 0
@@ -87,11 +87,11 @@ class CpuMonitor:
             except (OSError, ValueError):  # a thread that just ended; kernels without schedstats
                 continue
             ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
-        own = psutil.Process()
-        own_s = sum(own.cpu_times()[:4])
-        for child in own.children(recursive=True):  # loader processes
+        rank = psutil.Process()
+        own_s = sum(rank.cpu_times()[:4])
+        for child in rank.children(recursive=True):  # loader processes
             try:
-                # With the times of those that it has seen end: they were in the sum while they lived.
+                # Includes the times of its children that have ended: they were in the sum before.
                 own_s += sum(child.cpu_times()[:4])
             except psutil.Error:
                 continue
@@ -101,14 +101,15 @@ class CpuMonitor:
 
 
 def other_load_cores(elapsed_s: float, busy_s: float, own_s: float) -> float | None:
-    """How many cores of a machine others kept busy on average.
+    """Return the number of a machine's cores that others kept busy on average.
 
     Args:
-        elapsed_s: how long was looked.
-        busy_s: CPU time of the whole machine in it.
-        own_s: of that, what the trial's own processes used.
+        elapsed_s: length of the timed regions.
+        busy_s: CPU time of the machine in them.
+        own_s: the part of it that the trial's processes used.
 
-    None where that was too short to say, or where the machine's counters don't even hold the trial's own work.
+    Returns:
+        None if the regions were too short, or if the machine's counters don't even show the trial's own work.
     """
     if elapsed_s < MIN_ELAPSED_S or busy_s < own_s / 2:
         return None
@@ -116,7 +117,7 @@ def other_load_cores(elapsed_s: float, busy_s: float, own_s: float) -> float | N
 
 
 def _busy_s(cores: Sequence[Any]) -> float:
-    """Time in which these cores ran a process, or a virtual machine's neighbours had them."""
+    """Return the time in which these cores ran a process, or a virtual machine's neighbours had them."""
     # guest time is contained in user time, so it is not added; steal is Linux'.
     return float(sum(t.user + t.nice + t.system + getattr(t, "steal", 0.0) for t in cores))
 
@@ -125,7 +126,7 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 class ClockMonitor:
-    """Looks at the clocks of the rank's cores at the end of every timed region, while they still run at their load."""
+    """Clocks of the rank's cores at the end of every timed region, while they still run under load."""
 
     def __init__(self, cores: tuple[int, ...], folder: Path = CPUS) -> None:
         self._folders = [folder / f"cpu{core}" for core in cores]
@@ -137,29 +138,29 @@ class ClockMonitor:
         self._before = self._throttle_count()
 
     def stop(self) -> None:
-        known = [khz for folder in self._folders if (khz := _read(folder / "cpufreq/scaling_cur_freq")) is not None]
-        if known:
-            self._mhz.append(sum(known) / len(known) / 1e3)
+        clocks = [khz for folder in self._folders if (khz := _read(folder / "cpufreq/scaling_cur_freq")) is not None]
+        if clocks:
+            self._mhz.append(sum(clocks) / len(clocks) / 1e3)
         after = self._throttle_count()
         if self._before is not None and after is not None:
             self._throttles = (self._throttles or 0) + max(0, after - self._before)
 
     def summary(self) -> dict[str, float]:
-        """``cpu_mhz_first``, ``_mean`` and ``_last`` over the timed regions' ends, mean of the cores; ``throttles``.
+        """Return ``cpu_mhz_first``, ``_mean`` and ``_last`` over the ends of regions, mean of the cores; ``throttles``.
 
-        Without what the system doesn't tell. ``throttles`` counts how often a core or its package became so hot that it
-        slowed down.
+        Those that the system doesn't show are absent. ``throttles`` counts how often a core or its package slowed down
+        because it was too hot.
         """
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if self._mhz:
             mean = sum(self._mhz) / len(self._mhz)
-            found |= {"cpu_mhz_first": self._mhz[0], "cpu_mhz_mean": mean, "cpu_mhz_last": self._mhz[-1]}
+            figures |= {"cpu_mhz_first": self._mhz[0], "cpu_mhz_mean": mean, "cpu_mhz_last": self._mhz[-1]}
         if self._throttles is not None:
-            found["throttles"] = self._throttles
-        return found
+            figures["throttles"] = self._throttles
+        return figures
 
     def _throttle_count(self) -> int | None:
-        """Of all the rank's cores, and of their hottest package, whose count each of its cores repeats."""
+        """Return the count of the rank's cores and of their hottest package; every core shows its package's count."""
         cores, packages = (
             [count for folder in self._folders if (count := _read(folder / f"thermal_throttle/{name}")) is not None]
             for name in ("core_throttle_count", "package_throttle_count")
@@ -179,18 +180,18 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class RankCounters:
-    """What one rank's counters went up by over the timed regions, and whose they are.
+    """Counters of one rank's machine and GPU, over the timed regions.
 
     Attributes:
         machine: the same for all ranks on one machine, whatever containers they are in.
         num_cores: of the machine.
-        elapsed_s: how long the regions were together.
-        busy_s: CPU time of the whole machine.
-        own_s: of that, what this rank's processes used.
-        package_j: of all of the machine's CPU packages; None: can't be read.
+        elapsed_s: length of the regions together.
+        busy_s: CPU time of the machine.
+        own_s: the part of it that this rank's processes used.
+        package_j: joules of all CPU packages of the machine; None: can't be read.
         gpu: the GPU's identity; empty: the rank trains on none that counts energy.
-        gpu_j: None: can't be read.
-        no_energy: what can't be read, and why.
+        gpu_j: its joules; None: can't be read.
+        no_energy: why some energy can't be read.
     """
 
     machine: str
@@ -205,7 +206,7 @@ class RankCounters:
 
 
 def this_machine() -> str:
-    """What tells this machine from others: two containers on one have a name each, but see the same counters."""
+    """Return an identity of this machine: containers on one have different names, but the same counters."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -213,7 +214,7 @@ def this_machine() -> str:
 
 
 def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
-    """For each rank, how many cores of its machine were busy with other work than the trial's; None: can't be told."""
+    """Return, for each rank, the number of its machine's cores busy with other work than the trial's; None: unknown."""
     loads = {}
     for machine, there in _by_machine(ranks).items():
         # The ranks' regions start and end together, but for the last step's stragglers.
@@ -224,34 +225,34 @@ def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
 
 
 def energy(ranks: Sequence[RankCounters]) -> tuple[float, str] | None:
-    """Joules over all machines, each package and GPU once, and of what: "CPU packages", "GPUs" or both.
+    """Return joules over all machines, each package and GPU once, and their source: "CPU packages", "GPUs" or both.
 
-    None where something that the trial used can't be read: its GPUs, if it trains on some, else its machines' packages;
-    packages that only some of the machines tell are left out.
+    None if something that the trial used can't be read: its GPUs, if it trains on some, else its machines' packages.
+    Packages that only some of the machines show are left out.
     """
     packages = [there[0].package_j for there in _by_machine(ranks).values()]
-    known = [joules for joules in packages if joules is not None]
-    has_packages = bool(known) and len(known) == len(packages)
+    package_j = [joules for joules in packages if joules is not None]
+    has_packages = bool(package_j) and len(package_j) == len(packages)
     if not any(rank.gpu for rank in ranks):
-        return (sum(known), "CPU packages") if has_packages else None
+        return (sum(package_j), "CPU packages") if has_packages else None
     gpus: dict[tuple[str, str], float | None] = {}
     for rank in ranks:
         gpus.setdefault((rank.machine, rank.gpu), rank.gpu_j)
     gpu_j = [joules for joules in gpus.values() if joules is not None]
     if len(gpu_j) < len(gpus):
         return None
-    return (sum(gpu_j) + sum(known), "CPU packages and GPUs") if has_packages else (sum(gpu_j), "GPUs")
+    return (sum(gpu_j) + sum(package_j), "CPU packages and GPUs") if has_packages else (sum(gpu_j), "GPUs")
 
 
 def _by_machine(ranks: Sequence[RankCounters]) -> Mapping[str, list[RankCounters]]:
-    found: dict[str, list[RankCounters]] = {}
+    machines: dict[str, list[RankCounters]] = {}
     for rank in ranks:
-        found.setdefault(rank.machine, []).append(rank)
-    return found
+        machines.setdefault(rank.machine, []).append(rank)
+    return machines
 
 
 class Telemetry:
-    """All of it, for one rank."""
+    """Load, clocks and energy of one rank's cores and GPU, over the timed regions."""
 
     def __init__(self, cores: tuple[int, ...], device: torch.device) -> None:
         import torch
@@ -272,11 +273,11 @@ class Telemetry:
         self._cpu.stop()
 
     def summary(self) -> dict[str, Any]:
-        """For the trial's environment: see `CpuMonitor` and `ClockMonitor`."""
+        """Return the figures for the trial's environment: see `CpuMonitor` and `ClockMonitor`."""
         return {**self._cpu.summary(), **self._clocks.summary()}
 
     def counters(self) -> RankCounters:
-        """For what takes all ranks of a machine together."""
+        """Return the counters, to be combined over the ranks of a machine."""
         return RankCounters(
             this_machine(),
             psutil.cpu_count() or 1,

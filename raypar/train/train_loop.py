@@ -1,7 +1,7 @@
 """An existing ``train_loop_per_worker(config)``, unchanged, inside a rank.
 
-Ray Train's own local mode is what makes ``ray.train.report``, ``get_context`` and ``ray.train.torch.prepare_*`` work
-outside of a Ray worker (it is meant for torchrun). The loop runs under it; only `report` goes to raypar.
+Ray Train's local mode, meant for torchrun, makes ``ray.train.report``, ``get_context`` and
+``ray.train.torch.prepare_*`` work outside of a Ray worker. The loop runs under it; only `report` goes to raypar.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, s
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
 from raypar.train.telemetry import Telemetry
 
-# Not for the loop: what raypar itself keeps in a config.
+# raypar's entries of a config, which the loop does not get.
 OWN_KEYS = ("device", "cpus_per_worker", "num_threads")
 
 
@@ -63,19 +63,21 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
 
 
 def run_train_loop(
-    loop: Callable[..., Any], config: Mapping[str, Any], context: RankContext, channel: Channel, watch: Telemetry
+    loop: Callable[..., Any], config: Mapping[str, Any], context: RankContext, channel: Channel, telemetry: Telemetry
 ) -> RankOutcome:
-    """Call the loop with the trial's config, under the watch; what it spends its time on stays its own secret."""
+    """Run the loop with the trial's config; load and energy are measured over all of it, steps are not."""
     import inspect
 
     set_train_fn_utils(ReportingUtils(context, channel))
     config = {key: value for key, value in config.items() if key not in OWN_KEYS}
     startup_s = time.monotonic() - context.requested_at_s
     stopped = False
-    watch.start()
+    telemetry.start()
     try:
         loop(config) if inspect.signature(loop).parameters else loop()
     except StopTrial:
         stopped = True
-    watch.stop()
-    return RankOutcome(stopped=stopped, startup_s=startup_s, environment=watch.summary(), counters=watch.counters())
+    telemetry.stop()
+    return RankOutcome(
+        stopped=stopped, startup_s=startup_s, environment=telemetry.summary(), counters=telemetry.counters()
+    )

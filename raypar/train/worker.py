@@ -1,4 +1,4 @@
-"""One rank of one trial in a process of its own: pin cores, seed, join the process group, train, report.
+"""Entry point of a rank's process: pin cores, seed, join the process group, train, report.
 
 Whatever starts the process (a fork server, a fresh interpreter) calls `main` with a line to the runner; nothing is
 left behind for the next trial, because the process ends.
@@ -33,7 +33,7 @@ from raypar.train.job import (
     TrialJob,
 )
 
-# How torch's collectives say that another rank is gone: gloo in a RuntimeError, NCCL and the store by type.
+# The errors of torch's collectives after another rank is lost: gloo in a RuntimeError, NCCL and the store by type.
 _LOST = re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe|Connection refused)", re.DOTALL)
 _LOST_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOADER_DIED = re.compile(r"DataLoader worker .*(is killed by signal|exited unexpectedly)", re.DOTALL)
@@ -41,7 +41,7 @@ _NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of me
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """The kind of what a rank raised: ERROR unless it is known to be something else."""
+    """Return the kind of an exception that a rank raised: ERROR unless it is recognised as something else."""
     name, text = type(error).__name__, str(error)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError":
         return FailureKind.OUT_OF_MEMORY
@@ -58,7 +58,7 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 
 
 class PipeChannel:
-    """A rank's line to whoever supervises it; messages are ``(kind, …)`` tuples."""
+    """A rank's connection to its supervisor; messages are ``(kind, …)`` tuples."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -101,7 +101,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     import torch
 
     torch.set_num_threads(config["num_threads"])
-    # A fork carries its server's generators: every one of them is seeded anew.
+    # A fork inherits its server's generators: every one of them is seeded anew.
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -152,7 +152,7 @@ def _device(config: Mapping[str, Any], context: RankContext) -> Any:
 
 @contextlib.contextmanager
 def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> Any:
-    """The ranks' process group, if there are several; torchrun's variables are set for whoever reads them."""
+    """Join the process group, if there are several ranks; set torchrun's variables in any case."""
     host, port = context.master_address
     os.environ.update(
         MASTER_ADDR=host,

@@ -176,8 +176,8 @@ def test_whether_there_are_checkpoints_is_no_part_of_what_a_trial_is() -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"strategy": "deepspeed", "num_workers": 2}, "its engine keeps weights of its own"),
-        ({"compression": "powersgd", "num_workers": 2}, "it carries errors on"),
+        ({"strategy": "deepspeed", "num_workers": 2}, "whose engine keeps weights"),
+        ({"compression": "powersgd", "num_workers": 2}, "which carries errors on"),
         ({"loader": "dataloader", "eval_every_steps": 2}, "in the middle of an epoch"),
         ({"checkpoint_every_epochs": 0}, "must be at least 1"),
     ],
