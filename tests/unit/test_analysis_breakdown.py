@@ -1,4 +1,4 @@
-"""Where a step's time goes: every part by itself, and that nothing is counted twice or lost."""
+"""Breakdown of a step's time: every part by itself, and nothing counted twice or lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from raypar.analysis.breakdown import (
     OTHER,
     PARTS,
     STRAGGLERS,
-    Breakdown,
     Profile,
     break_down,
     mean_of,
@@ -38,13 +37,7 @@ ALONE: list[Span] = [
 ]
 
 
-def only(*ranks: list[Span], matches: bool = True) -> list[Breakdown]:
-    """Of each rank's only step."""
-    return [own for (own,) in break_down(ranks, matches=matches)]
-
-
-def parts(own: Breakdown) -> dict[str, float]:
-    return {part: round(seconds, 9) for part, seconds in own.parts.items() if seconds > 1e-12}
+REDUCE, GATHER = "gloo:all_reduce", "gloo:gather"
 
 
 def recorded(spans: list[Span], **changes: Any) -> dict[str, Any]:
@@ -58,124 +51,102 @@ def recorded(spans: list[Span], **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_rank_alone_spends_its_step_on_what_is_marked() -> None:
-    (own,) = only(ALONE)
-    assert parts(own) == {DATA_WAIT: 0.1, FORWARD: 0.3, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1}
-    assert (own.step_s, own.hidden_s, own.hidden_share) == (1.0, 0.0, None)
+def reducing(start: float, end: float, wait: float | None = None, name: str = REDUCE) -> list[Span]:
+    """A step with a collective that the rank waits for from its start on, or from `wait` on."""
+    return [*ALONE, (name, start, end), ("wait", start if wait is None else wait, end)]
 
 
-def test_what_is_waited_for_a_collective_is_taken_from_the_part_it_lies_in() -> None:
-    (own,) = only([*ALONE, ("gloo:all_reduce", 0.7, 0.8), ("wait", 0.7, 0.8)])
-    assert parts(own)[BACKWARD] == 0.3
-    assert parts(own)[COMMUNICATION] == 0.1
-    assert own.hidden_share == 0.0
+# What the ranks did in a step, and of the first one what its time was spent on: parts, hidden communication, and whom
+# it waited for.
+CASES: dict[str, tuple[list[list[Span]], dict[str, float], float, dict[int, float]]] = {
+    "alone": ([ALONE], {DATA_WAIT: 0.1, FORWARD: 0.3, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1}, 0, {}),
+    "waiting is taken from the part it lies in": ([reducing(0.7, 0.8)], {BACKWARD: 0.3, COMMUNICATION: 0.1}, 0, {}),
+    "hidden while it works": ([[*ALONE, (REDUCE, 0.5, 0.7)]], {BACKWARD: 0.4, COMMUNICATION: 0}, 0.2, {}),
+    "hidden in part": ([reducing(0.5, 0.8, wait=0.7)], {COMMUNICATION: 0.1}, 0.2, {}),
+    "two at once are hidden once": ([[*ALONE, (REDUCE, 0.5, 0.7), (REDUCE, 0.6, 0.75)]], {}, 0.25, {}),
+    "the first waits for the last": (
+        [reducing(0.5, 0.8), reducing(0.7, 0.8)],
+        {STRAGGLERS: 0.2, COMMUNICATION: 0.1},
+        0,
+        {1: 0.2},
+    ),
+    "the last waits for nobody": ([reducing(0.7, 0.8), reducing(0.5, 0.8)], {STRAGGLERS: 0, COMMUNICATION: 0.1}, 0, {}),
+    "a straggler that nobody waits for": (
+        [[*ALONE, (REDUCE, 0.45, 0.75)], [*ALONE, (REDUCE, 0.7, 0.75)]],
+        {STRAGGLERS: 0},
+        0.05,
+        {},
+    ),
+    "waiting while another moves data is communication": (
+        [
+            [*ALONE, (REDUCE, 0.5, 0.7), ("gloo:broadcast", 0.5, 0.8), ("wait", 0.5, 0.8)],
+            [*ALONE, (REDUCE, 0.5, 0.7), ("gloo:broadcast", 0.75, 0.8), ("wait", 0.5, 0.7)],
+        ],
+        {COMMUNICATION: 0.25, STRAGGLERS: 0.05},
+        0,
+        {1: 0.05},
+    ),
+    "the last of three": ([reducing(0.5, 0.8), reducing(0.75, 0.8), reducing(0.6, 0.8)], {}, 0, {1: 0.25}),
+    "the k-th of a name is matched with the k-th": (
+        [[*reducing(0.6, 0.8), (REDUCE, 0.45, 0.55)], [*reducing(0.7, 0.8), (REDUCE, 0.5, 0.55)]],
+        {STRAGGLERS: 0.1},
+        0.05,
+        {1: 0.1},
+    ),
+    "unequal numbers can't be matched": (
+        [reducing(0.5, 0.8), [*reducing(0.7, 0.8), (REDUCE, 0.1, 0.2)]],
+        {STRAGGLERS: 0, COMMUNICATION: 0.3},
+        0,
+        {},
+    ),
+    "clocks that disagree": (
+        [reducing(0.5, 0.6), reducing(0.9, 1.0)],
+        {STRAGGLERS: 0.1, COMMUNICATION: 0},
+        0,
+        {1: 0.1},
+    ),
+    **{
+        f"waiting for a message, {name}": (
+            [reducing(0.1, 0.3, name=name)],
+            {DATA_WAIT: 0.1, FORWARD: 0.1, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1, BUBBLE: 0.2},
+            0,
+            {},
+        )
+        for name in ("gloo:recv", "gloo:send", "ncclDevKernel_SendRecv")
+    },
+    "messages are no hidden communication": ([[*ALONE, ("gloo:send", 0.1, 0.8)]], {}, 0, {}),
+    "a collective beside a message": (
+        [[*reducing(0.5, 0.8, wait=0.4), ("gloo:recv", 0.4, 0.8)]],
+        {BUBBLE: 0.1, COMMUNICATION: 0.3},
+        0,
+        {},
+    ),
+    "a call that starts a communication": (
+        [[*ALONE, ("wait", 0.5, 0.52), (REDUCE, 0.52, 0.7)]],
+        {COMMUNICATION: 0.02},
+        0.18,
+        {},
+    ),
+    "copies are other work": (
+        [[("step", 0.0, 1.0), ("combine", 0.0, 0.6), (GATHER, 0.1, 0.5), ("wait", 0.1, 0.5)]],
+        {COMMUNICATION: 0.4, OTHER: 0.6},
+        0,
+        {},
+    ),
+}
 
 
-def test_a_collective_while_the_rank_works_is_hidden() -> None:
-    (own,) = only([*ALONE, ("gloo:all_reduce", 0.5, 0.7)])
-    assert parts(own)[BACKWARD] == 0.4
-    assert COMMUNICATION not in parts(own)
-    assert own.hidden_s == pytest.approx(0.2)
-    assert own.hidden_share == 1.0
-
-
-def test_a_collective_that_outlasts_the_work_is_hidden_in_part() -> None:
-    (own,) = only([*ALONE, ("gloo:all_reduce", 0.5, 0.8), ("wait", 0.7, 0.8)])
-    assert own.hidden_s == pytest.approx(0.2)
-    assert own.parts[COMMUNICATION] == pytest.approx(0.1)
-    assert own.hidden_share == pytest.approx(2 / 3)
-
-
-def test_two_collectives_at_once_are_hidden_once() -> None:
-    (own,) = only([*ALONE, ("gloo:all_reduce", 0.5, 0.7), ("gloo:all_reduce", 0.6, 0.75)])
-    assert own.hidden_s == pytest.approx(0.25)
-
-
-def test_who_comes_first_waits_for_who_comes_last_and_both_for_the_data() -> None:
-    first = [*ALONE, ("gloo:all_reduce", 0.5, 0.8), ("wait", 0.5, 0.8)]
-    last = [*ALONE, ("gloo:all_reduce", 0.7, 0.8), ("wait", 0.7, 0.8)]
-    early, late = only(first, last)
-    assert early.parts[STRAGGLERS] == pytest.approx(0.2)
-    assert early.parts[COMMUNICATION] == pytest.approx(0.1)
-    assert early.waits_for == {1: pytest.approx(0.2)}
-    assert late.parts[STRAGGLERS] == 0.0
-    assert late.parts[COMMUNICATION] == pytest.approx(0.1)
-    assert not late.waits_for
-
-
-def test_a_straggler_that_nobody_has_to_wait_for_costs_nothing_and_hides_no_communication() -> None:
-    first = [*ALONE, ("gloo:all_reduce", 0.45, 0.75)]
-    last = [*ALONE, ("gloo:all_reduce", 0.7, 0.75)]
-    early, late = only(first, last)
-    assert early.parts[STRAGGLERS] == 0.0
-    assert early.hidden_s == pytest.approx(0.05)
-    assert late.hidden_s == pytest.approx(0.05)
-
-
-def test_while_another_collective_moves_data_waiting_is_communication() -> None:
-    a = [*ALONE, ("gloo:all_reduce", 0.5, 0.7), ("gloo:broadcast", 0.5, 0.8), ("wait", 0.5, 0.8)]
-    b = [*ALONE, ("gloo:all_reduce", 0.5, 0.7), ("gloo:broadcast", 0.75, 0.8), ("wait", 0.5, 0.7)]
-    early, _ = only(a, b)
-    assert early.parts[COMMUNICATION] == pytest.approx(0.25)
-    assert early.parts[STRAGGLERS] == pytest.approx(0.05)
-
-
-def test_the_last_of_three_is_named() -> None:
-    ranks = [[*ALONE, ("gloo:all_reduce", at, 0.8), ("wait", at, 0.8)] for at in (0.5, 0.75, 0.6)]
-    assert [set(own.waits_for) for own in only(*ranks)] == [{1}, set(), {1}]
-
-
-def test_the_kth_collective_of_a_name_is_matched_with_the_kth() -> None:
-    a = [*ALONE, ("gloo:all_reduce", 0.45, 0.55), ("gloo:all_reduce", 0.6, 0.8), ("wait", 0.6, 0.8)]
-    b = [*ALONE, ("gloo:all_reduce", 0.5, 0.55), ("gloo:all_reduce", 0.7, 0.8), ("wait", 0.7, 0.8)]
-    early, _ = only(a, b)
-    assert early.parts[STRAGGLERS] == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("matches", [True, False])
-def test_collectives_that_cannot_be_matched_are_communication(matches: bool) -> None:
-    a = [*ALONE, ("gloo:all_reduce", 0.5, 0.8), ("wait", 0.5, 0.8)]
-    more = [("gloo:all_reduce", 0.1, 0.2)] if matches else []
-    b = [*ALONE, *more, ("gloo:all_reduce", 0.7, 0.8), ("wait", 0.7, 0.8)]
-    early, _ = only(a, b, matches=matches)
-    assert early.parts[STRAGGLERS] == 0.0
-    assert early.parts[COMMUNICATION] == pytest.approx(0.3)
-
-
-def test_clocks_that_disagree_complete_no_collective_after_its_end() -> None:
-    a = [*ALONE, ("gloo:all_reduce", 0.5, 0.6), ("wait", 0.5, 0.6)]
-    b = [*ALONE, ("gloo:all_reduce", 0.9, 1.0), ("wait", 0.9, 1.0)]
-    early, _ = only(a, b)
-    assert early.parts[STRAGGLERS] == pytest.approx(0.1)
-    assert early.parts[COMMUNICATION] == 0.0
-
-
-@pytest.mark.parametrize("name", ["gloo:recv", "gloo:send", "ncclDevKernel_SendRecv"])
-def test_waiting_for_a_message_is_the_bubble(name: str) -> None:
-    (own,) = only([*ALONE, (name, 0.1, 0.3), ("wait", 0.1, 0.3)])
-    assert parts(own) == {DATA_WAIT: 0.1, FORWARD: 0.1, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1, BUBBLE: 0.2}
-
-
-def test_messages_under_way_are_no_hidden_communication() -> None:
-    (own,) = only([*ALONE, ("gloo:send", 0.1, 0.8)])
-    assert own.hidden_s == 0.0
-
-
-def test_a_collective_beside_a_message_is_communication() -> None:
-    (own,) = only([*ALONE, ("gloo:recv", 0.4, 0.8), ("gloo:all_reduce", 0.5, 0.8), ("wait", 0.4, 0.8)])
-    assert own.parts[BUBBLE] == pytest.approx(0.1)
-    assert own.parts[COMMUNICATION] == pytest.approx(0.3)
-
-
-def test_a_call_that_starts_a_communication_is_part_of_it() -> None:
-    (own,) = only([*ALONE, ("wait", 0.5, 0.52), ("gloo:all_reduce", 0.52, 0.7)])
-    assert own.parts[COMMUNICATION] == pytest.approx(0.02)
-    assert own.hidden_s == pytest.approx(0.18)
-
-
-def test_copies_before_and_after_a_communication_are_other_work() -> None:
-    (own,) = only([("step", 0.0, 1.0), ("combine", 0.0, 0.6), ("gloo:gather", 0.1, 0.5), ("wait", 0.1, 0.5)])
-    assert parts(own) == {COMMUNICATION: 0.4, OTHER: 0.6}
+@pytest.mark.parametrize(("ranks", "expected", "hidden_s", "waits_for"), CASES.values(), ids=CASES)
+def test_a_steps_time_goes_where_it_was_spent(
+    ranks: list[list[Span]], expected: dict[str, float], hidden_s: float, waits_for: dict[int, float]
+) -> None:
+    (first,), *_ = break_down(ranks)
+    assert {part: first.parts[part] for part in expected} == pytest.approx(expected)
+    assert sum(first.parts.values()) == pytest.approx(first.step_s) == pytest.approx(1.0)
+    assert first.hidden_s == pytest.approx(hidden_s)
+    assert first.waits_for == pytest.approx(waits_for)
+    communication_s = hidden_s + first.parts[COMMUNICATION]
+    assert first.hidden_share == (pytest.approx(hidden_s / communication_s) if communication_s else None)
 
 
 def test_a_collective_across_two_steps_counts_in_each_for_its_part() -> None:
@@ -187,6 +158,7 @@ def test_a_collective_across_two_steps_counts_in_each_for_its_part() -> None:
 
 def test_a_rank_without_a_step_has_no_breakdown() -> None:
     assert break_down([[]]) == [[]]
+    assert profile_of([recorded([])], {"batch_size": 8}) is None
 
 
 TIMES = st.tuples(st.floats(0, 3), st.floats(0, 1)).map(lambda t: (t[0], t[0] + t[1]))
@@ -234,22 +206,22 @@ def test_the_zero_of_time_does_not_matter(marks: list[Span], others: list[Span],
         assert all(here.parts[part] == pytest.approx(moved.parts[part], abs=1e-9) for part in PARTS)
 
 
-def test_a_profile_leaves_out_the_fastest_and_the_slowest_quarter_of_the_steps() -> None:
-    ends = [0.0, 1.0, 3.0, 13.0, 13.1]  # steps of 1, 2, 10 and 0.1 s
-    spans: list[Span] = [("step", a, b) for a, b in itertools.pairwise(ends)]
-    profile = profile_of([recorded(spans)], {"batch_size": 8, "strategy": "ddp"})
+@pytest.mark.parametrize(
+    ("config", "durations", "num_steps", "step_s"),
+    [
+        # The fastest and the slowest quarter don't count.
+        ({"strategy": "ddp"}, (1, 2, 10, 0.1), 2, 1.5),
+        # Averages now and then: all of the last whole periods count.
+        ({"strategy": "local_sgd", "sync_every": 3}, (9, 1, 1, 8, 1, 1, 8), 6, 20 / 6),
+    ],
+)
+def test_a_profile_is_the_mean_of_typical_steps(
+    config: dict[str, Any], durations: tuple[float, ...], num_steps: int, step_s: float
+) -> None:
+    spans: list[Span] = [("step", a, b) for a, b in itertools.pairwise(itertools.accumulate(durations, initial=0.0))]
+    profile = profile_of([recorded(spans)], {"batch_size": 8, **config})
     assert profile is not None
-    assert profile.num_steps == 2
-    assert profile.ranks[0].step_s == pytest.approx(1.5)
-
-
-def test_of_a_training_that_averages_now_and_then_whole_periods_count() -> None:
-    ends = [0.0, 9.0, 10.0, 11.0, 19.0, 20.0, 21.0, 29.0]  # steps of 9, 1, 1, 8, 1, 1, 8 s
-    spans: list[Span] = [("step", a, b) for a, b in itertools.pairwise(ends)]
-    profile = profile_of([recorded(spans)], {"batch_size": 8, "strategy": "local_sgd", "sync_every": 3})
-    assert profile is not None
-    assert profile.num_steps == 6
-    assert profile.ranks[0].step_s == pytest.approx(20 / 6)
+    assert (profile.num_steps, profile.ranks[0].step_s) == (num_steps, pytest.approx(step_s))
 
 
 def test_a_profile_tells_its_overhead_and_the_utilisation_of_all_workers() -> None:
@@ -263,36 +235,27 @@ def test_a_profile_tells_its_overhead_and_the_utilisation_of_all_workers() -> No
 
 def test_a_network_that_cannot_be_counted_has_no_utilisation() -> None:
     profile = profile_of([recorded(ALONE, flop_per_sample=None)], {"batch_size": 36})
-    assert profile is not None
-    assert profile.utilisation is None
+    assert profile is not None and profile.utilisation is None
     assert "profile/model_flop_utilisation" not in profile.metrics()
 
 
 def test_ranks_of_a_mesh_are_not_matched() -> None:
-    a = [*ALONE, ("gloo:all_reduce", 0.5, 0.8), ("wait", 0.5, 0.8)]
-    b = [*ALONE, ("gloo:all_reduce", 0.7, 0.8), ("wait", 0.7, 0.8)]
-    profile = profile_of([recorded(a), recorded(b)], {"batch_size": 8, "strategy": "hybrid"})
-    assert profile is not None
-    assert not profile.matches_collectives
-    assert profile.mean.parts[STRAGGLERS] == 0.0
+    ranks = [recorded(reducing(0.5, 0.8)), recorded(reducing(0.7, 0.8))]
+    profile = profile_of(ranks, {"batch_size": 8, "strategy": "hybrid"})
+    assert profile is not None and not profile.matches_collectives
+    assert profile.ranks[0].parts[STRAGGLERS] == 0 and profile.ranks[0].parts[COMMUNICATION] == pytest.approx(0.3)
 
 
 def test_a_profile_is_the_same_after_json() -> None:
-    a = [*ALONE, ("gloo:all_reduce", 0.5, 0.8), ("wait", 0.5, 0.8)]
-    b = [*ALONE, ("gloo:all_reduce", 0.7, 0.8), ("wait", 0.7, 0.8)]
-    profile = profile_of([recorded(a, flop_per_sample=10), recorded(b)], {"batch_size": 8})
-    assert profile is not None
-    assert profile.ranks[0].waits_for
+    ranks = [recorded(reducing(0.5, 0.8), flop_per_sample=10), recorded(reducing(0.7, 0.8))]
+    profile = profile_of(ranks, {"batch_size": 8})
+    assert profile is not None and profile.ranks[0].waits_for
     assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
 
 
 @pytest.mark.parametrize("raw", [{}, {"ranks": []}, {"ranks": [{"parts": 1}]}, {"recorded": []}, {"ranks": 3}])
 def test_what_is_no_profile_is_none(raw: dict[str, Any]) -> None:
     assert Profile.from_dict(raw) is None
-
-
-def test_steps_that_were_not_recorded_are_no_profile() -> None:
-    assert profile_of([recorded([])], {"batch_size": 8}) is None
 
 
 def test_metrics_are_in_a_section_of_their_own_and_name_their_units() -> None:
