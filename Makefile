@@ -1,9 +1,9 @@
-# make study    the quick start: sets up what it needs, then runs studies/quickstart.py
-# make test     what continuous integration checks, in about ten minutes: style, types, unit tests, one real run of each
-#               kind (on Ray, killed and resumed, through an MLflow server, in a browser), and the quick start
-# make test-all    everything, in about an hour and a half: each real run, more examples of each property, and a soak
-# make test-faults    of these, Ray's head, gangs and brokers killed under a study, and its database locked
-# make test-cluster    of these, `ray up` on four hosts in namespaces; needs root, sshd, rsync
+# make study         install raypar and run the quick start, studies/quickstart.py
+# make test          the checks of continuous integration, about ten minutes: style, types, unit tests, one real run of
+#                    each kind (on Ray, killed and resumed, with an MLflow server, in a browser), and the quick start
+# make test-all      all tests, about an hour and a half: every real run, more examples per property, a soak test
+# make test-faults   only the faults: Ray's head, gangs and the broker killed during a study, its database locked
+# make test-cluster  only the cluster: `ray up` on four hosts in network namespaces; needs root, sshd, rsync
 
 PYTHON ?= python3
 VENV := .venv
@@ -42,14 +42,14 @@ test-faults: $(VENV)/.installed-dev
 test-cluster: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cluster tests/real
 
-# The stamps keep a second run from installing again; a change of pyproject.toml makes them stale.
+# Stamp files: install again only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing raypar into $(VENV) (torch and Ray are large: this takes minutes, once) …"
 	@$(PIP) -e '.[train]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@echo "Installing raypar and what checks it into $(VENV) (this takes minutes, once) …"
+	@echo "Installing raypar and its test tools into $(VENV) (this takes minutes, once) …"
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.installed $@
 

@@ -1,4 +1,4 @@
-"""Draws docs/quickstart.svg, README's picture, from a study that was run in the current folder.
+"""Draw docs/quickstart.svg, the picture in README, from a study that was run in the current folder.
 
 raypar study studies/quickstart.py && python docs/picture.py
 """
@@ -27,7 +27,7 @@ def main() -> None:
     console.print("$ raypar study studies/quickstart.py", style="bold", highlight=False)
     print_report(analysis, console)
     svg = console.export_svg(title="raypar")
-    # Whoever looks at the picture need not fetch a font from elsewhere.
+    # Drop the link to a web font, so that viewing the picture needs no network.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     Path(__file__).with_name("quickstart.svg").write_text(svg, encoding="utf-8")
 
