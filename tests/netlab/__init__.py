@@ -1,13 +1,13 @@
-"""A network of hosts on one Linux machine: namespaces for hosts, links between them with a rate and a delay.
+"""Network of hosts on one Linux machine: namespaces as hosts, links between them with a rate and a delay.
 
     if (why := why_not()) is None:
         with Lab(2) as lab:
             lab.shape(Shape(rate_bit_per_s=100e6, delay_s=0.001))
             lab.run(0, ["python", "-c", "…"])
 
-Every host has its own network (eth0), process table, host name, /run and /dev/shm; the files are the machine's. There
-is no way out of the network. `Lab(2, with_ssh=True)` makes hosts to log in to, each with a home of its own. Everything
-is gone with the `Lab`, or with the process that made it, however that ends.
+Every host has a network (eth0), process table, host name, /run and /dev/shm; files are the machine's. The network is
+isolated. `Lab(2, with_ssh=True)` makes hosts with an SSH daemon and a home each. Everything ends with the `Lab`, or
+with the process that made it, even if it is killed.
 """
 
 from netlab.lab import Lab

@@ -1,4 +1,4 @@
-"""The hosts of a lab: their start, their end, and commands on them."""
+"""Start and end of a lab's hosts, and commands on them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Lab:
 
     Args:
         num_hosts: from 1 to `MAX_HOSTS`.
-        with_ssh: each host has a home of its own, and a daemon that lets in root with the key `folder`/key.
+        with_ssh: each host has a home, and a daemon that admits root with the key `folder`/key.
 
     Raises:
-        RuntimeError: it did not start; `why_not` (with ssh also `why_no_ssh`) may know why.
+        RuntimeError: it did not start; `why_not` (with ssh also `why_no_ssh`) may return the reason.
     """
 
     def __init__(self, num_hosts: int, *, with_ssh: bool = False) -> None:
@@ -48,7 +48,7 @@ class Lab:
         names = "".join(f"{self.address(i)} node{i}\n" for i in range(num_hosts))
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
         with (self.folder / "log").open("wb") as log:
-            # Whoever is killed takes all with them: this process the outer unshare, that the switch, that the hosts.
+            # A kill cascades: this process ends the outer unshare, that the switch, that the hosts.
             self._outer = subprocess.Popen(
                 [
                     *("setpriv", "--pdeathsig", "KILL"),
@@ -77,17 +77,17 @@ class Lab:
         return f"{NET}.1{host}"
 
     def home(self, host: int) -> Path:
-        """Root's, on a host to log in to."""
+        """Return root's home on a host with SSH."""
         return home_of(self.folder, host)
 
     def host_pid(self, host: int) -> int:
-        """As this machine counts: of the first process of a host, which is PID 1 there."""
+        """Return the process id, on this machine, of a host's PID 1."""
         return int(self._hosts[host].pid)
 
     def popen(self, host: int | None, command: Sequence[str | Path], **how: Any) -> subprocess.Popen[Any]:
         """Start a command on a host, or (None) on the switch; `how` is for `subprocess.Popen`.
 
-        It gets a process group of its own, since that of this process means nothing there; to end it, kill the group.
+        It gets a new process group, since this process's group is unknown there; to end it, kill the group.
         """
         first = self._switch if host is None else self._hosts[host]
         entered = ["nsenter", "-t", str(first.pid), *NAMESPACES, f"--wd={Path.cwd()}", *map(str, command)]
@@ -104,7 +104,7 @@ class Lab:
         """Run a command on a host, or (None) on the switch, and return what it prints.
 
         Raises:
-            RuntimeError: it failed, and `check` says that it must not.
+            RuntimeError: it failed, and `check` is set.
         """
         process = self.popen(host, command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         printed: str = process.communicate()[0]
@@ -113,12 +113,12 @@ class Lab:
         return printed
 
     def switch_off(self, host: int) -> None:
-        """As if its power were cut: all its processes are gone, and its link is silent."""
+        """Kill all processes of a host, as a power cut would; its link falls silent."""
         self._hosts[host].kill()
         self._hosts[host].wait(END_TIMEOUT_S)
 
     def shape(self, shape: Shape) -> None:
-        """Make all links so; what they were before is forgotten."""
+        """Give all links this shape, in place of their previous one."""
         self._stop_relay()
         ports = [f"port{i}" for i in range(self.num_hosts)]
         for host, port in enumerate(ports):

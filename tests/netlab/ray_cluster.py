@@ -1,4 +1,4 @@
-"""A Ray cluster that `ray up` makes of a lab's hosts, from the file that users have for machines of their own."""
+"""Ray cluster that `ray up` makes of a lab's hosts, from cluster-local.yaml."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from netlab.lab import Lab
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER_FILE = REPOSITORY / "cluster-local.yaml"
 HEAD = 0
-# Less to wait for: a node without a head ends after a minute, and the launcher looks every five seconds for what is to
-# be done.
+# Shorter waits: by default a node without a head ends after a minute, and the launcher polls every five seconds.
 GIVE_UP_EARLY = "RAY_gcs_rpc_server_reconnect_timeout_s=10"
 LOOK_OFTEN = "AUTOSCALER_UPDATE_INTERVAL_S=1 AUTOSCALER_NODE_SSH_INTERVAL_S=1"
 NODES_TIMEOUT_S = 180
@@ -37,10 +36,10 @@ while (alive := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
 
 
 class RayCluster:
-    """Host 0 is the head, hosts 1 … num_workers are its nodes; the last host is outside of it, and has the key.
+    """Cluster with host 0 as head and hosts 1 … num_workers as nodes; the last host, the client, has the key.
 
-    What differs from the users' file: addresses, the key, two CPUs and a label a node, shorter waits, and that this
-    environment is used where each machine would install its own, with the code that was copied to it.
+    Differs from the users' file in addresses, the key, two CPUs and a label per node, shorter waits, and in using this
+    environment, with the copied code, instead of an installation on each machine.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -52,19 +51,19 @@ class RayCluster:
         self.file.write_text(yaml.safe_dump(self._config()))
 
     def make_token(self) -> Path:
-        """As the users' file says; where it is."""
+        """Create the token as the users' file describes, and return its path."""
         (line,) = re.findall(r"\(umask 077 && ray get-auth-token --generate [^)]*\)", CLUSTER_FILE.read_text())
         self.run(self.client, line)
         return self.lab.home(self.client) / ".ray" / "auth_token"
 
     def up(self) -> str:
-        """`ray up`, until every node is there; what it prints."""
+        """Run `ray up`, wait for every node, and return its output."""
         printed = self.run(self.client, f"cd {REPOSITORY} && {LOOK_OFTEN} ray up -y --no-config-cache {self.file}")
         self.wait_for_nodes(self.num_workers + 1)
         return printed
 
     def execute(self, command: str) -> str:
-        """A line of shell on the head by `ray exec`, from outside; what it prints.
+        """Run a shell command on the head by `ray exec`, from the client, and return its output.
 
         Raises:
             RuntimeError: it failed.
@@ -80,15 +79,15 @@ class RayCluster:
         self.run(HEAD, f"python {script} {num_nodes} {timeout_s}", RAY_AUTH_MODE="token")
 
     def run(self, host: int, command: str, *, check: bool = True, **environment: str) -> str:
-        """A line of shell on a host, in its user's environment; what it prints.
+        """Run a shell command on a host, in its user's environment, and return its output.
 
         Raises:
-            RuntimeError: it failed, and `check` says that it must not.
+            RuntimeError: it failed, and `check` is set.
         """
         return self.lab.run(host, self._on(host, command, environment), check=check)
 
     def start(self, host: int, command: str, **environment: str) -> subprocess.Popen[str]:
-        """The same, without waiting for its end; both outputs in its standard output. `stop` ends it."""
+        """Start a shell command like `run`, with both outputs in its standard output; `stop` ends it."""
         return self.lab.popen(
             host,
             self._on(host, command, environment),
@@ -98,7 +97,7 @@ class RayCluster:
         )
 
     def stop(self, process: subprocess.Popen[str], signal_: int = signal.SIGKILL) -> str:
-        """End what was started, with all that it started in its group; what it has printed."""
+        """Signal a started command's process group and return its output."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_)
         return process.communicate()[0]

@@ -1,7 +1,7 @@
-"""A switch that takes its time: every frame leaves so many milliseconds after it came. Run inside a lab's switch.
+"""Switch that delays every frame by a number of milliseconds; runs inside a lab's switch.
 
-Kernels that have netem do this themselves; not all have it. Usage: ``relay.py DELAY_MS PORT [PORT …]``; says "ready",
-and what it had to drop. Frames carry their offload headers along, so that the kernel's 64 KB frames stay whole.
+A kernel with netem could do this, but not all have it. Usage: ``relay.py DELAY_MS PORT [PORT …]``; prints "ready", and
+the frames that it had to drop. Frames carry their offload headers along, so that the kernel's 64 KB frames stay whole.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ETH_P_ALL = 3
 BUFFER_BYTES = 64 << 20
 VNET_HDR_BYTES = 10
 LARGEST_FRAME_BYTES = 70_000
-AT_ONCE = 64  # frames taken from a port before the others have their turn
+AT_ONCE = 64  # frames read from a port before the next port's turn
 
-Frame = tuple[float, int, bytes]  # when it is due, the port that it came from, all of it
+Frame = tuple[float, int, bytes]  # time when due, port of arrival, bytes
 
 
 def main() -> None:

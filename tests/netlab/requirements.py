@@ -1,4 +1,4 @@
-"""Whether this machine lets us make networks of hosts."""
+"""Check that this machine allows networks of hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOOLS = {
     "hostname": "hostname",
     "bash": "bash",
 }
-# What a lab does, in small; it leaves nothing, as the namespaces end with the shell.
+# A lab in small; nothing remains, as the namespaces end with the shell.
 TRIAL = """
 mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs tmpfs /run && mkdir /run/netns &&
 ip netns add trial && ip link add br0 type bridge && ip link add port0 type veth peer name eth0 netns trial &&
@@ -26,7 +26,7 @@ tc qdisc add dev port0 root tbf rate 1gbit burst 256kb latency 20ms
 
 
 def why_not() -> str | None:
-    """The reason for which no lab can be made here; None: one can."""
+    """Return the reason why no lab can be made here, or None."""
     if sys.platform != "linux":
         return "a network of hosts needs Linux namespaces"
     if os.geteuid() != 0:

@@ -1,20 +1,20 @@
-"""What the links of a lab can: how fast they are, and how long a frame takes."""
+"""Rate and delay of a lab's links."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 BURST_BYTES = 256 * 1024  # holds some of the 64 KB frames that the kernel passes between hosts
-QUEUE_MS = 20  # what may wait for the link before frames are dropped
+QUEUE_MS = 20  # of frames; more are dropped
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The same for every host's link.
+    """Rate and delay of every host's link.
 
     Attributes:
-        rate_bit_per_s: of a link, each way, headers included (by the kernel's token bucket filter: trustworthy from 0.1
-            to 2 Gbit/s); None: as fast as the machine.
+        rate_bit_per_s: of a link, each way, headers included (by the kernel's token bucket filter: accurate from 0.1
+            to 2 Gbit/s); None: unlimited.
         delay_s: of a frame from one host to another, one way; a round trip takes twice as long.
     """
 
@@ -29,7 +29,7 @@ class Shape:
 
 
 def limit_command(device: str, rate_bit_per_s: float) -> list[str]:
-    """Limits what a device sends."""
+    """Return the command that limits the rate at which a device sends."""
     filter_ = ["tbf", "rate", f"{round(rate_bit_per_s)}bit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms"]
     return ["tc", "qdisc", "replace", "dev", device, "root", *filter_]
 

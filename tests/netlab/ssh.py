@@ -1,4 +1,4 @@
-"""What makes hosts ones to log in to: a home, a /tmp/ray and a user of their own, and a daemon that takes one key."""
+"""Files of hosts with SSH: for each a home, a /tmp/ray and a user, and a daemon that accepts one key."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ MaxSessions 100
 
 
 def why_no_ssh() -> str | None:
-    """The tools that hosts with a login need and this machine lacks."""
+    """Return the reason why no host with SSH can be made here, or None."""
     missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool) is None}
     if missing:
-        return f"hosts to log in to need {', '.join(missing)} (Debian: {' '.join(sorted(set(missing.values())))})"
+        return f"hosts with SSH need {', '.join(missing)} (Debian: {' '.join(sorted(set(missing.values())))})"
     return None
 
 
 def prepare(folder: Path, num_hosts: int) -> None:
-    """Lay out what `host.sh` mounts on each host and gives to its daemon. The key to all of them is `folder`/key."""
+    """Write the files that `host.sh` mounts on each host and gives its daemon; `folder`/key opens all hosts."""
     for name in ("key", "host_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     (folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=folder))
-    (folder / "resolv.conf").touch()  # nobody answers to names
+    (folder / "resolv.conf").touch()  # no name server
     users = Path("/etc/passwd").read_text().splitlines()
     for host in range(num_hosts):
         home = home_of(folder, host)
         home.mkdir(parents=True)
         (folder / f"node{host}" / "ray").mkdir()
-        own = [f"root:x:0:0:root:{home}:/bin/bash" if user.startswith("root:") else user for user in users]
-        (folder / f"node{host}" / "passwd").write_text("\n".join(own) + "\n")
+        accounts = [f"root:x:0:0:root:{home}:/bin/bash" if user.startswith("root:") else user for user in users]
+        (folder / f"node{host}" / "passwd").write_text("\n".join(accounts) + "\n")
 
 
 def home_of(folder: Path, host: int) -> Path:
