@@ -7,13 +7,22 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 import cloudpickle
 
 from raypar.run.placement import CoreLeases
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, cause, supervise, trial_result
+from raypar.run.ranks import (
+    ForkClient,
+    ForkServer,
+    RankEnd,
+    RankProcess,
+    SpawnedRank,
+    cause,
+    supervise,
+    trial_result,
+)
 from raypar.run.runner import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted, is_retried
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
@@ -45,106 +54,106 @@ class LocalRunner:
         for spec in specs:
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
-                result = self._run_trial(TrialJob(spec, attempt, workload, self._settings), listener)
+                result = _LocalAttempt(TrialJob(spec, attempt, workload, self._settings), listener, self._server).run()
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break
                 listener(TrialRetried(spec, result.failure.message))
             listener(TrialEnded(result))
 
-    def _run_trial(self, job: TrialJob, listener: Listener) -> TrialResult:
-        spec = job.spec
-        started_at, requested_at_s = time.time(), time.monotonic()
-        world_size = spec.placement.num_workers
-        here, affinity = dict.fromkeys(range(world_size), "here"), spec.config.get("cpu_affinity")
+
+class _LocalAttempt:
+    """One attempt at a trial: its ranks are started, supervised and killed together."""
+
+    def __init__(self, job: TrialJob, listener: Listener, server: ForkServer | None) -> None:
+        self._job, self._listener, self._server = job, listener, server
+        self._world_size = job.spec.placement.num_workers
+        self._reports: list[Mapping[str, float]] = []
+        self._processes: list[RankProcess] = []
+        self._failure: Failure | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> TrialResult:
+        started_at, spec = time.time(), self._job.spec
+        hosts, affinity = dict.fromkeys(range(self._world_size), "here"), spec.config.get("cpu_affinity")
         leases = CoreLeases()
         leases.add_host("here", host_cores())
-        if (why_not := leases.refusal(here, affinity)) is not None:
-            refused = Failure(FailureKind.REFUSED, why_not)
-            return trial_result(spec, {}, attempts=job.attempt, started_at=started_at, failure=refused)
-        cores = leases.lease(here, spec.placement.cpus_per_worker, affinity) or {}  # one trial at a time: all are free
-        reports: list[Mapping[str, float]] = []
-        failures: list[Failure] = []
-        processes: list[RankProcess] = []
-        lock = threading.Lock()
+        ends: dict[int, RankEnd] = {}
+        if (reason := leases.refusal(hosts, affinity)) is not None:
+            self._failure = Failure(FailureKind.REFUSED, reason)
+        else:  # one trial at a time: all cores are free
+            ends = self._run_ranks(leases.lease(hosts, spec.placement.cpus_per_worker, affinity) or {})
+        return trial_result(
+            spec,
+            ends,
+            reports=self._reports,
+            attempts=self._job.attempt,
+            started_at=started_at,
+            environment={"node": [socket.gethostname()] * self._world_size} if ends else {},
+            failure=self._failure,
+        )
 
-        def kill_all() -> None:
-            for process in processes:
-                process.kill()
-
-        def on_report(rank: int, metrics: Mapping[str, float]) -> bool:
-            if rank == 0:
-                reports.append(metrics)
-                listener(TrialReported(spec, metrics))
-            return True
-
-        def run_rank(context: RankContext, process: RankProcess) -> RankEnd:
-            end = supervise(process, job, context, lambda _, metrics: on_report(context.rank, metrics))
-            if end.failure is not None:
-                with lock:
-                    failures[:1] = [cause(failures[0] if failures else None, end) or end.failure]
-                kill_all()  # others may hang in a collective
-            return end
-
-        timer: threading.Timer | None = None
+    def _run_ranks(self, cores: Mapping[int, tuple[int, ...]]) -> dict[int, RankEnd]:
+        requested_at_s, limit_s = time.monotonic(), self._job.settings.trial_timeout_s
         with contextlib.ExitStack() as stack:
             listen = stack.enter_context(socket.socket())
             listen.bind(("127.0.0.1", 0))
             listen.listen()
-            contexts = []
-            stack.push(lambda kind, *_: kill_all() if kind else None)
-            for rank in range(world_size):
-                log_path = job.log_path(rank)
-                log_path.parent.mkdir(parents=True, exist_ok=True)
-                master = listen if rank == 0 else None
-                if self._server:
-                    client = ForkClient(self._server.address)
-                    stack.callback(client.close)
-                    processes.append(client.fork(log_path, master))
-                else:
-                    processes.append(SpawnedRank(log_path, master))
-                contexts.append(
-                    RankContext(
-                        rank=rank,
-                        world_size=world_size,
-                        local_rank=rank,
-                        local_world_size=world_size,
-                        node_rank=0,
-                        master_address=listen.getsockname(),
-                        requested_at_s=requested_at_s,
-                        cores=cores.get(rank, ()),
-                    )
+            stack.push(lambda kind, *_: self._kill() if kind else None)
+            for rank in range(self._world_size):
+                self._start(rank, listen if rank == 0 else None, stack)
+            contexts = [
+                RankContext(
+                    rank=rank,
+                    world_size=self._world_size,
+                    local_rank=rank,
+                    local_world_size=self._world_size,
+                    node_rank=0,
+                    master_address=listen.getsockname(),
+                    requested_at_s=requested_at_s,
+                    cores=cores.get(rank, ()),
                 )
-            if self._settings.trial_timeout_s is not None:
-                limit_s = self._settings.trial_timeout_s
-
-                def too_long() -> None:
-                    with lock:
-                        failures.append(
-                            Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=str(job.log_path(0)))
-                        )
-                    kill_all()
-
-                timer = threading.Timer(limit_s, too_long)
+                for rank in range(self._world_size)
+            ]
+            if limit_s is not None:
+                timer = threading.Timer(limit_s, self._time_out, (limit_s,))
                 timer.start()
-            try:
-                with ThreadPoolExecutor(world_size) as pool:
-                    try:
-                        each = zip(contexts, processes, strict=True)
-                        ranks = [pool.submit(run_rank, *one) for one in each]
-                        wait(ranks)
-                        ends = [rank.result() for rank in ranks]
-                    except BaseException:  # here: at its end the pool waits for its threads, and they for the ranks
-                        kill_all()
-                        raise
-            finally:
-                if timer:
-                    timer.cancel()
-        return trial_result(
-            spec,
-            dict(enumerate(ends)),
-            reports=reports,
-            attempts=job.attempt,
-            started_at=started_at,
-            environment={"node": [socket.gethostname()] * world_size},
-            failure=failures[0] if failures else None,
-        )
+                stack.callback(timer.cancel)
+            with ThreadPoolExecutor(self._world_size) as pool:
+                try:
+                    return dict(enumerate(pool.map(self._supervise, self._processes, contexts)))
+                except BaseException:  # here: at its end the pool waits for its threads, and they for the ranks
+                    self._kill()
+                    raise
+
+    def _start(self, rank: int, listen: socket.socket | None, stack: contextlib.ExitStack) -> None:
+        log_path = self._job.log_path(rank)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        if self._server:
+            client = stack.enter_context(contextlib.closing(ForkClient(self._server.address)))
+            self._processes.append(client.fork(log_path, listen))
+        else:
+            self._processes.append(SpawnedRank(log_path, listen))
+
+    def _supervise(self, process: RankProcess, context: RankContext) -> RankEnd:
+        def on_report(_: int, metrics: Mapping[str, float]) -> bool:
+            if context.rank == 0:
+                self._reports.append(metrics)
+                self._listener(TrialReported(self._job.spec, metrics))
+            return True
+
+        end = supervise(process, self._job, context, on_report)
+        if end.failure is not None:
+            with self._lock:
+                self._failure = cause(self._failure, end)
+            self._kill()  # others may hang in a collective
+        return end
+
+    def _time_out(self, limit_s: float) -> None:
+        hung = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=str(self._job.log_path(0)))
+        with self._lock:
+            self._failure = self._failure or hung
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
