@@ -109,8 +109,7 @@ class LARS(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _evaluated(closure)
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for weights in _with_gradient(group):
                 update = weights.grad
@@ -125,7 +124,6 @@ class LARS(Optimizer):
                 # The lr is in the velocity, not outside as in torch's SGD: that is where the paper has it.
                 velocity = state["velocity"].mul_(group["momentum"]).add_(update, alpha=group["lr"])
                 weights.sub_(velocity)
-        return loss
 
 
 class LAMB(Optimizer):
@@ -153,8 +151,7 @@ class LAMB(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _evaluated(closure)
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for weights in _with_gradient(group):
@@ -171,14 +168,6 @@ class LAMB(Optimizer):
                     w, u = weights.norm(), update.norm()
                     update.mul_(_trust_ratio(w, u, (w > 0) & (u > 0)))
                 weights.sub_(update, alpha=group["lr"])
-        return loss
-
-
-def _evaluated(closure: Callable[[], float] | None) -> float | None:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 def _with_gradient(group: dict[str, Any]) -> list[Any]:

@@ -11,46 +11,29 @@ from raypar.train.loop import StepTimer
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that `time.perf_counter` tells, one after the other."""
-    told: list[float] = []
-    monkeypatch.setattr(module.time, "perf_counter", lambda: told.pop(0))
-    return told
+    """Seconds that `time.perf_counter` returns, one after the other."""
+    readings_s: list[float] = []
+    monkeypatch.setattr(module.time, "perf_counter", lambda: readings_s.pop(0))
+    return readings_s
 
 
-def test_step_times_add_up_from_start_to_the_last_lap(clock: list[float]) -> None:
-    clock += [10.0, 10.5, 12.0, 12.25, 12.5]
+@pytest.mark.parametrize(
+    ("readings_s", "step_times_s", "total_s"),
+    [
+        ([10.0, 10.5, 12.0, 12.25, 12.5], [0.5, 1.5, 0.25], 2.5),
+        ([0.0, 4.0, 4.0], [4.0], 4.0),  # from the start to the first lap is the first step
+        ([1.0, 1.5], [], 0.5),
+    ],
+)
+def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(
+    clock: list[float], readings_s: list[float], step_times_s: list[float], total_s: float
+) -> None:
     timer = StepTimer(torch.device("cpu"))
-    timer.start()
-    for _ in range(3):
-        timer.lap()
-    timer.stop()
-    assert timer.step_times_s() == [0.5, 1.5, 0.25]
-    assert timer.total_s == 2.5
-
-
-def test_what_lies_between_start_and_the_first_lap_belongs_to_the_first_step(clock: list[float]) -> None:
-    clock += [0.0, 4.0, 4.0]
-    timer = StepTimer(torch.device("cpu"))
-    timer.start()
-    timer.lap()
-    timer.stop()
-    assert timer.step_times_s() == [4.0]
-
-
-def test_a_timer_that_is_started_again_forgets_the_steps_before(clock: list[float]) -> None:
-    clock += [0.0, 1.0, 1.0, 5.0, 7.0, 8.0]
-    timer = StepTimer(torch.device("cpu"))
-    for _ in range(2):
+    for offset_s in (0.0, 100.0):  # a timer that is started again drops the steps before
+        clock += [reading_s + offset_s for reading_s in readings_s]
         timer.start()
-        timer.lap()
+        for _ in step_times_s:
+            timer.lap()
         timer.stop()
-    assert timer.step_times_s() == [2.0]
-    assert timer.total_s == 3.0
-
-
-def test_a_region_without_steps_has_no_step_times(clock: list[float]) -> None:
-    clock += [1.0, 1.5]
-    timer = StepTimer(torch.device("cpu"))
-    timer.start()
-    timer.stop()
-    assert timer.step_times_s() == [] and timer.total_s == 0.5
+        assert timer.step_times_s() == step_times_s
+        assert timer.total_s == total_s

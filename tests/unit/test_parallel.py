@@ -1,8 +1,11 @@
-"""How a model is cut into stages, and a batch into parts."""
+"""Models are cut into stages, batches into parts; strategies refuse the models that they can't split."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from raypar.parallel.fsdp import units_of
 from raypar.parallel.pipeline import balanced, layers_of, micro_batches_for, names_of, partition
 from raypar.parallel.strategy import Batch, ForwardBackward, check_compatible, parts_of
 from raypar.parallel.tensor import plan_of
-from raypar.study.options import resolve
+from raypar.study.options import STRATEGIES, resolve
 from raypar.workloads import digits, resnet, transformer, wide_mlp
 
 costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=9)
@@ -24,15 +27,15 @@ costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=9)
 @given(costs=costs, data=st.data())
 def test_no_other_cut_has_a_cheaper_costliest_stage(costs: list[float], data: st.DataObject) -> None:
     num = data.draw(st.integers(1, len(costs)))
-    found = balanced(costs, num)
-    assert [i for part in found for i in part] == list(range(len(costs)))
-    assert len(found) == num and all(len(part) for part in found)
+    parts = balanced(costs, num)
+    assert [i for part in parts for i in part] == list(range(len(costs)))
+    assert len(parts) == num and all(len(part) for part in parts)
 
     def largest(bounds: tuple[int, ...]) -> float:
         return max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *bounds, len(costs))))
 
     best = min(largest(bounds) for bounds in itertools.combinations(range(1, len(costs)), num - 1))
-    assert max(sum(costs[i] for i in part) for part in found) == pytest.approx(best)
+    assert max(sum(costs[i] for i in part) for part in parts) == pytest.approx(best)
 
 
 def test_a_cut_by_counted_work_puts_the_wide_layers_into_stages_of_their_own() -> None:
@@ -66,28 +69,26 @@ def test_parts_of_a_batch_are_as_many_as_asked_and_weigh_as_much_as_it(size: int
 
 @given(size=st.integers(1, 12), num=st.integers(1, 6))
 def test_gradients_of_parts_add_up_to_those_of_the_batch(size: int, num: int) -> None:
-    import contextlib
-
     generator = torch.Generator().manual_seed(size * 10 + num)
     inputs = torch.randn(size, 3, generator=generator, dtype=torch.float64)
     targets = torch.randint(2, (size,), generator=generator)
     do = ForwardBackward(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
-    found = []
+    gradients = []
     for parts in (1, num):
         torch.manual_seed(0)
         model = nn.Linear(3, 2).double()
         loss = do.run_in_parts(model, Batch(inputs, targets, 0.5, size), parts)
         assert model.weight.grad is not None
-        found.append(torch.cat([model.weight.grad.flatten(), loss.reshape(1)]))
-    torch.testing.assert_close(found[0], found[1])
+        gradients.append(torch.cat([model.weight.grad.flatten(), loss.reshape(1)]))
+    torch.testing.assert_close(*gradients)
 
 
-@given(size=st.integers(1, 300), wanted=st.integers(1, 32), ranks=st.integers(1, 8))
-def test_micro_batches_are_of_equal_size_and_no_more_than_wanted(size: int, wanted: int, ranks: int) -> None:
-    num = micro_batches_for(size, wanted, ranks)
-    assert 1 <= num <= wanted and size % num == 0
-    if wanted <= ranks and size % wanted == 0:
-        assert num == wanted
+@given(size=st.integers(1, 300), limit=st.integers(1, 32), ranks=st.integers(1, 8))
+def test_micro_batches_are_of_equal_size_and_no_more_than_the_limit(size: int, limit: int, ranks: int) -> None:
+    num = micro_batches_for(size, limit, ranks)
+    assert 1 <= num <= limit and size % num == 0
+    if limit <= ranks and size % limit == 0:
+        assert num == limit
 
 
 def _blocks() -> nn.Module:
@@ -126,8 +127,16 @@ def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential() -> None
     assert layers is not None and names_of(model, layers) == ["0", ""]
 
 
+def tied(_: object) -> nn.Module:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
 OWN = Workload(name="own", model=lambda _: nn.Linear(2, 2), data=lambda _: None)  # type: ignore[arg-type,return-value]
+TIED = replace(OWN, model=tied)
 CASES = [
+    (TIED, {"strategy": "pipeline"}, "can't cut between layers that share weights"),
     (OWN, {"strategy": "pipeline"}, "needs a model that splits: Linear is not known to be a row of layers"),
     (digits, {"strategy": "pipeline", "num_workers": 8, "num_microbatches": 8}, "needs 8 stages, and the model has"),
     (digits, {"strategy": "pipeline", "pipeline_split": ("x",)}, "can't begin a stage at 'x'"),
@@ -156,12 +165,8 @@ def test_models_that_can_be_split_are_not_refused(workload: Workload, strategy: 
     assert check_compatible(workload, resolve(workload, {"num_workers": 4, "strategy": strategy, **sizes})) is None
 
 
-def test_layers_that_share_weights_are_not_cut_apart() -> None:
-    def tied(_: object) -> nn.Module:
-        first, second = nn.Linear(2, 2), nn.Linear(2, 2)
-        second.weight = first.weight
-        return nn.Sequential(first, second)
-
-    workload = Workload(name="own", model=tied, data=lambda _: None)  # type: ignore[arg-type,return-value]
-    problem = check_compatible(workload, resolve(workload, {"num_workers": 2, "strategy": "pipeline"}))
-    assert problem is not None and "share weights" in problem[0]
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_is_the_module_of_its_name_with_a_check_where_it_depends_on_the_model(strategy: str) -> None:
+    module = import_module(f"raypar.parallel.{strategy}")
+    assert callable(module.STRATEGY.forward_backward)
+    assert STRATEGIES[strategy].depends_on_model == hasattr(module, "check_compatible")
