@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raypar.parallel.fsdp import broadcast_buffers
 from raypar.parallel.strategy import (
     Batch,
     DataParallelism,
     ForwardBackward,
     StepOptimizer,
     Task,
+    broadcast_buffers,
     parts_of,
 )
 from raypar.study.workload import Config, Workload
@@ -95,8 +95,7 @@ class DeepSpeed(DataParallelism):
                 full.copy_(part)
         for buffer, full_buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
             full_buffer.copy_(buffer)
-        broadcast_buffers(self._complete)
-        return self._complete
+        return broadcast_buffers(self._complete)
 
     def _note_norm(self) -> None:
         if self._stage and self._config["clip_grad_norm"] is not None:

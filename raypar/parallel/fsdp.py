@@ -7,25 +7,20 @@ A layer's weights are gathered just before they are used, and its gradients are 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
-from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task, clip
+from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, SplitModel, Task, broadcast_buffers
 
 
-class FullyShard(DataParallelism):
+class FullyShard(SplitModel, DataParallelism):
     """torch's ``fully_shard``, around every unit of the model and around what is left of it."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._complete = copy.deepcopy(task.model)
         mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
         reshard = task.config["fsdp_reshard"]
         for unit in units_of(task.model):
@@ -37,13 +32,8 @@ class FullyShard(DataParallelism):
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         return do.run_in_parts(self.module, batch, self._num_parts, self._no_sync)
 
-    def clip(self, max_norm: float) -> Tensor:
-        return clip(list(self._model.parameters()), max_norm)
-
     def full_model(self) -> nn.Module:
-        gather(self._model, self._complete)
-        broadcast_buffers(self._complete)
-        return self._complete
+        return broadcast_buffers(super().full_model())
 
     @contextlib.contextmanager
     def _no_sync(self) -> Iterator[None]:
@@ -72,22 +62,6 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
     look(model, False)
     return units
-
-
-def gather(split: nn.Module, complete: nn.Module) -> None:
-    """Fill a plain copy of a model with the weights that are split among the ranks, and with this rank's buffers."""
-    parameters, buffers = dict(complete.named_parameters()), dict(split.named_buffers())
-    with torch.no_grad():
-        for name, part in split.named_parameters():
-            parameters[name].copy_(part.full_tensor() if isinstance(part, DTensor) else part)
-        for name, buffer in complete.named_buffers():
-            buffer.copy_(buffers[name])
-
-
-def broadcast_buffers(complete: nn.Module) -> None:
-    """Take the first rank's buffers: each rank has seen other samples, which move a batch norm's running means."""
-    for buffer in complete.buffers():
-        dist.broadcast(buffer, src=0)
 
 
 STRATEGY = FullyShard

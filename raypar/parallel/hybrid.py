@@ -6,9 +6,7 @@ Ranks that split a layer are neighbours, since they talk most; then come the sta
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,16 +15,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from raypar.parallel import pipeline, tensor
-from raypar.parallel.fsdp import broadcast_buffers, gather
 from raypar.parallel.pipeline import Stages
-from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, by_layout, clip
+from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, broadcast_buffers
 from raypar.parallel.tensor import plan_of, split_layers
 from raypar.study.workload import Config, Workload
 
 DEFAULT_BUCKET_MB = 25.0  # as DDP has it
 
 
-class Hybrid(NoParallelism):
+class Hybrid(SplitModel):
     """``num_workers = data x pipeline_size x tensor_size``; the data dimension is what is left."""
 
     def __init__(self, task: Task) -> None:
@@ -34,13 +31,14 @@ class Hybrid(NoParallelism):
         config = task.config
         sizes = mesh_of(config)
         mesh = init_device_mesh(task.context.device.type, sizes, mesh_dim_names=("data", "pipeline", "tensor"))
-        self._data, self._pipeline = mesh.get_group("data"), mesh.get_group("pipeline")
+        self._data = mesh.get_group("data")
         self._num_replicas, num_stages, num_splits = sizes
         self.share = mesh.get_local_rank("data"), self._num_replicas
-        self._complete = copy.deepcopy(task.model)
         plan = plan_of(task.workload, task.model) if num_splits > 1 else {}
-        self._stages = Stages(task, self._pipeline) if num_stages > 1 else None
-        if self._stages is not None:
+        self._stages: Stages | None = None
+        if num_stages > 1:
+            self._layer_group = mesh.get_group("pipeline")
+            self._stages = Stages(task, self._layer_group)
             names = self._stages.local_names
             plan = {k: v for k, v in plan.items() if any(k == name or k.startswith(f"{name}.") for name in names)}
         split_layers(task.model, plan, mesh["tensor"])
@@ -61,18 +59,9 @@ class Hybrid(NoParallelism):
         if self._num_replicas > 1:
             _average(list(self.module.parameters()), self._data, self._bucket_bytes)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": group} for group in by_layout(list(self.module.parameters()))]
-
-    def clip(self, max_norm: float) -> Tensor:
-        return clip(list(self.module.parameters()), max_norm, self._pipeline if self._stages is not None else None)
-
     def full_model(self) -> nn.Module:
-        gather(self._model, self._complete)
-        if self._stages is not None:
-            self._stages.fill(self._complete)
-        broadcast_buffers(self._complete)
-        return self._complete
+        complete = super().full_model()
+        return broadcast_buffers(self._stages.fill(complete) if self._stages is not None else complete)
 
 
 def mesh_of(config: Config) -> tuple[int, int, int]:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
-from raypar.parallel.fsdp import broadcast_buffers
-from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task
+from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task, broadcast_buffers
 
 
 class LocalSgd(DataParallelism):
@@ -51,8 +50,7 @@ class LocalSgd(DataParallelism):
         self._average.load_state_dict(self._model.state_dict())
         assert dist.group.WORLD is not None
         average_parameters(iter(self._average.parameters()), dist.group.WORLD)
-        broadcast_buffers(self._average)
-        return self._average
+        return broadcast_buffers(self._average)
 
 
 STRATEGY = LocalSgd

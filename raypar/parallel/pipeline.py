@@ -8,7 +8,6 @@ et al. 2021, https://arxiv.org/abs/2104.04473).
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.utils.flop_counter import FlopCounterMode
 
-from raypar.parallel.fsdp import gather
-from raypar.parallel.strategy import Batch, ForwardBackward, NoParallelism, Task, clip, meta_model
+from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, meta_model
 from raypar.study.options import pipeline_size
 from raypar.study.workload import Config, Workload
 
@@ -182,7 +180,7 @@ class Stages:
         # Earlier ones come from finding out the shapes.
         return torch.stack(self._losses[-num_microbatches:]).mean()
 
-    def fill(self, complete: nn.Module) -> None:
+    def fill(self, complete: nn.Module) -> nn.Module:
         """Give every rank the weights and buffers of the others' layers; its own are there already."""
         for stage, layers in enumerate(self._ranges):
             for i in layers:
@@ -190,6 +188,7 @@ class Stages:
                     continue  # has no weights of the model
                 for tensor in complete.get_submodule(self._names[i]).state_dict().values():
                     dist.broadcast(tensor, group=self._group, group_src=stage % self._size)
+        return complete
 
     def _schedule(self, num_samples: int) -> tuple[int, Any]:
         """Return the number of micro-batches and the schedule that runs them: one per batch size, it holds shapes."""
@@ -217,33 +216,24 @@ class Stages:
         return self._do.scaled(loss * self._weight)
 
 
-class Pipeline(NoParallelism):
+class Pipeline(SplitModel):
     """torch's pipeline stages and schedules over all ranks; every rank loads the full batch."""
 
     depends_on_shape = True
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._complete = copy.deepcopy(task.model)
         assert dist.group.WORLD is not None
-        self._group = dist.group.WORLD
-        self._stages = Stages(task, self._group)
+        self._layer_group = dist.group.WORLD
+        self._stages = Stages(task, self._layer_group)
         self.module = nn.ModuleList(self._stages.modules.values())
         self.counts_samples = self._stages.is_last
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         return self._stages.forward_backward(batch, do)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.module.parameters())}]
-
-    def clip(self, max_norm: float) -> Tensor:
-        return clip(list(self.module.parameters()), max_norm, self._group)
-
     def full_model(self) -> nn.Module:
-        gather(self._model, self._complete)
-        self._stages.fill(self._complete)
-        return self._complete
+        return self._stages.fill(super().full_model())
 
 
 def num_stages_of(config: Config, num_ranks: int) -> int:

@@ -7,6 +7,7 @@ A strategy is the module of its name in this folder. It assigns its class to ``S
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -310,6 +311,38 @@ class DataParallelism(NoParallelism):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.share = task.context.rank, task.context.world_size
+
+
+class SplitModel(NoParallelism):
+    """Base of the strategies that split the model; a complete copy is filled with its weights for evaluations."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._complete = copy.deepcopy(task.model)
+        # The ranks that together have all layers of the model; None: each rank has.
+        self._layer_group: dist.ProcessGroup | None = None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": group} for group in by_layout(list(self.module.parameters()))]
+
+    def clip(self, max_norm: float) -> Tensor:
+        return clip(list(self.module.parameters()), max_norm, self._layer_group)
+
+    def full_model(self) -> nn.Module:
+        parameters, buffers = dict(self._complete.named_parameters()), dict(self._model.named_buffers())
+        with torch.no_grad():
+            for name, part in self._model.named_parameters():
+                parameters[name].copy_(part.full_tensor() if isinstance(part, DTensor) else part)
+            for name, buffer in self._complete.named_buffers():
+                buffer.copy_(buffers[name])
+        return self._complete
+
+
+def broadcast_buffers(model: nn.Module) -> nn.Module:
+    """Take the first rank's buffers: each rank has seen other samples, which move a batch norm's running means."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    return model
 
 
 def build_strategy(task: Task) -> Strategy:

@@ -7,16 +7,13 @@ https://arxiv.org/abs/1909.08053). Every rank computes the layers that are not s
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from raypar.parallel.fsdp import gather
-from raypar.parallel.strategy import NoParallelism, Task, by_layout, clip, meta_model
+from raypar.parallel.strategy import SplitModel, Task, meta_model
 from raypar.study.options import tensor_size
 from raypar.study.workload import Config, Workload
 
@@ -31,25 +28,14 @@ ELEMENTWISE = (
 )
 
 
-class TensorParallel(NoParallelism):
+class TensorParallel(SplitModel):
     """torch's ``parallelize_module`` over all ranks; every rank takes the full batch."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.counts_samples = task.context.rank == 0
-        self._complete = copy.deepcopy(task.model)
         mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
         split_layers(task.model, plan_of(task.workload, task.model), mesh)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": group} for group in by_layout(list(self._model.parameters()))]
-
-    def clip(self, max_norm: float) -> Tensor:
-        return clip(list(self._model.parameters()), max_norm)
-
-    def full_model(self) -> nn.Module:
-        gather(self._model, self._complete)
-        return self._complete
 
 
 def plan_of(workload: Workload, model: nn.Module) -> dict[str, str]:
