@@ -150,10 +150,10 @@ def set_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 def generator_states(device: torch.device) -> dict[str, Any]:
     """Return the states of Python's, numpy's and torch's random number generators."""
-    kind, keys, *rest = np.random.get_state()
-    states = {
+    algorithm, words, *rest = np.random.get_state()
+    states: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "numpy": [algorithm, np.asarray(words).tolist(), *rest],  # a checkpoint holds tensors and plain values only
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":
@@ -167,8 +167,7 @@ def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None
     """Restore `generator_states`."""
     version, keys, gauss = saved["python"]
     random.setstate((version, tuple(keys), gauss))
-    kind, words, *rest = saved["numpy"]
-    np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))
+    np.random.set_state(tuple(saved["numpy"]))
     torch.set_rng_state(saved["torch"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(saved["cuda"], device)
