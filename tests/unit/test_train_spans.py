@@ -1,4 +1,4 @@
-"""From a profiler's events to spans: what a rank waits for, found by its end."""
+"""Spans of a rank from a profiler's events; a wait is recognised by its end."""
 
 from __future__ import annotations
 
@@ -32,55 +32,44 @@ def launch(at: float, correlation: int) -> TraceEvent:
 
 
 def named(spans: list[Span], name: str) -> list[Interval]:
-    return [(start, end) for own, start, end in spans if own == name]
+    return [(start, end) for label, start, end in spans if label == name]
 
 
 STEP = mark("step", 0.0, 1.0)
 
 
-def test_a_pause_that_ends_with_a_collective_is_a_wait_for_it() -> None:
-    spans = spans_of([STEP, op(0.0, 0.5), gloo(0.3, 0.8), op(0.8, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == [(0.5, 0.8)]
-    assert named(spans, "gloo:all_reduce") == [(0.3, 0.8)]
+AROUND = op(0.0, 1.0, "autograd::engine::evaluate_function: AddmmBackward0")
+CALL = op(0.4, 0.7, "_c10d_functional::wait_tensor")
+WAITS: dict[str, tuple[list[TraceEvent], list[Interval], list[Interval]]] = {
+    "a pause that ends with a collective": ([op(0.0, 0.5), gloo(0.3, 0.8), op(0.8, 1.0)], [(0.5, 0.8)], [(0.3, 0.8)]),
+    "a pause of another reason": ([op(0.0, 0.5), gloo(0.1, 0.3), op(0.8, 1.0)], [], [(0.1, 0.3)]),
+    "a collective that begins in the pause": (
+        [op(0.0, 0.2), gloo(0.4, 0.8), op(0.8, 1.0)],
+        [(0.4, 0.8)],
+        [(0.4, 0.8)],
+    ),
+    "an end that is recorded late": ([op(0.0, 0.5), gloo(0.3, 0.804), op(0.8, 1.0)], [(0.5, 0.8)], [(0.3, 0.8)]),
+    "a short pause long before the end": ([op(0.0, 0.5), gloo(0.3, 0.806), op(0.501, 1.0)], [], [(0.3, 0.806)]),
+    "work of another thread": (
+        [op(0.0, 0.5), op(0.5, 0.8, thread=2), gloo(0.3, 0.8), op(0.8, 1.0)],
+        [(0.5, 0.8)],
+        [(0.3, 0.8)],
+    ),
+    "an event that only encloses operations": (
+        [AROUND, op(0.0, 0.5), gloo(0.3, 0.8), op(0.8, 1.0)],
+        [(0.5, 0.8)],
+        [(0.3, 0.8)],
+    ),
+    "a call that communicates, with all in it": ([op(0.0, 0.4), CALL, op(0.5, 0.6), op(0.7, 1.0)], [(0.4, 0.7)], []),
+}
 
 
-def test_a_pause_of_the_ranks_own_is_no_wait() -> None:
-    spans = spans_of([STEP, op(0.0, 0.5), gloo(0.1, 0.3), op(0.8, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == []
-
-
-def test_a_wait_begins_with_its_collective() -> None:
-    spans = spans_of([STEP, op(0.0, 0.2), gloo(0.4, 0.8), op(0.8, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == [(0.4, 0.8)]
-
-
-def test_a_collective_whose_end_is_told_late_ended_when_the_rank_went_on() -> None:
-    spans = spans_of([STEP, op(0.0, 0.5), gloo(0.3, 0.804), op(0.8, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == [(0.5, 0.8)]
-    assert named(spans, "gloo:all_reduce") == [(0.3, 0.8)]
-
-
-def test_a_short_pause_some_time_before_a_collective_ends_is_no_wait_for_it() -> None:
-    spans = spans_of([STEP, op(0.0, 0.5), gloo(0.3, 0.806), op(0.501, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == []
-    assert named(spans, "gloo:all_reduce") == [(0.3, 0.806)]
-
-
-def test_what_other_threads_do_is_not_the_ranks_work() -> None:
-    spans = spans_of([STEP, op(0.0, 0.5), op(0.5, 0.8, thread=2), gloo(0.3, 0.8), op(0.8, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == [(0.5, 0.8)]
-
-
-def test_what_only_encloses_operations_is_no_work() -> None:
-    around = op(0.0, 1.0, "autograd::engine::evaluate_function: AddmmBackward0")
-    spans = spans_of([STEP, around, op(0.0, 0.5), gloo(0.3, 0.8), op(0.8, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == [(0.5, 0.8)]
-
-
-def test_a_call_that_communicates_is_waited_for_with_all_that_is_in_it() -> None:
-    call = op(0.4, 0.7, "_c10d_functional::wait_tensor")
-    spans = spans_of([STEP, op(0.0, 0.4), call, op(0.5, 0.6), op(0.7, 1.0)], on_gpu=False)
-    assert named(spans, "wait") == [(0.4, 0.7)]
+@pytest.mark.parametrize("case", WAITS)
+def test_a_wait_is_a_pause_that_ends_with_a_collective_of_the_rank(case: str) -> None:
+    events, waits, collectives = WAITS[case]
+    spans = spans_of([STEP, *events], on_gpu=False)
+    assert named(spans, "wait") == waits
+    assert named(spans, "gloo:all_reduce") == collectives
 
 
 def test_a_barrier_before_the_first_step_is_left_out() -> None:
@@ -138,11 +127,11 @@ def points(intervals: list[Interval]) -> set[int]:
 
 @given(INTERVALS)
 def test_merged_intervals_cover_the_same_and_do_not_touch(intervals: list[Interval]) -> None:
-    found = merged(intervals)
-    assert points(found) == points(intervals)
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
+    union = merged(intervals)
+    assert points(union) == points(intervals)
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(union))
 
 
 @given(INTERVALS, INTERVALS)
-def test_what_is_cut_out_is_gone_and_the_rest_is_left(whole: list[Interval], cuts: list[Interval]) -> None:
-    assert points(without(merged(whole), merged(cuts))) == points(whole) - points(cuts)
+def test_cuts_are_removed_and_the_rest_is_left(intervals: list[Interval], cuts: list[Interval]) -> None:
+    assert points(without(merged(intervals), merged(cuts))) == points(intervals) - points(cuts)
