@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from typer.testing import CliRunner
 
+from raypar.cli.app import app
 from raypar.cli.common import unknown_study
+from raypar.errors import BrokeOff, RayparError, StoreError
 
 
 @dataclass
@@ -35,3 +38,19 @@ def test_a_study_that_can_not_be_shown_is_told_with_the_way_out(
 ) -> None:
     error = unknown_study("mine", Store(names))
     assert error.message == message and hint in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [(BrokeOff("lost the cluster"), 1), (KeyError("bug"), 1), (StoreError("no such store"), 2), (RayparError("no"), 2)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_study_that_broke_off_has_failed_and_what_the_user_can_fix_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, exit_code: int
+) -> None:
+    def raise_it(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr("raypar.track.store.Store.studies", raise_it)
+    done = CliRunner().invoke(app, ["list"])
+    assert done.exit_code == exit_code and done.stderr.startswith("error: ")

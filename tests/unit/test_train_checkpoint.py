@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +151,36 @@ def test_a_damaged_checkpoint_is_told_and_the_training_begins_anew(tmp_path: Pat
     outcome = trained(after, tmp_path)
     assert after.learned == whole.learned
     assert "began anew" in outcome.environment["not_resumed"] and "resumed_at_epoch" not in outcome.environment
+
+
+@dataclass(frozen=True)
+class ThreadRank(DistContext):
+    """One of several ranks that are threads of this process."""
+
+    meeting: threading.Barrier
+    values: list[list[float]]
+
+    def max(self, values: list[float]) -> list[float]:
+        self.values[self.rank] = values
+        self.barrier()
+        largest = [max(of_ranks) for of_ranks in zip(*self.values, strict=True)]
+        self.barrier()
+        return largest
+
+    def barrier(self) -> None:
+        self.meeting.wait()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-50])])
+def test_a_checkpoint_that_one_rank_lacks_is_used_by_none(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    barrier, values = threading.Barrier(2, timeout=30), [[0.0], [0.0]]
+    ranks = [Checkpoints(tmp_path, ThreadRank(rank, 2, ALONE.device, barrier, values)) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda rank: rank.save(4, {"at": 4}), ranks))
+        assert list(threads.map(Checkpoints.load, ranks)) == [{"at": 4}, {"at": 4}]
+        damage(tmp_path / "rank1-step4.pt")
+        assert list(threads.map(Checkpoints.load, ranks)) == [None, None]
+    assert all("began anew" in rank.why_not for rank in ranks)
 
 
 def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> None:

@@ -84,6 +84,23 @@ def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_h
     assert found is why
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_tried_again"),
+    [
+        (FailureKind.ERROR, False),
+        (FailureKind.CRASH, True),
+        (FailureKind.OUT_OF_MEMORY, False),
+        (FailureKind.PEER_LOST, True),
+        (FailureKind.HUNG, True),
+        (FailureKind.GANG_LOST, True),
+        (FailureKind.REFUSED, False),
+    ],
+)
+def test_failures_that_another_attempt_may_not_repeat_are_retried(kind, is_tried_again):
+    assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is is_tried_again
+    assert not is_retried(Failure(kind, ""), attempt=2, max_retries=1)
+
+
 def test_the_kernels_count_of_memory_kills_does_not_fall():
     before = num_memory_kills()
     assert 0 <= before <= num_memory_kills()

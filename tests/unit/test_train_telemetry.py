@@ -227,6 +227,15 @@ def merged(*counters: RankCounters | None) -> TrialResult:
     return trial_result(spec, ends, environment={"node": ["n"]})
 
 
+def test_a_trials_times_are_those_of_its_slowest_rank() -> None:
+    ranks = [
+        RankOutcome(train_time_s=t, wall_s=1 + t, eval_time_s=e, num_samples=60) for t, e in ((2.0, 0.5), (4.0, 0.1))
+    ]
+    result = trial_result(make_spec({"num_workers": 2}), {rank: RankEnd(outcome) for rank, outcome in enumerate(ranks)})
+    assert (result.train_time_s, result.wall_s, result.eval_time_s) == (4.0, 5.0, 0.5)
+    assert result.throughput_samples_per_s == 30.0  # of both ranks' samples
+
+
 def test_the_work_of_all_ranks_on_a_machine_is_the_trials_own() -> None:
     ranks = [RANK, replace(RANK, machine="b", busy_s=3.0), replace(RANK, own_s=3.0)]
     assert other_loads(ranks) == pytest.approx([0.5, 0.5, 0.5])
