@@ -1,4 +1,4 @@
-"""The check of CUDA's paths runs on the CPU as on a GPU, and fails where what it checks does."""
+"""benchmarks/gpu_check.py passes a dry run on the CPU, and each of its checks can fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-CHECKS = ["environment", "fork_hygiene", "step_timer", "memory_after_trials", "loaders"]
 
 
 @pytest.fixture
@@ -28,29 +27,15 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("gpu_check")
 
 
-class Runner:
-    """Trials that report once and end at once."""
-
-    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
-        for spec in specs:
-            listener(TrialReported(spec, {"epoch": 1}))
-            listener(TrialEnded(TrialResult(spec, TrialState.FINISHED, wall_s=0.5, startup_s=0.1)))
-
-
 def test_dry_run_passes_every_check_without_ray_and_mlflow(tmp_path: Path) -> None:
     for name in ("ray", "mlflow"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not needed')")
-    search_path = os.pathsep.join([str(tmp_path), str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu_check.py"), "--dry-run"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "PYTHONPATH": search_path.strip(os.pathsep)},
-    )
+    command = [sys.executable, str(BENCHMARKS / "gpu_check.py"), "--dry-run"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{BENCHMARKS.parent}"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["check"] for line in lines] == CHECKS, done.stderr
+    checks = ["environment", "fork_hygiene", "step_timer", "memory_after_trials", "loaders"]
+    assert [line["check"] for line in lines] == checks, done.stderr
     assert all(line["ok"] is True and line["seconds"] >= 0 for line in lines), done.stdout
     assert done.returncode == 0
 
@@ -59,21 +44,18 @@ def test_error_fails_its_check_alone(gpu_check: ModuleType, capsys: pytest.Captu
     assert not gpu_check.run_check("broken", lambda: 1 / 0)
     line = json.loads(capsys.readouterr().out)
     assert line["check"] == "broken" and line["ok"] is False and "ZeroDivisionError" in line["error"]
-
-
-def test_fork_that_dies_or_raises_is_an_error(gpu_check: ModuleType) -> None:
     assert "ValueError" in gpu_check.in_fork(lambda: int("one"))["error"]
-    assert "exit code 3" in gpu_check.in_fork(lambda: gpu_check.os._exit(3))["error"]
+    assert "exit code 3" in gpu_check.in_fork(lambda: os._exit(3))["error"]
     assert gpu_check.in_fork(lambda: {"bad_fork": False}) == {"bad_fork": False}
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA has no bad forks")
-def test_fork_of_a_process_that_has_asked_for_cuda_fails_the_check(gpu_check: ModuleType) -> None:
-    def check_after_asking() -> dict[str, bool]:
+def test_fork_after_cuda_was_queried_fails_the_check(gpu_check: ModuleType) -> None:
+    def check() -> dict[str, bool]:
         torch.cuda.is_available()
         return {"ok": gpu_check.fork_hygiene(gpu_check.StandIn())[0]}
 
-    assert gpu_check.in_fork(check_after_asking) == {"ok": False}
+    assert gpu_check.in_fork(check) == {"ok": False}
 
 
 def test_step_times_in_another_unit_fail_the_check(gpu_check: ModuleType) -> None:
@@ -88,14 +70,19 @@ def test_step_times_in_another_unit_fail_the_check(gpu_check: ModuleType) -> Non
     [
         ([100, 500, 103, 500, 101, 500, 100], True),
         ([100, 500, 100, 500, 160, 500, 160], False),  # kept by the second trial
-        ([100, 100, 100, 100, 100, 100, 100], False),  # no trial was on this device
+        ([100, 100, 100, 100, 100, 100, 100], False),  # no trial used this device
     ],
 )
 def test_memory_has_to_rise_and_come_back(
     gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, memory_mb: list[float], passes: bool
 ) -> None:
+    def run(study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+        for spec in specs:
+            listener(TrialReported(spec, {"epoch": 1}))
+            listener(TrialEnded(TrialResult(spec, TrialState.FINISHED, wall_s=0.5, startup_s=0.1)))
+
     monkeypatch.setattr(gpu_check, "MEMORY_SETTLE_S", 0.0)
-    readings = iter(memory_mb)
-    device = SimpleNamespace(name="cpu", num_trials=2, memory_mb=lambda: float(next(readings)))
-    ok, figures = gpu_check.memory_after_trials(device, Runner())
+    readings = map(float, memory_mb)
+    device = SimpleNamespace(name="cpu", num_trials=2, memory_mb=lambda: next(readings))
+    ok, figures = gpu_check.memory_after_trials(device, SimpleNamespace(run=run))
     assert ok is passes and len(figures["left_mb"]) == 3 and figures["trial_s"] == [0.5, 0.5]
