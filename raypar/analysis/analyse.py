@@ -1,4 +1,4 @@
-"""From the results of a study to its analysis: `analyse`.
+"""Analysis of a study's results: `analyse`.
 
 Pure and fast: no Ray, no torch, no store. `question_of` takes from a `Study` what is needed; a report that is rebuilt
 from the store makes its `Question` from what was stored.

@@ -63,7 +63,7 @@ class Profile:
         step_s: median step without the profiler, slowest rank.
         overhead: what the profiler adds to a step: 0.08 for 8 %.
         shares_clock: all ranks ran on one machine; else their clocks were compared at barriers.
-        matches_collectives: whether stragglers could be told from communication.
+        matches_collectives: whether waiting for stragglers is separate from communication.
         utilisation: model FLOP utilisation: FLOP of the model's forward and backward pass that the workers do per
             second, over what products of matrices reach on all of them at once; None: the model can't be counted.
         flop_per_sample: of the model, forward and backward.

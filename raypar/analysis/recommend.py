@@ -90,7 +90,7 @@ class Recommendation:
 
     @property
     def eligible(self) -> list[Candidate]:
-        """Those that may be chosen, the fastest first."""
+        """Candidates that may be chosen, the fastest first."""
         return sorted((c for c in self.candidates if not c.exclusion), key=lambda c: c.median_s)
 
     @property

@@ -184,7 +184,7 @@ Curve: TypeAlias = Sequence[tuple[float, Estimate]]
 
 
 class CrossingKind(StrEnum):
-    """In the order in which they are reported."""
+    """Side of 1 on which speedups lie along a curve, in the order in which they are reported."""
 
     STARTS = "starts to pay"
     STOPS = "stops paying"

@@ -1,4 +1,4 @@
-"""From results to times, speedups and efficiencies."""
+"""Analysis of results: times, speedups and efficiencies of the points."""
 
 from __future__ import annotations
 
@@ -213,19 +213,6 @@ def test_a_study_says_what_is_asked_and_which_points_are_still_to_come() -> None
     assert at(analysis, batch_size=128, num_workers=2).time_s is None
 
 
-def test_of_many_points_a_group_of_one_is_told_by_itself() -> None:
-    points = [{"batch_size": b, "num_workers": w} for b in (32, 64, 128, 256) for w in (1, 2)]
-    points.append({"batch_size": 32, "num_workers": 4})
-    results = [
-        make_result(p, r, 40.0 / p["num_workers"] * (1 + r / 1000) * (64 / p["batch_size"]))
-        for p in points
-        for r in (0, 1, 2)
-    ]
-    told = analyse(QUESTION, results).verdicts
-    assert any(v.startswith("2 workers train from ") for v in told)
-    assert any(v.startswith("4 workers train 4.00× ") and "at batch_size=32" in v for v in told)
-
-
 def test_a_search_lists_no_points_beforehand() -> None:
     study = Study(name="s", workload=WORKLOAD, space={"lr": uniform(0.1, 0.2), "num_workers": grid(1, 2)})
     assert question_of(study).points == ()
@@ -244,67 +231,3 @@ def test_each_trial_has_a_speedup_over_the_baseline_of_its_own_block() -> None:
     assert two[0] not in speedups
     assert [speedups[i] for i in two[1:]] == [3.0, 4.0]
     assert pair_speedups(replace(QUESTION, baseline={}), results) == {}
-
-
-def test_verdicts_say_how_much_faster_with_interval_and_efficiency() -> None:
-    verdicts = analyse(QUESTION, scaling(one=(4.0, 4.04, 4.0), two=(2.0, 2.0, 2.04))).verdicts
-    assert verdicts[0].startswith("2 workers train 2.00× [1.")
-    assert verdicts[0].endswith("as fast as 1 at batch_size=64 (efficiency 100 %).")
-    assert verdicts[1].startswith("batch_size=64 num_workers=2 is the fastest: 2.00 s [")
-
-
-def test_verdicts_call_a_tie_a_tie() -> None:
-    verdicts = analyse(QUESTION, scaling(one=(4.0, 4.4, 3.9), two=(4.1, 4.0, 4.2))).verdicts
-    assert verdicts[0].endswith("that can't be told from 1×.")
-    assert "as the fastest: their intervals overlap." in verdicts[1]
-    assert not any("is the fastest" in v for v in verdicts)
-
-
-def test_verdicts_of_a_single_repeat_claim_nothing() -> None:
-    verdicts = analyse(QUESTION, scaling(one=(4.0,), two=(2.0,))).verdicts
-    assert "no interval" in verdicts[0]
-    assert "no interval tells it from" in verdicts[1]
-
-
-def test_verdicts_of_other_baselines_name_what_differs() -> None:
-    question = Question("s", {"optimizer": "sgd"}, ("optimizer", "lr"))
-    results = [
-        *trials({"optimizer": "sgd", "lr": 0.1}, (4.0, 4.0, 4.1)),
-        *trials({"optimizer": "adam", "lr": 0.1}, (8.0, 8.0, 8.1)),
-    ]
-    verdict = analyse(question, results).verdicts[0]
-    assert verdict.startswith("optimizer=adam trains 0.50× [")
-    assert verdict.endswith("as fast as optimizer=sgd at lr=0.1.")
-
-
-@pytest.mark.parametrize("num_worker_counts", [2, 3, 9])
-def test_many_points_are_summed_up_in_six_lines(num_worker_counts: int) -> None:
-    noise = random.Random(3)
-    results = [
-        make_result({"batch_size": b, "num_workers": w}, r, 8 / w**0.8 * noise.uniform(0.99, 1.01))
-        for b in (32, 64, 128, 256, 512)
-        for w in range(1, num_worker_counts + 1)
-        for r in range(3)
-    ]
-    verdicts = analyse(QUESTION, results).verdicts
-    assert 2 <= len(verdicts) <= 6
-    assert any("as fast as 1" in v for v in verdicts)
-
-
-def test_scores_that_are_all_the_same_are_said_to_be() -> None:
-    results = scaling(accuracy=0.95)
-    assert "accuracy: 95.0 % [95.0, 95.0], the same at all 2 points." in analyse(QUESTION, results).verdicts
-
-
-def test_the_best_metric_follows_the_mode_and_tells_its_ties() -> None:
-    results = [
-        make_result({"x": x}, r, accuracy=value + (r - 1) * 0.001)
-        for x, value in ((1, 0.90), (2, 0.95), (3, 0.95))
-        for r in range(3)
-    ]
-    best = analyse(Question("s", {}, ("x",)), results).verdicts[-1]
-    assert best.startswith("Best accuracy: 95.0 %")
-    assert best.endswith("x=3 can't be told from it.")
-    worst = analyse(Question("s", {}, ("x",), mode="min"), results).verdicts[-1]
-    assert worst.startswith("Best accuracy: 90.0 %")
-    assert worst.endswith("at x=1.")

@@ -1,8 +1,11 @@
-"""Where along a hyperparameter something starts to pay, and when a study can't tell."""
+"""Verdicts: what the intervals show and nothing else; where along a hyperparameter something starts to pay."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +18,109 @@ from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, Method
 from raypar.analysis.verdicts import MAX_LINES, CrossingKind, break_even_lines, break_evens, crossing_of
 from raypar.study.space import Value
+from raypar.study.trial import TrialResult
+
+STUDY = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
+
+
+def trials(point: dict[str, Value], times: Sequence[float], **more: Any) -> list[TrialResult]:
+    return [make_result(point, repeat, time_s, **more) for repeat, time_s in enumerate(times)]
+
+
+def scaling(*, one: Sequence[float], two: Sequence[float], **more: Any) -> list[TrialResult]:
+    both = ({"batch_size": 64, "num_workers": n} for n in (1, 2))
+    return [r for point, times in zip(both, (one, two), strict=True) for r in trials(point, times, **more)]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "accuracy", "expected"),
+    [
+        (
+            (4.0, 4.04, 4.0),
+            (2.0, 2.0, 2.04),
+            0.95,
+            (
+                "2 workers train 2.00× * as fast as 1 at batch_size=64 (efficiency 100 %).",
+                "batch_size=64 num_workers=2 is the fastest: 2.00 s *, 2.00× * as fast as the next, *num_workers=1.",
+                "accuracy: 95.0 % * the same at all 2 points.",
+            ),
+        ),
+        (
+            (4.0, 4.4, 3.9),
+            (4.1, 4.0, 4.2),
+            None,
+            ("* that can't be told from 1×.", "Can't tell * as the fastest: their intervals overlap."),
+        ),
+        (
+            (4.0,),
+            (2.0,),
+            None,
+            ("*, by one trial each: no interval.", "* was the fastest *: no interval tells it from *"),
+        ),
+    ],
+)
+def test_verdicts_say_what_the_intervals_show(
+    one: tuple[float, ...], two: tuple[float, ...], accuracy: float | None, expected: tuple[str, ...]
+) -> None:
+    sentences = analyse(STUDY, scaling(one=one, two=two, accuracy=accuracy)).verdicts
+    assert len(sentences) == len(expected)
+    for sentence, pattern in zip(sentences, expected, strict=True):
+        assert fnmatchcase(sentence.replace("[", "("), pattern), sentence
+
+
+def test_verdicts_of_other_baselines_name_what_differs() -> None:
+    question = Question("s", {"optimizer": "sgd"}, ("optimizer", "lr"))
+    results = [
+        *trials({"optimizer": "sgd", "lr": 0.1}, (4.0, 4.0, 4.1)),
+        *trials({"optimizer": "adam", "lr": 0.1}, (8.0, 8.0, 8.1)),
+    ]
+    verdict = analyse(question, results).verdicts[0]
+    assert verdict.startswith("optimizer=adam trains 0.50× [")
+    assert verdict.endswith("as fast as optimizer=sgd at lr=0.1.")
+
+
+@pytest.mark.parametrize("num_worker_counts", [2, 3, 9])
+def test_many_points_are_summed_up_in_six_lines(num_worker_counts: int) -> None:
+    noise = random.Random(3)
+    results = [
+        make_result({"batch_size": b, "num_workers": w}, r, 8 / w**0.8 * noise.uniform(0.99, 1.01))
+        for b in (32, 64, 128, 256, 512)
+        for w in range(1, num_worker_counts + 1)
+        for r in range(3)
+    ]
+    verdicts = analyse(STUDY, results).verdicts
+    assert 2 <= len(verdicts) <= 6
+    assert any("as fast as 1" in v for v in verdicts)
+
+
+def test_the_best_metric_follows_the_mode_and_tells_its_ties() -> None:
+    results = [
+        make_result({"x": x}, r, accuracy=value + (r - 1) * 0.001)
+        for x, value in ((1, 0.90), (2, 0.95), (3, 0.95))
+        for r in range(3)
+    ]
+    best = analyse(Question("s", {}, ("x",)), results).verdicts[-1]
+    assert best.startswith("Best accuracy: 95.0 %")
+    assert best.endswith("x=3 can't be told from it.")
+    worst = analyse(Question("s", {}, ("x",), mode="min"), results).verdicts[-1]
+    assert worst.startswith("Best accuracy: 90.0 %")
+    assert worst.endswith("at x=1.")
+
+
+def test_of_many_points_a_group_of_one_is_told_by_itself() -> None:
+    points = [{"batch_size": b, "num_workers": w} for b in (32, 64, 128, 256) for w in (1, 2)]
+    points.append({"batch_size": 32, "num_workers": 4})
+    results = [
+        make_result(p, r, 40.0 / p["num_workers"] * (1 + r / 1000) * (64 / p["batch_size"]))
+        for p in points
+        for r in (0, 1, 2)
+    ]
+    told = analyse(STUDY, results).verdicts
+    assert any(v.startswith("2 workers train from ") for v in told)
+    assert any(v.startswith("4 workers train 4.00× ") and "at batch_size=32" in v for v in told)
+
+
+# ---- break-even
 
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
 
@@ -113,30 +219,36 @@ def test_ties_widen_the_bracket_and_one_beyond_it_has_to_fit() -> None:
     assert crossing.at == pytest.approx(4.0)
 
 
-def test_a_crossing_is_told_with_what_is_fixed_along_it() -> None:
-    told = lines(points({256: known(0.6), 512: known(0.85), 1024: known(1.5)}, num_samples=20_000))
-    assert told == ["2 workers start to pay at about hidden_size=620 (between 512 and 1024) for num_samples=20000."]
-
-
-def test_the_rounded_crossing_stays_between_its_neighbours() -> None:
-    assert "about hidden_size=1002 (between 1000 and 1004)" in lines(points({1000: known(0.9), 1004: known(1.1)}))[0]
-
-
-def test_no_crossing_is_told_with_how_far_was_looked() -> None:
-    assert lines(points({64: known(0.5), 1024: known(0.9)})) == ["2 workers never paid up to hidden_size=1024."]
-    assert lines(points({64: known(1.2), 1024: known(1.9)})) == [
-        "2 workers paid from hidden_size=64, the smallest, on."
-    ]
-    assert lines(points({64: known(1.9), 1024: known(0.5)})) == [
-        "2 workers stop paying at about hidden_size=240 (between 64 and 1024)."
-    ]
-
-
-def test_what_can_not_be_told_says_why() -> None:
-    (told,) = lines(points({64: tied(0.9), 1024: known(1.5)}))
-    assert told == (
-        "The study can't tell at which hidden_size 2 workers start to pay: 1 of 2 speedups can't be told from 1×."
-    )
+@pytest.mark.parametrize(
+    ("speedups", "rest", "line"),
+    [
+        (
+            {256: known(0.6), 512: known(0.85), 1024: known(1.5)},
+            {"num_samples": 20_000},
+            "2 workers start to pay at about hidden_size=620 (between 512 and 1024) for num_samples=20000.",
+        ),
+        # The rounded crossing stays between its neighbours.
+        (
+            {1000: known(0.9), 1004: known(1.1)},
+            {},
+            "2 workers start to pay at about hidden_size=1002 (between 1000 and 1004).",
+        ),
+        ({64: known(0.5), 1024: known(0.9)}, {}, "2 workers never paid up to hidden_size=1024."),
+        ({64: known(1.2), 1024: known(1.9)}, {}, "2 workers paid from hidden_size=64, the smallest, on."),
+        (
+            {64: known(1.9), 1024: known(0.5)},
+            {},
+            "2 workers stop paying at about hidden_size=240 (between 64 and 1024).",
+        ),
+        (
+            {64: tied(0.9), 1024: known(1.5)},
+            {},
+            "The study can't tell at which hidden_size 2 workers start to pay: 1 of 2 speedups can't be told from 1×.",
+        ),
+    ],
+)
+def test_a_curve_has_a_sentence(speedups: dict[float, Estimate | None], rest: dict[str, Value], line: str) -> None:
+    assert lines(points(speedups, **rest)) == [line]
 
 
 def test_curves_of_one_comparison_share_a_line() -> None:
@@ -178,14 +290,14 @@ def test_there_are_few_lines_and_those_with_a_crossing_come_first() -> None:
     ]
 
 
-def test_no_more_than_a_few_crossings_are_told() -> None:
+def test_no_more_than_a_few_crossings_are_reported() -> None:
     question = Question("s", {"num_workers": 1}, ("hidden_size", "num_workers"))
-    found = [
+    crossings = [
         a_point({"hidden_size": size, "num_workers": workers}, known(speedup))
         for workers in range(2, 9)
         for size, speedup in ((64, 0.5), (256, 1.0 + workers))
     ]
-    assert len(lines(found, question=question)) == MAX_LINES
+    assert len(lines(crossings, question=question)) == MAX_LINES
 
 
 def test_other_baselines_are_named_and_workers_can_be_what_it_runs_along() -> None:
