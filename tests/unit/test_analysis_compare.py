@@ -42,18 +42,27 @@ def scaled(factor: float) -> list[float]:
 # ---- times
 
 
-def test_the_ratio_is_how_many_times_as_long_b_takes() -> None:
-    (point,) = compared(trials({"num_workers": 2}), trials({"num_workers": 2}, scaled(1.2))).matched
-    assert point.ratio is not None and point.ratio.value == pytest.approx(1.2)
-    assert point.difference is Difference.SLOWER
-    (back,) = compared(trials({"num_workers": 2}, scaled(1.2)), trials({"num_workers": 2})).matched
-    assert back.ratio is not None and back.ratio.value == pytest.approx(1 / 1.2)
-    assert back.difference is Difference.FASTER
+FAILED = [make_result({"num_workers": 1}, state=TrialState.FAILED)]
 
 
-def test_what_the_interval_can_not_separate_is_a_tie() -> None:
-    (point,) = compared(trials({"num_workers": 1}), trials({"num_workers": 1}, (4.3, 3.7, 4.01))).matched
-    assert point.difference is Difference.TIED
+@pytest.mark.parametrize(
+    ("b", "difference", "ratio", "gate"),
+    [
+        (scaled(1.2), Difference.SLOWER, 1.2, Gate.SLOWER),
+        (scaled(1 / 1.2), Difference.FASTER, 1 / 1.2, Gate.WITHIN),
+        ((4.3, 3.7, 4.01), Difference.TIED, 4.01 / 4, Gate.UNKNOWN),
+        ((8.0,), Difference.NO_INTERVAL, 2.0, Gate.UNKNOWN),
+        (None, Difference.NO_TIME, None, Gate.UNKNOWN),  # all failed
+    ],
+)
+def test_the_ratio_is_how_many_times_as_long_b_takes(
+    b: Sequence[float] | None, difference: Difference, ratio: float | None, gate: Gate
+) -> None:
+    one = {"num_workers": 1}
+    (point,) = compared(trials(one), FAILED if b is None else trials(one, b)).matched
+    assert (point.difference, point.gate(0.05)) == (difference, gate)
+    assert (point.ratio and point.ratio.value) == (ratio and pytest.approx(ratio, rel=1e-3))
+    assert point.num_finished == (5, len(b or ()))
 
 
 def test_trials_of_the_same_block_are_not_paired_across_studies() -> None:
@@ -63,30 +72,6 @@ def test_trials_of_the_same_block_are_not_paired_across_studies() -> None:
     assert point.ratio is not None and point.ratio.low is not None and point.ratio.high is not None
     assert point.ratio.high - point.ratio.low > 0.5
     assert point.difference is Difference.TIED
-
-
-def test_the_order_of_the_trials_does_not_matter() -> None:
-    b = (4.4, 4.1, 4.9, 4.2, 4.6, 4.0)
-    first, second = (
-        compared(trials({"num_workers": 1}), trials({"num_workers": 1}, order)).matched[0].ratio
-        for order in (b, tuple(sorted(b)))
-    )
-    assert first is not None and second is not None
-    assert first.value == second.value
-
-
-def test_one_trial_on_a_side_gives_a_ratio_without_an_interval() -> None:
-    (point,) = compared(trials({"num_workers": 1}), trials({"num_workers": 1}, (8.0,))).matched
-    assert point.difference is Difference.NO_INTERVAL
-    assert point.ratio is not None and point.ratio.value == pytest.approx(2.0)
-    assert point.gate(0.05) is Gate.UNKNOWN
-
-
-def test_a_point_whose_trials_all_failed_has_no_ratio() -> None:
-    failed = [make_result({"num_workers": 1}, state=TrialState.FAILED)]
-    (point,) = compared(trials({"num_workers": 1}), failed).matched
-    assert (point.difference, point.num_finished) == (Difference.NO_TIME, (5, 0))
-    assert point.gate(0.05) is Gate.UNKNOWN
 
 
 def test_rates_are_compared_where_the_work_differs() -> None:

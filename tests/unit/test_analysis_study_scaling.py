@@ -12,7 +12,7 @@ from law_runs import fit_of, holds
 from results import make_result
 
 from raypar.analysis.analyse import analyse
-from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Refused, Scaling
+from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Scaling
 from raypar.analysis.question import Question
 from raypar.analysis.scaling import SAMPLES_PER_S, TRAININGS_PER_S, WorkerGroup, groups_in
 from raypar.errors import RayparError
@@ -175,17 +175,6 @@ def test_train_loops_whose_samples_are_not_counted_are_compared_by_whole_trainin
     assert (group.unit, dict(group.runs.values)) == (TRAININGS_PER_S, {1: (0.1,), 2: (0.125,)})
     assert speedups(group) == {1: 1, 2: pytest.approx(1.25)}
     assert only(groups_in(QUESTION, trials({1: 4, 2: 3}))).unit == SAMPLES_PER_S
-
-
-@pytest.mark.parametrize(("num_counts", "refused"), [(2, [AMDAHL, USL]), (3, [USL]), (4, [])])
-def test_too_few_worker_counts_are_refused_with_the_reason(num_counts: int, refused: list[Law]) -> None:
-    analysis = only(groups_in(QUESTION, trials(by_law(AMDAHL, 0.1, counts=COUNTS[:num_counts])))).analyse(30)
-    found = [(law.law, law.reason) for law in analysis.laws if isinstance(law, Refused)]
-    assert found == [
-        (law, f"it takes {law.min_counts} distinct worker counts or more, and there are {num_counts}")
-        for law in refused
-    ]
-    assert len(analysis.points) == num_counts
 
 
 def test_a_study_of_one_worker_count_or_of_fixed_workers_has_no_group() -> None:
