@@ -1,4 +1,4 @@
-"""Which token Ray is given, and what a cluster that refuses it is said to want. No Ray is started here."""
+"""Tokens: a private Ray's, the user's for a cluster, and the messages of a refusal. No Ray is started here."""
 
 from __future__ import annotations
 
@@ -29,31 +29,22 @@ def in_file(path: Path, text: str = "t" * 20) -> Path:
     return path
 
 
-def test_only_the_user_can_read_the_token_and_only_its_path_is_inherited() -> None:
-    with own_token() as folder:
-        (file,) = folder.iterdir()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        token = file.read_text()
-        assert len(token) == 64
-        assert os.environ[MODE] == "token" and os.environ[TOKEN_PATH] == str(file)
-        assert token not in os.environ.values()
-    assert not folder.exists()
-
-
-def test_every_ray_has_a_token_of_its_own() -> None:
-    def drawn() -> str:
-        with own_token() as folder:
-            return (folder / "token").read_text()
-
-    assert drawn() != drawn()
-
-
-def test_what_the_user_has_set_for_a_cluster_is_put_aside_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited_by_its_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(TOKEN, "the cluster's")
     monkeypatch.setenv(MODE, "disabled")
-    with own_token():
-        assert TOKEN not in os.environ and os.environ[MODE] == "token"
+    tokens = set()
+    for _ in range(2):
+        with own_token() as folder:
+            (file,) = folder.iterdir()
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            tokens.add(token := file.read_text())
+            assert len(token) == 64 and token not in os.environ.values()
+            assert os.environ[MODE] == "token" and os.environ[TOKEN_PATH] == str(file) and TOKEN not in os.environ
+        assert not folder.exists()
+    assert len(tokens) == 2
     assert (os.environ[TOKEN], os.environ[MODE]) == ("the cluster's", "disabled")
     assert TOKEN_PATH not in os.environ
 
@@ -87,20 +78,15 @@ class Gate:
         monkeypatch.setattr(authentication, "_refuses", refuses)
 
 
-def test_a_cluster_that_takes_everybody_is_not_shown_the_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wants", "modes"), [(False, [None]), (True, [None, "token"])])
+def test_the_token_is_shown_only_where_the_cluster_asks_for_it(
+    wants: bool, modes: list[str | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     in_file(tmp_path / ".ray" / "auth_token")
-    gate = Gate(monkeypatch, wants=False)
+    gate = Gate(monkeypatch, wants=wants)
     with admitted("head:6379") as takes_everybody:
-        assert takes_everybody and MODE not in os.environ
-    assert gate.asked == [None]
-
-
-def test_the_token_is_shown_where_the_cluster_asks_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    in_file(tmp_path / ".ray" / "auth_token")
-    gate = Gate(monkeypatch, wants=True)
-    with admitted("head:6379") as takes_everybody:
-        assert not takes_everybody and os.environ[MODE] == "token"
-    assert MODE not in os.environ and gate.asked == [None, "token"]
+        assert takes_everybody is not wants and os.environ.get(MODE) == modes[-1]
+    assert MODE not in os.environ and gate.asked == modes
 
 
 @pytest.mark.parametrize(

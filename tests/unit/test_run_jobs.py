@@ -1,10 +1,10 @@
-"""Studies as jobs of a cluster, as far as it can be told without one."""
+"""Studies as jobs of a cluster, without a cluster: addresses, commands, ids, and what travels."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,10 +18,10 @@ import pytest
 from nothing_starts import NOWHERE
 
 from raypar.cli.cluster import words_of, write
-from raypar.errors import ClusterError
+from raypar.errors import ClusterError, RayparError
 from raypar.run import jobs
 from raypar.run.auth import VARIABLES
-from raypar.run.jobs import OVERRIDES, STUDY_KEY, Jobs, RunsAlready, check_dashboard, command_on_head, connected
+from raypar.run.jobs import OVERRIDES, STUDY_KEY, Jobs, RunsAlready, check_dashboard, command_on_head, connected, pack
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,8 @@ def test_what_is_no_address_of_a_dashboard_is_refused(address: str, told: str) -
     with pytest.raises(ClusterError, match=told) as error:
         check_dashboard(address)
     assert "secret-word" not in str(error.value) and error.value.hint
-
-
-def test_addresses_of_dashboards_are_taken() -> None:
-    for address in ("http://127.0.0.1:8265", "http://[::1]:8265/", "https://ray.example.org"):
-        check_dashboard(address)
+    for good in ("http://127.0.0.1:8265", "http://[::1]:8265/", "https://ray.example.org"):
+        check_dashboard(good)
 
 
 @pytest.fixture
@@ -210,19 +207,15 @@ def test_of_two_clients_that_submit_a_study_at_once_one_is_refused(name: str, tm
         dashboard.jobs[-1].status = "SUCCEEDED"
 
 
-def test_studies_with_names_alike_are_not_in_each_others_way(tmp_path: Path) -> None:
-    client = Jobs(Dashboard(), NOWHERE)
-    ids = [client.submit(name, tmp_path, "true", {}) for name in ("a b", "a_b", "a.b", "a_b-1", "a", "a-1")]
-    assert len(set(ids)) == 6
-
-
-def test_an_id_is_not_used_again_where_jobs_were_removed(tmp_path: Path) -> None:
+def test_ids_differ_where_names_are_alike_and_where_jobs_were_removed(tmp_path: Path) -> None:
     dashboard = Dashboard()
     client = Jobs(dashboard, NOWHERE)
-    for _ in range(3):
-        client.submit("s", tmp_path, "true", {})
+    names = ("a b", "a_b", "a.b", "a_b-1", "a", "a-1")
+    assert len({client.submit(name, tmp_path, "true", {}) for name in names}) == 6
+    for number in (1, 2, 3):
+        assert client.submit("s", tmp_path, "true", {}) == f"raypar-s-{number}"
         dashboard.jobs[-1].status = "FAILED"
-    del dashboard.jobs[0]
+    dashboard.jobs = [job for job in dashboard.jobs if job.submission_id != "raypar-s-1"]
     assert client.submit("s", tmp_path, "true", {}) == "raypar-s-4"
 
 
@@ -243,5 +236,78 @@ def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest() -> None:
         assert client.studies()["s"].id == later.submission_id
 
 
-def test_shell_words_keep_their_quotes() -> None:
-    assert shlex.split(command_on_head("s", "f.py", ["--set=a=b c"]))[-1] == "--set=a=b c"
+# ---- what travels with a study file
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+def packed(folder: Path, tmp_path: Path, *modules: str) -> set[str]:
+    to = tmp_path / "packed"
+    to.mkdir()
+    names = {str(path) for path in pack(folder / "study.py", [folder / name for name in modules], to)}
+    assert {str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()} == names
+    for name in names:
+        assert (to / name).read_text() == (folder / name).read_text()
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "mine"
+    make(path, "study.py")
+    return path
+
+
+def test_what_lies_beside_a_study_travels_and_what_is_nobodys_business_does_not(folder: Path, tmp_path: Path) -> None:
+    make(folder, "helpers.py", "package/__init__.py", "package/deep/part.py", "data/x.csv", "config.yaml")
+    make(folder, ".env", ".git/config", ".raypar/log", ".ssh/id", "host.key", "cert.pem", "mlflow.db", "mlflow.db-wal")
+    make(folder, "__pycache__/a.pyc", "package/__pycache__/b.pyc", "my_env/pyvenv.cfg", "my_env/lib/torch.py")
+    expected = {"study.py", "helpers.py", "package/__init__.py", "package/deep/part.py", "data/x.csv", "config.yaml"}
+    assert packed(folder, tmp_path) == expected
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_what_git_ignores_stays_but_for_the_modules_that_a_study_imported(
+    is_repository: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GIT_DIR", raising=False)
+    if is_repository:
+        subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    make(folder, "made.py", "not_needed.py", "large/x.bin", "sub/kept.txt", "sub/dropped.txt")
+    (folder / ".gitignore").write_text("made.py\nnot_needed.py\nlarge/\n")
+    (folder / "sub" / ".gitignore").write_text("dropped.txt\n")
+    assert packed(folder, tmp_path, "made.py") == {"study.py", "made.py", "sub/kept.txt"}
+
+
+def test_without_git_everything_that_may_travels(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    make(folder, "ignored.txt")
+    (folder / ".gitignore").write_text("ignored.txt\n")
+    assert packed(folder, tmp_path) == {"study.py", "ignored.txt"}
+
+
+def test_what_is_too_large_is_named_with_the_fix(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MAX_BYTES", 3000)
+    make(folder, "small.txt")
+    (folder / "images").mkdir()
+    for number in range(3):
+        (folder / "images" / f"{number}.bin").write_bytes(b"x" * 1500)
+    to = tmp_path / "packed"
+    to.mkdir()
+    with pytest.raises(RayparError) as error:
+        pack(folder / "study.py", [], to)
+    for part in (str(folder / "study.py"), "images (", ".gitignore", "--data-dir"):
+        assert part in str(error.value)
+    assert not list(to.iterdir())
+
+
+def test_a_home_folder_does_not_travel(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    with pytest.raises(RayparError, match="give the study a folder of its own"):
+        pack(folder / "study.py", [], tmp_path)
