@@ -1,7 +1,6 @@
 """What does a second worker gain for an existing Ray Train loop (from Ray's PyTorch guide)?
 
-The loop runs unchanged on one worker and on two. Expect well below 2x: each of two workers runs half the steps, but
-start-up and data loading are part of the loop's time.
+It runs unchanged on one worker and on two. Expect well below 2x: start-up and data loading are part of its time.
 """
 
 import ray.train.torch
