@@ -36,12 +36,12 @@ class Reports(list[dict[str, float]]):
 
 
 def trained(workload: Workload, config: Mapping[str, Any], num_ranks: int = 1, seed: int = 0) -> list[Reports]:
-    """What every rank reports of a training."""
+    """Return every rank's reports of a training."""
     return on_ranks(lambda context: reports_of(workload, config, context, seed), num_ranks)
 
 
 def reports_of(workload: Workload, config: Mapping[str, Any], context: DistContext, seed: int = 0) -> Reports:
-    """What this rank reports of a training."""
+    """Return this rank's reports of a training."""
     reports = Reports()
     complete = resolve(workload, {**config, "num_workers": context.world_size})
     train(workload, complete, seed, context, reports, start_s=0.0)
@@ -49,7 +49,7 @@ def reports_of(workload: Workload, config: Mapping[str, Any], context: DistConte
 
 
 def on_ranks(do: Callable[[DistContext], Any], num_ranks: int) -> list[Any]:
-    """What each of so many ranks returns; raises what one of them raised. `do` may be a closure."""
+    """Return what each of `num_ranks` ranks returns; raise what one of them raised. `do` may be a closure."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.fsdp", "raypar.train.loop"])
     with socket.socket() as free:

@@ -47,8 +47,8 @@ def main(folder: Path) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     study = Study(workload=Workload.from_train_loop(meet), name="simulated", max_retries=1)
 
-    def trial(own: str, others: str = "", **shape: Any) -> Any:
-        return study.trial({"own": own, "others": others, "folder": str(folder), **shape}, 0)
+    def trial(name: str, others: str = "", **shape: Any) -> Any:
+        return study.trial({"own": name, "others": others, "folder": str(folder), **shape}, 0)
 
     specs = (
         trial("one", "two three"),
@@ -83,10 +83,10 @@ def main(folder: Path) -> None:
         settings = RunSettings(log_dir=folder / "logs")
         TuneRunner(settings, owns_cluster=False).run(study, specs, listen)
     results = {e.result.spec.point["own"]: e.result for e in events if isinstance(e, TrialEnded)}
-    told = {
+    outcome = {
         "changes": [[e.num_nodes, e.num_slots] for e in events if isinstance(e, ClusterChanged)],
         "trials": {
-            own: {
+            name: {
                 "state": result.state.value,
                 "attempts": result.attempts,
                 "failure": result.failure.message if result.failure else None,
@@ -96,10 +96,10 @@ def main(folder: Path) -> None:
                 "begun_s": result.started_at,
                 "ended_s": result.started_at + (result.wall_s or 0.0),
             }
-            for own, result in results.items()
+            for name, result in results.items()
         },
     }
-    (folder / "told.json").write_text(json.dumps(told))
+    (folder / "told.json").write_text(json.dumps(outcome))
 
 
 def node_args(machine: str) -> dict[str, Any]:

@@ -88,23 +88,23 @@ def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(
     tmp_path: Path, workload: Workload, config: dict[str, Any], num_ranks: int
 ) -> None:
     def both(context: DistContext) -> tuple[Reports, Reports, float]:
-        whole, before, after = Reports(), CutShort(), Reports()
-        trained(workload, config, context, whole, tmp_path / "whole")
+        uninterrupted, before, after = Reports(), CutShort(), Reports()
+        trained(workload, config, context, uninterrupted, tmp_path / "whole")
         with pytest.raises(PowerCut):
             trained(workload, config, context, before, tmp_path / "cut")
         outcome = trained(workload, config, context, after, tmp_path / "cut")
-        return whole, after, outcome.environment["resumed_at_epoch"]
+        return uninterrupted, after, outcome.environment["resumed_at_epoch"]
 
-    for whole, after, resumed_at in on_ranks(both, num_ranks):
-        assert resumed_at == 2 and len(whole) == 3
-        assert learned(after) == learned(whole)
+    for uninterrupted, after, resumed_at in on_ranks(both, num_ranks):
+        assert resumed_at == 2 and len(uninterrupted) == 3
+        assert learned(after) == learned(uninterrupted)
     assert list((tmp_path / "cut").iterdir()) == []
 
 
 def test_ranks_of_which_one_has_lost_its_checkpoint_all_begin_anew(tmp_path: Path) -> None:
     def both(context: DistContext) -> tuple[Reports, Reports, str]:
-        whole, before, after = Reports(), CutShort(), Reports()
-        trained(ODD, {}, context, whole, tmp_path / "whole")
+        uninterrupted, before, after = Reports(), CutShort(), Reports()
+        trained(ODD, {}, context, uninterrupted, tmp_path / "whole")
         with pytest.raises(PowerCut):
             trained(ODD, {}, context, before, tmp_path / "cut")
         context.barrier()
@@ -114,16 +114,16 @@ def test_ranks_of_which_one_has_lost_its_checkpoint_all_begin_anew(tmp_path: Pat
         context.barrier()
         outcome = trained(ODD, {}, context, after, tmp_path / "cut")
         assert "resumed_at_epoch" not in outcome.environment
-        return whole, after, outcome.environment["not_resumed"]
+        return uninterrupted, after, outcome.environment["not_resumed"]
 
-    for whole, after, why_not in on_ranks(both, 2):
-        assert learned(after) == learned(whole) and "began anew" in why_not
+    for uninterrupted, after, why_not in on_ranks(both, 2):
+        assert learned(after) == learned(uninterrupted) and "began anew" in why_not
 
 
 def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_have(tmp_path: Path) -> None:
     def both(context: DistContext) -> tuple[Reports, Reports, float]:
-        whole, after = Reports(), Reports()
-        trained(ODD, {}, context, whole, tmp_path / "whole")
+        uninterrupted, after = Reports(), Reports()
+        trained(ODD, {}, context, uninterrupted, tmp_path / "whole")
 
         class Dies(Reports):
             def report(self, metrics: Mapping[str, float]) -> bool:
@@ -139,11 +139,11 @@ def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_
             first.with_name("rank0-step8.pt").write_bytes(first.read_bytes())
         context.barrier()
         outcome = trained(ODD, {}, context, after, tmp_path / "cut")
-        return whole, after, outcome.environment["resumed_at_epoch"]
+        return uninterrupted, after, outcome.environment["resumed_at_epoch"]
 
-    for whole, after, resumed_at in on_ranks(both, 2):
+    for uninterrupted, after, resumed_at in on_ranks(both, 2):
         assert resumed_at == 1
-        assert learned(after) == learned(whole)
+        assert learned(after) == learned(uninterrupted)
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")

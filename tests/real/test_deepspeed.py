@@ -33,10 +33,10 @@ def test_every_stage_gives_the_losses_of_one_process(num_ranks: int, names: tupl
             for case, extra in CASES.items()
         }
 
-    told = on_ranks(run_all, num_ranks)
+    ranks = on_ranks(run_all, num_ranks)
     (alone,) = on_ranks(run_all, 1)
     for (name, case), one in alone.items():
-        for rank in told:
-            for own, expected in zip(rank[name, case], one, strict=True):
-                for key in ("train_loss", "val_loss", *(["grad_norm"] if "grad_norm" in own else [])):
-                    assert own[key] == pytest.approx(expected[key], rel=1e-5), (name, case, key)
+        for rank in ranks:
+            for report, expected in zip(rank[name, case], one, strict=True):
+                for key in ("train_loss", "val_loss", *(["grad_norm"] if "grad_norm" in report else [])):
+                    assert report[key] == pytest.approx(expected[key], rel=1e-5), (name, case, key)

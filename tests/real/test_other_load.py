@@ -1,4 +1,4 @@
-"""What else ran on the machine while a trial was timed is measured, and the report says so."""
+"""Other load on the machine while a trial is timed is measured, and the report says so."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def told_by(runner: Runner, study: Study) -> TrialResult:
 
 
 def said_of(study: Study, result: TrialResult) -> str:
-    """What the report says of other load."""
+    """Return the report's sentence about other load."""
     return next((f.detail for f in analyse(study, [result]).warnings if f.check == "other_load"), "")
 
 
@@ -75,8 +75,8 @@ STEPS = Study(
 
 def check(result: TrialResult) -> None:
     assert result.other_load_cores is not None and result.other_load_cores > MIN_LOAD_CORES
-    told = said_of(STEPS, result)
-    assert told.startswith("Other work ran while 1 of 1 trial") and " busy." in told
+    sentence = said_of(STEPS, result)
+    assert sentence.startswith("Other work ran while 1 of 1 trial") and " busy." in sentence
 
 
 def test_a_busy_machine_is_measured_and_told(tmp_path: Path) -> None:

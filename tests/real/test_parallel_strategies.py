@@ -1,4 +1,4 @@
-"""What ranks hold and send under each strategy: that a strategy does what it says, beside giving the right losses."""
+"""Ranks hold and send what their strategy says, beside giving the right losses."""
 
 from __future__ import annotations
 
@@ -106,17 +106,17 @@ def _holdings(context: DistContext) -> dict[str, tuple[int, int]]:
         "pipeline": {"strategy": "pipeline"},
         "hybrid": {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2},
     }
-    found = {}
+    measured = {}
     for name, config in configs.items():
         strategy = _built(context, _deep, **config)
-        found[name] = _held(strategy), sum(p.numel() for p in strategy.full_model().parameters())
-    return found
+        measured[name] = _held(strategy), sum(p.numel() for p in strategy.full_model().parameters())
+    return measured
 
 
 def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them() -> None:
     every, last = 4 * (64 + 8) + 27, 27
     ranks = on_ranks(_holdings, 4)
-    assert all(whole == every for rank in ranks for _, whole in rank.values())
+    assert all(averaged == every for rank in ranks for _, averaged in rank.values())
     held = {name: [rank[name][0] for rank in ranks] for name in ranks[0]}
     assert held["ddp"] == [every] * 4
     assert sum(held["fsdp"]) == every and max(held["fsdp"]) < every / 2
@@ -127,8 +127,8 @@ def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them() -> 
 
 
 def _sent(context: DistContext) -> dict[str, list[tuple[int, bool]]]:
-    """Of one step, the size of every bucket and whether the backward pass was over when it was sent."""
-    found = {}
+    """Return the size of every bucket of one step and whether the backward pass was over when it was sent."""
+    measured = {}
     for name, config in {
         "fused": {"overlap": False},
         "unfused": {"overlap": False, "bucket_mb": 0.0},
@@ -153,8 +153,8 @@ def _sent(context: DistContext) -> dict[str, list[tuple[int, bool]]]:
                 optimizer.step()
         finally:
             ddp._Compression.__call__ = inner  # type: ignore[method-assign]
-        found[name] = list(sent)
-    return found
+        measured[name] = list(sent)
+    return measured
 
 
 def test_gradients_are_fused_and_sent_when_the_options_say() -> None:
@@ -171,18 +171,18 @@ def _local(context: DistContext) -> list[bool]:
     optimizer, equal = _sgd(strategy), []
     for batch in _batches(8, context):
         _step(strategy, batch, optimizer)
-        own = nn.utils.parameters_to_vector(strategy.module.parameters()).detach()
-        first = own.clone()
+        weights = nn.utils.parameters_to_vector(strategy.module.parameters()).detach()
+        first = weights.clone()
         dist.broadcast(first, src=0)
-        equal.append(torch.equal(first, own))
-        mean: Tensor = own.clone()
+        equal.append(torch.equal(first, weights))
+        mean: Tensor = weights.clone()
         dist.all_reduce(mean)
-        whole = nn.utils.parameters_to_vector(strategy.full_model().parameters())
-        torch.testing.assert_close(whole, mean / 2)
+        averaged = nn.utils.parameters_to_vector(strategy.full_model().parameters())
+        torch.testing.assert_close(averaged, mean / 2)
     return equal
 
 
 def test_local_sgd_averages_every_so_many_steps_and_evaluates_the_average() -> None:
-    own, other = on_ranks(_local, 2)
-    assert own == [True] * NUM_STEPS  # rank 0 is who is compared with
+    first, other = on_ranks(_local, 2)
+    assert first == [True] * NUM_STEPS  # the others are compared with rank 0
     assert other == [False, False, True, False, False]

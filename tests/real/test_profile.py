@@ -36,7 +36,7 @@ def recorded_by(
     chosen: Mapping[str, Any],
     folder: Path | None = None,
 ) -> tuple[Mapping[str, Any], list[dict[str, float]]]:
-    """What a rank records of a training, and its reports."""
+    """Return what a rank records of a training, and its reports."""
     reports = Reports()
     config = resolve(workload, {"epochs": 1, **chosen, "num_workers": context.world_size})
     outcome = train(workload, config, 0, context, reports, start_s=0.0, artifact_dir=folder, profiling=profiling)
@@ -46,11 +46,11 @@ def recorded_by(
 def profiled(
     chosen: Mapping[str, Any], workload: Workload = wide_mlp, num_ranks: int = 2, num_steps: int = 8
 ) -> Profile:
-    """Of a trial that does nothing else."""
+    """Return the profile of a trial that does nothing else."""
     profiling = Profiling(num_steps, instead_of_training=True)
-    told = on_ranks(lambda context: recorded_by(context, workload, profiling, chosen), num_ranks)
+    recordings = on_ranks(lambda context: recorded_by(context, workload, profiling, chosen), num_ranks)
     config = resolve(workload, {**chosen, "num_workers": num_ranks})
-    profile = profile_of([recorded for recorded, _ in told], config)
+    profile = profile_of([recorded for recorded, _ in recordings], config)
     assert profile is not None
     for rank in profile.ranks:
         assert sum(rank.parts.values()) == pytest.approx(rank.step_s)
@@ -102,9 +102,9 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path: P
 
 def test_one_rank_computes_and_waits_for_nobody() -> None:
     profile = profiled(SIZE, num_ranks=1)
-    (own,) = profile.ranks
-    assert all(own.parts[part] > 0 for part in (FORWARD, BACKWARD, OPTIMIZER))
-    assert own.hidden_share is None and not own.waits_for
+    (rank,) = profile.ranks
+    assert all(rank.parts[part] > 0 for part in (FORWARD, BACKWARD, OPTIMIZER))
+    assert rank.hidden_share is None and not rank.waits_for
     assert profile.utilisation is not None and 0 < profile.utilisation < 1
 
 

@@ -48,7 +48,7 @@ ONLY_2 = {
     "pipeline, cut before a named layer": {"strategy": "pipeline", "pipeline_split": ("2",)},
 }
 ONLY_4 = {"hybrid of pipeline and tensor": {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2}}
-# What they lose: the largest relative difference of a loss that is let pass, and that there is one.
+# The largest relative difference of a loss that passes; there has to be one.
 LOSSY: dict[str, tuple[dict[str, Any], float]] = {
     "fp16": ({"compression": "fp16"}, 0.03),
     "bf16": ({"compression": "bf16"}, 0.05),
@@ -66,8 +66,8 @@ def _cases(num_ranks: int) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
-def told(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Reports]]:
-    """What every rank reports, by workload and case; one gang runs them all."""
+def by_case(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Reports]]:
+    """Every rank's reports, by workload and case; one gang runs them all."""
     num_ranks = request.param
 
     def run_all(context: DistContext) -> dict[tuple[str, str], Reports]:
@@ -89,27 +89,29 @@ def alone() -> dict[str, Reports]:
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("case", [*EXACT, *ONLY_2, *ONLY_4])
 def test_a_strategy_gives_the_losses_of_one_process(
-    told: Mapping[tuple[str, str], list[Reports]], alone: Mapping[str, Reports], workload: str, case: str
+    by_case: Mapping[tuple[str, str], list[Reports]], alone: Mapping[str, Reports], workload: str, case: str
 ) -> None:
-    if (workload, case) not in told:
+    if (workload, case) not in by_case:
         pytest.skip("for another number of ranks")
     assert alone[workload][-1]["train_loss"] < alone[workload][0]["train_loss"]  # there is something to compare
-    for rank in told[workload, case]:
+    for rank in by_case[workload, case]:
         assert len(rank) == COMMON["epochs"]
-        for own, one in zip(rank, alone[workload], strict=True):
+        for report, one in zip(rank, alone[workload], strict=True):
             for key in KEYS:
-                assert own[key] == pytest.approx(one[key], rel=1e-12)
-            if "grad_norm" in own:
-                assert own["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-12)
+                assert report[key] == pytest.approx(one[key], rel=1e-12)
+            if "grad_norm" in report:
+                assert report["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-12)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("case", LOSSY)
 def test_what_loses_something_stays_near_and_is_the_same_on_every_rank(
-    told: Mapping[tuple[str, str], list[Reports]], alone: Mapping[str, Reports], workload: str, case: str
+    by_case: Mapping[tuple[str, str], list[Reports]], alone: Mapping[str, Reports], workload: str, case: str
 ) -> None:
-    ranks, (_, most) = told[workload, case], LOSSY[case]
+    ranks, (_, most) = by_case[workload, case], LOSSY[case]
     for rank in ranks[1:]:
         assert [[r[key] for key in KEYS] for r in rank] == [[r[key] for key in KEYS] for r in ranks[0]]
-    gaps = [abs(own[key] / one[key] - 1) for own, one in zip(ranks[0], alone[workload], strict=True) for key in KEYS]
+    gaps = [
+        abs(report[key] / one[key] - 1) for report, one in zip(ranks[0], alone[workload], strict=True) for key in KEYS
+    ]
     assert 1e-12 < max(gaps) < most

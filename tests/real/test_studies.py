@@ -122,11 +122,11 @@ def test_a_study_that_ships_answers_its_question(
         tmp_path, environment={DATA_DIR_VARIABLE: os.environ[DATA_DIR_VARIABLE]}, sys_path=(str(FOLDER),)
     )
     if fork_address:
-        told = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, plan.missing)
+        listened = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, plan.missing)
     else:
         with LocalRunner(settings) as runner:
-            told = run(runner, study, plan.missing)
-    results = told.results
+            listened = run(runner, study, plan.missing)
+    results = listened.results
     assert [r.failure for r in results if r.state is not TrialState.FINISHED] == []
     assert len(results) == len(study.points()) >= 1
     assert all(_is_told(result, study.metric) for result in results)

@@ -1,4 +1,4 @@
-"""What a hyperparameter makes of a training: schedules, clipping, precision, layouts, evaluations, kept models."""
+"""Effects of hyperparameters on a training: schedules, clipping, precision, layouts, evaluations, kept models."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trial(folder: Path) -> Trial:
     """Every trial of this module, by its name."""
-    found: dict[str, TrialResult] = {}
+    results: dict[str, TrialResult] = {}
     with LocalRunner(settings_at(folder)) as runner:
         for workload, trials in ((acting, ACTING), (seeing, SEEING)):
             study = Study(workload=workload, name="train_options", max_retries=0)
             specs = [study.trial({"epochs": EPOCHS, **point}, 0, order=i) for i, point in enumerate(trials.values())]
-            told = run(runner, study, specs)
-            found |= {name: told.result(spec) for name, spec in zip(trials, specs, strict=True)}
+            listened = run(runner, study, specs)
+            results |= {name: listened.result(spec) for name, spec in zip(trials, specs, strict=True)}
 
     def find(name: str) -> TrialResult:
-        assert found[name].failure is None
-        return found[name]
+        assert results[name].failure is None
+        return results[name]
 
     return find
 

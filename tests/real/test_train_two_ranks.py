@@ -38,10 +38,10 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     """Every trial of this module, found by its hyperparameters."""
     points: list[dict[str, Any]] = [{"epochs": EPOCHS, **point} for point in (*SHAPES, *WARM_UPS)]
     with LocalRunner(settings_at(tmp_path_factory.mktemp("two_ranks"))) as runner:
-        told = run(runner, STUDY, [STUDY.trial(point, 0, order=i) for i, point in enumerate(points)])
+        listened = run(runner, STUDY, [STUDY.trial(point, 0, order=i) for i, point in enumerate(points)])
 
     def find(**point: Any) -> TrialResult:
-        (result,) = [r for r in told.results if point.items() <= r.spec.point.items()]
+        (result,) = [r for r in listened.results if point.items() <= r.spec.point.items()]
         assert result.failure is None
         return result
 

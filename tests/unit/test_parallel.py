@@ -119,9 +119,9 @@ def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split() -> Non
 
 def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    own = Workload(name="own")
-    assert layers_of(own, model) == list(model)
-    assert layers_of(own, nn.Linear(2, 2)) is None
+    workload = Workload(name="own")
+    assert layers_of(workload, model) == list(model)
+    assert layers_of(workload, nn.Linear(2, 2)) is None
     built = Workload(name="own", layers=lambda m: [m.get_submodule("0"), nn.Flatten()])
     layers = layers_of(built, model)
     assert layers is not None and names_of(model, layers) == ["0", ""]

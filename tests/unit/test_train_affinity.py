@@ -16,8 +16,8 @@ from raypar.train.affinity import CAN_PIN, Core, allowed_cores, host_cores, topo
 needs_pinning = pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
 
 
-def told_by(code: str) -> Any:
-    """What a fresh interpreter prints as JSON: to pin this one would pin every test after it."""
+def printed_by(code: str) -> Any:
+    """Return what a fresh interpreter prints as JSON: to pin this one would pin every test after it."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -25,43 +25,43 @@ def told_by(code: str) -> Any:
 
 @needs_pinning
 def test_a_pinned_process_and_what_it_starts_stay_on_the_core() -> None:
-    told = told_by("""
+    printed = printed_by("""
         import json, os, subprocess, sys, threading
         from raypar.train.affinity import allowed_cores, pin
         last = allowed_cores()[-1]
-        told = {"last": last, "pinned": pin([last])}
+        seen = {"last": last, "pinned": pin([last])}
         def look():
-            told["thread"] = sorted(os.sched_getaffinity(0))
+            seen["thread"] = sorted(os.sched_getaffinity(0))
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
         child = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
-        told["child"] = [int(core) for core in subprocess.check_output(child).split()]
-        print(json.dumps(told))
+        seen["child"] = [int(core) for core in subprocess.check_output(child).split()]
+        print(json.dumps(seen))
     """)
-    assert told["pinned"] == told["thread"] == told["child"] == [told["last"]]
+    assert printed["pinned"] == printed["thread"] == printed["child"] == [printed["last"]]
 
 
 @needs_pinning
 def test_the_allowed_cores_are_the_same_for_a_process_that_is_pinned_and_it_stays_pinned() -> None:
-    told = told_by("""
+    printed = printed_by("""
         import json, os
         from raypar.train.affinity import allowed_cores, pin
         before = allowed_cores()
         pin(before[:1])
         print(json.dumps([before, allowed_cores(), sorted(os.sched_getaffinity(0))]))
     """)
-    before, after, pinned = told
+    before, after, pinned = printed
     assert before == after == list(allowed_cores())
     assert pinned == before[:1]
 
 
 def a_topology(folder: Path, cores: dict[int, tuple[int, str]]) -> Path:
-    """Of each core its package, and the list of its physical core's threads."""
+    """Write a topology: of each core its package, and the list of its physical core's threads."""
     for number, (package, siblings) in cores.items():
-        (own := folder / f"cpu{number}" / "topology").mkdir(parents=True)
-        (own / "physical_package_id").write_text(f"{package}\n")
-        (own / "thread_siblings_list").write_text(f"{siblings}\n")
+        (core_dir := folder / f"cpu{number}" / "topology").mkdir(parents=True)
+        (core_dir / "physical_package_id").write_text(f"{package}\n")
+        (core_dir / "thread_siblings_list").write_text(f"{siblings}\n")
     return folder
 
 

@@ -81,8 +81,8 @@ def trained(channel: Channel, folder: Path, seed: int = 7, **config: Any) -> Ran
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(folder / "model" / "weights.pt", weights_only=True)
-    return found
+    saved: dict[str, torch.Tensor] = torch.load(folder / "model" / "weights.pt", weights_only=True)
+    return saved
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_what_is_resumed_equals_what_was_not_interrupted_to_the_last_bit(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    whole, before, after = Channel(), Channel(cut_at=4), Channel()
-    trained(whole, tmp_path / "whole", **config)
+    uninterrupted, before, after = Channel(), Channel(cut_at=4), Channel()
+    trained(uninterrupted, tmp_path / "whole", **config)
     with pytest.raises(PowerCut):
         trained(before, tmp_path / "cut", **config)
     outcome = trained(after, tmp_path / "cut", seed=8, **config)  # what Python and numpy draw is restored
     assert outcome.environment["resumed_at_epoch"] > 0
-    assert after.learned == whole.learned
+    assert after.learned == uninterrupted.learned
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
@@ -142,14 +142,14 @@ def test_a_trial_that_is_to_stop_while_its_reports_are_told_again_trains_no_furt
 
 
 def test_a_damaged_checkpoint_is_told_and_the_training_begins_anew(tmp_path: Path) -> None:
-    whole, after = Channel(), Channel()
-    trained(whole, tmp_path / "whole")
+    uninterrupted, after = Channel(), Channel()
+    trained(uninterrupted, tmp_path / "whole")
     with pytest.raises(PowerCut):
         trained(Channel(cut_at=3), tmp_path)
     (file,) = (tmp_path / "kept").iterdir()
     file.write_bytes(file.read_bytes()[:-500])
     outcome = trained(after, tmp_path)
-    assert after.learned == whole.learned
+    assert after.learned == uninterrupted.learned
     assert "began anew" in outcome.environment["not_resumed"] and "resumed_at_epoch" not in outcome.environment
 
 
@@ -207,7 +207,7 @@ def test_whether_there_are_checkpoints_is_no_part_of_what_a_trial_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"strategy": "deepspeed", "num_workers": 2}, "whose engine keeps weights"),
         ({"compression": "powersgd", "num_workers": 2}, "which carries errors on"),
@@ -215,6 +215,6 @@ def test_whether_there_are_checkpoints_is_no_part_of_what_a_trial_is() -> None:
         ({"checkpoint_every_epochs": 0}, "must be at least 1"),
     ],
 )
-def test_what_no_checkpoint_can_hold_is_refused_before_anything_starts(config: dict[str, Any], told: str) -> None:
-    with pytest.raises(StudyError, match=told):
+def test_what_no_checkpoint_can_hold_is_refused_before_anything_starts(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(StudyError, match=message):
         Study(workload=WORKLOAD, name="s", config={"checkpoint_every_epochs": 1, **config})

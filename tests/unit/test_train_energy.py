@@ -16,11 +16,11 @@ from raypar.train.energy import CannotRead, EnergyMonitor, Gpu, Packages
 
 
 def a_zone(folder: Path, zone: str, name: str, microjoules: int, range_uj: int = 262_143_328_850) -> Path:
-    (own := folder / zone).mkdir(parents=True, exist_ok=True)
-    (own / "name").write_text(f"{name}\n")
-    (own / "energy_uj").write_text(f"{microjoules}\n")
-    (own / "max_energy_range_uj").write_text(f"{range_uj}\n")
-    return own
+    (zone_dir := folder / zone).mkdir(parents=True, exist_ok=True)
+    (zone_dir / "name").write_text(f"{name}\n")
+    (zone_dir / "energy_uj").write_text(f"{microjoules}\n")
+    (zone_dir / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return zone_dir
 
 
 def test_the_packages_are_added_up_and_their_parts_and_the_board_are_not(tmp_path: Path) -> None:

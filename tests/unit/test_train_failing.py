@@ -1,4 +1,4 @@
-"""What a rank raised is told apart: the code's own errors, memory that ran out, a peer that is gone."""
+"""Failures have kinds: the code's own errors, memory that ran out, a lost peer."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ LOST, CRASH, ERROR = (Failure(kind, kind) for kind in (FailureKind.PEER_LOST, Fa
     ],
 )
 def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_heard_first(ends, why):
-    found = None
+    failure = None
     for end in ends:
-        found = cause(found, end)
-    assert found is why
+        failure = cause(failure, end)
+    assert failure is why
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ GRADIENTS = [
 
 
 def stepped(optimizer_of: Callable[..., Optimizer], start: Array, gradients: Sequence[Array], **chosen: float) -> Array:
-    """Where an optimizer brings float64 weights that have these gradients, step by step."""
+    """Return float64 weights after an optimizer's steps with these gradients."""
     weights = torch.nn.Parameter(torch.tensor(start))
     optimizer = optimizer_of([weights], **chosen)
     for gradient in gradients:

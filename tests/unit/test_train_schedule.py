@@ -48,7 +48,7 @@ def test_the_optimizer_starts_with_the_scaled_lr() -> None:
 
 
 def factors(schedule: str, num_warmup: int, total: int) -> list[float]:
-    """Of the steps 0 … total, the last of which is no longer taken."""
+    """Return the factors of the steps 0 … total, the last of which is no longer taken."""
     return [
         lr_factor(step, schedule=schedule, num_warmup_steps=num_warmup, num_steps_total=total)
         for step in range(total + 1)
@@ -104,8 +104,8 @@ def test_every_step_of_a_training_has_the_schedules_lr() -> None:
 
 
 def test_a_warm_up_leads_to_the_scaled_lr() -> None:
-    found = lrs_of_a_training(3, lr_warmup_steps=2, lr_scaling="linear", batch_size=128)
-    assert found == pytest.approx([0.5, 1.0, 1.0])
+    every = lrs_of_a_training(3, lr_warmup_steps=2, lr_scaling="linear", batch_size=128)
+    assert every == pytest.approx([0.5, 1.0, 1.0])
 
 
 def test_a_rank_that_leaves_the_update_to_another_is_not_warned() -> None:

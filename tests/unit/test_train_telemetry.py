@@ -41,8 +41,8 @@ WATCHED = """
     while time.process_time() < until:
         pass
     monitor.stop()
-    told = {"busy_s": monitor.machine_busy_s, "own_s": monitor.own_s, "elapsed_s": monitor.elapsed_s}
-    print(json.dumps({**monitor.summary(), **told}))
+    times = {"busy_s": monitor.machine_busy_s, "own_s": monitor.own_s, "elapsed_s": monitor.elapsed_s}
+    print(json.dumps({**monitor.summary(), **times}))
 """
 BURN = "import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
 
@@ -56,18 +56,18 @@ def test_a_neighbour_on_the_same_core_is_noticed() -> None:
             assert neighbour.stdout is not None
             neighbour.stdout.readline()  # from now on it burns
             code = [sys.executable, "-c", textwrap.dedent(WATCHED)]
-            told = json.loads(subprocess.run(code, capture_output=True, text=True, check=True).stdout)
+            expected = json.loads(subprocess.run(code, capture_output=True, text=True, check=True).stdout)
         finally:
             neighbour.kill()
-    assert 0.2 < told["cpu_wait_share"] <= 1
-    assert 0.2 < told["foreign_cpu_share"] <= 1
-    assert told["own_s"] >= 0.5 - 0.02  # user and system time are each rounded down to ticks of 10 ms
-    load = other_load_cores(told["elapsed_s"], told["busy_s"], told["own_s"])
+    assert 0.2 < expected["cpu_wait_share"] <= 1
+    assert 0.2 < expected["foreign_cpu_share"] <= 1
+    assert expected["own_s"] >= 0.5 - 0.02  # user and system time are each rounded down to ticks of 10 ms
+    load = other_load_cores(expected["elapsed_s"], expected["busy_s"], expected["own_s"])
     assert load is not None and load > 0.2
 
 
 class Times(NamedTuple):
-    """What psutil tells of a core."""
+    """psutil's times of a core."""
 
     user: float
     system: float = 0.0
@@ -76,7 +76,7 @@ class Times(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What psutil tells of a process."""
+    """psutil's times of a process."""
 
     user: float
     system: float = 0.0
@@ -144,7 +144,7 @@ def test_the_whole_machine_is_looked_at_and_what_a_hypervisor_took_of_it(clock: 
 
 
 @pytest.mark.parametrize(
-    ("elapsed_s", "busy_s", "own_s", "told"),
+    ("elapsed_s", "busy_s", "own_s", "expected"),
     [
         (2.0, 3.0, 2.0, 0.5),
         (2.0, 1.98, 2.0, 0.0),  # ticks round
@@ -153,9 +153,9 @@ def test_the_whole_machine_is_looked_at_and_what_a_hypervisor_took_of_it(clock: 
     ],
 )
 def test_others_load_is_told_where_the_counters_can_tell_it(
-    elapsed_s: float, busy_s: float, own_s: float, told: float | None
+    elapsed_s: float, busy_s: float, own_s: float, expected: float | None
 ) -> None:
-    assert other_load_cores(elapsed_s, busy_s, own_s) == told
+    assert other_load_cores(elapsed_s, busy_s, own_s) == expected
 
 
 def test_a_watch_that_saw_nothing_tells_nothing() -> None:
@@ -192,8 +192,8 @@ def test_clocks_are_the_mean_of_the_ranks_cores_at_the_regions_ends(tmp_path: Pa
         for number, own in ((0, mhz), (1, 9999), (2, mhz + 200)):
             a_core(tmp_path, number, own)
         monitor.stop()
-    told = monitor.summary()
-    assert told == pytest.approx({"cpu_mhz_first": 3100, "cpu_mhz_mean": 2800, "cpu_mhz_last": 2500})
+    expected = monitor.summary()
+    assert expected == pytest.approx({"cpu_mhz_first": 3100, "cpu_mhz_mean": 2800, "cpu_mhz_last": 2500})
 
 
 def test_throttles_of_cores_add_up_and_those_of_a_package_count_once(tmp_path: Path) -> None:

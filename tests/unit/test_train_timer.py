@@ -1,4 +1,4 @@
-"""Step times are the distances between the laps, and the total is the whole region."""
+"""Step times are the distances between the laps, and the total is the region."""
 
 from __future__ import annotations
 
