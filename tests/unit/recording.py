@@ -1,4 +1,4 @@
-"""Studies that are in a store, as if they had been run."""
+"""Studies put into a store, as if they had been run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raypar.track.recorder import Execution, Recorder
 
 @functools.cache
 def _empty_database() -> bytes:
-    """A database of the installed MLflow, with nothing in it. Making its tables takes more than a second: once."""
+    """Return an empty database of the installed MLflow. Making its tables takes more than a second: once."""
     from raypar.track.client import connect
 
     with tempfile.TemporaryDirectory() as folder:
@@ -47,11 +47,11 @@ def recorded(
     uid: str = "",
     started_at: float = 1.7e9,
 ) -> None:
-    """One execution of a study, in the store of the folder."""
+    """Record one execution of a study in the store of the folder."""
     new_store(folder)
     name = question.study_name
-    told = {"raypar.question": json.dumps(asdict(question)), "raypar.resume": json.dumps(resume or {})}
-    execution = Execution(uid or name, name, started_at, tags={**(tags or {}), **told}, description=description)
+    asked = {"raypar.question": json.dumps(asdict(question)), "raypar.resume": json.dumps(resume or {})}
+    execution = Execution(uid or name, name, started_at, tags={**(tags or {}), **asked}, description=description)
     recorder = Recorder(execution, tracking_uri=f"sqlite:///{folder}/mlflow.db", project_dir=folder)
     recorder.start()
     for result in results:

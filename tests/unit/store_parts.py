@@ -1,4 +1,4 @@
-"""Results by hand, and a recorder to put them into a real embedded store."""
+"""Made-up results, and a recorder that puts them into a real embedded store."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def runs(uri: str, study: str = "mnist", kind: str = "trial"):
 
 
 def block(project: Path) -> str:
-    """A store that can't be reached until `unblock`."""
+    """Return the URI of a store that can't be reached until `unblock`."""
     (project / "down").write_text("")
     return f"sqlite:///{project}/down/mlflow.db"
 
@@ -99,8 +99,8 @@ def unblock(project: Path) -> None:
 
 
 def data_sets(uri: str) -> set[tuple[str, str, str]]:
-    """Context, name and digest of each input of the only trial."""
+    """Return context, name and digest of each input of the only trial."""
     (child,) = runs(uri)
-    found = [(i.tags[0].value, i.dataset.name, i.dataset.digest) for i in child.inputs.dataset_inputs]
-    assert len(set(found)) == len(found)
-    return set(found)
+    inputs = [(i.tags[0].value, i.dataset.name, i.dataset.digest) for i in child.inputs.dataset_inputs]
+    assert len(set(inputs)) == len(inputs)
+    return set(inputs)

@@ -1,4 +1,4 @@
-"""An embedded database gives the same read with SQL as through MLflow, and is left alone by either."""
+"""SQL reads the same from an embedded database as MLflow does, and leaves it alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from recording import new_store
+from store_parts import make_result
 
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track.recorder import Execution, Recorder
-from raypar.track.runs import StoredRun
 from raypar.track.store import EmbeddedRuns, RunReader, Store, Unfamiliar
 
 ODD = 'it\'s "quoted" `so`, naïve 研究 100%'
@@ -24,18 +24,8 @@ STUDIES = ("mnist", "empty", "unfinished", "deleted", "restored", ODD, LONG, "ne
 
 
 def result(study: str, batch_size: int, *, failed: bool = False, at: float = 1.7e9, noise: str = "") -> TrialResult:
-    config = {"num_workers": 1, "batch_size": batch_size, "device": "cpu", "cpus_per_worker": 1}
-    return TrialResult(
-        spec=TrialSpec(study, "mlp", {"batch_size": batch_size}, config, 0, 0),
-        state=TrialState.FAILED if failed else TrialState.FINISHED,
-        started_at=at,
-        wall_s=2.0,
-        train_time_s=None if failed else 1.0,
-        reports=() if failed else ({"epoch": 1, "accuracy": 0.5},),
-        step_times_s=((0.5, 0.5),),
-        environment={"node": "n", "noise": noise},
-        failure=Failure(FailureKind.ERROR, "boom") if failed else None,
-    )
+    changes = {"state": TrialState.FAILED, "failure": Failure(FailureKind.ERROR, "boom")} if failed else {}
+    return make_result(batch_size, study=study, started_at=at, environment={"noise": noise}, **changes)
 
 
 def record(project: Path, uri: str, study: str, uid: str, *results: TrialResult, closed: bool = True) -> None:
@@ -59,12 +49,12 @@ def record(project: Path, uri: str, study: str, uid: str, *results: TrialResult,
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A store in which studies were finished, resumed, cut short, deleted and restored, and others' experiments are."""
+    """A store with studies finished, resumed, cut short, deleted and restored, and experiments of others."""
     from raypar.track.client import connect
 
     folder = tmp_path_factory.mktemp("a project, 100% #1?")
     new_store(folder)
-    uri = f"sqlite:///{folder.as_posix().replace('%', '%25').replace('#', '%23').replace('?', '%3F')}/mlflow.db"
+    uri = by_sql(folder)
     client = connect(uri)
     record(folder, uri, "mnist", "e1", result("mnist", 32), result("mnist", 64, failed=True), result("mnist", 128))
     record(folder, uri, "mnist", "e22", result("mnist", 64, at=1.75e9), result("mnist", 256, noise="研" * 9000))
@@ -77,8 +67,8 @@ def project(tmp_path_factory):
     client.delete_experiment(ids["deleted"])
     client.delete_experiment(ids["restored"])
     client.restore_experiment(ids["restored"])
-    gone = client.search_runs([ids[ODD]], "tags.`raypar.kind` = 'trial'")
-    client.delete_run(gone[0].info.run_id)
+    trials = client.search_runs([ids[ODD]], "tags.`raypar.kind` = 'trial'")
+    client.delete_run(trials[0].info.run_id)
     others = client.create_experiment("someone's own")
     client.create_run(others, tags={"raypar.kind": "trial", "raypar.uid": "no study"})
     client.create_run(ids["mnist"], tags={"raypar.kind": "Trial"})
@@ -91,7 +81,7 @@ def by_sql(project: Path) -> str:
 
 
 def by_mlflow(project: Path) -> str:
-    """The same database, by a name that only MLflow knows."""
+    """Return the same database by a URI that only MLflow opens."""
     uri = by_sql(project).replace("sqlite:", "sqlite+pysqlite:")
     with pytest.raises(Unfamiliar):
         EmbeddedRuns(uri).experiments()
@@ -117,27 +107,24 @@ def test_experiments_and_runs_are_those_that_mlflow_gives(project):
     for tags in ({"kind": "trial"}, {"kind": "execution"}, {"kind": "trial", "repeat": "0"}, {"kind": "no such"}):
         read = EmbeddedRuns(by_sql(project)).search(ids, {f"raypar.{k}": v for k, v in tags.items()})
         assert read == list(slow.search(ids, **tags)), tags
-        assert len({run.run_id for run in read}) == len(read)
+        assert read == sorted(read, key=lambda run: (-run.start_ms, run.run_id))
     # 5 of mnist, 1 unfinished, 2 of the long name, 1 of the odd one; a restored experiment's runs stay deleted or not
     assert len(list(quick.search(ids, kind="trial"))) >= 9
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_store_says_of_a_study_what_it_says_through_mlflow(project, study):
+def test_a_store_reads_of_a_study_what_mlflow_reads(project, study):
     quick, slow = (Store(uri, project) for uri in (by_sql(project), by_mlflow(project)))
-    assert quick.results(study) == slow.results(study)
-    assert quick.question(study) == slow.question(study)
-    assert quick.origin(study) == slow.origin(study)
-    assert quick.study_source(study) == slow.study_source(study)
-    assert quick.experiment_id(study) == slow.experiment_id(study)
+    for read in (Store.results, Store.question, Store.origin, Store.study_source, Store.experiment_id):
+        assert read(quick, study) == read(slow, study), read.__name__
     for identity in [r.spec.identity for r in quick.results(study)] or ["0" * 16]:
         assert quick.step_times(study, identity) == slow.step_times(study, identity)
 
 
 def test_the_list_of_studies_is_the_one_through_mlflow(project):
-    found = Store(by_sql(project), project).studies()
-    assert found == Store(by_mlflow(project), project).studies()
-    assert {s.name: (s.num_executions, s.num_finished, s.num_failed) for s in found}["mnist"] == (2, 4, 1)
+    studies = Store(by_sql(project), project).studies()
+    assert studies == Store(by_mlflow(project), project).studies()
+    assert {s.name: (s.num_executions, s.num_finished, s.num_failed) for s in studies}["mnist"] == (2, 4, 1)
 
 
 def test_no_study_and_no_trial_is_asked_for_through_mlflow(project):
@@ -235,13 +222,3 @@ def test_workspaces_are_left_to_mlflow(project, monkeypatch):
         EmbeddedRuns(by_sql(project)).experiments()
     monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "false")
     assert EmbeddedRuns(by_sql(project)).experiments()
-
-
-def test_runs_of_the_same_start_come_in_the_order_of_their_ids(project):
-    ids = list(EmbeddedRuns(by_sql(project)).experiments().values())
-    runs = EmbeddedRuns(by_sql(project)).search(ids, {"raypar.kind": "trial"})
-
-    def place(run: StoredRun) -> tuple[int, str]:
-        return -run.start_ms, run.run_id
-
-    assert runs == sorted(runs, key=place)

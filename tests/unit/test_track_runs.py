@@ -1,3 +1,5 @@
+"""A trial's result as the fields of an MLflow run, and back."""
+
 from __future__ import annotations
 
 import random
@@ -39,31 +41,29 @@ def values(result: TrialResult, key: str) -> list[tuple[int, float]]:
     return [(p.step, p.value) for p in child(result).points if p.key == key]
 
 
-def test_a_run_is_named_for_people_and_lasts_as_long_as_the_trial():
+def test_a_run_shows_the_trial():
     run = child(RESULT)
     assert run.name == "batch_size=64 num_workers=2 #1"
     assert (run.start_ms, run.end_ms) == (1_000_000, 1_010_000)
+    expected = {"num_workers": "2", "batch_size": "64", "lr": "0.1", "hidden": "128,64"}
+    assert run.params == {**expected, "device": "cpu", "schedule": "None"}
+    assert (run.tags["raypar.env.node"], run.tags["raypar.env.cores"]) == ("n1", "[[0], [1]]")
+    assert TrialResult.from_json(run.files["trial.json"]) == RESULT
 
 
-def test_every_hyperparameter_is_a_param():
-    assert child(RESULT).params == {
-        "num_workers": "2",
-        "batch_size": "64",
-        "lr": "0.1",
-        "hidden": "128,64",
-        "device": "cpu",
-        "schedule": "None",
-    }
+@pytest.mark.parametrize(
+    ("key", "value"),
+    # Numbers that sort badly as params; step times of the slowest rank.
+    [("num_workers", 2.0), ("batch_size", 64.0), ("step_time_median_s", 0.3), ("step_time_p95_s", 0.3)],
+)
+def test_figures_of_the_trial_are_metrics(key: str, value: float):
+    assert values(RESULT, key) == [(0, pytest.approx(value))]
 
 
-def test_numbers_that_sort_badly_as_params_are_metrics_as_well():
-    assert values(RESULT, "num_workers") == [(0, 2.0)]
-    assert values(RESULT, "batch_size") == [(0, 64.0)]
-
-
-def test_step_times_are_those_of_the_slowest_rank():
-    assert values(RESULT, "step_time_median_s") == [(0, 0.3)]
-    assert values(RESULT, "step_time_p95_s")[0][1] == pytest.approx(0.3)
+@pytest.mark.parametrize(("times", "p95"), [((1.0,), 1.0), ((2.0, 1.0), 1.95), (tuple(range(1, 22)), 20.0)])
+def test_the_95th_percentile_of_step_times_is_interpolated(times, p95):
+    result = replace(RESULT, step_times_s=(times,))
+    assert values(result, "step_time_p95_s") == [(0, pytest.approx(p95))]
 
 
 def test_reports_are_series_over_epochs_at_times_within_the_trial():
@@ -97,10 +97,10 @@ REPORT = {
 REPORTS = (REPORT, {**REPORT, "epoch": 1, "step": 16})
 
 
-def test_what_training_reports_is_sorted_into_sections_by_step():
+def test_reports_of_the_training_loop_are_sorted_into_sections_by_step():
     result = replace(RESULT, reports=REPORTS)
-    series = {p.key: p.value for p in child(result).points if p.step == 8}
-    assert series == {
+    assert "step" not in series_keys(result)
+    assert {p.key: p.value for p in child(result).points if p.step == 8} == {
         "train/epoch": 0.5,
         "train/loss": 0.9,
         "train/learning_rate": 0.1,
@@ -117,7 +117,7 @@ def test_what_training_reports_is_sorted_into_sections_by_step():
     assert values(result, "throughput_samples_per_s") == [(0, 100.0)]
 
 
-def test_reports_of_a_train_loop_keep_its_own_names_and_stand_by_epoch():
+def test_reports_of_a_user_s_train_loop_keep_their_names_and_stand_by_epoch():
     reports = ({"epoch": 1, "step": 8, "train_loss": 0.9, "lr": 0.1}, {"epoch": 2, "step": 16})
     result = replace(RESULT, train_time_s=None, reports=reports)
     assert values(result, "train_loss") == [(1, 0.9)]
@@ -126,20 +126,15 @@ def test_reports_of_a_train_loop_keep_its_own_names_and_stand_by_epoch():
     assert not [p for p in child(result).points if "/" in p.key]
 
 
-def test_a_trial_that_failed_on_the_way_has_the_same_names_as_one_that_did_not():
+def test_a_failed_trial_has_the_same_names_as_a_finished_one():
     config = {key: option.default for key, option in OPTIONS.items()}
     failed = replace(RESULT, spec=replace(SPEC, config=config), train_time_s=None, reports=REPORTS)
     assert values(failed, "train/loss") == [(8, 0.9), (16, 0.9)]
 
 
-def test_a_metric_called_as_a_section_is_told_apart_from_it():
+def test_a_metric_called_as_a_section_stays_distinct():
     result = replace(RESULT, reports=({**REPORT, "eval/loss": 5.0},))
     assert (values(result, "eval/loss"), values(result, "epoch/eval/loss")) == ([(8, 0.8)], [(8, 5.0)])
-
-
-def test_the_keys_of_the_series_are_told_for_the_saved_view():
-    keys = series_keys(replace(RESULT, reports=REPORTS))
-    assert "step" not in keys and (keys["val_loss"], keys["accuracy"]) == ("eval/loss", "accuracy")
 
 
 @pytest.mark.parametrize("epochs", [(1, 1), (1.5, 2.5), (float("nan"), 1), (None, None), (True, False)])
@@ -148,17 +143,15 @@ def test_reports_without_an_epoch_each_are_counted(epochs):
     assert values(replace(RESULT, reports=reports), "loss") == [(0, 1.0), (1, 1.0)]
 
 
-@pytest.mark.parametrize("odd", ["text", None, True, [1], 10**400])
-def test_what_is_no_number_is_no_metric(odd):
-    assert values(replace(RESULT, reports=({"epoch": 1, "odd": odd},)), "odd") == []
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [*((odd, []) for odd in ("text", None, True, [1], 10**400)), (float("inf"), [(1, 1.7976931348623157e308)])],
+)
+def test_only_numbers_are_metrics_and_infinity_is_the_largest(value, stored):
+    assert values(replace(RESULT, reports=({"epoch": 1, "odd": value},)), "odd") == stored
 
 
-def test_infinity_is_the_largest_number_that_mlflow_holds():
-    ((_, value),) = values(replace(RESULT, reports=({"epoch": 1, "loss": float("inf")},)), "loss")
-    assert value == 1.7976931348623157e308
-
-
-def test_a_time_that_is_not_known_is_no_metric():
+def test_an_unmeasured_time_is_no_metric():
     assert values(replace(RESULT, train_time_s=None), "train_time_s") == []
 
 
@@ -171,7 +164,7 @@ def test_the_run_ends_as_the_trial_did(state, status):
     assert (run.status, run.tags["raypar.state"]) == (status, state.value)
 
 
-def test_a_failure_is_told_and_its_traceback_kept():
+def test_a_failure_is_shown_and_its_traceback_kept():
     failure = Failure(FailureKind.CRASH, "rank 1 died", rank=1, traceback="Traceback …", log_path="/logs/1")
     run = child(replace(RESULT, state=TrialState.FAILED, failure=failure, started_at=0.0, wall_s=None))
     assert run.tags["raypar.failure"] == run.tags["mlflow.note.content"] == "rank 1 died"
@@ -180,39 +173,23 @@ def test_a_failure_is_told_and_its_traceback_kept():
     assert (run.start_ms, run.end_ms) == (2_000_000, 2_000_000)
 
 
-def test_the_environment_is_readable():
-    tags = child(RESULT).tags
-    assert (tags["raypar.env.node"], tags["raypar.env.cores"]) == ("n1", "[[0], [1]]")
-
-
-def test_the_whole_result_is_a_file():
-    assert TrialResult.from_json(child(RESULT).files["trial.json"]) == RESULT
-
-
-@pytest.mark.parametrize("num_epochs", [0, 2, 1000])
-def test_a_result_comes_back_from_its_tags_whatever_its_length(num_epochs):
-    reports = tuple({"epoch": e, "accuracy": e / 7, "val_loss": 1 / (e + 1)} for e in range(num_epochs))
-    result = replace(RESULT, reports=reports)
-    assert result_from_tags(child(result).tags) == without_step_times(result)
-
-
-def measured(num_reports: int) -> TrialResult:
-    """Of a trial that evaluates often; its numbers have as many digits as measured ones have."""
+def evaluated(num_reports: int) -> TrialResult:
+    """Return a trial that evaluated often; its numbers have as many digits as measured ones."""
     draw = random.Random(num_reports).random
     reports = tuple({**{key: draw() for key in REPORT}, "step": i, "epoch": i / 938} for i in range(num_reports))
     return replace(RESULT, reports=reports)
 
 
-@pytest.mark.parametrize("num_reports", [100, 500])
-def test_some_hundred_evaluations_fit_into_the_tags(num_reports):
-    result = measured(num_reports)
+@pytest.mark.parametrize("num_reports", [0, 2, 500])
+def test_a_result_comes_back_from_its_tags(num_reports):
+    result = evaluated(num_reports)
     tags = result_tags(result)
     assert tags is not None and max(map(len, tags.values())) <= MAX_TAG_LENGTH and len(tags) <= MAX_TAG_PARTS
     assert result_from_tags(child(result).tags) == without_step_times(result)
 
 
 def test_with_thousands_of_evaluations_the_file_alone_holds_the_result():
-    result = measured(5000)
+    result = evaluated(5000)
     assert result_tags(result) is None
     run = child(result)
     assert not any(key.startswith("raypar.result") for key in run.tags)

@@ -1,25 +1,30 @@
-"""What is recorded is what the store gives back, over the real embedded database."""
+"""Recorded results are read back equal, over the real embedded database."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_parts import DATA, client, data_sets, make_result, recorder, runs, stripped, unpacked
 
-from raypar.study.trial import Failure, FailureKind, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track.store import Store, default_tracking_uri
 
 HOSTILE = ["../../x", "a/b", 'it\'s "quoted" `so`', "naïve 研究", "x" * 300, "x" * 600, "..", " spaced ", "%2e%2e"]
 
 
-def test_results_come_back_equal(project, uri):
-    written = [make_result(32), make_result(64), make_result(64, repeat=1, started_at=1_800_000_000.0)]
-    rec = recorder(project, uri)
-    for result in written:
+def record(project: Path, uri: str, *results: TrialResult, uid: str = "e1", **kwargs: Any) -> None:
+    rec = recorder(project, uri, uid, **kwargs)
+    for result in results:
         rec.record(result)
     assert rec.close("finished") == 0
+
+
+def test_results_come_back_equal(project, uri):
+    written = make_result(32), make_result(64), make_result(64, repeat=1, started_at=1_800_000_000.0)
+    record(project, uri, *written)
     assert Store(uri, project).results("mnist") == tuple(map(stripped, written))
 
 
@@ -30,31 +35,22 @@ def test_results_come_back_equal(project, uri):
         {"train_time_s": None, "step_times_s": (), "reports": ()},
         {"reports": tuple({"epoch": e, "accuracy": e / 3, "loss": 1 / (e + 1)} for e in range(1500))},
         {"environment": {"odd/../key": {"nested": [1, None, "ü"]}, "": 1, "long": "x" * 20_000}},
+        {"environment": {"noise": "".join(chr(0x4E00 + (i * 7919) % 20000) for i in range(300_000))}},
         {"attempts": 3, "environment": {}},
         {
             "state": TrialState.FAILED,
             "failure": Failure(FailureKind.CRASH, "died\0\n" * 2000, 1, "trace\n" * 5000, "/log"),
         },
     ],
-    ids=["stopped", "bare", "1500 epochs", "odd environment", "retried", "failed"],
+    ids=["stopped", "bare", "1500 epochs", "odd environment", "too long for tags", "retried", "failed"],
 )
 def test_every_kind_of_result_comes_back_equal(project, uri, changes):
     result = make_result(**changes)
-    rec = recorder(project, uri)
-    rec.record(result)
-    assert rec.close("finished") == 0
+    record(project, uri, result)
     assert Store(uri, project).results("mnist") == (stripped(result),)
     assert Store(uri, project).step_times("mnist", result.spec.identity) == result.step_times_s
-
-
-def test_a_result_too_long_for_tags_is_read_from_its_file(project, uri):
-    noise = "".join(chr(0x4E00 + (i * 7919) % 20000) for i in range(300_000))
-    result = make_result(environment={"noise": noise})
-    rec = recorder(project, uri)
-    rec.record(result)
-    rec.close("finished")
-    assert "raypar.result" not in runs(uri)[0].data.tags
-    assert Store(uri, project).results("mnist") == (stripped(result),)
+    is_too_long = "noise" in result.environment
+    assert ("raypar.result" in runs(uri)[0].data.tags) is not is_too_long
 
 
 def test_plain_mlflow_sees_params_metrics_tags_and_the_parent(project, uri):
@@ -110,7 +106,7 @@ def test_plain_mlflow_sees_params_metrics_tags_and_the_parent(project, uri):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_study_name_stays_in_its_folders_and_is_found_again(project, uri, name):
+def test_a_hostile_study_name_stays_in_its_folders_and_is_read_again(project, uri, name):
     rec = recorder(project, uri, study=name, execution={"study_source": "x"})
     result = make_result(study=name)
     rec.record(result)
@@ -127,19 +123,15 @@ def test_a_hostile_study_name_stays_in_its_folders_and_is_found_again(project, u
 def test_a_complete_result_of_an_earlier_execution_outlives_a_later_failure(project, uri):
     good = make_result(64)
     bad = make_result(64, state=TrialState.FAILED, started_at=1_900_000_000.0)
-    for uid, result in (("e1", good), ("e2", bad)):
-        rec = recorder(project, uri, uid)
-        rec.record(result)
-        rec.close("finished")
+    record(project, uri, good, uid="e1")
+    record(project, uri, bad, uid="e2")
     assert Store(uri, project).results("mnist") == (stripped(good),)
     (summary,) = Store(uri, project).studies()
     assert (summary.num_executions, summary.num_finished, summary.num_failed) == (2, 1, 1)
 
 
 def test_metrics_reach_a_trial_of_an_earlier_execution(project, uri):
-    rec = recorder(project, uri, "e1")
-    rec.record(make_result(64))
-    rec.close("finished")
+    record(project, uri, make_result(64))
     rec = recorder(project, uri, "e2")
     rec.record_trial_metrics({make_result(64).spec.identity: {"speedup": 2.0}, "unknown": {"speedup": 1.0}})
     assert rec.close("finished") == 0
@@ -147,23 +139,16 @@ def test_metrics_reach_a_trial_of_an_earlier_execution(project, uri):
 
 
 def test_a_run_deleted_by_hand_counts_no_more(project, uri):
-    rec = recorder(project, uri)
-    rec.record(make_result(32))
-    rec.record(make_result(64))
-    rec.close("finished")
+    record(project, uri, make_result(32), make_result(64))
     client(uri).delete_run(runs(uri)[0].info.run_id)
     assert len(Store(uri, project).results("mnist")) == 1
 
 
 def test_a_study_deleted_by_hand_starts_anew_and_stays_deleted(project, uri):
-    rec = recorder(project, uri, "e1")
-    rec.record(make_result(32))
-    rec.close("finished")
+    record(project, uri, make_result(32))
     client(uri).delete_experiment(Store(uri, project).experiment_id("mnist"))
     assert Store(uri, project).results("mnist") == ()
-    rec = recorder(project, uri, "e2")
-    rec.record(make_result(64))
-    assert rec.close("finished") == 0
+    record(project, uri, make_result(64), uid="e2")
     assert Store(uri, project).results("mnist") == (stripped(make_result(64)),)
 
 
@@ -177,9 +162,7 @@ def test_a_study_deleted_by_hand_while_it_runs_loses_no_later_result(project, ur
 
 
 def test_a_project_that_was_moved_keeps_its_step_times(project, uri, tmp_path_factory):
-    rec = recorder(project, uri)
-    rec.record(make_result(64))
-    rec.close("finished")
+    record(project, uri, make_result(64))
     moved = tmp_path_factory.mktemp("elsewhere") / "project"
     project.rename(moved)
     store = Store(default_tracking_uri(moved), moved)
@@ -187,7 +170,7 @@ def test_a_project_that_was_moved_keeps_its_step_times(project, uri, tmp_path_fa
     moved.rename(project)
 
 
-def test_reading_where_nothing_is_makes_nothing(tmp_path):
+def test_reading_an_empty_folder_creates_nothing(tmp_path):
     store = Store(default_tracking_uri(tmp_path), tmp_path)
     assert store.results("mnist") == ()
     assert store.studies() == ()
@@ -197,13 +180,11 @@ def test_reading_where_nothing_is_makes_nothing(tmp_path):
 
 
 def test_an_identity_can_not_break_out_of_its_query(project, uri):
-    rec = recorder(project, uri)
-    rec.record(make_result(64))
-    rec.close("finished")
+    record(project, uri, make_result(64))
     assert Store(uri, project).step_times("mnist", "' OR 1=1 --") == ()
 
 
-def test_what_a_trial_was_trained_and_judged_on_are_its_data_sets_and_the_test_split_once_it_was_seen(project, uri):
+def test_data_sets_of_a_trial_are_its_splits_and_the_test_split_once_it_was_seen(project, uri):
     rec = recorder(project, uri)
     rec.record(make_result(data=DATA))
     shown = {("train", "MNIST", "0123456789abcdef"), ("val", "MNIST, val", "none")}
