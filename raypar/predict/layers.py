@@ -49,7 +49,7 @@ def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
     try:
         sample = sample_inputs(workload, config)
         return run_on_shapes(workload, config, sample, partial(count_layers, config=config))
-    except Exception:  # data that is not there, or a network that doesn't run on it: its size is known all the same
+    except Exception:  # missing data, or a network that doesn't run on it: its size can be counted all the same
         return one_layer(sum(size for _, size in _gradients(_built(workload, config), config)))
 
 

@@ -15,9 +15,9 @@ from raypar.study.trial import TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
-from raypar.track.runs import Point, shown_of
+from raypar.track.runs import Point, view_content
 from raypar.track.uploader import RunWriter, Uploader, replay
-from raypar.track.view import Shown
+from raypar.track.view import ViewContent
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -91,7 +91,7 @@ class Recorder:
         self._now = now
         self._retry_after_s = retry_after_s
         self._retry_at_s = float("-inf")
-        self._shown: Shown | None = None
+        self._shown: ViewContent | None = None
         self._totals = {"num_finished": 0, "num_failed": 0}
         self._path = journal.journal_path(project_dir, execution.study, execution.uid)
         self._uploader = Uploader(writer or RunWriter(tracking_uri, project_dir))
@@ -150,7 +150,7 @@ class Recorder:
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
         if system:
             optional["system"] = [astuple(point) for point in system]
-        shown = shown_of(result, self._execution.score, self._execution.compares)
+        shown = view_content(result, self._execution.score, self._execution.compares)
         if self._shown is None or len(shown.series) > len(self._shown.series):
             self._shown = shown
             optional["shown"] = asdict(shown)
@@ -243,7 +243,7 @@ class Recorder:
         assert self._upload_lock is not None
         try:
             self._upload_lock.acquire(timeout=timeout_s)
-        except OSError:  # held by another upload (Timeout), or the folder is gone
+        except OSError:  # held by another upload (Timeout), or the folder is lost
             return False
         return True
 

@@ -13,7 +13,7 @@ from typing import Any
 from raypar.study.options import OPTIONS
 from raypar.study.trial import TrialResult, TrialState
 from raypar.track.names import MAX_NAME_LENGTH, MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
-from raypar.track.view import Shown
+from raypar.track.view import ViewContent
 
 NO_DIGEST = "none"
 _MAX_DIGEST_LENGTH = 36  # MLflow's own
@@ -192,12 +192,12 @@ def series_keys(result: TrialResult) -> dict[str, str]:
     return {name: keys[text] for name, text in texts.items()}
 
 
-def shown_of(result: TrialResult, score: str, compares: bool) -> Shown:
+def view_content(result: TrialResult, score: str, compares: bool) -> ViewContent:
     """Return the content of a study's saved view, going by one of its trials."""
     point, keys = result.spec.point, series_keys(result)
     names = key_names(point)
     swept = {names[k]: _number(value) is not None for k, value in point.items()}
-    return Shown(swept, keys.get(score, ""), tuple(keys.values()), compares)
+    return ViewContent(swept, keys.get(score, ""), tuple(keys.values()), compares)
 
 
 def without_step_times(result: TrialResult) -> TrialResult:

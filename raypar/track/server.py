@@ -82,7 +82,7 @@ class Server:
 
     @property
     def home_url(self) -> str:
-        """The page to open."""
+        """Page to open."""
         return home_url(self.url)
 
     def is_running(self) -> bool:

@@ -1,7 +1,7 @@
 """Stored results of all executions of a study: from MLflow's database or server, and from this project's journals.
 
-An embedded database is read by SQL, as MLflow's own searches would, where its schema is one that is known here; every
-other store is asked through MLflow's client.
+An embedded database of a schema in `SCHEMAS` is read by SQL, without importing MLflow; every other store is asked
+through MLflow's client.
 """
 
 from __future__ import annotations

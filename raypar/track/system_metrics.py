@@ -1,4 +1,4 @@
-"""How busy the driver's machine was during each trial, under the names of MLflow's "System metrics" page.
+"""Load of the driver's machine during each trial, under the names of MLflow's "System metrics" page.
 
 Sampled by a thread of the driver, once a second, never by a process that is timed.
 """
@@ -16,13 +16,13 @@ import psutil
 from raypar.track.runs import Point
 
 INTERVAL_S = 1.0
-# What psutil says of the processor is noise over less than this.
+# Over less than this, psutil's figure of the processor is noise.
 MIN_GAP_S = 0.1
 _SECTION = "system/"
 
 
 class SystemMonitor:
-    """A context manager; between `begin` and `end` of a trial its samples are kept, several trials at once included."""
+    """Context manager that samples between `begin` and `end` of a trial, or of several trials at once."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
@@ -35,11 +35,11 @@ class SystemMonitor:
         psutil.cpu_percent()  # the first call's answer means nothing: it counts from here on
 
     def begin(self, identity: str) -> None:
-        """The trial starts; a second time (started again) changes nothing."""
+        """Mark the start of a trial; another attempt of it changes nothing."""
         self._begun_at.setdefault(identity, time.time())
 
     def end(self, identity: str) -> tuple[Point, ...]:
-        """The trial's samples, the last one taken now, at steps 0, 1, 2 …; empty for one that never began."""
+        """Return the trial's samples, the last one taken now, at steps 0, 1, 2 …; empty for one that never began."""
         begun_at = self._begun_at.pop(identity, None)
         if begun_at is None:
             return ()
@@ -85,7 +85,7 @@ class SystemMonitor:
             "disk_usage_percentage": disk.percent,
             "disk_usage_megabytes": round(disk.used / 1e6, 1),
             "disk_available_megabytes": round(disk.free / 1e6, 1),
-            # Since the study's start, all interfaces together, as MLflow's own monitor counts.
+            # Since the study's start, all interfaces together, as MLflow's monitor counts.
             "network_receive_megabytes": round((network.bytes_recv - self._network.bytes_recv) / 1e6, 3),
             "network_transmit_megabytes": round((network.bytes_sent - self._network.bytes_sent) / 1e6, 3),
         }

@@ -40,7 +40,7 @@ from raypar.track.names import (
 )
 from raypar.track.runs import SOURCE_FILE, Input, Point, child_run, inputs_of
 from raypar.track.store import default_tracking_uri
-from raypar.track.view import VIEW_TAG, Shown, experiment_path, saved_view
+from raypar.track.view import VIEW_TAG, ViewContent, experiment_path, saved_view
 
 # Limits of one log_batch call.
 _MAX_POINTS, _MAX_PAIRS = 1000, 100
@@ -331,7 +331,7 @@ class Uploader:
     def _view(self, record: Record) -> None:
         """Update the study's saved view, where the record brings one. Optional: any failure is ignored."""
         if shown := record.get("shown"):
-            text = saved_view(Shown(**shown), at_ms=round(record["at"] * 1000))
+            text = saved_view(ViewContent(**shown), at_ms=round(record["at"] * 1000))
             try:
                 if text is not None:
                     self._writer.describe_experiment(record["study"], VIEW_TAG, text)
@@ -392,23 +392,27 @@ def _quotable(uid: str) -> str:
 
 
 @dataclass
-class Replay:
-    """Outcome of one pass over a journal.
+class UploadReport:
+    """Outcome of an upload.
 
     Attributes:
-        problems: damaged and rejected records, file and line named.
-        outage: the reason why it stopped; empty if it went to the end.
+        num_uploaded: records that are in the store now.
+        num_rejected: records that the store will never take; they are kept beside the journal.
+        num_left: records that are still in journals only; counted by `sync`.
+        problems: damaged and rejected records, and with `sync` outages, one line each, for people.
+        outage: the reason why one journal's upload stopped; empty if it went to the end.
     """
 
     num_uploaded: int = 0
     num_rejected: int = 0
+    num_left: int = 0
     problems: list[str] = field(default_factory=list)
     outage: str = ""
 
 
 def replay(
     path: Path, uploader: Uploader, tracking_uri: str, *, new_from: int | None = None, is_ended: bool = False
-) -> Replay:
+) -> UploadReport:
     """Upload the pending records of a journal. To be called under `journal.upload_lock`.
 
     Args:
@@ -421,7 +425,7 @@ def replay(
     Raises:
         OSError: the journal can't be read, or the ack not be written.
     """
-    done = Replay()
+    done = UploadReport()
     for line in journal.pending_lines(path, tracking_uri, is_ended=is_ended):
         if line.record is None:
             done.problems.append(line.problem)
@@ -442,24 +446,7 @@ def replay(
     return done
 
 
-@dataclass(frozen=True)
-class SyncReport:
-    """Outcome of a sync.
-
-    Attributes:
-        num_uploaded: records that are in the store now.
-        num_left: records that are still in journals only.
-        num_rejected: records that the store will never take; they are kept beside the journal.
-        problems: one line each, for people.
-    """
-
-    num_uploaded: int = 0
-    num_left: int = 0
-    num_rejected: int = 0
-    problems: tuple[str, ...] = ()
-
-
-def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> SyncReport:
+def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> UploadReport:
     """Upload every pending journal. Safe to repeat, beside a running study, and beside another sync.
 
     Args:
@@ -471,7 +458,7 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
         StoreError: the journals can't be read or written, or another upload takes too long.
     """
     if not journal.journal_paths(project_dir):
-        return SyncReport()
+        return UploadReport()
     try:
         with journal.upload_lock(project_dir).acquire(timeout=lock_timeout_s):
             return _sync(project_dir, tracking_uri)
@@ -486,27 +473,25 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
         ) from e
 
 
-def _sync(project_dir: Path, tracking_uri: str | None) -> SyncReport:
+def _sync(project_dir: Path, tracking_uri: str | None) -> UploadReport:
     uploaders: dict[str, Uploader] = {}
     outages: dict[str, str] = {}
-    num_uploaded = num_left = num_rejected = 0
-    problems: list[str] = []
+    total = UploadReport()
     for path in journal.journal_paths(project_dir):
         uri = tracking_uri or journal.target(path) or default_tracking_uri(project_dir)
         if uri not in outages:
-            uploader = uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir)))
-            done = _sync_one(path, uploader, uri)
-            num_uploaded += done.num_uploaded
-            num_rejected += done.num_rejected
-            problems += done.problems
+            done = _sync_one(path, uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir))), uri)
+            total.num_uploaded += done.num_uploaded
+            total.num_rejected += done.num_rejected
+            total.problems += done.problems
             if done.outage:
                 outages[uri] = done.outage
-        num_left += journal.num_pending(path, uri)
-    problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
-    return SyncReport(num_uploaded, num_left, num_rejected, tuple(problems))
+        total.num_left += journal.num_pending(path, uri)
+    total.problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
+    return total
 
 
-def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> Replay:
+def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> UploadReport:
     owner = journal.owner_lock(path)
     try:
         owner.acquire(timeout=0)

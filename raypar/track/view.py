@@ -1,7 +1,7 @@
-"""The page MLflow opens on: links, and a saved view with the columns and charts of a study.
+"""Links to a study in MLflow, and a saved view with its columns and charts.
 
-The format of a saved view is MLflow's own affair and documented nowhere. It is written as an experiment tag that an
-MLflow that doesn't know it ignores; nothing else depends on it.
+The format of a saved view is internal to MLflow and undocumented. It is written as an experiment tag that other
+versions of MLflow ignore; nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 IDEAL = "scaling/ideal"
 _SPEEDUP, _EFFICIENCY = "scaling/speedup", "scaling/efficiency"
 _LOSSES = ("train/loss", "eval/loss", "train_loss", "val_loss")  # the last two by train loops that raypar didn't write
-# Curves that say little over the steps; drawn after all others.
+# Curves that are nearly constant over the steps; drawn after all others.
 _DULL = ("train/epoch", "/runtime_s", "/samples_per_second", "/steps_per_second")
 _MAX_CURVES = 6
 _MAX_SWEPT = 4  # charts of one kind, one for each swept hyperparameter
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What there is of a study to be shown, under its keys in MLflow.
+class ViewContent:
+    """Content of a study's saved view, under its keys in MLflow.
 
     Attributes:
-        swept: the swept hyperparameters, each with whether it is a number, and so a metric as well.
-        score: what says how good a trial is; empty if no trial reports it.
-        series: what trials report step by step.
+        swept: the swept hyperparameters; True for numbers, which are metrics as well.
+        score: metric that trials are judged by; empty if no trial reports it.
+        series: metrics that trials report step by step.
         compares: trials have a speedup against a baseline.
         curves: metrics of the execution over the number of workers.
     """
@@ -48,28 +48,27 @@ class Shown:
 
 
 def experiment_url(server_url: str, experiment_id: str, *, charts: bool = False) -> str:
-    """A link to a study's runs, or to its charts."""
+    """Return a link to a study's runs, or to its charts."""
     return f"{server_url.rstrip('/')}/{experiment_path(experiment_id, charts=charts)}"
 
 
 def experiment_path(experiment_id: str, *, charts: bool = False) -> str:
-    """As `experiment_url`, within a server. Without the first parameter MLflow opens a page for traces, which is
-    empty."""
+    """Return the part of `experiment_url` after the server. Without ``workflowType`` MLflow opens an empty page."""
     path = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
     return f"{path}&viewStateShareKey={VIEW_KEY}&compareRunsMode=CHART" if charts else path
 
 
-def saved_view(shown: Shown, *, at_ms: int) -> str | None:
-    """The tag's value; the same for the same arguments. None if it is too long for a tag."""
-    scores = [shown.score] if shown.score else []
-    scores += [key for key in shown.series if key in _LOSSES and key not in scores]
-    speedups = ["speedup", "efficiency"] if shown.compares else []
+def saved_view(content: ViewContent, *, at_ms: int) -> str | None:
+    """Return the tag's value, the same for the same arguments; None if it is too long for a tag."""
+    scores = [content.score] if content.score else []
+    scores += [key for key in content.series if key in _LOSSES and key not in scores]
+    speedups = ["speedup", "efficiency"] if content.compares else []
     outcomes = ["train_time_s", "throughput_samples_per_s", *speedups, *scores]
     sections, charts = [], []
-    for name, own in _sections(shown, outcomes):
-        if own:
+    for name, drawn in _sections(content, outcomes):
+        if drawn:
             sections.append({**_FLAGS, "uuid": short_hash(name), "name": name, "display": True, **_LAYOUT})
-            charts += [{**chart, "metricSectionId": short_hash(name)} for chart in own]
+            charts += [{**chart, "metricSectionId": short_hash(name)} for chart in drawn]
     state = {
         "searchFilter": "",
         # Sorted by anything but time, runs are flat, and charts draw trials too. Executions, which have the curves over
@@ -80,7 +79,7 @@ def saved_view(shown: Shown, *, at_ms: int) -> str | None:
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": [f"params.`{k}`" for k in shown.swept] + [f"metrics.`{k}`" for k in outcomes],
+        "selectedColumns": [f"params.`{k}`" for k in content.swept] + [f"metrics.`{k}`" for k in outcomes],
         "columnOrder": [],
         "columnWidths": {},
         "runsHiddenMode": "SHOWALL",
@@ -101,34 +100,34 @@ def saved_view(shown: Shown, *, at_ms: int) -> str | None:
     return text if len(text) <= MAX_EXPERIMENT_TAG_LENGTH else None
 
 
-def _sections(shown: Shown, outcomes: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Title and charts of each, the telling ones first."""
-    swept = list(shown.swept.items())[:_MAX_SWEPT]
+def _sections(content: ViewContent, outcomes: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return title and charts of each section, the most informative first."""
+    swept = list(content.swept.items())[:_MAX_SWEPT]
 
     def against(key: str) -> list[dict[str, Any]]:
-        """A chart of a metric over each swept hyperparameter."""
+        """Return a chart of a metric over each swept hyperparameter."""
         return [_scatter((name, "METRIC" if is_number else "PARAM"), (key, "METRIC")) for name, is_number in swept]
 
     scaling = []
     for name in (_SPEEDUP, _EFFICIENCY):
-        if own := [key for key in shown.curves if key.startswith(name) and not key.endswith((" low", " high"))]:
-            ideal = [IDEAL] if name == _SPEEDUP and IDEAL in shown.curves else []
-            scaling.append(_line(f"{name.partition('/')[2]} over the number of workers", [*own, *ideal]))
-    if shown.compares:
+        if curves := [key for key in content.curves if key.startswith(name) and not key.endswith((" low", " high"))]:
+            ideal = [IDEAL] if name == _SPEEDUP and IDEAL in content.curves else []
+            scaling.append(_line(f"{name.partition('/')[2]} over the number of workers", [*curves, *ideal]))
+    if content.compares:
         scaling += against("speedup")
     score = []
-    if shown.score:
-        score = [_scatter(("train_time_s", "METRIC"), (shown.score, "METRIC")), *against(shown.score)]
-        if len(shown.swept) > 1:
-            score.append(_parallel(list(shown.swept), outcomes))
-    losses = [key for key in shown.series if key in _LOSSES]
-    others = [key for key in (shown.score, *shown.series) if key and key not in losses]
-    curves = list(dict.fromkeys([*losses, *sorted(others, key=lambda key: key.endswith(_DULL))]))
+    if content.score:
+        score = [_scatter(("train_time_s", "METRIC"), (content.score, "METRIC")), *against(content.score)]
+        if len(content.swept) > 1:
+            score.append(_parallel(list(content.swept), outcomes))
+    losses = [key for key in content.series if key in _LOSSES]
+    others = [key for key in (content.score, *content.series) if key and key not in losses]
+    series = list(dict.fromkeys([*losses, *sorted(others, key=lambda key: key.endswith(_DULL))]))
     return [
         ("Speedup", scaling),
         ("Training time", against("train_time_s")),
-        (f"{shown.score}: what it costs, what it depends on", score),
-        ("While training", [_line(key, [key]) for key in curves[:_MAX_CURVES]]),
+        (f"{content.score}: what it costs, what it depends on", score),
+        ("While training", [_line(key, [key]) for key in series[:_MAX_CURVES]]),
     ]
 
 

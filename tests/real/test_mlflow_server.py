@@ -22,7 +22,7 @@ from raypar.track.journal import journal_paths
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.server import free_port, start_server
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.uploader import SyncReport, sync
+from raypar.track.uploader import UploadReport, sync
 
 pytestmark = pytest.mark.mlflow
 
@@ -108,7 +108,7 @@ def test_a_server_killed_in_the_middle_and_back_again_has_every_result_once(proj
         assert server.url == uri
         report = sync(project)
         assert (report.num_uploaded, report.num_left, report.problems) == (3, 0, ())
-        assert sync(project) == SyncReport()
+        assert sync(project) == UploadReport()
         assert journal_paths(project) == ()
         everything_once(uri, project, range(4))
         store = Store(uri, project)
@@ -257,7 +257,7 @@ def test_a_writer_killed_anywhere_leaves_what_sync_completes(project, module, ow
     client = connect(uri)
     (parent,) = client.search_runs([Store(uri, project).experiment_id("mnist")], "tags.`raypar.kind` = 'execution'")
     assert parent.info.status == "KILLED"
-    assert sync(project) == SyncReport()
+    assert sync(project) == UploadReport()
     assert journal_paths(project) == ()
 
 

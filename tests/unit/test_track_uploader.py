@@ -18,7 +18,7 @@ from raypar.track.client import Unreachable
 from raypar.track.journal import Journal, journal_paths, write_ack
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.uploader import RunWriter, SyncReport, Uploader, sync
+from raypar.track.uploader import RunWriter, Uploader, UploadReport, sync
 
 OLD_JOURNAL = Path(__file__).parents[1] / "golden" / "journal.jsonl"
 
@@ -36,7 +36,7 @@ def test_a_finished_study_leaves_no_journal(project, uri):
     assert rec.close("finished") == 0
     assert rec.close("finished") == 0
     assert journal_paths(project) == ()
-    assert sync(project) == SyncReport()
+    assert sync(project) == UploadReport()
 
 
 def test_a_result_is_in_the_journal_before_the_store_is_asked(project, uri, monkeypatch):
@@ -105,8 +105,8 @@ def test_records_left_after_close_are_readable_and_brought_by_sync(project):
     before = store.results("mnist")
 
     report = sync(project)
-    assert (report.num_uploaded, report.num_left, report.problems) == (4, 0, ())
-    assert sync(project) == SyncReport()
+    assert (report.num_uploaded, report.num_left, report.problems) == (4, 0, [])
+    assert sync(project) == UploadReport()
     assert journal_paths(project) == ()
     assert Store(uri, project).results("mnist") == before
     (after,) = Store(uri, project).studies()
@@ -163,7 +163,7 @@ def test_a_journal_of_an_older_raypar_is_read_and_brought_by_sync(project, uri):
     assert pending[0] == stripped(make_result(32, data=DATA)) and pending[2] == make_result(32).step_times_s
     assert pending[3:] == (({"space": ["batch_size"]}, {"file": "mnist.py"}, "study = 1\n"), "<p>done</p>")
     report = sync(project)
-    assert (report.num_uploaded, report.num_rejected, report.num_left, report.problems) == (8, 0, 0, ())
+    assert (report.num_uploaded, report.num_rejected, report.num_left, report.problems) == (8, 0, 0, [])
     assert state() == pending
     (parent,) = runs(uri, kind="execution")
     assert parent.info.status == "KILLED"
@@ -252,7 +252,7 @@ def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, caplog)
     assert len(Store(uri, project).results("mnist")) == 2
     assert f"{path}, line 3: is damaged, skipped" in caplog.text
     report = sync(project)
-    assert report.problems == (f"{path}, line 3: is damaged, skipped",)
+    assert report.problems == [f"{path}, line 3: is damaged, skipped"]
     assert (len(runs(uri)), report.num_left) == (2, 0)
 
 

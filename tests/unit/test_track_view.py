@@ -7,7 +7,7 @@ import json
 import zlib
 from typing import Any
 
-from raypar.track.view import Shown, experiment_url, saved_view
+from raypar.track.view import ViewContent, experiment_url, saved_view
 
 
 def test_links_open_the_page_for_runs():
@@ -17,11 +17,11 @@ def test_links_open_the_page_for_runs():
 
 
 def test_a_saved_view_is_the_same_each_time_and_left_out_where_it_is_too_long():
-    lr = Shown({"lr": True}, "accuracy", ["accuracy"])
+    lr = ViewContent({"lr": True}, "accuracy", ["accuracy"])
     assert saved_view(lr, at_ms=1) == saved_view(lr, at_ms=1)
-    assert saved_view(Shown({}), at_ms=1)
+    assert saved_view(ViewContent({}), at_ms=1)
     noise = [f"{i * 7919 % 1_000_003:x}{i * 104729 % 999_983:x}" for i in range(5000)]
-    assert saved_view(Shown(dict.fromkeys(noise, True)), at_ms=1) is None
+    assert saved_view(ViewContent(dict.fromkeys(noise, True)), at_ms=1) is None
 
 
 def state_of(view: str | None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def state_of(view: str | None) -> dict[str, Any]:
     return state
 
 
-def titles(shown: Shown) -> dict[str, list[str]]:
+def titles(shown: ViewContent) -> dict[str, list[str]]:
     """Title of each section to its charts': axes of scatters, curves of lines."""
     state = state_of(saved_view(shown, at_ms=1))
 
@@ -48,7 +48,7 @@ def titles(shown: Shown) -> dict[str, list[str]]:
 
 def test_a_saved_view_shows_what_there_is_and_draws_the_telling_curves_first():
     dull = ["train/epoch", "train/runtime_s", "train/samples_per_second", "eval/runtime_s", "eval/steps_per_second"]
-    search = Shown({"lr": True}, "macro_f1", [*dull, "train/loss", "eval/loss", "macro_f1"])
+    search = ViewContent({"lr": True}, "macro_f1", [*dull, "train/loss", "eval/loss", "macro_f1"])
     columns = set(state_of(saved_view(search, at_ms=1))["selectedColumns"])
     assert {"params.`lr`", "metrics.`eval/loss`", "metrics.`macro_f1`", "metrics.`train_time_s`"} <= columns
     assert not {"metrics.`accuracy`", "metrics.`val_loss`", "metrics.`speedup`"} & columns
@@ -62,7 +62,9 @@ def test_a_saved_view_shows_what_there_is_and_draws_the_telling_curves_first():
 def test_a_timed_study_s_view_begins_with_its_speedups_beside_the_ideal_one():
     of = [f"scaling/{name} batch_size 64{side}" for name in ("speedup", "efficiency") for side in ("", " low", " high")]
     swept = {"strategy": False, "num_workers": True}
-    timed = Shown(swept, "accuracy", ["accuracy"], compares=True, curves=[*of, "scaling/karp_flatt", "scaling/ideal"])
+    timed = ViewContent(
+        swept, "accuracy", ["accuracy"], compares=True, curves=[*of, "scaling/karp_flatt", "scaling/ideal"]
+    )
     found = titles(timed)
     assert next(iter(found)) == "Speedup"
     assert found["Speedup"] == [f"{of[0]}, scaling/ideal", of[3], "speedup by strategy", "speedup by num_workers"]
