@@ -13,21 +13,15 @@ from raypar.study.trial import Placement
 from raypar.train.affinity import Core
 
 
-def fits(
-    placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
-) -> bool:
-    """Return whether a gang of this placement can ever run on nodes with these totals (``{"CPU": 8, "GPU": 1}``).
-
-    Args:
-        labels: of each node; None: no node has any.
-    """
-    return shares(placement, needed(placement), eligible(placement, nodes, labels)) is not None
-
-
 def eligible(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> tuple[Mapping[str, float], ...]:
-    """Return the nodes, those without the placement's label as empty ones."""
+    """Return the nodes, those without the placement's label as empty ones.
+
+    Args:
+        nodes: the totals of each, ``{"CPU": 8, "GPU": 1}``.
+        labels: of each node; None: no node has any.
+    """
     if placement.node_label is None:
         return tuple(nodes)
     key, value = node_label_of(placement.node_label)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from raypar.run.placement import CoreLeases, close_together, fits, refusal, shares, spread_out
+from raypar.run.placement import CoreLeases, close_together, refusal, shares, spread_out
 from raypar.study.options import absent_cores, cores_text
 from raypar.study.space import Value
 from raypar.study.trial import Placement
@@ -54,10 +54,10 @@ def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bo
 
 
 @given(placement=PLACEMENTS, nodes=NODES)
-def test_a_gang_fits_and_is_not_refused_where_some_assignment_of_its_workers_to_nodes_does(
+def test_a_gang_is_refused_unless_some_assignment_of_its_workers_to_nodes_does(
     placement: Placement, nodes: list[Mapping[str, float]]
 ) -> None:
-    assert fits(placement, nodes) == (refusal(placement, nodes) is None) == placed_by_hand(placement, nodes)
+    assert (refusal(placement, nodes) is None) == placed_by_hand(placement, nodes)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_four_workers_are_shared_out_as_the_placement_says(
 
 def test_a_label_leaves_the_other_nodes_out_and_one_that_no_node_has_is_refused_with_those_there_are() -> None:
     nodes, labels = [{"CPU": 1.0}, {"CPU": 4.0}], [{"type": "gpu", "ray.io/node-id": "1"}, {"type": "cpu"}]
-    assert fits(Placement(1, 1, "cpu", "pack", "type=gpu"), nodes, labels)
-    assert not fits(Placement(2, 1, "cpu", "pack", "type=gpu"), nodes, labels)
+    assert refusal(Placement(1, 1, "cpu", "pack", "type=gpu"), nodes, labels) is None
+    assert refusal(Placement(2, 1, "cpu", "pack", "type=gpu"), nodes, labels)
     assert refusal(Placement(2, 1, "cpu", "pack", "type=gpu"), nodes, labels) == (
         "needs 2 CPUs in one gang, the nodes with type=gpu have 1"
     )
