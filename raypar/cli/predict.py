@@ -238,8 +238,8 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
     found = _workload(store, name, result.spec.workload)
     if found is None:
         raise RayparError(
-            f"the file of study `{name}` is gone, and no workload `{result.spec.workload}` ships with raypar: its "
-            "network can't be looked at",
+            f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with "
+            "raypar: its network can't be inspected",
             hint="give its size: --parameters 25.6M",
         )
     workload, sources = found
@@ -277,14 +277,15 @@ def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequenc
 
 
 def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload, tuple[str, ...]] | None:
-    """That of the study's file, if it is there and still has it, else one that ships; None: neither.
+    """Return the workload of the study's file, with its sources, else a shipped one; None: neither.
 
-    With it the texts of the files that it may come from.
+    A store is data: a file that it names is run only from this folder.
     """
+    from raypar.execution.options import is_in_folder
     from raypar.study.loader import load_study
 
     last = store.resume_info(name)
-    if last:
+    if last and is_in_folder(str(last.get("file", "")), Path.cwd()):
         if last.get("data_dir"):
             os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
         try:

@@ -49,6 +49,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     recorded(folder, workers("scaled"), scaled)
     recorded(folder, workers("lost"), [trial(1, 64, 0, 0.01, workload="of a file that is gone")])
+    outside = tmp_path_factory.mktemp("outside") / "study.py"
+    outside.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    elsewhere = [trial(1, 64, 0, 0.01, workload="of a file elsewhere")]
+    recorded(folder, workers("elsewhere"), elsewhere, resume={"file": str(outside)})
     recorded(folder, workers("wide"), [trial(n, 64, 0, 0.01) for n in (2, 4)])
     recorded(folder, workers("piped"), [trial(1, 64, 0, 0.01, strategy="pipeline")])
     return folder
@@ -194,3 +198,9 @@ def test_bad_input_is_one_message_and_exit_code_2(study: str, flags: tuple[str, 
 def test_worker_counts_that_are_none_are_refused(workers: str) -> None:
     code, _, err = predict("scaled", "--workers", workers)
     assert code == 2 and "--workers" in err and "→" in err
+
+
+def test_a_file_outside_of_this_folder_that_the_store_names_is_not_run(project: Path) -> None:
+    code, _, err = predict("elsewhere", "--workers", "4", "--network", "100Gbit")
+    assert code == 2 and "not in this folder" in joined(err)
+    assert not list(project.parent.glob("*/ran"))
