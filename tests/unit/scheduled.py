@@ -32,7 +32,7 @@ def rules(max_trials: int | None = None, *, owns_cluster: bool = True, max_parke
 
 @dataclass(frozen=True)
 class Job:
-    """A trial: `takes_s` in truth; `expected_s` is what is told of it beforehand."""
+    """A trial: `takes_s` in truth; `expected_s` is estimated beforehand."""
 
     placement: Placement
     takes_s: float
@@ -70,7 +70,7 @@ def simulate(
     joins: Mapping[float, Sequence[Node]] | None = None,
 ) -> Simulated:
     """Run the jobs to their end. Gangs take `start_s` to start; nodes join at the times said."""
-    found, now_s, ids, ties = Simulated(), 0.0, itertools.count(1), itertools.count()
+    outcome, now_s, ids, ties = Simulated(), 0.0, itertools.count(1), itertools.count()
     nodes = list(nodes)
     queue = list(enumerate(jobs))
     gangs: dict[str, GangState] = {}
@@ -80,8 +80,8 @@ def simulate(
         heapq.heappush(events, (when_s, next(ties), "join", ""))
     while True:
         for gang_id, when_s in ends_at.items():
-            known = gangs[gang_id].ends_in_s is not None
-            gangs[gang_id] = replace(gangs[gang_id], ends_in_s=max(0.0, when_s - now_s) if known else None)
+            has_estimate = gangs[gang_id].ends_in_s is not None
+            gangs[gang_id] = replace(gangs[gang_id], ends_in_s=max(0.0, when_s - now_s) if has_estimate else None)
         waiting = [Waiting(job.placement, job.expected_s) for _, job in queue]
         plan = decide(waiting, list(gangs.values()), nodes, how)
         for i, gang_id in plan.starts:
@@ -89,7 +89,7 @@ def simulate(
             assert gangs[gang_id].phase is GangPhase.IDLE and gangs[gang_id].placement == job.placement
             gangs[gang_id] = replace(gangs[gang_id], phase=GangPhase.BUSY, last_used_s=now_s, ends_in_s=job.expected_s)
             ends_at[gang_id] = now_s + job.takes_s
-            found.ran.append(Ran(job, nth, gangs[gang_id].nodes, now_s, now_s + job.takes_s))
+            outcome.ran.append(Ran(job, nth, gangs[gang_id].nodes, now_s, now_s + job.takes_s))
             heapq.heappush(events, (now_s + job.takes_s, next(ties), "end", gang_id))
         queue = [entry for i, entry in enumerate(queue) if i not in {i for i, _ in plan.starts}]
         for gang_id in plan.closes:
@@ -97,13 +97,13 @@ def simulate(
         for placement, on in plan.opens:
             gang_id = str(next(ids))
             gangs[gang_id] = GangState(gang_id, placement, GangPhase.STARTING, on, now_s)
-            found.num_gang_starts += 1
+            outcome.num_gang_starts += 1
             heapq.heappush(events, (now_s + start_s, next(ties), "ready", gang_id))
         if plan.closes:
             continue  # they are gone now
         if not events:
-            found.waited = [nth for nth, _ in queue]
-            return found
+            outcome.waited = [nth for nth, _ in queue]
+            return outcome
         now_s, _, what, gang_id = heapq.heappop(events)
         if what == "join":
             nodes.extend((joins or {})[now_s])
@@ -126,6 +126,6 @@ def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: SchedulingPolicy) -
 
 def on_empty(placement: Placement, nodes: Sequence[Node]) -> NodeAssignment:
     """Where a gang lies on a cluster that has nothing else to do."""
-    found = shares(placement, needed(placement), [node.has for node in nodes])
-    assert found is not None
-    return {node.id: count for node, count in zip(nodes, found, strict=True) if count}
+    outcome = shares(placement, needed(placement), [node.has for node in nodes])
+    assert outcome is not None
+    return {node.id: count for node, count in zip(nodes, outcome, strict=True) if count}

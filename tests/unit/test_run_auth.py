@@ -90,7 +90,7 @@ def test_the_token_is_shown_only_where_the_cluster_asks_for_it(
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "parts"),
     [
         ({}, ("asks for a token", "given none", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
         ({TOKEN: "wrong" * 5}, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
@@ -101,14 +101,14 @@ def test_the_token_is_shown_only_where_the_cluster_asks_for_it(
     ],
 )
 def test_a_refusal_says_what_is_missing_and_how_to_give_it(
-    environment: dict[str, str], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     Gate(monkeypatch, wants=True, takes=False)
     with pytest.raises(ClusterError) as refused, admitted("head:6379"):
         pass
-    for part in ("--address head:6379", *told):
+    for part in ("--address head:6379", *parts):
         assert part in str(refused.value)
     assert "wrongwrong" not in str(refused.value)
     assert {name: os.environ[name] for name in VARIABLES if name in os.environ} == environment

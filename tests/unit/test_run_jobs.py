@@ -25,7 +25,7 @@ from raypar.run.jobs import OVERRIDES, STUDY_KEY, Jobs, RunsAlready, check_dashb
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
         ("127.0.0.1:8265", "is no dashboard"),
         ("http://", "is no http://host:port"),
@@ -34,8 +34,8 @@ from raypar.run.jobs import OVERRIDES, STUDY_KEY, Jobs, RunsAlready, check_dashb
         ("http://me:secret-word@head:8265", "is no place for a password"),
     ],
 )
-def test_what_is_no_address_of_a_dashboard_is_refused(address: str, told: str) -> None:
-    with pytest.raises(ClusterError, match=told) as error:
+def test_what_is_no_address_of_a_dashboard_is_refused(address: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as error:
         check_dashboard(address)
     assert "secret-word" not in str(error.value) and error.value.hint
     for good in ("http://127.0.0.1:8265", "http://[::1]:8265/", "https://ray.example.org"):
@@ -126,17 +126,17 @@ def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path
     ]
 
 
-def test_a_log_that_is_read_again_is_told_once() -> None:
+def test_a_log_that_is_read_again_is_written_once() -> None:
     async def chunks(*texts: str) -> AsyncIterator[str]:
         for text in texts:
             yield text
 
-    told: list[str] = []
-    log = jobs._Log(told.append, 2)
+    written: list[str] = []
+    log = jobs._Log(written.append, 2)
     asyncio.run(log.take(chunks("ab", "cd\n")))
     asyncio.run(log.take(chunks("abc", "d\ne")))
     asyncio.run(log.take(chunks("abcd\nefg")))
-    assert "".join(told) == "cd\nefg"
+    assert "".join(written) == "cd\nefg"
 
 
 def test_what_a_job_writes_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_a_gang_is_refused_unless_some_assignment_of_its_workers_to_nodes_does(
 
 
 @pytest.mark.parametrize(
-    ("placement", "nodes", "told"),
+    ("placement", "nodes", "message"),
     [
         (Placement(4, 1, "cpu"), [{"CPU": 2.0}], "needs 4 CPUs in one gang, the cluster has 2"),
         (Placement(2, 8, "cpu"), [{"CPU": 6.0}, {"CPU": 6.0}], "needs 16 CPUs in one gang, the cluster has 12"),
@@ -87,9 +87,9 @@ def test_a_gang_is_refused_unless_some_assignment_of_its_workers_to_nodes_does(
     ],
 )
 def test_a_refusal_tells_what_is_needed_and_what_is_there(
-    placement: Placement, nodes: list[Mapping[str, float]], told: str
+    placement: Placement, nodes: list[Mapping[str, float]], message: str
 ) -> None:
-    assert refusal(placement, nodes) == told
+    assert refusal(placement, nodes) == message
 
 
 @pytest.mark.parametrize(

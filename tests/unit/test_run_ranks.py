@@ -1,4 +1,4 @@
-"""A process is told to be running until it has ended, reaped or not; a fork server to be ready once it has imported."""
+"""Processes run until they have ended, reaped or not; a fork server is ready once it has imported."""
 
 from __future__ import annotations
 

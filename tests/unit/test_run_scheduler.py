@@ -58,17 +58,17 @@ def fits_on_empty(placement: Placement, nodes: Sequence[Node]) -> bool:
 def test_every_trial_that_fits_runs_once_and_none_shares_what_is_its_own(
     jobs: list[Job], nodes: tuple[Node, ...], how: SchedulingPolicy, start_s: float
 ) -> None:
-    found = simulate(jobs, nodes, how, start_s=start_s)
+    outcome = simulate(jobs, nodes, how, start_s=start_s)
     able = [i for i, job in enumerate(jobs) if fits_on_empty(job.placement, nodes)]
-    assert sorted(ran.nth for ran in found.ran) == able
-    assert sorted([*able, *found.waited]) == list(range(len(jobs)))
+    assert sorted(ran.nth for ran in outcome.ran) == able
+    assert sorted([*able, *outcome.waited]) == list(range(len(jobs)))
     machine_of = {node.id: node.machine for node in nodes}
     if how.exclusive:
-        for one, other in together(found.ran):
+        for one, other in together(outcome.ran):
             assert not {machine_of[n] for n in one.on} & {machine_of[n] for n in other.on}
-    for ran in found.ran:
+    for ran in outcome.ran:
         assert sum(ran.on.values()) == ran.job.placement.num_workers
-        now = [other for other in found.ran if other.begun_s <= ran.begun_s < other.ended_s]
+        now = [other for other in outcome.ran if other.begun_s <= ran.begun_s < other.ended_s]
         assert how.max_trials is None or len(now) <= how.max_trials
         for node in nodes:
             taken = sum(other.on.get(node.id, 0) * other.job.placement.cpus_per_worker for other in now)
@@ -85,18 +85,18 @@ def test_a_trial_alone_lies_on_as_many_nodes_as_on_the_empty_cluster(jobs: list[
 def test_on_one_machine_trials_run_one_at_a_time_in_their_order(
     jobs: list[Job], num_cpus: int, owns_cluster: bool
 ) -> None:
-    found = simulate(jobs, cluster(num_cpus), rules(owns_cluster=owns_cluster), start_s=1.0)
-    assert [ran.nth for ran in found.ran] == sorted(ran.nth for ran in found.ran)
-    assert not together(found.ran)
+    outcome = simulate(jobs, cluster(num_cpus), rules(owns_cluster=owns_cluster), start_s=1.0)
+    assert [ran.nth for ran in outcome.ran] == sorted(ran.nth for ran in outcome.ran)
+    assert not together(outcome.ran)
 
 
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES)
 def test_what_passes_the_first_that_waits_was_not_far_behind_it(
     jobs: list[Job], nodes: tuple[Node, ...], how: SchedulingPolicy
 ) -> None:
-    found = simulate(jobs, nodes, how)
-    for late in found.ran:
-        passed_by = [ran.nth - late.nth for ran in found.ran if ran.nth > late.nth and ran.begun_s < late.begun_s]
+    outcome = simulate(jobs, nodes, how)
+    for late in outcome.ran:
+        passed_by = [ran.nth - late.nth for ran in outcome.ran if ran.nth > late.nth and ran.begun_s < late.begun_s]
         # What passes one that no place is kept for passes the first one that waits as well.
         assert all(ahead <= LOOKAHEAD * max(1, num_machines(nodes)) for ahead in passed_by)
 
@@ -105,27 +105,27 @@ def test_what_passes_the_first_that_waits_was_not_far_behind_it(
 def test_no_machine_is_idle_while_a_trial_waits_that_any_machine_can_take(
     jobs: list[Job], nodes: tuple[Node, ...]
 ) -> None:
-    found = simulate(jobs, nodes, rules())
+    outcome = simulate(jobs, nodes, rules())
     able = num_machines(nodes)
-    for ran in found.ran:
+    for ran in outcome.ran:
         if ran.begun_s > 0:
-            before = [o for o in found.ran if o.begun_s < ran.begun_s <= o.ended_s]
+            before = [o for o in outcome.ran if o.begun_s < ran.begun_s <= o.ended_s]
             assert len(before) == able
 
 
 def test_a_large_gang_is_not_passed_for_ever_by_small_ones() -> None:
     small = [Job(workers(1), 1.0 + i % 7 / 10) for i in range(200)]
-    found = simulate([*small[:4], Job(workers(16), 1.0), *small[4:]], FOUR, rules())
-    (large,) = [ran for ran in found.ran if ran.job.placement.num_workers == 16]
+    outcome = simulate([*small[:4], Job(workers(16), 1.0), *small[4:]], FOUR, rules())
+    (large,) = [ran for ran in outcome.ran if ran.job.placement.num_workers == 16]
     assert large.begun_s == pytest.approx(max(job.takes_s for job in small[:4]))
 
 
 def test_a_short_trial_fills_the_time_in_which_a_place_is_kept() -> None:
-    def known(takes_s: float) -> Job:
+    def estimated(takes_s: float) -> Job:
         return Job(workers(1), takes_s, takes_s)
 
     pair = Job(workers(2, nodes=2), 5.0, 5.0)
-    jobs = [known(1.0), known(10.0), known(10.0), pair, known(9.1), known(8.9)]
+    jobs = [estimated(1.0), estimated(10.0), estimated(10.0), pair, estimated(9.1), estimated(8.9)]
     begun = {ran.nth: ran.begun_s for ran in simulate(jobs, cluster(1, 1, 1), rules()).ran}
     assert begun[3] == 10.0  # nobody has delayed it
     assert begun[5] == 1.0 and begun[4] == 10.0
@@ -161,9 +161,9 @@ def test_nothing_starts_on_a_machine_where_a_gang_is_starting() -> None:
 
 def test_a_machine_of_two_nodes_is_one_machine() -> None:
     nodes = (Node("a", "m", {"CPU": 2}), Node("b", "m", {"CPU": 2}))
-    found = simulate([Job(workers(1), 1.0)] * 3, nodes, rules())
-    assert num_machines(nodes) == 1 and not together(found.ran)
-    assert found.num_gang_starts == 1
+    outcome = simulate([Job(workers(1), 1.0)] * 3, nodes, rules())
+    assert num_machines(nodes) == 1 and not together(outcome.ran)
+    assert outcome.num_gang_starts == 1
 
 
 def test_the_smallest_machine_that_will_do_is_taken() -> None:
@@ -173,14 +173,14 @@ def test_the_smallest_machine_that_will_do_is_taken() -> None:
 
 def test_a_label_says_which_machines_may_be_taken() -> None:
     nodes = (Node("a", "a", {"CPU": 4}), Node("b", "b", {"CPU": 4}, {"type": "new"}))
-    found = simulate([Job(workers(1, label="type=new"), 1.0)] * 2, nodes, rules())
-    assert [list(ran.on) for ran in found.ran] == [["b"], ["b"]]
+    outcome = simulate([Job(workers(1, label="type=new"), 1.0)] * 2, nodes, rules())
+    assert [list(ran.on) for ran in outcome.ran] == [["b"], ["b"]]
 
 
 def test_nodes_that_join_are_used_and_what_had_no_room_before_runs_there() -> None:
     jobs = [Job(workers(8), 1.0), *[Job(workers(1), 10.0)] * 4]
-    found = simulate(jobs, cluster(4), rules(), joins={5.0: [Node("new", "new", {"CPU": 8})]})
-    begun = {ran.nth: (ran.begun_s, *ran.on) for ran in found.ran}
+    outcome = simulate(jobs, cluster(4), rules(), joins={5.0: [Node("new", "new", {"CPU": 8})]})
+    begun = {ran.nth: (ran.begun_s, *ran.on) for ran in outcome.ran}
     assert begun[0] == (5.0, "new")
     assert begun[1] == (0.0, "n0") and begun[2] == (6.0, "new")
 
