@@ -160,7 +160,7 @@ def test_the_counted_layers_are_kept_for_the_next_call(project: Path) -> None:
 
 def test_the_size_of_a_network_that_is_gone_can_be_given() -> None:
     code, _, err = predict("lost", "--workers", "2", "--network", "1Gbit")
-    assert code == 2 and "its network can't be looked at" in joined(err) and "--parameters" in err
+    assert code == 2 and "its network can't be inspected" in joined(err) and "--parameters" in err
     code, out, _ = predict("lost", "--workers", "2", "--network", "1Gbit", "--parameters", "25.6M")
     assert code == 0
     assert "102 MB of gradients of 1 layer" in joined(out) and "the layers are not known" in joined(out)
