@@ -1,4 +1,4 @@
-"""Run a study and keep what its runner told."""
+"""Run a study and record its events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRELOAD = ("ray.train.torch", "torchvision")
 
 
 @dataclass
-class Told:
+class RunEvents:
     """The events of a run, in their order."""
 
     events: list[Event] = field(default_factory=list)
@@ -48,8 +48,8 @@ def settings_at(folder: Path, **changes: Any) -> RunSettings:
     return RunSettings(**{"log_dir": folder / "logs", "sys_path": (str(HERE),), "preload": PRELOAD, **changes})
 
 
-def run(runner: Runner, study: Study, specs: Sequence[TrialSpec]) -> Told:
-    told = Told()
+def run(runner: Runner, study: Study, specs: Sequence[TrialSpec]) -> RunEvents:
+    told = RunEvents()
     runner.run(study, specs, told.events.append)
     return told
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from conftest import NUM_CORES
 from loops import acting, lr_func
-from telling import HERE, PRELOAD, Meanwhile, Told, losses, run, settings_at, until
+from telling import HERE, PRELOAD, Meanwhile, RunEvents, losses, run, settings_at, until
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
 from raypar.run.ranks import ForkServer, is_running
@@ -24,12 +24,12 @@ from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 
 pytestmark = pytest.mark.ray
 
-RunIn = Callable[..., Told]
+RunIn = Callable[..., RunEvents]
 
 
 @pytest.fixture
 def on_ray(fork_address: str, tmp_path: Path) -> RunIn:
-    def run_(study: Study, specs: tuple[TrialSpec, ...] = (), max_parked_gangs: int = 4) -> Told:
+    def run_(study: Study, specs: tuple[TrialSpec, ...] = (), max_parked_gangs: int = 4) -> RunEvents:
         runner = TuneRunner(
             settings_at(tmp_path), owns_cluster=True, fork_address=fork_address, max_parked_gangs=max_parked_gangs
         )
@@ -190,7 +190,7 @@ def test_a_search_draws_the_same_for_the_same_seed_and_goes_on_where_it_was(on_r
             workload=acting, name="search", space=space, num_trials=num_trials, seed=seed, max_concurrent_trials=2
         )
 
-    def points_of(told: Told) -> set[tuple[Any, ...]]:  # two at a time start in any order
+    def points_of(told: RunEvents) -> set[tuple[Any, ...]]:  # two at a time start in any order
         return {tuple(result.spec.point.values()) for result in told.results}
 
     told = on_ray(search(space, 3))

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from loops import NUM_TRAIN, acting, train_func
-from telling import Told, losses, run, settings_at, until
+from telling import RunEvents, losses, run, settings_at, until
 
 from raypar import Study, Workload
 from raypar.run.local import LocalRunner
@@ -40,7 +40,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     "strays and dies": {"act": "stray and kill"},
 }
 
-RunIn = Callable[..., Told]
+RunIn = Callable[..., RunEvents]
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.core])])
@@ -48,7 +48,7 @@ def run_in(request: pytest.FixtureRequest) -> RunIn:
     """Runs a study in a folder with the runner under test."""
     address = request.getfixturevalue("fork_address") if request.param == "ray" else ""
 
-    def run_(study: Study, specs: list[TrialSpec], folder: Path, **settings: Any) -> Told:
+    def run_(study: Study, specs: list[TrialSpec], folder: Path, **settings: Any) -> RunEvents:
         made = settings_at(folder, **settings)
         if request.param == "ray":
             return run(TuneRunner(made, owns_cluster=True, fork_address=address), study, specs)
@@ -63,7 +63,7 @@ class Run:
     """One run of all `TRIALS`, found by their names."""
 
     specs: dict[str, TrialSpec]
-    told: Told
+    told: RunEvents
     folder: Path
 
     def __getitem__(self, name: str) -> TrialResult:
