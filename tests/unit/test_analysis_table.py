@@ -111,6 +111,10 @@ def test_what_is_no_table_is_told_with_a_way_out(table: Path, content: bytes, wh
     assert way_out.startswith("  → ")
 
 
+def test_pythons_own_way_to_write_a_number_is_none_here(table: Path) -> None:
+    assert "line 2, time = '1_000': is no number" in told(table, "workers,time\n1,1_000\n")
+
+
 def test_files_that_can_not_be_opened_are_told(tmp_path: Path) -> None:
     with pytest.raises(RayparError, match="there is no such file"):
         read_table(tmp_path / "none.csv")
