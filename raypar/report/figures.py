@@ -1,75 +1,62 @@
-"""The figures of a study: `figures_of`. Each comes with its title and a text alternative; drawn by Vega-Lite.
+"""The figures of a study. Each is a function in `FIGURES`, and has a title and a text alternative; Vega-Lite draws it.
 
-A figure that the study has no data for is left out, with the reason.
+A figure that the study has no data for is omitted, with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.candidates import front_of, pareto_front
 from raypar.analysis.laws import Fit
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.scaling import WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
-from raypar.report.figures_points import goodput_curves, heat_map, metric_heat_map, pareto
-from raypar.report.figures_trials import breakdown_bars, drift, learning_curves, times, trial_parts
+from raypar.report.figures_trials import breakdown, drift, learning, times, trial_parts
 from raypar.report.vega import (
     GREY,
     KINDS,
     MAX_SERIES,
-    PICK,
     PICKED,
     Figure,
     OmittedFigure,
     Row,
+    Spec,
     bounds,
     layers,
+    line_layer,
     listed,
+    metric_axis,
+    point_layer,
     quantity,
+    reference_layer,
     series,
+    stroke_legend,
+    thinned,
     tooltip,
     within,
     workers_axis,
 )
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, gain, point_label
 
-NUM_CURVE_POINTS = 40
-BESIDE = 1.015  # from group to group
-NO_INTERVALS = 2  # resamples: the curves of the laws are drawn without
-IDEAL = "ideal"
-DASHES = ([2, 4], [1, 0], [8, 4])
-NO_GROUPS = "no two points with finished trials differ only in num_workers"
+MakeFigure: TypeAlias = Callable[[StudyAnalysis, Sequence[TrialResult]], Figure | OmittedFigure]
 
 
 def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | OmittedFigure, ...]:
-    """Every figure, or why it is left out, in the order of a report.
-
-    Args:
-        analysis: what the results say.
-        results: the study's trials, in any order.
-    """
-    return (
-        speedup_curves(analysis),
-        efficiency_curves(analysis),
-        times(analysis),
-        trial_parts(analysis, results),
-        breakdown_bars(analysis),
-        pareto(analysis),
-        learning_curves(analysis, results),
-        goodput_curves(analysis),
-        heat_map(analysis),
-        metric_heat_map(analysis),
-        drift(analysis, results),
-    )
+    """Return every figure, or why it is omitted, in the order of a report; `results`: the trials in any order."""
+    return tuple(figure(analysis, results) for figure in FIGURES)
 
 
 def write_figures(figures: Sequence[Figure | OmittedFigure], folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
-    """Draw each figure into files of its own, ``speedup.svg``, ``speedup.png`` …
+    """Draw each figure into files of its own, ``speedup.svg``, ``speedup.png`` …, and return their paths.
 
     Raises:
         RayparError: the folder can't be written.
@@ -78,150 +65,138 @@ def write_figures(figures: Sequence[Figure | OmittedFigure], folder: Path, kinds
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RayparError(f"{folder}: can't be written: {error.strerror}", hint="choose another folder") from None
-    written = []
+    paths = []
     for figure in figures:
         if isinstance(figure, Figure):
             for kind in kinds:
                 figure.save(path := folder / f"{figure.key}.{kind}")
-                written.append(path)
-    return written
+                paths.append(path)
+    return paths
 
 
-def speedup_curves(analysis: StudyAnalysis) -> Figure | OmittedFigure:
+NUM_CURVE_POINTS = 40
+BESIDE = 1.015  # from group to group
+NO_INTERVALS = 2  # resamples: the curves of the laws are drawn without
+IDEAL = "ideal"
+NO_GROUPS = "no two points with finished trials differ only in num_workers"
+
+
+def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Speedups over the number of workers with their intervals, the ideal line, and the laws fitted to them."""
     title = "Speedup over workers"
-    groups = analysis.worker_groups[:MAX_SERIES]
+    groups = _named(analysis.worker_groups[:MAX_SERIES])
     if not groups:
         return OmittedFigure(title, NO_GROUPS)
-    named = _named(groups)
-    rows = [
-        row
-        for name, group in named.items()
-        for row in _group_rows(group, name, group.speedups, lambda e: units.ratio_interval(e.value, e.low, e.high))
-    ]
-    laws = list(_law_rows(named, max(row["workers"] for row in rows)))
+    rows = list(_group_rows(groups, lambda group: group.speedups, units.ratio_interval))
+    counts = [row["workers"] for row in rows]
+    laws = list(_law_rows(groups, max(counts)))
     kinds = list(dict.fromkeys(row["kind"] for row in laws))
-    x = workers_axis([row["workers"] for row in rows])
-    y = quantity("value", "speedup", log2=True, axis={"format": "~g"})
-    dashes: Row = {
+    x, y = workers_axis(counts), quantity("value", "speedup", log2=True, axis={"format": "~g"})
+    dashes: Spec = {
         "field": "kind",
         "type": "nominal",
         "title": None,
-        "scale": {"domain": [IDEAL, *kinds], "range": DASHES[: 1 + len(kinds)]},
-        "legend": {"orient": "bottom", "columns": 1, "symbolType": "stroke", "symbolSize": 500, "labelLimit": 260},
+        "scale": {"domain": [IDEAL, *kinds], "range": ([2, 4], [1, 0], [8, 4])[: 1 + len(kinds)]},
+        "legend": stroke_legend(),
     }
-    detail: Row = {"field": "series", "type": "nominal"}
-    fitted: Row = {
-        "data": {"values": laws},
-        "mark": {"type": "line", "strokeWidth": 1.5},
-        "encoding": {"x": x, "y": y, "strokeDash": dashes, "color": series(list(named)), "opacity": PICKED},
+    bases = sorted({group.baseline for group in groups.values()})
+    ideal = [
+        {"series": str(base), "kind": IDEAL, "workers": n, "value": n / base}
+        for base in bases
+        for n in (min(counts), max(counts))
+    ]
+    ideal_line: Spec = {
+        "data": {"values": ideal},
+        "mark": {"type": "line", "strokeWidth": 1.5, "color": GREY},
+        "encoding": {"x": x, "y": y, "strokeDash": dashes, "detail": {"field": "series", "type": "nominal"}},
     }
-    joined: Row = {
-        "mark": {"type": "line", "strokeWidth": 1.5},
-        "encoding": {"x": {**x, "field": "beside"}, "y": y, "color": series(list(named)), "opacity": PICKED},
-    }
-    shown, cut = within(_side_by_side(rows, list(named)), log=True)
-    spec = layers(
-        shown,
-        {
-            "data": {"values": list(_ideal_rows(groups))},
-            "mark": {"type": "line", "strokeWidth": 1.5, "color": GREY},
-            "encoding": {"x": x, "y": y, "strokeDash": dashes, "detail": detail},
-        },
-        fitted if laws else joined,
-        *_points(list(named), x, y, "speedup"),
-    )
+    colour = series(list(groups))
+    if laws:
+        lines = {"data": {"values": laws}, **line_layer(x, y, strokeDash=dashes, color=colour)}
+    else:
+        lines = line_layer({**x, "field": "beside"}, y, color=colour)
     drawn_laws = f"the fitted laws ({', '.join(kinds)})" if kinds else "no law: too few worker counts to fit one"
-    told = listed([f"{row['label']}: {row['shown']}" for row in rows])
     text = f"Speedup against the number of workers, both on logarithmic scales, with the ideal line and {drawn_laws}."
-    return Figure("speedup", title, f"{text}{_first_of(analysis)} Measured: {told}.{cut}", spec)
+    spec, words = _over_workers(analysis, list(groups), rows, x, y, "speedup", (ideal_line, lines), log=True)
+    return Figure("speedup", title, text + words, spec)
 
 
-def efficiency_curves(analysis: StudyAnalysis) -> Figure | OmittedFigure:
+def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Parallel efficiencies over the number of workers with their intervals; 100 % is ideal."""
     title = "Parallel efficiency over workers"
-    groups = analysis.worker_groups[:MAX_SERIES]
+    groups = _named(analysis.worker_groups[:MAX_SERIES])
     if not groups:
         return OmittedFigure(title, NO_GROUPS)
-    named = _named(groups)
-    rows: list[Row] = []
-    for name, group in named.items():
-        scaled = {n: s.scaled(group.baseline / n) for n, s in group.speedups.items()}
-        rows += _group_rows(group, name, scaled, lambda e: units.percent_interval(e.value, e.low, e.high))
+
+    def efficiencies(group: WorkerGroup) -> Mapping[int, Estimate]:
+        return {n: s.scaled(group.baseline / n) for n, s in group.speedups.items()}
+
+    rows = list(_group_rows(groups, efficiencies, units.percent_interval))
     x = workers_axis([row["workers"] for row in rows])
     y = quantity("value", "efficiency", zero=True, axis={"format": ".0%"})
-    shown, cut = within(_side_by_side(rows, list(named)))
-    spec = layers(
-        shown,
-        {
-            "data": {"values": [{"value": 1}]},
-            "mark": {"type": "rule", "strokeDash": DASHES[0], "color": GREY, "strokeWidth": 1.5},
-            "encoding": {"y": y},
-        },
-        {
-            "mark": {"type": "line", "strokeWidth": 1.5},
-            "encoding": {"x": {**x, "field": "beside"}, "y": y, "color": series(list(named)), "opacity": PICKED},
-        },
-        *_points(list(named), x, y, "efficiency"),
-    )
-    told = listed([f"{row['label']}: {row['shown']}" for row in rows])
+    below = (reference_layer(y), line_layer({**x, "field": "beside"}, y, color=series(list(groups))))
     text = "Parallel efficiency against the number of workers; the dotted line at 100 % is ideal."
-    return Figure("efficiency", title, f"{text}{_first_of(analysis)} Measured: {told}.{cut}", spec)
+    spec, words = _over_workers(analysis, list(groups), rows, x, y, "efficiency", below)
+    return Figure("efficiency", title, text + words, spec)
 
 
-def _points(names: Sequence[str], x: Row, y: Row, what: str) -> Iterator[Row]:
-    """The layers of measured values: a bar for the interval, a mark for the value."""
-    x = {**x, "field": "beside"}
-    colour, shape = series(names), series(names, "shape")
-    yield {
-        "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {
-            "x": x,
-            "y": {**y, "field": "value_low"},
-            "y2": {"field": "value_high"},
-            "color": colour,
-            "opacity": PICKED,
+def _over_workers(
+    analysis: StudyAnalysis,
+    names: Sequence[str],
+    rows: Sequence[Row],
+    x: Spec,
+    y: Spec,
+    shown_as: str,
+    below: Sequence[Spec],
+    *,
+    log: bool = False,
+) -> tuple[Spec, str]:
+    """The figure of values with their intervals above some layers, and the values in words."""
+    # Side by side, so that intervals at the same number of workers don't hide each other.
+    places = {name: i - (len(names) - 1) / 2 for i, name in enumerate(names)}
+    drawn = [{**row, "beside": row["workers"] * BESIDE ** places[row["series"]]} for row in rows]
+    drawn, cut = within(drawn, log=log)
+    beside = {**x, "field": "beside"}
+    spec = layers(
+        drawn,
+        *below,
+        {
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {
+                "x": beside,
+                "y": {**y, "field": "value_low"},
+                "y2": {"field": "value_high"},
+                "color": series(names),
+                "opacity": PICKED,
+            },
         },
-    }
-    yield {
-        "params": list(PICK),
-        "mark": {"type": "point", "filled": True, "size": 80},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": colour,
-            "shape": shape,
-            "opacity": PICKED,
-            "tooltip": tooltip(series="point", workers="workers", shown=what, repeats="repeats"),
-        },
-    }
+        point_layer(names, beside, y, series="point", workers="workers", shown=shown_as, repeats="repeats"),
+    )
+    num = len(analysis.worker_groups)
+    some = f" The first {MAX_SERIES} of {num} groups of points are drawn." if num > MAX_SERIES else ""
+    words = listed([f"{row['label']}: {row['shown']}" for row in rows])
+    return spec, f"{some} Measured: {words}.{cut}"
 
 
 def _group_rows(
-    group: WorkerGroup,
-    name: str,
-    values: Mapping[int, Estimate],
-    show: Callable[[Estimate], str],
+    groups: Mapping[str, WorkerGroup],
+    values_of: Callable[[WorkerGroup], Mapping[int, Estimate]],
+    show: Callable[[float, float | None, float | None], str],
 ) -> Iterator[Row]:
-    for num_workers, estimate in values.items():
-        yield {
-            "series": name,
-            "workers": num_workers,
-            **bounds(estimate),
-            "shown": "1 by definition" if num_workers == group.baseline else show(estimate),
-            "repeats": estimate.num_samples,
-            "label": (f"{name}, " if group.label else "") + units.counted(num_workers, "worker"),
-        }
-
-
-def _side_by_side(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    """The rows with ``beside``, where they are drawn: intervals at the same number of workers don't hide each other."""
-    places = {name: i - (len(names) - 1) / 2 for i, name in enumerate(names)}
-    return [{**row, "beside": row["workers"] * BESIDE ** places[row["series"]]} for row in rows]
+    for name, group in groups.items():
+        for num_workers, e in values_of(group).items():
+            yield {
+                "series": name,
+                "workers": num_workers,
+                **bounds(e),
+                "shown": "1 by definition" if num_workers == group.baseline else show(e.value, e.low, e.high),
+                "repeats": e.num_samples,
+                "label": (f"{name}, " if group.label else "") + units.counted(num_workers, "worker"),
+            }
 
 
 def _named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
-    """The groups by what they are called; one that shares all it sweeps with no other is called ``measured``."""
+    """The groups by their labels; ``measured``: one that shares all it sweeps with no other."""
     named: dict[str, WorkerGroup] = {}
     for group in groups:
         name = group.label or "measured"
@@ -236,24 +211,236 @@ def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
     for name, group in named.items():
         fits = [law for law in group.analyse(num_resamples=NO_INTERVALS).laws if isinstance(law, Fit)]
         for fit in fits:
-            found = [parameter.value for parameter in fit.parameters]
-            base = fit.law.speedup(group.baseline, *found)
+            parameters = [parameter.value for parameter in fit.parameters]
+            base = fit.law.speedup(group.baseline, *parameters)
             for n in np.geomspace(min(group.speedups), farthest, NUM_CURVE_POINTS):
-                speedup = float(fit.law.speedup(n, *found) / base)
-                if speedup > 0:
-                    yield {"series": name, "kind": fit.law.name, "workers": float(n), "value": speedup}
+                value = float(fit.law.speedup(n, *parameters) / base)
+                if value > 0:
+                    yield {"series": name, "kind": fit.law.name, "workers": float(n), "value": value}
 
 
-def _ideal_rows(groups: Sequence[WorkerGroup]) -> Iterator[Row]:
-    """The ideal lines, one for each baseline that there is."""
-    farthest = max(max(group.speedups) for group in groups)
-    nearest = min(min(group.speedups) for group in groups)
-    for base in sorted({group.baseline for group in groups}):
-        for n in (nearest, farthest):
-            yield {"series": str(base), "kind": IDEAL, "workers": n, "value": n / base}
+MAX_DRAWN_POINTS = 200
+ON_FRONT, OFF_FRONT = "on the Pareto front", "beaten by another"
 
 
-def _first_of(analysis: StudyAnalysis) -> str:
-    """What is not drawn of the groups; empty where all are."""
-    num = len(analysis.worker_groups)
-    return f" The first {MAX_SERIES} of {num} groups of points are drawn." if num > MAX_SERIES else ""
+def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """Each point's time and metric, with the Pareto front of `raypar recommend`."""
+    title = f"Time against {analysis.metric}, with the Pareto front"
+    front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.mode)}
+    rows: list[Row] = [
+        {
+            "point": point_label(point.point),
+            **bounds(point.time_s, "time"),
+            **_shares(analysis.metric, bounds(point.metric)),
+            "time_shown": units.seconds_interval(point.time_s.value, point.time_s.low, point.time_s.high),
+            "shown": units.score_interval(analysis.metric, point.metric.value, point.metric.low, point.metric.high),
+            "series": ON_FRONT if id(point) in front else OFF_FRONT,
+        }
+        for point in analysis.points
+        if point.time_s is not None and point.metric is not None
+    ]
+    if not rows:
+        return OmittedFigure(title, f"no point has both a time and a {analysis.metric}")
+    rows, cut = within(rows, "time")
+    rows, also_cut = within(rows)
+    best = [row for row in rows if row["series"] == ON_FRONT]
+    others = [row for row in rows if row["series"] == OFF_FRONT]
+    shown = [row for kind in (best, others) for row in thinned(kind, MAX_DRAWN_POINTS)]
+    edge = pareto_front([(row["time"], -gain(analysis.mode, row["value"])) for row in best])
+    x = quantity("time", _time_title(analysis))
+    y = quantity("value", analysis.metric, axis=metric_axis(analysis.metric))
+    names = [ON_FRONT, OFF_FRONT]
+    across = {"x": {**x, "field": "time_low"}, "x2": {"field": "time_high"}, "y": y}
+    upright = {"x": x, "y": {**y, "field": "value_low"}, "y2": {"field": "value_high"}}
+    spec = layers(
+        shown,
+        {
+            "data": {"values": sorted((best[i] for i in edge), key=lambda row: float(row["time"]))},
+            "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": "#0072B2"},
+            "encoding": {"x": x, "y": y},
+        },
+        *(
+            {"mark": {"type": "rule", "strokeWidth": 1}, "encoding": {**channels, "color": series(names)}}
+            for channels in (across, upright)
+        ),
+        point_layer(names, x, y, point="point", time_shown="time", shown="metric"),
+    )
+    words = listed([f"{row['point']}: {row['time_shown']}, {row['shown']}" for row in best])
+    some = f" Of either kind, {MAX_DRAWN_POINTS} are drawn at the most." if len(rows) > len(shown) else ""
+    how = "significantly" if any(len(p.times) > 1 for p in analysis.points) else "by its medians"
+    text = (
+        f"The medians of each point's time and {analysis.metric}, with their intervals. On the Pareto front are the "
+        f"points that no other beats {how}, cost and energy included where they are known; the line joins the best of "
+        f"the two medians. {len(best)} of {len(rows)} points are on it: {words}.{some}{cut or also_cut}"
+    )
+    return Figure("pareto", title, text, spec)
+
+
+MAX_CELLS = 400
+MAX_WRITTEN_COLUMNS = 8  # of a heat map: more texts don't fit beside each other on a phone
+MAX_AXIS_LETTERS = 40
+MIN_FILLED = 0.5  # of a heat map's cells; a search's points leave nearly all of them empty
+
+
+def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """The median time over two swept hyperparameters, for a study that sweeps two."""
+    values = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
+    shown = {id(e): (units.seconds(e.value), units.seconds_interval(e.value, e.low, e.high)) for _, e in values}
+    return _heat_map(analysis, values, shown, "heat_map", "Time", _time_title(analysis), "fast")
+
+
+def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """The median metric over two swept hyperparameters, for a study that sweeps two."""
+    values = [(p, p.metric) for p in analysis.points if p.metric is not None]
+    name = analysis.metric
+    shown = {id(e): (units.score(name, e.value), units.score_interval(name, e.value, e.low, e.high)) for _, e in values}
+    return _heat_map(analysis, values, shown, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
+
+
+def _heat_map(
+    analysis: StudyAnalysis,
+    values: Sequence[tuple[PointAnalysis, Estimate]],
+    shown: Mapping[int, tuple[str, str]],
+    key: str,
+    what: str,
+    legend: str,
+    dark_is: str,
+) -> Figure | OmittedFigure:
+    title, keys = f"{what} over both hyperparameters", analysis.space_keys
+    if len(keys) != 2:
+        return OmittedFigure(f"{what} as a heat map", f"it shows two swept hyperparameters, and there are {len(keys)}")
+    across, down = ([units.value_of(p.point.get(k)) for p, _ in values] for k in keys)
+    columns, lines = len(set(across)), len(set(down))
+    if min(columns, lines) < 2:
+        reason = "it takes two values or more of both hyperparameters with finished trials"
+        return OmittedFigure(f"{what} as a heat map", reason)
+    if not MIN_FILLED * columns * lines <= len(values) <= columns * lines <= MAX_CELLS:
+        return OmittedFigure(f"{what} as a heat map", f"the points don't fill a grid of at most {MAX_CELLS} cells")
+    middle = (min(e.value for _, e in values) + max(e.value for _, e in values)) / 2
+    rows = [
+        {
+            "across": x,
+            "down": y,
+            "value": e.value,
+            "short": shown[id(e)][0],
+            "shown": shown[id(e)][1],
+            # Cividis goes from dark to light: what is written on a cell has to stand out from it.
+            "ink": "#000000" if e.value > middle else "#ffffff",
+        }
+        for (_, e), x, y in zip(values, across, down, strict=True)
+    ]
+    is_broad = sum(map(len, set(across))) > MAX_AXIS_LETTERS
+    x: Row = {"field": "across", "type": "nominal", "title": keys[0], "sort": None}
+    x["axis"] = {"labelAngle": -45, "labelLimit": 120} if is_broad else {"labelAngle": 0}
+    y = {"field": "down", "type": "nominal", "title": keys[1], "sort": list(dict.fromkeys(_ordered(values, keys[1])))}
+    colour = {
+        "field": "value",
+        "type": "quantitative",
+        "title": legend,
+        "scale": {"scheme": "cividis"},
+        "legend": {"orient": "top", "gradientLength": 200, **metric_axis(legend)},
+    }
+    written: Row = {
+        "mark": {"type": "text", "fontSize": 12 if columns <= 5 else 10},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "text": {"field": "short", "type": "nominal"},
+            "color": {"field": "ink", "type": "nominal", "scale": None},
+        },
+    }
+    spec = layers(
+        rows,
+        {
+            "mark": "rect",
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip(across=keys[0], down=keys[1], shown=what)},
+        },
+        *([written] if columns <= MAX_WRITTEN_COLUMNS else []),
+        height=max(120, 40 * lines),
+    )
+    spec["resolve"] = {"scale": {"color": "independent"}}
+    cells = [f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in rows]
+    return Figure(key, title, f"The median of each point, dark is {dark_is}. {listed(cells, 24)}.", spec)
+
+
+def _shares(metric: str, row: Row) -> Row:
+    """Return the fields, those of an accuracy within 0 and 1: an interval's arithmetic does not know these bounds."""
+    return {k: min(max(v, 0.0), 1.0) for k, v in row.items()} if units.is_share(metric) else row
+
+
+def _ordered(timed: Sequence[tuple[PointAnalysis, Estimate]], key: str) -> list[str]:
+    """Return the values of a hyperparameter as text, numbers from the smallest, words as they come."""
+    values = [p.point.get(key) for p, _ in timed]
+    if all(isinstance(v, (int, float)) for v in values):
+        return [units.value_of(v) for v in sorted(v for v in values if isinstance(v, (int, float)))]
+    return list(map(units.value_of, values))
+
+
+def _time_title(analysis: StudyAnalysis) -> str:
+    return "training time, s" if analysis.time_metric == TRAIN_TIME else "time of the whole trial, s"
+
+
+MAX_GROUPS = 3
+_PARTS = {"throughput": "samples/s", "progress": "progress per sample", "goodput": "speed towards the target"}
+
+
+def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """Samples per second, progress per sample and their product over the batch size, against one of them."""
+    title = "Batch size: throughput and progress"
+    target, groups = analysis.target, analysis.batches
+    if target is None or not groups:
+        return OmittedFigure(title, "no two points differ only in their batch size and have reached a common target")
+    drawn = {point_label(group.rest) if group.rest else "all": group for group in groups[:MAX_GROUPS]}
+    rows: list[Row] = []
+    words = []
+    for label, group in drawn.items():
+        for batch in group.batches:
+            for key, name in _PARTS.items():
+                e: Estimate = getattr(batch, key)
+                shown = units.ratio_interval(e.value, e.low, e.high)
+                rows.append({"series": name, "group": label, "batch": batch.batch_size, **bounds(e), "shown": shown})
+        last = next(batch for batch in reversed(group.batches) if batch.batch_size != group.base)
+        at = f" at {label}" if group.rest else ""
+        words.append(
+            f"{group.key}={last.batch_size}{at}: {units.ratio(last.throughput.value)} the samples/s, "
+            f"{units.ratio(last.progress.value)} the progress per sample, {units.ratio(last.goodput.value)} the speed"
+        )
+    first, names = groups[0], list(_PARTS.values())
+    sizes = sorted({row["batch"] for row in rows})
+    x = quantity("batch", first.key, log2=True, axis={"values": sizes, "format": "d", "grid": False})
+    y = quantity("value", f"over {first.base}", log2=True, axis={"format": "~g"})
+    dash: Spec = {
+        "field": "group",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(drawn), "range": list(([1, 0], [6, 4], [2, 3])[: len(drawn)])},
+        "legend": stroke_legend() if len(drawn) > 1 else None,
+    }
+    spec = layers(
+        rows,
+        line_layer(x, y, color=series(names), strokeDash=dash),
+        point_layer(names, x, y, size=70, series="what", group="at", batch=first.key, shown="over the base"),
+    )
+    more = f" The first {MAX_GROUPS} of {len(groups)} groups." if len(groups) > MAX_GROUPS else ""
+    text = (
+        f"Until {target.metric} {units.score(target.metric, target.value)}, which every trial reached, over the batch "
+        f"size, against {first.base}: samples per second, progress per sample, and their product, the speed towards "
+        f"the target.{more} {listed(words)}."
+    )
+    return Figure("goodput", title, text, spec)
+
+
+# In the order of a report. A new figure is a function and its entry here.
+FIGURES: Sequence[MakeFigure] = (
+    speedup,
+    efficiency,
+    times,
+    trial_parts,
+    breakdown,
+    pareto,
+    learning,
+    goodput,
+    heat_map,
+    metric_heat_map,
+    drift,
+)

@@ -17,7 +17,6 @@ from raypar.report.profile import NAMES, WORTH_A_WORD
 from raypar.report.vega import (
     MAX_SERIES,
     MAX_SHORT_NAME,
-    PICK,
     PICKED,
     Figure,
     OmittedFigure,
@@ -29,7 +28,9 @@ from raypar.report.vega import (
     listed,
     metric_axis,
     point_axis,
+    point_layer,
     quantity,
+    reference_layer,
     series,
     thinned,
     tooltip,
@@ -51,14 +52,14 @@ TRIAL_COLOURS: Mapping[str, str] = {
 }
 
 
-def times(analysis: StudyAnalysis) -> Figure | OmittedFigure:
+def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median time of each point with its interval."""
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
     title = f"Each point's {what}"
     timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
     if not timed:
         return OmittedFigure(title, "no trial finished with a time")
-    drawn = _fastest(timed)
+    drawn, more = _fastest(timed)
     y, names = point_axis([p.point for p, _ in drawn])
     rows = [
         {
@@ -97,46 +98,36 @@ def times(analysis: StudyAnalysis) -> Figure | OmittedFigure:
         },
         height=max(80, 24 * len(rows)),
     )
-    more = f" The {MAX_BARS} fastest of {len(timed)} points." if len(timed) > MAX_BARS else ""
-    told = [f"{point_label(p.point)}: {row['shown']}" for (p, _), row in zip(drawn, rows, strict=True)]
-    return Figure(
-        "times", title, f"The median of each point's {what}, with its interval.{more} {listed(told)}.{cut}", spec
-    )
+    words = listed([f"{point_label(p.point)}: {row['shown']}" for (p, _), row in zip(drawn, rows, strict=True)])
+    text = f"The median of each point's {what}, with its interval.{more} {words}.{cut}"
+    return Figure("times", title, text, spec)
 
 
-def breakdown_bars(analysis: StudyAnalysis) -> Figure | OmittedFigure:
-    """Where a step's time goes, stacked, for each point that was looked into."""
+def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """Parts of a mean step, stacked, for each profiled point."""
     title = "Where a step's time goes"
     if not analysis.profiles:
         return OmittedFigure(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
     shown = analysis.profiles[:MAX_BARS]
     rows: list[Row] = []
-    told = []
+    words = []
     y, names = point_axis([point for point, _ in shown])
     for (point, profile), name in zip(shown, names, strict=True):
-        mean, label = profile.mean, point_label(point)
+        mean = profile.mean
         for i, part in enumerate(PARTS):
-            rows.append(
-                {
-                    "point": name,
-                    "part": NAMES[part],
-                    "order": i,
-                    "value": 1e3 * mean.parts[part],
-                    "shown": f"{1e3 * mean.parts[part]:.3g} ms, {units.percent(mean.parts[part] / mean.step_s)}",
-                }
-            )
+            ms, share = 1e3 * mean.parts[part], units.percent(mean.parts[part] / mean.step_s)
+            row = {"point": name, "part": NAMES[part], "order": i, "value": ms, "shown": f"{ms:.3g} ms, {share}"}
+            rows.append(row)
         large = sorted((p for p in PARTS if mean.parts[p] >= WORTH_A_WORD * mean.step_s), key=lambda p: -mean.parts[p])
         parts = ", ".join(f"{NAMES[p]} {units.percent(mean.parts[p] / mean.step_s)}" for p in large)
-        told.append(f"{label}: a step of {units.seconds(mean.step_s)}, of it {parts}")
+        words.append(f"{point_label(point)}: a step of {units.seconds(mean.step_s)}, of it {parts}")
     colours = dict(zip((NAMES[p] for p in PARTS), PART_COLOURS, strict=True))
-    spec = _stacked(rows, y, colours, "step, ms")
-    return Figure(
-        "breakdown", title, f"Bars of the mean step's parts, stacked, with the profiler. {listed(told)}.", spec
-    )
+    text = f"Bars of the mean step's parts, stacked, with the profiler. {listed(words)}."
+    return Figure("breakdown", title, text, _stacked(rows, y, colours, "step, ms"))
 
 
 def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """Where a whole trial's time goes, stacked, for each point: the mean of its finished trials."""
+    """Parts of a whole trial, stacked, for each point: the mean of its finished trials."""
     title = "Where a trial's time goes"
     by_point: dict[object, list[Mapping[str, float]]] = {}
     for result in latest(results):
@@ -146,21 +137,20 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
     if not timed:
         return OmittedFigure(title, "raypar could not look into any finished trial")
     rows: list[Row] = []
-    told = []
-    drawn = _fastest(timed)
+    words = []
+    drawn, more = _fastest(timed)
     y, names = point_axis([p.point for p, _ in drawn])
     for (point, _), name in zip(drawn, names, strict=True):
-        own = by_point[point_key(point.point)]
-        means = {part: statistics.fmean(parts[part] for parts in own) for part in TRIAL_COLOURS}
-        whole, label = sum(means.values()), point_label(point.point)
+        trials = by_point[point_key(point.point)]
+        means = {part: statistics.fmean(parts[part] for parts in trials) for part in TRIAL_COLOURS}
+        total_s = sum(means.values())
         for i, (part, seconds) in enumerate(means.items()):
-            shown = f"{units.seconds(seconds)}, {units.percent(seconds / whole)}"
+            shown = f"{units.seconds(seconds)}, {units.percent(seconds / total_s)}"
             rows.append({"point": name, "part": part, "order": i, "value": seconds, "shown": shown})
-        told.append(f"{label}: {units.seconds(whole)}, of it training {units.percent(means['training'] / whole)}")
-    spec = _stacked(rows, y, TRIAL_COLOURS, "trial, s")
-    more = f" The {MAX_BARS} fastest of {len(timed)} points." if len(timed) > MAX_BARS else ""
+        share = units.percent(means["training"] / total_s)
+        words.append(f"{point_label(point.point)}: {units.seconds(total_s)}, of it training {share}")
     text = f"Bars of the mean trial's parts, stacked, from the start of its processes to their end.{more}"
-    return Figure("trial_parts", title, f"{text} {listed(told)}.", spec)
+    return Figure("trial_parts", title, f"{text} {listed(words)}.", _stacked(rows, y, TRIAL_COLOURS, "trial, s"))
 
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
@@ -168,23 +158,25 @@ def _parts_of(result: TrialResult) -> dict[str, float]:
     if result.state is not TrialState.FINISHED or not result.wall_s or result.train_time_s is None:
         return {}
     data = result.data_time_s or 0.0
-    known = {
+    parts = {
         "start-up": max(0.0, (result.startup_s or 0.0) - data),
         "loading data": data,
         "warm-up": result.warmup_s or 0.0,
         "training": result.train_time_s,
         "evaluation": result.eval_time_s or 0.0,
     }
-    return {**known, "rest": max(0.0, result.wall_s - sum(known.values()))}
+    return {**parts, "rest": max(0.0, result.wall_s - sum(parts.values()))}
 
 
-def _fastest(timed: Sequence[tuple[PointAnalysis, Estimate]]) -> list[tuple[PointAnalysis, Estimate]]:
-    """All, in their order, or of too many those that take the least time, the fastest first."""
-    return list(timed) if len(timed) <= MAX_BARS else sorted(timed, key=lambda e: e[1].value)[:MAX_BARS]
+def _fastest(timed: Sequence[tuple[PointAnalysis, Estimate]]) -> tuple[list[tuple[PointAnalysis, Estimate]], str]:
+    """Return all, in their order, or of too many the fastest, and a sentence on the others."""
+    if len(timed) <= MAX_BARS:
+        return list(timed), ""
+    return sorted(timed, key=lambda e: e[1].value)[:MAX_BARS], f" The {MAX_BARS} fastest of {len(timed)} points."
 
 
 def _stacked(rows: Sequence[Row], y: Spec, colours: Mapping[str, str], title: str) -> Spec:
-    """Bars of parts, one for each point; parts that are nothing everywhere are left out."""
+    """Bars of parts, one for each point; parts that are zero everywhere are omitted."""
     seen = [part for part in colours if any(row["value"] > 0 for row in rows if row["part"] == part)]
     num_bars = len({row["point"] for row in rows})
     return layers(
@@ -221,7 +213,7 @@ MAX_REPORTS = 1200  # of all curves
 MAX_DRAWN_TRIALS = 500
 
 
-def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
+def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The metric over the time trained so far, a curve for each trial, coloured by its point."""
     title = f"Learning curves: {analysis.metric} over time"
     is_timed = any(TRAIN_TIME in report for r in results for report in r.reports)
@@ -230,22 +222,21 @@ def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> 
         return OmittedFigure(title, f"no trial reported {analysis.metric} more than once")
     if not is_timed:
         title = f"Learning curves: {analysis.metric} from report to report"
-    labels = list(dict.fromkeys(point_label(p.point) for p in analysis.points))
-    found = {point_label(r.spec.point) for r, _ in curves.values()}
-    known = [label for label in labels if label in found]
-    best = set(_best_first(analysis, known)[:MAX_SERIES])
-    names = [label for label in known if label in best]
-    called, title_of_names = _called(analysis, names)
+    with_curve = {point_label(r.spec.point) for r, _ in curves.values()}
+    labels = [label for p in analysis.points if (label := point_label(p.point)) in with_curve]
+    best = set(_best_first(analysis, labels)[:MAX_SERIES])
+    labels = [label for label in dict.fromkeys(labels) if label in best]
+    names, legend_title = _legend_names(analysis, labels)
     num_drawn: Counter[str] = Counter()
     drawn = []
-    for r, own in curves.values():
+    for r, curve in curves.values():
         label = point_label(r.spec.point)
         if label in names and num_drawn[label] < MAX_CURVES:
-            drawn.append((r, own))
+            drawn.append((label, curve))
             num_drawn[label] += 1
-    rows = [row for _, own in drawn for row in thinned(own, MAX_REPORTS // len(drawn))]
-    rows = [{**row, "series": called[row["series"]]} for row in rows]
-    colour, shape = (series(list(called.values()), channel, title_of_names) for channel in ("color", "shape"))
+    rows = [row for _, curve in drawn for row in thinned(curve, MAX_REPORTS // len(drawn))]
+    rows = [{**row, "series": names[row["series"]]} for row in rows]
+    colour = series(list(names.values()), title=legend_title)
     x = quantity("time", "trained for, s" if is_timed else "report", zero=True)
     y = quantity("value", analysis.metric, axis=metric_axis(analysis.metric))
     spec = layers(
@@ -254,28 +245,24 @@ def learning_curves(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> 
             "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8},
             "encoding": {"x": x, "y": y, "detail": {"field": "trial"}, "color": colour, "opacity": PICKED},
         },
-        {
-            "params": list(PICK),
-            "mark": {"type": "point", "filled": True, "size": 36},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": colour,
-                "shape": shape,
-                "opacity": PICKED,
-                "tooltip": tooltip(trial="trial", time_shown="trained for" if is_timed else "report", shown="metric"),
-            },
-        },
+        point_layer(
+            list(names.values()),
+            x,
+            y,
+            size=36,
+            title=legend_title,
+            trial="trial",
+            time_shown="trained for" if is_timed else "report",
+            shown="metric",
+        ),
     )
-    ends: dict[str, list[float]] = {}
-    for r, own in drawn:
-        ends.setdefault(point_label(r.spec.point), []).append(own[-1]["value"])
-    told = [f"{name}: {units.score(analysis.metric, statistics.median(ends[name]))}" for name in names if name in ends]
-    some = f" The {len(names)} best points of {len(found)}." if len(found) > len(names) else ""
+    ends = {label: [curve[-1]["value"] for other, curve in drawn if other == label] for label in labels}
+    words = [f"{label}: {units.score(analysis.metric, statistics.median(values))}" for label, values in ends.items()]
+    some = f" The {len(names)} best points of {len(with_curve)}." if len(with_curve) > len(names) else ""
     some += f" {len(drawn)} of {len(curves)} trials." if len(drawn) < len(curves) else ""
     over = "the time trained so far, without evaluations" if is_timed else "its reports, whose times are not known"
     text = f"The {analysis.metric} over {over}, a curve for each trial.{some}"
-    return Figure("learning", title, f"{text} At the end, in the median: {listed(told)}.", spec)
+    return Figure("learning", title, f"{text} At the end, in the median: {listed(words)}.", spec)
 
 
 def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
@@ -306,11 +293,7 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
     x, y = quantity("minutes", "started, minutes into the study"), quantity("value", "time over the point's median")
     spec = layers(
         thinned(rows, MAX_DRAWN_TRIALS),
-        {
-            "data": {"values": [{"value": 1}]},
-            "mark": {"type": "rule", "strokeDash": [2, 4], "color": "#8a8f98"},
-            "encoding": {"y": y},
-        },
+        reference_layer(y),
         {
             "mark": {"type": "point", "filled": True, "size": 50, "color": "#0072B2", "opacity": 1},
             "encoding": {"x": x, "y": y, "tooltip": tooltip(trial="trial", shown="time")},
@@ -327,8 +310,8 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
     return Figure("drift", title, text, spec)
 
 
-def _called(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[str, str], str | None]:
-    """What the points are called in the legend, and its title: their values and the keys, where labels are long."""
+def _legend_names(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[str, str], str | None]:
+    """Return the points' names in the legend, and its title: values and keys where labels are long."""
     points = {point_label(p.point): p.point for p in analysis.points}
     if max(map(len, labels)) <= MAX_LEGEND_LETTERS:
         return {label: label for label in labels}, None

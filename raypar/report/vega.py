@@ -1,7 +1,7 @@
-"""What figures are made of: Vega-Lite parts that they share, and their drawing as SVG or PNG.
+"""Parts of figures: what their Vega-Lite specs share, and their drawing as SVG or PNG.
 
-Fields have names of our own, and what a study calls things stands only in values and titles: a name with a dot, a
-bracket or an expression in it is text and nothing else. Colours are those of Okabe and Ito, "Color Universal Design"
+Fields have fixed names; a study's names stand only in values and titles: a name with a dot, a bracket or an expression
+in it is text and nothing else. Colours are those of Okabe and Ito, "Color Universal Design"
 (2008), without black and yellow, which vanish on one of the two backgrounds; every colour comes with a shape.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 from raypar import units
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
-from raypar.report.text import strip_control
+from raypar.report.text import replacing, strip_control
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -38,13 +38,12 @@ GREY = "#8a8f98"
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a study.
+    """Figure of a study.
 
     Attributes:
         key: a word for files and links.
-        title: what it shows.
-        alternative: what is to be seen on it, in words.
-        spec: as Vega-Lite has it, without what says how large and in which colours it is drawn.
+        alternative: its content in words.
+        spec: of Vega-Lite, without size and colours of text.
     """
 
     key: str
@@ -53,36 +52,34 @@ class Figure:
     spec: Mapping[str, Any]
 
     def save(self, path: Path | str) -> None:
-        """Draw it into a file that ends in .svg or .png. Raises RayparError where that can't be."""
+        """Draw it into a file that ends in .svg or .png, or raise RayparError."""
         path = Path(path)
         kind = path.suffix.lower().removeprefix(".")
         if kind not in KINDS:
-            raise RayparError(f"{path}: the ending says no format that is known", hint="end the name in .svg or .png")
-        try:
-            path.write_bytes(drawn(self, "png" if kind == "png" else "svg"))
-        except OSError as error:
-            raise RayparError(f"{path}: can't be written: {error.strerror}", hint="choose another folder") from None
+            raise RayparError(f"{path}: unknown format {kind!r}", hint="end the name in .svg or .png")
+        with replacing(path) as there:
+            there.write_bytes(drawn(self, "png" if kind == "png" else "svg"))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """What a notebook shows."""
+        """Return the figure and its words for a notebook."""
         return {"image/svg+xml": drawn(self, "svg").decode(), "text/plain": f"{self.title}. {self.alternative}"}
 
 
 @dataclass(frozen=True)
 class OmittedFigure:
-    """A figure that the study has no data for, and why."""
+    """Figure that the study has no data for, and the reason."""
 
     title: str
     reason: str
 
 
 def for_page(figure: Figure) -> Spec:
-    """The spec for a page that it is drawn in: as wide as its place, in the page's own colour of text."""
+    """Return the spec for a page that draws it: as wide as its place, in the page's colour of text."""
     return {**_without_control(figure.spec), "width": "container", "config": _config("currentColor")}
 
 
 def static_svg(figure: Figure) -> str:
-    """The figure for a page that can't draw it itself, in the page's own colour of text."""
+    """Return the drawing for a page, in the page's colour of text."""
     import vl_convert
 
     spec = {**_without_control(figure.spec), "width": WIDTH_PX, "config": _config("currentColor")}
@@ -90,7 +87,7 @@ def static_svg(figure: Figure) -> str:
 
 
 def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
-    """The figure as a file of its own, on white."""
+    """Return the figure as a file's content, on white."""
     import vl_convert
 
     spec = {**_without_control(figure.spec), "width": WIDTH_PX, "background": PAPER, "config": _config(INK)}
@@ -101,7 +98,7 @@ def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
 
 
 def _without_control(value: Any) -> Any:
-    """A spec whose names hold no control characters: SVG can't have them, and vl-convert ends the process over them."""
+    """Return the spec without control characters: SVG can't have them, and vl-convert ends the process over them."""
     if isinstance(value, str):
         return strip_control(value)
     if isinstance(value, Mapping):
@@ -110,7 +107,7 @@ def _without_control(value: Any) -> Any:
 
 
 def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:
-    """A figure of layers over the same rows; what runs across has as many ticks as there is room for."""
+    """Return layers over the same rows; a quantity across has as many ticks as there is room for."""
     for mark in marks:
         x = mark["encoding"].get("x", {})
         if x.get("type") == "quantitative" and "values" not in x.get("axis", {}):
@@ -132,7 +129,7 @@ def workers_axis(counts: Sequence[int]) -> Spec:
 
 
 def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
-    """The channel that points run down, and what they are called on it: their values, with the keys as its title."""
+    """Return the channel that points run down, and their names on it: their values, with the keys as its title."""
     keys = list(dict.fromkeys(key for point in points for key in point))
     names = [", ".join(units.value_of(point.get(key)) for key in keys) or point_label(point) for point in points]
     if len(set(names)) < len(names):
@@ -143,7 +140,7 @@ def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
 
 
 def series(names: Sequence[str], channel: Literal["color", "shape"] = "color", title: str | None = None) -> Spec:
-    """The channel that tells series apart, in the order given: at most `MAX_SERIES` of them."""
+    """Return the colours or shapes of at most `MAX_SERIES` series, in the order given."""
     columns = 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
     return {
         "field": "series",
@@ -160,7 +157,7 @@ def metric_axis(metric: str) -> Spec:
 
 
 def tooltip(**titles: str) -> list[Spec]:
-    """What is shown of a row where the pointer is over it: field to title."""
+    """Return the fields, with their titles, that are shown where the pointer is over a row."""
     return [{"field": name, "type": "nominal", "title": title} for name, title in titles.items()]
 
 
@@ -169,21 +166,55 @@ PICK: Sequence[Spec] = ({"name": "picked", "select": {"type": "point", "fields":
 PICKED: Mapping[str, Any] = {"condition": {"param": "picked", "value": 1}, "value": 0.12}
 
 
-def bounds(estimate: Estimate, name: str = "value") -> Row:
-    """The fields ``value``, ``low`` and ``high``; the bounds are the value where there is no interval."""
-    low, high = estimate.low, estimate.high
-    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+def line_layer(x: Spec, y: Spec, **channels: Any) -> Spec:
+    """Return a layer of curves."""
     return {
-        name: estimate.value,
-        f"{name}_low": low if known else estimate.value,
-        f"{name}_high": high if known else estimate.value,
+        "mark": {"type": "line", "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": y, **channels, "opacity": PICKED},
     }
 
 
-def within(rows: Sequence[Row], name: str = "value", *, log: bool = False) -> tuple[list[Row], str]:
-    """The rows with bounds that don't dwarf the values, and a sentence that says so; empty where none was cut.
+def point_layer(
+    names: Sequence[str], x: Spec, y: Spec, *, size: int = 80, title: str | None = None, **tips: str
+) -> Spec:
+    """Return a layer of one mark a row, in its series' colour and shape; `tips`: see `tooltip`."""
+    return {
+        "params": list(PICK),
+        "mark": {"type": "point", "filled": True, "size": size},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": series(names, title=title),
+            "shape": series(names, "shape", title),
+            "opacity": PICKED,
+            "tooltip": tooltip(**tips),
+        },
+    }
 
-    Two trials may have an interval of a factor of a million: drawn whole, nothing else could be seen.
+
+def reference_layer(y: Spec) -> Spec:
+    """Return a dotted line at 1."""
+    mark = {"type": "rule", "strokeDash": [2, 4], "color": GREY, "strokeWidth": 1.5}
+    return {"data": {"values": [{"value": 1}]}, "mark": mark, "encoding": {"y": y}}
+
+
+def stroke_legend() -> Spec:
+    """Return the legend of dashes, below the figure."""
+    return {"orient": "bottom", "columns": 1, "symbolType": "stroke", "symbolSize": 500, "labelLimit": 260}
+
+
+def bounds(estimate: Estimate, name: str = "value") -> Row:
+    """Return the fields ``value``, ``value_low`` and ``value_high``; the bounds are the value without an interval."""
+    low, high = estimate.low, estimate.high
+    if low is None or high is None or not math.isfinite(low) or not math.isfinite(high):
+        low = high = estimate.value
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def within(rows: Sequence[Row], name: str = "value", *, log: bool = False) -> tuple[list[Row], str]:
+    """Return the rows with bounds that don't dwarf the values, and a sentence where one was cut.
+
+    Two trials may have an interval of a factor of a million: in full, it would hide all else.
     """
     values = [row[name] for row in rows]
     if log:
@@ -198,23 +229,23 @@ def within(rows: Sequence[Row], name: str = "value", *, log: bool = False) -> tu
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most so many of the rows, evenly taken, the last one among them."""
+    """Return at most so many of the rows, evenly taken, the last one among them."""
     step = -(-len(rows) // max(1, most))
     return list(rows[::-1][::step][::-1]) if step > 1 else list(rows)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value can be drawn."""
+    """Return whether a value can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def listed(sentences: Sequence[str], most: int = 12) -> str:
-    """The first of some parts of a sentence, and how many more there are."""
+    """Return the first of some parts of a sentence, and the number of the others."""
     return units.listed(sentences, most, separator="; ")
 
 
 def _drawable(row: Row) -> Row:
-    """The row as JSON has it, which knows no infinity."""
+    """Return the row as JSON, which has no infinity."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 

@@ -7,6 +7,7 @@
                          two busy cores; ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one
                          retried) and ``search`` (two random hyperparameters, trials stopped early) are made up.
 ``<study>/*``            What a command (`COMMANDS`) prints, or writes into a file, about these studies.
+``cases/*``              Reports on small made-up studies (`cases`), each with an occasion for some sentences.
 ``identities.json``      `TrialSpec.identity` of every trial of the studies in ``studies/``: a changed one means that
                          stored results are no longer recognised.
 ``journal.jsonl``        A journal with a record of every kind, which no store has yet. It is never written anew.
@@ -43,6 +44,7 @@ from raypar.track.client import Unreachable
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 
+from . import cases
 from .page import pretty, readable
 
 HERE = Path(__file__).parent
@@ -94,6 +96,8 @@ def outputs() -> Iterator[tuple[str, str]]:
         for name, args in STORED.items():
             yield name, output(folder, name, args)
         yield RESULTS, pretty(stored_results(folder)) + "\n"
+    for name, text in cases.texts():
+        yield name, same_everywhere(text)
     everything = {path.stem: identities_of(path) for path in STUDY_FILES}
     yield IDENTITIES, json.dumps(everything, indent=1) + "\n"
 

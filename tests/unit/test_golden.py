@@ -38,6 +38,11 @@ def test_a_store_of_an_older_raypar_is_read_as_it_was(name: str, store: Path) ->
     assert golden.output(store, name, golden.STORED[name]) == (golden.HERE / name).read_text(encoding="utf-8")
 
 
+def test_every_sentence_of_a_report_is_what_it_was() -> None:
+    for name, text in golden.cases.texts():
+        assert golden.same_everywhere(text) == (golden.HERE / name).read_text(encoding="utf-8"), name
+
+
 def test_the_results_of_an_older_store_are_those_that_were_recorded(store: Path) -> None:
     results = golden.stored_results(store)
     assert golden.pretty(results) + "\n" == (golden.HERE / golden.RESULTS).read_text(encoding="utf-8")
@@ -53,10 +58,15 @@ def test_the_trials_of_a_shipped_study_keep_their_identities(path: Path) -> None
 
 
 def test_every_golden_file_is_looked_at() -> None:
-    inputs = {"journal.jsonl", "store.tar.gz", "__init__.py", "__main__.py", "page.py"} | {
+    inputs = {"journal.jsonl", "store.tar.gz", "__init__.py", "__main__.py", "cases.py", "page.py"} | {
         f"studies/{s}.json" for s in STUDIES
     }
     names = {str(path.relative_to(golden.HERE)) for path in golden.HERE.rglob("*") if path.is_file()}
     names = {name for name in names if "__pycache__" not in name}
-    assert names == inputs | {*golden.COMMANDS, *golden.STORED, golden.RESULTS, golden.IDENTITIES}
+    assert names == inputs | {f"cases/{name}.txt" for name in golden.cases.FILES} | {
+        *golden.COMMANDS,
+        *golden.STORED,
+        golden.RESULTS,
+        golden.IDENTITIES,
+    }
     assert set(json.loads((golden.HERE / golden.IDENTITIES).read_text())) == {p.stem for p in golden.STUDY_FILES}

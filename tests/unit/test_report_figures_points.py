@@ -12,7 +12,7 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.candidates import Constraints
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import recommend
-from raypar.report import figures_points
+from raypar.report import figures as all_figures
 from raypar.report.vega import Figure
 from raypar.study.trial import point_label
 
@@ -37,7 +37,7 @@ def test_the_front_is_that_of_recommend() -> None:
         ]
         asked = Question("s", {}, ("num_workers",))
         _, figures = made(trials, asked)
-        drawn = {r["point"] for r in rows_of(figures["pareto"]) if r["series"] == figures_points.ON_FRONT}
+        drawn = {r["point"] for r in rows_of(figures["pareto"]) if r["series"] == all_figures.ON_FRONT}
         marked = {point_label(c.point) for c in recommend(asked, trials, Constraints()).candidates if c.is_on_front}
         assert drawn == marked >= {"num_workers=2", "num_workers=4"}
         assert ("num_workers=8" in drawn) == (repeats > 1)  # no significant difference from 4
@@ -51,7 +51,7 @@ def test_a_metric_that_is_to_be_small_turns_the_front_round() -> None:
     fronts = []
     for mode in ("min", "max"):
         _, figures = made(trials, Question("s", {}, ("lr",), metric="loss", mode=mode))
-        on_it = [r["point"] for r in rows_of(figures["pareto"]) if r["series"] == figures_points.ON_FRONT]
+        on_it = [r["point"] for r in rows_of(figures["pareto"]) if r["series"] == all_figures.ON_FRONT]
         fronts.append(on_it)
     assert fronts == [["lr=0.1", "lr=0.3"], ["lr=0.1", "lr=0.2"]]
 

@@ -1,24 +1,26 @@
-"""What others wrote into a store can't steer a terminal, and sentences don't break where they mustn't."""
+"""Reports fit any console, cut nothing, break no value, and a store's names can't steer a terminal."""
 
 from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 from rich.cells import cell_len
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from raypar.analysis.analyse import analyse
+from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
 from raypar.report.console import print_report
 from raypar.report.listings import print_trials
-from raypar.report.text import TerminalConsole, strip_control, wrap, wrap_hanging
+from raypar.report.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
 from raypar.study.trial import TrialState
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
@@ -80,3 +82,64 @@ def test_no_value_is_parted_from_its_unit_or_interval(width: int) -> None:
 
 def test_a_word_longer_than_a_line_is_not_broken() -> None:
     assert wrap("see /a/path/that/is/long now", 10) == ["see", "/a/path/that/is/long", "now"]
+
+
+# ---- widths, encodings, colours
+
+QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
+
+
+@pytest.fixture(scope="module")
+def analysis() -> StudyAnalysis:
+    results = [
+        make_result({"batch_size": b, "num_workers": w}, r, 200 / b**0.5 / w**0.8 * (1 + 0.01 * ((r * 3 + w) % 4)))
+        for b in (32, 64, 128, 256, 512)
+        for w in (1, 2)
+        for r in range(3)
+    ]
+    return analyse(QUESTION, results)
+
+
+def shown(analysis: StudyAnalysis, width: int = 80, encoding: str = "utf-8", **more: Any) -> str:
+    buffer = io.BytesIO()
+    file = io.TextIOWrapper(buffer, encoding=encoding)  # raises where a character can't be encoded
+    print_report(analysis, Console(file=file, width=width, **more))
+    file.flush()
+    return buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [130, 100, 80, 70, 60, 50, 40, 30])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_no_width_cuts_a_number_or_overflows(analysis: StudyAnalysis, width: int, encoding: str) -> None:
+    text = shown(analysis, width, encoding)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert not {"…", "...", "\x1b", "\N{NO-BREAK SPACE}"} & set(text)
+    if width >= 40:
+        assert all(line.count("[") == line.count("]") for line in text.splitlines())
+    for point in analysis.points:
+        assert point.speedup is not None and point.time_s is not None
+        assert point.is_baseline or f"{point.speedup.value:.2f}" in text
+        assert f"{point.time_s.value:.1f} s" in text or f"{point.time_s.value:.2f} s" in text
+
+
+def test_colour_adds_nothing_to_the_words(analysis: StudyAnalysis) -> None:
+    coloured = shown(analysis, force_terminal=True, color_system="truecolor")
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == shown(analysis)
+
+
+TEXTS = st.text(st.sampled_from("abc 1.×[]漢±"), max_size=30)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1, max_size=4), st.integers(12, 90), st.booleans())
+def test_a_table_fits_and_loses_no_character(rows: list[tuple[str, str, str]], width: int, rule: bool) -> None:
+    first, second, third = zip(*rows, strict=True)
+    columns = [Column("a\nb", first), Column("numbers", second, True), Column("prose", third, is_prose=True)]
+    out = Console(file=io.StringIO(), width=width)
+    out.print(terminal_table(columns, width, "utf-8", rule=rule))
+    assert isinstance(out.file, io.StringIO)
+    text = out.file.getvalue()
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    for char in "abc1.×[]漢±":
+        heads = sum(column.head.count(char) for column in columns)
+        assert text.count(char) == "".join(map("".join, rows)).count(char) + heads

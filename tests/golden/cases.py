@@ -1,0 +1,434 @@
+"""Reports on small made-up studies, one for each thing that a report can say: `texts` gives each file of ``cases/``.
+
+The stored studies show whole reports; these show the sentences that they have no occasion for. Adding a sentence to a
+report takes a case here, and ``python -m tests.golden``.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import numpy as np
+from rich.console import Console
+
+from raypar.analysis.analyse import analyse
+from raypar.analysis.breakdown import PARTS, Breakdown, Profile
+from raypar.analysis.candidates import Constraints
+from raypar.analysis.compare import Side, compare
+from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Scaling
+from raypar.analysis.question import Question
+from raypar.analysis.recommend import recommend
+from raypar.analysis.scaling import WorkerGroup, groups_in
+from raypar.analysis.time_to_target import Start, Target
+from raypar.predict.calibration import ObservedPoint, calibrate
+from raypar.predict.network import Network, Topology
+from raypar.predict.predict import JobSpec, predict
+from raypar.predict.step_model import Communication, LayerCost
+from raypar.report.compare import print_comparison, print_gate
+from raypar.report.console import print_report
+from raypar.report.export import markdown_of
+from raypar.report.predict import PredictionReport, print_prediction
+from raypar.report.profile import print_profile
+from raypar.report.recommend import print_recommendation
+from raypar.report.sentences import effect_lines, scaling_lines
+from raypar.study.space import Value
+from raypar.study.trial import TrialResult, TrialState
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+from results import make_result
+
+Results: TypeAlias = list[TrialResult]
+Cases: TypeAlias = Mapping[str, str]
+WORKERS = Question("s", {"num_workers": 1}, ("num_workers",))
+NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.002)
+COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_size=grid(64)' --repeats 12"
+FEW_RESAMPLES = 60
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Each file of cases, and what it would hold now."""
+    with patch.object(WorkerGroup.analyse, "__defaults__", (FEW_RESAMPLES,)):
+        for name, cases in FILES.items():
+            parts = [f"==== {title}\n{text.strip(chr(10))}\n" for title, text in cases().items()]
+            yield f"cases/{name}.txt", "\n".join(parts)
+
+
+def printed(show: Callable[..., None], *args: Any, width: int = 80, **more: Any) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(console, *args, **more)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def at_workers(times: Mapping[int, float], noise: Sequence[float] = NOISE[:3], accuracy: float = 0.97) -> Results:
+    return [
+        make_result({"num_workers": n}, r, time_s * noise[(r + i) % len(noise)], accuracy)
+        for i, (n, time_s) in enumerate(times.items())
+        for r in range(len(noise))
+    ]
+
+
+# ---- raypar report
+
+
+def reports() -> Cases:
+    points = [{"batch_size": b, "num_workers": w} for b in (32, 64) for w in (1, 2)]
+    both = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"), points=tuple(points), num_repeats=3)
+    unfinished = [
+        *(make_result(points[0], r, 4.0 + r) for r in range(3)),
+        make_result(points[1], 0, 2.0),
+        make_result(points[1], 1, state=TrialState.FAILED, failure="rank 1 was killed"),
+        make_result(points[2], 0, state=TrialState.STOPPED),
+    ]
+    on_nodes = [
+        make_result({"num_workers": w}, r, 3600.0 / w * (1 + r / 100), environment={"node": ["a", "b"][:w]})
+        for w in (1, 2)
+        for r in range(3)
+    ]
+    profiled = at_workers({1: 4.0, 2: 2.0})
+    profiled[4] = replace(profiled[4], profile=TWO_RANKS.to_dict())
+    hours = replace(WORKERS, price_per_node_hour=2.5)
+    cases: dict[str, tuple[Question, Results]] = {
+        "no results": (both, []),
+        "failed, stopped and missing points": (both, unfinished),
+        "nothing is swept": (Question("s", {}, ()), [make_result({}, r, 4.0 + 0.1 * r) for r in range(3)]),
+        "no baseline, a name like markup": (Question("s", {}, ("note",)), [make_result({"note": "[red]hot[/red]"})]),
+        "one repeat": (WORKERS, at_workers({1: 4.0, 2: 2.0}, (1.0,))),
+        "six repeats": (WORKERS, at_workers({1: 4.0, 2: 2.0}, NOISE)),
+        "a price of a node-hour": (hours, on_nodes),
+        "whole trials": (WORKERS, [replace(r, train_time_s=None) for r in at_workers({1: 4.0, 2: 2.0})]),
+        "a profile": (WORKERS, profiled),
+        "batch sizes": (Question("s", {}, ("batch_size",)), batch_sizes()),
+    }
+    shown = {title: printed(lambda c, *a: print_report(analyse(*a), c), *case) for title, case in cases.items()}
+    for width in (100, 50, 30):
+        of_case = cases["six repeats"]
+        shown[f"{width} columns"] = printed(lambda c, *a: print_report(analyse(*a), c), *of_case, width=width)
+    shown["a profile, 60 columns"] = printed(lambda c, *a: print_report(analyse(*a), c), *cases["a profile"], width=60)
+    return shown
+
+
+def batch_sizes() -> Results:
+    results = []
+    for size, rate, epochs in ((32, 500.0, 2), (256, 2000.0, 4)):
+        for repeat in range(3):
+            made = make_result({"batch_size": size}, repeat, 1000 * epochs / rate, num_samples=1000 * epochs)
+            parts = {"train_time_s": 1000 / rate, "throughput_samples_per_s": rate}
+            reports = tuple({"accuracy": 0.95 if i == epochs - 1 else 0.5, **parts} for i in range(epochs))
+            results.append(replace(made, reports=reports))
+    return results
+
+
+def markdown() -> Cases:
+    every = {"version.torch": ("2.15", "2.16"), "host": ("n1",), "cpu": ("Xeon",), "cores": ("2",), "gpu": ("H200",)}
+    origin = {**every, "git.commit": ("abc",), "git.dirty": ("yes",)}
+    analysis = analyse(WORKERS, at_workers({1: 4.0, 2: 2.0}))
+    few = analyse(Question("mnist", {}, ("x",), num_repeats=2), [make_result({"x": 1})])
+    return {
+        "with an origin": markdown_of(analysis, origin, "Does it *scale*?"),
+        "one of two repeats, no baseline, no origin": markdown_of(few, {}),
+    }
+
+
+# ---- sections of the report
+
+
+def effects() -> Cases:
+    def grid(
+        key: str,
+        values: Sequence[Value],
+        *,
+        num_repeats: int = 3,
+        per_level: float = 0.5,  # a level's time over that of the one before
+        workers_gain: float = 1.0,  # what a level adds to the speedup of two workers, as a factor
+        accuracy: float = 0.0,
+        noise: float = 0.005,
+        baseline: Mapping[str, Value] | None = None,
+        metric: str = "accuracy",
+    ) -> str:
+        rng = np.random.default_rng(1)
+        points = tuple({key: value, "num_workers": w} for value, w in product(values, (1, 2)))
+        asked = Question(
+            "s", baseline or {"num_workers": 1}, (key, "num_workers"), metric, points=points, num_repeats=num_repeats
+        )
+        results = [
+            make_result(
+                point,
+                repeat,
+                20 * per_level**at / (1.8 * workers_gain**at) ** (w - 1) * math.exp(rng.normal(0, noise)),
+                accuracy=0.9 + accuracy * at + rng.normal(0, 1e-4),
+            )
+            for repeat in range(num_repeats)
+            for point, (at, w) in zip(points, product(range(len(values)), (1, 2)), strict=True)
+        ]
+        results = [replace(r, reports=({metric: r.reports[0]["accuracy"]},)) for r in results]
+        return _indented(effect_lines(analyse(asked, results)))
+
+    search = Question("s", {}, ("lr", "batch_size"), num_repeats=1)
+    drawn = [make_result({"lr": 0.1 * i, "batch_size": 2**i}, 0, 4.0) for i in range(1, 5)]
+    return {
+        "numbers: both ends": grid("batch_size", (32, 64, 128, 256), accuracy=-0.01),
+        "a baseline in the middle": grid("batch_size", (32, 64, 128), baseline={"batch_size": 64}),
+        "words that are tied": grid("optimizer", ("sgd", "adam", "lion"), per_level=1.0, noise=0.02),
+        "a speedup that depends on the level": grid("batch_size", (32, 512), workers_gain=1.5),
+        "one block": grid("batch_size", (32, 64), num_repeats=1, workers_gain=3.0),
+        "a loss": grid("lr", (0.1, 0.2), accuracy=0.1, metric="val_loss"),
+        "a search": _indented(effect_lines(analyse(search, drawn))),
+        "one hyperparameter": _indented(effect_lines(analyse(WORKERS, at_workers({1: 4.0, 2: 2.0})))),
+    }
+
+
+def scaling() -> Cases:
+    asked = Question("study", {"num_workers": 1}, ("batch_size", "num_workers"))
+
+    def lines(
+        law: Law,
+        *parameters: float,
+        counts: Iterable[int] = (1, 2, 4, 8),
+        batch_sizes: Iterable[int] = (64,),
+        noise: tuple[float, ...] = (1.0, 1.004, 0.996),
+        failed: Sequence[int] = (),
+        per_batch: float = 0.0,  # more of the first parameter for each batch size
+        **more: Any,
+    ) -> str:
+        first, *others = parameters
+        results = [
+            make_result(
+                {"batch_size": b, "num_workers": n},
+                r,
+                60 / float(law.speedup(n, first + i * per_batch, *others)) * noise[(r + n) % len(noise)],
+                **more,
+            )
+            for i, b in enumerate(batch_sizes)
+            for n in counts
+            for r in range(len(noise))
+        ]
+        results += [make_result({"batch_size": 64, "num_workers": n}, state=TrialState.FAILED) for n in failed]
+        return _indented(scaling_lines("study", groups_in(asked, results)))
+
+    weak = {"per_worker_batch_size": 32, "batch_size": None}
+    six = [2**i for i in range(6)]
+    return {
+        "Amdahl": lines(AMDAHL, 0.06),
+        "Amdahl, all parallel": lines(AMDAHL, 0.0),
+        "Gunther, with a peak": lines(USL, 0.02, 0.02),
+        "Gunther, with a peak beyond": lines(USL, 0.02, 0.002),
+        "Gunther, never faster": lines(USL, 0.5, 0.6),
+        "Gustafson, weak scaling": lines(GUSTAFSON, 0.2, config=weak),
+        "three worker counts": lines(AMDAHL, 0.1, counts=(1, 2, 4)),
+        "one repeat": lines(AMDAHL, 0.1, noise=(1.0,)),
+        "two repeats": lines(AMDAHL, 0.1, noise=(1.0, 1.004)),
+        "a failed worker count": lines(AMDAHL, 0.1, failed=[16]),
+        "two worker counts, one failed": lines(AMDAHL, 0.1, counts=(1, 2), failed=[16]),
+        "many groups of two worker counts": lines(
+            AMDAHL, 0.1, counts=(1, 2), batch_sizes=six, noise=(1.0,), per_batch=0.08
+        ),
+        "many groups": lines(AMDAHL, 0.1, counts=(1, 2, 4), batch_sizes=six, noise=(1.0,)),
+        "one worker count": lines(AMDAHL, 0.1, counts=(2,)),
+    }
+
+
+def _indented(lines: Iterable[tuple[int, str]]) -> str:
+    return "\n".join(" " * indent + text for indent, text in lines)
+
+
+# ---- raypar recommend
+
+
+def recommendations() -> Cases:
+    def advice(
+        results: Results, limits: Constraints | None = None, question: Question = WORKERS, width: int = 80
+    ) -> str:
+        found = recommend(question, results, limits or Constraints())
+        return printed(print_recommendation, found, COMMAND, width=width)
+
+    three = at_workers({1: 40.0, 2: 22.0, 4: 12.0})
+    two = at_workers({1: 40.0, 2: 22.0})
+    reached = Constraints(target=Target("accuracy", 0.9))
+    missed = [*two[:-1], replace(two[-1], reports=({"accuracy": 0.2},))]
+    lr = Question("s", {}, ("lr",))
+    alike = [
+        make_result({"lr": x}, r, time_s * NOISE[(r + i) % 6])
+        for i, (x, time_s) in enumerate(((0.1, 12.05), (0.2, 12.0)))
+        for r in range(6)
+    ]
+    instead = "The store does not know the study's file: raise num_repeats in it, and run it again."
+    found = recommend(WORKERS, at_workers({1: 40.0, 2: 22.0}, (1.0,)), Constraints())
+    priced = replace(WORKERS, price_per_node_hour=36.0)
+    worse = [
+        replace(r, environment={"node": ["n1"]}, energy_j=100.0 * (r.train_time_s or 0.0))
+        for r in (*two, *at_workers({4: 12.0}, accuracy=0.9))
+    ]
+    return {
+        "clear": advice(three),
+        "a limit on efficiency": advice(three, Constraints(min_efficiency=0.88)),
+        "a tie, fewer workers": advice(at_workers({1: 40.0, 2: 12.05, 4: 12.0}, NOISE)),
+        "a tie, as many workers": advice(alike, question=lr),
+        "unclear": advice(at_workers({1: 90.0, 2: 13.0, 4: 12.0}, (1.0, 1.12, 0.93))),
+        "too noisy": advice(at_workers({1: 900.0, 2: 13.0, 4: 12.0}, (1.0, 1.5, 0.7))),
+        "one trial each, no command": printed(print_recommendation, found, instead, is_command=False),
+        "no point reaches the target": advice(two, Constraints(target=Target("accuracy", 0.999))),
+        "no point is fast enough": advice(two, Constraints(max_time_s=1.0)),
+        "a train loop's target": advice([replace(r, train_time_s=None) for r in two], reached),
+        "a target missed once": advice(missed, reached),
+        "a target from the launch on": advice(
+            [replace(r, startup_s=1.0, warmup_s=0.5, eval_time_s=0.5) for r in two],
+            replace(reached, start=Start.LAUNCH),
+        ),
+        "batch sizes": advice(batch_sizes(), reached, Question("s", {}, ("batch_size",))),
+        "a price": advice(worse, Constraints(max_time_s=30.0), priced),
+        "a price, 40 columns": advice(worse, Constraints(max_time_s=30.0), priced, width=40),
+        "many points": advice([make_result({"lr": i / 100}, 0, 4.0 + i) for i in range(20)], question=lr),
+    }
+
+
+# ---- raypar compare
+
+
+def comparisons() -> Cases:
+    def trials(n: Value, factor: float = 1.0, accuracy: float = 0.97, num: int = 5, **config: Value) -> Results:
+        steady = (4.00, 4.01, 3.99, 4.02, 3.98)[:num]
+        return [
+            make_result({"num_workers": n}, r, t * factor, accuracy + r / 1000, config=config)
+            for r, t in enumerate(steady)
+        ]
+
+    def shown(
+        a: Results,
+        b: Results,
+        origins: Sequence[Mapping[str, tuple[str, ...]]] = ({}, {}),
+        *,
+        allowed: float | None = None,
+        width: int = 80,
+        names: Sequence[str] = ("old", "new"),
+        keys: tuple[str, ...] = ("num_workers",),
+    ) -> str:
+        sides = [Side(Question(n, {}, keys), tuple(r), o) for n, r, o in zip(names, (a, b), origins, strict=True)]
+        comparison = compare(sides[0], sides[1])
+        if allowed is not None:
+            return printed(print_gate, comparison, allowed)
+        return printed(print_comparison, comparison, width=width)
+
+    five = [r for n in (1, 2, 4, 8, 16) for r in trials(n)]
+    changed = [*trials(1, 1.2), *trials(2, 1.4), *trials(4, 0.5), *trials(8), *trials(16, num=1)]
+    here = {"version.torch": ("2.13",), "cpu": ("x",)}
+    there = {"version.torch": ("2.14", "2.15"), "cpu": ("x",), "git.dirty": ("yes",)}
+    failed = [make_result({"num_workers": 1}, state=TrialState.FAILED)]
+    same = [make_result({"num_workers": 1}, r) for r in range(3)]
+    other = [*trials(1), *trials(8), *trials(4, epochs=2)]
+    only = [replace(r, spec=replace(r.spec, point={})) for r in trials(1)]
+    hostile = trials("[bold]two\nlines[/bold]")
+    return {
+        "slower, faster, tied, no interval": shown(five, changed),
+        "worse, 100 columns": shown(trials(1), trials(1, accuracy=0.9), width=100),
+        "no finished trial": shown(trials(1), failed),
+        "one trial each": shown(trials(1, num=1), trials(1, num=1)),
+        "the same": shown(same, same),
+        "excluded": shown([*trials(1), *trials(2), *trials(4, epochs=1)], other),
+        "nothing in common": shown(trials(1), trials(2)),
+        "other device, versions and commit": shown(trials(1, device="cpu"), trials(1, device="cuda"), (here, there)),
+        "the same origin": shown(trials(1), trials(1), (here, here)),
+        "an unknown origin": shown(trials(1), trials(1), (here, {})),
+        "nothing swept": shown(only, only, keys=()),
+        "hostile names": shown(hostile, hostile, names=("a|b", "[bold]x\ny[/bold]")),
+        "gate: slower and unknown": shown(five[:15], [*trials(1, 1.3), *trials(2), *trials(4, 1.05)], allowed=0.05),
+        "gate: within": shown(trials(1), trials(1), allowed=0.025),
+        "gate: not shown to be slower": shown(trials(1), trials(1, num=1), allowed=0.05),
+    }
+
+
+# ---- raypar predict
+
+
+JOB = JobSpec(Scaling.STRONG, 256, num_samples=25_600)
+
+
+def prediction(job: JobSpec = JOB, asked: int = 16, variation: float = 0.0, **how: Any) -> PredictionReport:
+    layer_costs = (LayerCost("a", 4_000_000, 0.3, 0.2), LayerCost("b", 8_000_000, 0.3, 0.2))
+    points = [ObservedPoint(1, b, (0.002 + b * 1e-4, 0.00205 + b * 1.01e-4)) for b in (64, 256)]
+    calibration = calibrate(points, layer_costs, variation)
+    communication = replace(Communication(Network(1e-5, 1e10)), **how)
+    sweep = predict(calibration, job, communication, [2**i for i in range(asked.bit_length())])
+    return PredictionReport("Study wide", (asked,), calibration, job, communication, sweep, "as given")
+
+
+def predictions() -> Cases:
+    nodes = Topology(8, Network(1e-5, 1e10), Network(2e-5, 1e9))
+    on_nodes: Mapping[str, Any] = {
+        "network": nodes,
+        "compression": 0.5,
+        "bucket_bytes": 4 * 2**20,
+        "algorithm": "hierarchical",
+    }
+    once = prediction()
+    cases = {
+        "fast network": once,
+        "latency": prediction(network=Network(1e-2, 1e12)),
+        "bandwidth, ring": prediction(network=Network(0.0, 1e7), algorithm="ring"),
+        "input": prediction(replace(JOB, input_samples_per_s=1000.0), algorithm="gloo"),
+        "small batch, tree": prediction(network=Network(0.0, 1e15), algorithm="tree", overlap=False),
+        "one worker": prediction(asked=1),
+        "stragglers, weak scaling": prediction(JobSpec(Scaling.WEAK, 256, 25_600), variation=0.2),
+        "fewer samples than workers": prediction(replace(JOB, batch_size=4)),
+        "nodes, accumulation, compression": prediction(replace(JOB, accumulation_steps=4), **on_nodes),
+        "no intervals": replace(once, calibration=replace(once.calibration, draws=None)),
+    }
+    return {title: printed(print_prediction, case) for title, case in cases.items()}
+
+
+# ---- raypar profile
+
+
+def _rank(hidden_s: float = 0.0, waits_for: Mapping[int, float] | None = None, **parts: float) -> Breakdown:
+    every = {part: parts.get(part, 0.0) for part in PARTS}
+    return Breakdown(sum(every.values()), every, hidden_s, dict(waits_for or {}))
+
+
+TWO_RANKS = Profile(
+    ranks=(
+        _rank(0.01, {1: 0.02}, forward=0.02, backward=0.04, stragglers=0.02, exposed_communication=0.01, other=0.01),
+        _rank(0.01, {}, forward=0.03, backward=0.05, exposed_communication=0.01, other=0.01),
+    ),
+    num_steps=10,
+    step_s=0.09,
+    overhead=0.11,
+    utilisation=0.25,
+    flop_per_sample=1e6,
+    peak_flops=2e11,
+)
+
+
+def profiles() -> Cases:
+    stage = _rank(forward=0.05, bubble=0.04, exposed_communication=0.01)
+    unknown = replace(TWO_RANKS, utilisation=None, shares_clock=False, matches_collectives=False)
+    cases = {
+        "two ranks": TWO_RANKS,
+        "eight ranks": replace(TWO_RANKS, ranks=tuple(_rank(forward=0.01 * (i + 1), other=0.01) for i in range(8))),
+        "one rank": replace(TWO_RANKS, ranks=(_rank(forward=0.1, backward=0.2),)),
+        "a pipeline": replace(TWO_RANKS, ranks=(stage, stage)),
+        "unknown work, several machines": unknown,
+        "a profiler that costs nothing": replace(TWO_RANKS, overhead=-0.05),
+    }
+    shown = {title: printed(print_profile, "tiny", case) for title, case in cases.items()}
+    return {**shown, "with traces": printed(print_profile, "tiny", TWO_RANKS, traces="logs/profile")}
+
+
+FILES: Mapping[str, Callable[[], Cases]] = {
+    "report": reports,
+    "markdown": markdown,
+    "effects": effects,
+    "scaling": scaling,
+    "recommend": recommendations,
+    "compare": comparisons,
+    "predict": predictions,
+    "profile": profiles,
+}
