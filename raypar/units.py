@@ -112,8 +112,8 @@ def seconds(value: float | None) -> str:
         return f"{value:.2f} s"
     if value < 59.95:
         return f"{value:.1f} s"
-    if (whole := round(value)) < HOUR_S:
-        return f"{whole // MINUTE_S} min {whole % MINUTE_S} s"
+    if (rounded := round(value)) < HOUR_S:
+        return f"{rounded // MINUTE_S} min {rounded % MINUTE_S} s"
     if (minutes := round(value / MINUTE_S)) < DAY_S // MINUTE_S:
         return f"{minutes // 60} h {minutes % 60} min"
     hours = round(value / HOUR_S)

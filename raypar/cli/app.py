@@ -25,7 +25,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class Verbs(TyperGroup):
-    """The group of all commands."""
+    """Group of all commands."""
 
     def main(
         self,
@@ -43,35 +43,35 @@ class Verbs(TyperGroup):
             Path.cwd()
             code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
         except FileNotFoundError:
-            typer.echo("error: the folder that you are in is gone\n  → cd to one that is there", err=True)
+            typer.echo("error: the current folder was removed\n  → cd to another one", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except _UsageError as error:
-            typer.echo(f"error: {told(error, words)}", err=True)
+            typer.echo(f"error: {usage_message(error, words)}", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except typer.Abort:
             sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def told(error: Any, words: Sequence[str]) -> str:
-    """What is wrong, and where the right way is told."""
+def usage_message(error: Any, words: Sequence[str]) -> str:
+    """Return what is wrong with the flags, and the fix."""
     context, parameter = error.ctx, getattr(error, "param", None)
     verb = [word for word in words[:1] if not word.startswith("-")]
     command = context.command_path if context is not None else " ".join(["raypar", *verb])
-    way_out = f"`{command} --help` shows how"
+    hint = f"`{command} --help` shows how"
     message = error.format_message().rstrip(".")
     if parameter is not None and (given := list(_given(parameter.opts, words))) and error.message:
         problem = error.message.removeprefix("Input ").partition(", unable to")[0].rstrip(".")
         message = f"{parameter.opts[0]} {shortened(given[-1])}: {problem}"
         about = " ".join(str(getattr(parameter, "help", None) or "").split()).rstrip(".")
-        way_out = f"{about}; {way_out}" if about else way_out
+        hint = f"{about}; {hint}" if about else hint
     elif (close := getattr(error, "possibilities", None)) and " (" in message:
-        message, way_out = message.partition(" (")[0], f"did you mean {' or '.join(sorted(close))}? {way_out}"
-    return f"{message}\n  → {way_out}"
+        message, hint = message.partition(" (")[0], f"did you mean {' or '.join(sorted(close))}? {hint}"
+    return f"{message}\n  → {hint}"
 
 
 def _given(flags: Sequence[str], words: Sequence[str]) -> Iterator[str]:
-    """The values of an option in a command line."""
+    """Yield the values of an option in a command line."""
     for word, after in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
         if flag in flags:

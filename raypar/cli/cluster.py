@@ -1,4 +1,4 @@
-"""The commands of a client outside of a cluster: a study is submitted to it, attached to and stopped."""
+"""Commands of a client outside of a cluster: submit a study to it, attach to it and stop it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raypar.cli.common import EXIT_FAILED, Debug, told
+from raypar.cli.common import EXIT_FAILED, Debug, report_errors
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
 from raypar.report.text import ascii_fallback, strip_control
@@ -32,12 +32,12 @@ DASHBOARD = "http://127.0.0.1:8265"
 Dashboard = Annotated[
     str, typer.Option("--address", metavar="URL", help="The dashboard of the cluster that the study runs on.")
 ]
-SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name, as `raypar study` told it.")]
+SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name, as `raypar study` printed it.")]
 
 
 def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
     """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
-    with told(debug), handle_signals(), connected_to(address) as jobs:
+    with report_errors(debug), handle_signals(), connected_to(address) as jobs:
         job = job_of(study, jobs, address)
         with detached_by_signals(study, address):
             over = jobs.follow(job.id, write)
@@ -46,7 +46,7 @@ def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug =
 
 def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
     """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
-    with told(debug), handle_signals(), connected_to(address) as jobs:
+    with report_errors(debug), handle_signals(), connected_to(address) as jobs:
         job = job_of(study, jobs, address)
         if job.is_over:
             say(f"study {study} does not run: it {ENDED[job.status]} before")
@@ -62,7 +62,7 @@ def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = F
 def dashboard_in(
     address: str | None, data_dir: Path | None, tracking_uri: str | None, *, no_ray: bool, dry_run: bool
 ) -> str | None:
-    """The address, if it is a dashboard's: then a study is submitted. None: it runs from here.
+    """Return the address if it is a dashboard's, which a study is submitted to; None: it runs from here.
 
     Raises:
         RayparError: it is one, and the flags don't go with it.
@@ -87,7 +87,7 @@ def dashboard_in(
 
 
 def unchecked(file: Path, why: RayparError) -> tuple[str, Path, tuple[Path, ...]]:
-    """What `submit` takes of a study whose file can't be run here, for want of what only training needs."""
+    """Return the first arguments of `submit` for a study whose file needs packages of training, absent here."""
     from raypar.study.loader import name_of
 
     say(f"{why.message}: the study is not checked here, but on the head of the cluster")
@@ -99,7 +99,7 @@ def submit(
     path: Path,
     modules: Sequence[Path],
     address: str,
-    own: Mapping[str, object],
+    other_flags: Mapping[str, object],
     options: Options,
 ) -> int:
     """Start a study on the cluster and follow it; the exit code that it ends with.
@@ -108,7 +108,7 @@ def submit(
         path: its file, absolute.
         modules: files beside it that it imports.
         address: from `dashboard_in`.
-        own: the flags that `options` doesn't hold as they were given.
+        other_flags: those that `options` doesn't hold as they were given.
 
     Raises:
         RayparError: nothing was started.
@@ -124,7 +124,7 @@ def submit(
         "--log-model": options.log_model,
         "--system-metrics": options.system_metrics,
         "--exclusive": options.exclusive,
-        **own,
+        **other_flags,
     }
     command = command_on_head(study, path.name, words_of(flags))
     with connected_to(address) as jobs:
@@ -149,7 +149,7 @@ def submit(
 
 
 def words_of(flags: Mapping[str, object]) -> list[str]:
-    """A command line's words for flags by name: several values, one, or a switch."""
+    """Return a command line's words for flags by name: several values, one, or a switch."""
     words: list[str] = []
     for flag, value in flags.items():
         if value is True:
@@ -164,12 +164,12 @@ def words_of(flags: Mapping[str, object]) -> list[str]:
 
 
 def job_of(study: str, jobs: Jobs, address: str) -> Job:
-    """The job of the study, as `Jobs.studies` has it. Raises RayparError where there is none."""
-    known = jobs.studies()
-    if study not in known:
-        hint = suggest(study, list(known)) if known else f"`raypar study FILE --address {address}` submits one"
+    """Return the job of the study, as `Jobs.studies` has it. Raises RayparError where there is none."""
+    by_study = jobs.studies()
+    if study not in by_study:
+        hint = suggest(study, list(by_study)) if by_study else f"`raypar study FILE --address {address}` submits one"
         raise RayparError(f"no study `{study}` was submitted to {address}", hint=hint)
-    return known[study]
+    return by_study[study]
 
 
 @contextlib.contextmanager
@@ -182,7 +182,7 @@ def connected_to(address: str) -> Iterator[Jobs]:
 
 @contextlib.contextmanager
 def detached_by_signals(study: str, address: str) -> Iterator[None]:
-    """Ctrl-C ends the looking on, and says so."""
+    """Let Ctrl-C detach from a study that goes on."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -198,7 +198,7 @@ ENDED = {"STOPPED": "was stopped", "SUCCEEDED": "has ended", "FAILED": "has fail
 
 
 def ended(job: Job) -> int:
-    """The exit code of a study that is over."""
+    """Return the exit code of a study that is over, and say so where it was stopped."""
     from raypar.run.jobs import NO_COMMAND, NO_RAYPAR_HINT
 
     if job.status == "STOPPED":
@@ -217,12 +217,12 @@ def again(verb: str, study: str, address: str) -> str:
 
 
 def say(text: str) -> None:
-    """For the user of this terminal; standard output is the study's."""
+    """Print for the user of this terminal; standard output is the study's."""
     typer.echo(text, err=True)
 
 
 def write(text: str) -> None:
-    """What a study has written elsewhere, without what steers a terminal."""
+    """Print what a study has written elsewhere, without control characters."""
     lines = [line for line in text.splitlines(keepends=True) if not _OF_RAY.match(line)]
     try:
         sys.stdout.write(ascii_fallback(masked(strip_control("".join(lines))), sys.stdout.encoding or "utf-8"))

@@ -6,8 +6,9 @@ import contextlib
 import errno
 import math
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,8 @@ from raypar.signals import Interrupted, redirected_stderr
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from raypar.execution.results import ExecutionOutcome
+    from raypar.study.space import Value
     from raypar.study.workload import Workload
 
 
@@ -50,7 +53,7 @@ def store_of(tracking_uri: str | None) -> Any:
 
 
 def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> tuple[str, str] | None:
-    """A study and the address of its charts on a server over the store; of the last used study, if none is named.
+    """Return a study, by default the last used one, and the address of its charts on a server over the store.
 
     Raises:
         RayparError: there is no study of that name.
@@ -67,14 +70,82 @@ def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> t
     return name, experiment_url(server_url, ids[name], charts=True)
 
 
-def check_positive(flag: str, value: float | None) -> None:
-    """Raises RayparError for a number that is none, or is not greater than 0."""
+def check_positive(flag: str, value: float | None, example: str = "2.5") -> None:
+    """Raise RayparError for a number that is not finite, or not greater than 0."""
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} 2.5, or leave it out")
+        raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} {example}, or leave it out")
+
+
+def parse_quantity(flag: str, text: str, units: Mapping[str, float], name: str, examples: str) -> float:
+    """Return a number with one of the units, in the unit that is worth 1.
+
+    Args:
+        units: by lower-case name; the empty one is meant where none is given.
+        name: of the quantity, with its article, for the message.
+
+    Raises:
+        RayparError: it is none, or not greater than 0.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        value = float(match[1]) * units[match[2]] if match else 0.0
+    except (ValueError, KeyError):
+        value = 0.0
+    if not (math.isfinite(value) and value > 0):
+        raise RayparError(f"{flag} {text}: is no {name} greater than 0", hint=f"write {flag} {examples}")
+    return value
+
+
+def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """Return the values by key of ``--set key=A`` and ``key=A,B``, which choose among a stored study's points.
+
+    Raises:
+        RayparError: one is no such setting, or a key comes twice.
+    """
+    from raypar.study.overrides import parse_value, split_setting
+    from raypar.study.space import DOMAINS, Grid
+
+    chosen: dict[str, tuple[Value, ...]] = {}
+    for setting in settings:
+        try:
+            key, text = split_setting(setting)
+            value = parse_value(text)
+        except ValueError as error:
+            hint = "write --set key=value: --set batch_size=64"
+            raise RayparError(f"--set {setting}: {error}", hint=hint) from None
+        if key in chosen:
+            raise RayparError(f"--set {key} is given twice", hint=f"write --set {key}=A,B")
+        if isinstance(value, Grid):
+            chosen[key] = value.values
+        elif isinstance(value, DOMAINS):
+            raise RayparError(f"--set {setting}: is a range", hint=f"give values: --set {key}=A,B")
+        else:
+            chosen[key] = (value,)
+    return chosen
+
+
+def exit_as(outcome: ExecutionOutcome) -> None:
+    """Exit as an execution ended.
+
+    Raises:
+        typer.Exit: with 128 + the signal's number where one came, with `EXIT_FAILED` where a trial failed.
+        BrokeOff: it could not go on.
+    """
+    if outcome.interrupted_by is not None:
+        raise typer.Exit(128 + outcome.interrupted_by)
+    if outcome.broke_off:
+        raise outcome.broke_off
+    if outcome.failures:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def path_from_here(path: Path) -> str:
+    """Return a path relative to this folder where it lies beneath it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def shipped_workloads() -> dict[str, Workload]:
-    """The workloads that ship with raypar, by name."""
+    """Return the workloads that ship with raypar, by name."""
     import raypar.workloads as shipped
 
     every: list[Workload] = [getattr(shipped, name) for name in shipped.__all__]
@@ -82,7 +153,7 @@ def shipped_workloads() -> dict[str, Workload]:
 
 
 def shipped_workload(name: str) -> Workload:
-    """The one of that name. Raises RayparError where there is none."""
+    """Return the shipped workload of that name. Raises RayparError where there is none."""
     from raypar.errors import suggest
 
     every = shipped_workloads()
@@ -103,8 +174,7 @@ def stdout() -> Console:
 
 @contextlib.contextmanager
 def quiet(log_path: Path) -> Iterator[Console]:
-    """A console on the real standard output, while everything else that prints (Ray, MLflow, whatever they start)
-    writes to a log file instead.
+    """Give a console on the real standard output; everything else that prints (Ray, MLflow) writes to a log file.
 
     Raises:
         StoreError: the log can't be written.
@@ -140,20 +210,20 @@ def quiet(log_path: Path) -> Iterator[Console]:
 
 
 def _remove(folders: Sequence[Path]) -> None:
-    """Those that are there and empty, from the innermost on."""
+    """Remove folders that are empty, from the innermost on."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def complain(text: str) -> None:
-    """An error for the terminal: without passwords, and without what steers it."""
+    """Print an error, without passwords and control characters."""
     typer.echo(f"error: {strip_control(masked(text))}", err=True)
 
 
 @contextlib.contextmanager
-def told(debug: bool) -> Iterator[None]:
-    """What the user can mend is told in one message, exit code 2; tracebacks only where they were asked for."""
+def report_errors(debug: bool) -> Iterator[None]:
+    """Report errors in one message: exit code 2 for those that the user can fix; tracebacks only on request."""
     try:
         yield
     except RayparError as error:

@@ -1,4 +1,4 @@
-"""Commands that fit laws, predict other worker counts, and count a network's work."""
+"""Commands on scaling beyond what was measured: predict, fit and work."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import inspect
 import json
 import math
 import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,24 +20,25 @@ from raypar.cli.common import (
     Debug,
     StudyName,
     TrackingUri,
+    check_positive,
+    chosen_values,
+    parse_quantity,
     quiet,
+    report_errors,
     say,
     set_data_dir,
     shipped_workload,
     shipped_workloads,
     stdout,
-    told,
     uri_of,
 )
 from raypar.errors import NotForTraining, RayparError, check_for_training
 
 if TYPE_CHECKING:
-    from raypar.predict.network import Network, Topology
+    from raypar.predict.network import Network
     from raypar.predict.step_model import LayerCost
     from raypar.study.space import Value
     from raypar.study.trial import TrialResult
-    from raypar.study.workload import Workload
-if TYPE_CHECKING:
     from raypar.study.workload import Config, Workload
 
 
@@ -96,7 +96,7 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Predict time, throughput and efficiency with more workers or another network, from a study that was measured."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.analysis.laws import Scaling
         from raypar.execution.stored import read_study
         from raypar.predict.calibration import (
@@ -106,14 +106,14 @@ def predict(
             observed_points,
             variation_of,
         )
-        from raypar.predict.network import Network, Topology, parse_network
+        from raypar.predict.network import Topology, parse_network
         from raypar.predict.predict import communication_of, job_spec_of, worker_counts
         from raypar.predict.predict import predict as predicted
         from raypar.report.predict import PredictionReport, check_plot_path, print_prediction, write_plot
 
         asked = _counts(workers)
-        worker_counts(asked)  # before anything slow: a mistake is told at once
-        _check_positive("--input-rate", input_rate)
+        worker_counts(asked)  # before anything slow: a mistake is reported at once
+        check_positive("--input-rate", input_rate, "1000")
         if bucket_mb is not None and not (math.isfinite(bucket_mb) and bucket_mb >= 0):
             raise RayparError(f"--bucket-mb {bucket_mb}: must be 0 or more", hint="write --bucket-mb 25")
         if plot is not None:
@@ -122,32 +122,29 @@ def predict(
         within = parse_network(network_within or WITHIN_NODE)
         if network_within is not None and nodes_of == 1:
             raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
-        wished = _settings(settings or [])
+        chosen = _chosen_point(settings or ())
         if network == MEASURED:
             check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
         set_data_dir(data_dir)
         study = read_study(name, uri_of(tracking_uri), Path.cwd())
-        store, results = study.store, choose_results(study.current_results.results, wished)
-        training = job_spec_of(results, wished, Scaling(scaling) if scaling else None, input_rate)
+        store, results = study.store, choose_results(study.current_results.results, chosen)
+        training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
         config = results[0].spec.config
         layers, source = _layers(store, name, results[0], parameters)
         calibration = calibrate(observed_points(results), layers, variation_of(_with_step_times(store, name, results)))
         sources = [note for note in (study.current_results.sentence().rstrip("."), source) if note]
-        link: Network | Topology
-        if given is not None:
-            link, origin = given, "as given"
-        elif network == MEASURED:
-            link, origin = _probed(str(config["device"])), "measured between two workers of this machine"
-        else:
-            how = communication_of(config, Network(0.0, math.inf), "ring")
-            link, origin = fit_study_network(calibration, how, training.accumulation_steps)
-        if nodes_of > 1:
-            link = Topology(nodes_of, within, link)
-            if network_within is None:
-                sources.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
-        chosen = algorithm or _usual_algorithm(config, is_given=given is not None, nodes_of=nodes_of)
+        accumulation_steps = training.accumulation_steps
+        across, origin = _link(
+            given, network, config, lambda how: fit_study_network(calibration, how, accumulation_steps)
+        )
+        link = across if nodes_of == 1 else Topology(nodes_of, within, across)
+        if nodes_of > 1 and network_within is None:
+            sources.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
+        all_reduce = algorithm or _usual_algorithm(config, is_given=given is not None, nodes_of=nodes_of)
         on_own_cores = network == MEASURED and overlap is None and config["device"] == "cpu"
-        how = communication_of(config, link, chosen, bucket_mb=bucket_mb, overlap=False if on_own_cores else overlap)
+        how = communication_of(
+            config, link, all_reduce, bucket_mb=bucket_mb, overlap=False if on_own_cores else overlap
+        )
         if on_own_cores:
             sources.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
         if (bucket_mb, overlap) != (None, None):
@@ -170,15 +167,29 @@ def predict(
             typer.echo(f"drawn into {plot}", err=True)
 
 
+def _link(
+    given: Network | None, flag: str | None, config: Mapping[str, Any], fit: Callable[[Any], tuple[Network, str]]
+) -> tuple[Network, str]:
+    """Return the link between workers, and its source: given, measured, or fitted to the study."""
+    from raypar.predict.network import Network
+    from raypar.predict.predict import communication_of
+
+    if given is not None:
+        return given, "as given"
+    if flag == MEASURED:
+        return _probed(str(config["device"])), "measured between two workers of this machine"
+    return fit(communication_of(config, Network(0.0, math.inf), "ring"))
+
+
 def _usual_algorithm(config: Mapping[str, Any], *, is_given: bool, nodes_of: int) -> str:
-    """A measured network was fitted as if by rings; what is not known of nodes is taken to be done well."""
+    """Return the algorithm that a prediction assumes: a measured network was fitted as if by rings."""
     if not is_given:
         return "ring"
     return "gloo" if config["device"] == "cpu" and nodes_of == 1 else "auto"
 
 
 def _probed(device: str) -> Network:
-    """The link between two workers of this machine."""
+    """Measure the link between two workers of this machine."""
     from raypar.predict.network import fit_network
     from raypar.predict.probe import probe_all_reduces
 
@@ -195,39 +206,25 @@ def _counts(text: str) -> tuple[int, ...]:
         raise RayparError(f"--workers {text}: is no list of counts", hint="write --workers 1024, or 8,64") from None
 
 
-def _check_positive(flag: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} 1000, or leave it out")
-
-
-def _settings(settings: Sequence[str]) -> dict[str, Value]:
-    from raypar.study.overrides import parse_value
-
-    found: dict[str, Value] = {}
-    for setting in settings:
-        key, equals, text = (part.strip() for part in setting.partition("="))
-        if not (key and equals and text):
-            raise RayparError(f"--set {setting}: is no key=value", hint="write --set batch_size=64")
+def _chosen_point(settings: Sequence[str]) -> dict[str, Value]:
+    chosen = chosen_values(settings)
+    for key, values in chosen.items():
         if key == "num_workers":
-            raise RayparError(f"--set {setting}: worker counts are predicted", hint=f"write --workers {text}")
-        try:
-            value = parse_value(text)
-        except ValueError as error:
-            raise RayparError(f"--set {setting}: {error}", hint="give one value") from None
-        if not isinstance(value, (str, int, float, bool, tuple, type(None))):
-            raise RayparError(f"--set {setting}: several values", hint=f"choose one: --set {key}=VALUE")
-        found[key] = value
-    return found
+            hint = f"write --workers {values[0]}"
+            raise RayparError(f"--set {key}={values[0]}: worker counts are predicted", hint=hint)
+        if len(values) > 1:
+            raise RayparError(f"--set {key}: several values", hint=f"choose one: --set {key}=VALUE")
+    return {key: values[0] for key, values in chosen.items()}
 
 
 def _with_step_times(store: Any, name: str, results: Sequence[TrialResult]) -> list[TrialResult]:
-    """Some trials of one worker, the last ones, with their step times."""
+    """Return the last trials of one worker with their step times."""
     alone = [r for r in results if r.spec.config.get("num_workers") == 1][-MOST_STEP_TIMES:]
     return [replace(r, step_times_s=store.step_times(name, r.spec.identity)) for r in alone]
 
 
 def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) -> tuple[tuple[LayerCost, ...], str]:
-    """The layers of a trial's network, and a sentence on how they are known."""
+    """Return the layers of a trial's network, and a sentence on their source."""
     from raypar.predict.step_model import one_layer, read_layers, write_layers
 
     at_the_end = "the layers are not known: all gradients are there at the end of the backward pass"
@@ -235,22 +232,22 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
     config: Mapping[str, Any] = result.spec.config
     if parameters is not None:
         return one_layer(_parameters(parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
-    found = _workload(store, name, result.spec.workload)
-    if found is None:
+    match = _workload(store, name, result.spec.workload)
+    if match is None:
         raise RayparError(
             f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with "
             "raypar: its network can't be inspected",
             hint="give its size: --parameters 25.6M",
         )
-    workload, sources = found
+    workload, sources = match
     if workload.is_train_loop:
         raise RayparError(
             f"workload {workload.name} is a train loop: raypar can't look at its network",
             hint="give its size: --parameters 25.6M",
         )
     kept = Path.cwd() / ".raypar" / "layers" / f"{_fingerprint(workload, config, sources)}.json"
-    if (known := read_layers(kept)) is not None:
-        return known, counted
+    if (cached_layers := read_layers(kept)) is not None:
+        return cached_layers, counted
     check_for_training(NO_LOOK)
     from raypar.predict.layers import is_one_layer, layer_costs
 
@@ -262,18 +259,18 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
 
 
 def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequence[str]) -> str:
-    """Of what the layers follow from: the code that makes the network, and its hyperparameters."""
+    """Hash the code that makes the network, and its hyperparameters."""
     from raypar import __version__
     from raypar.predict.calibration import FREE_KEYS
 
     assert workload.model is not None
     try:
-        own = Path(inspect.getsourcefile(workload.model) or "").read_text(encoding="utf-8")
+        source = Path(inspect.getsourcefile(workload.model) or "").read_text(encoding="utf-8")
     except (OSError, TypeError):  # made where no file is
-        own = ""
+        source = ""
     chosen = sorted((key, str(value)) for key, value in config.items() if key not in FREE_KEYS)
-    what = json.dumps([__version__, workload.name, own, *sources, chosen])
-    return hashlib.sha256(what.encode()).hexdigest()[:16]
+    content = json.dumps([__version__, workload.name, source, *sources, chosen])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload, tuple[str, ...]] | None:
@@ -303,11 +300,8 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload, tupl
 
 
 def _parameters(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([kMG]?)", text)
-    number = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]] if found else 0
-    if number < 1:
-        raise RayparError(f"--parameters {text}: is no number of parameters", hint="write --parameters 25.6M")
-    return round(number)
+    units = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+    return round(parse_quantity("--parameters", text, units, "number of parameters", "25.6M"))
 
 
 def fit(
@@ -331,7 +325,7 @@ def fit(
     debug: Debug = False,
 ) -> None:
     """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study, or to any times by worker count."""
-    with told(debug):
+    with report_errors(debug):
         if source.lower().endswith(".csv") or Path(source).is_file():
             _fit_file(Path(source), scaling or "strong", baseline)
         elif scaling is not None:
@@ -379,9 +373,8 @@ def work(
     debug: Debug = False,
 ) -> None:
     """Count a workload's multiply-accumulates by type of layer, and the least time that its training can take."""
-    with told(debug):
-        if peak_tflops is not None and not (math.isfinite(peak_tflops) and peak_tflops > 0):
-            raise RayparError(f"--peak-tflops {peak_tflops}: must be greater than 0", hint="write --peak-tflops 112")
+    with report_errors(debug):
+        check_positive("--peak-tflops", peak_tflops, "112")
         set_data_dir(data_dir)
         workload = shipped_workload(name)
         config = config_of(workload, settings or [])
@@ -405,7 +398,7 @@ def work(
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:
-    """The complete config of a workload with these settings.
+    """Return the complete config of a workload with these settings.
 
     Raises:
         RayparError: a setting is wrong, or sweeps.

@@ -1,16 +1,14 @@
-"""The command that looks into the steps of one point."""
+"""Command that profiles the steps of one point."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raypar.cli.common import (
-    EXIT_FAILED,
     Address,
     DataDir,
     Debug,
@@ -19,9 +17,11 @@ from raypar.cli.common import (
     StudyFile,
     Timeout,
     TrackingUri,
+    exit_as,
+    path_from_here,
     quiet,
+    report_errors,
     say,
-    told,
 )
 from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
@@ -48,7 +48,7 @@ def profile(
     debug: Debug = False,
 ) -> None:
     """Show where a step's time goes on each worker, at one point of a study: its baseline, unless --set chooses."""
-    with told(debug), handle_signals():
+    with report_errors(debug), handle_signals():
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         num_steps = NUM_PROFILED_STEPS if steps is None else steps
@@ -70,7 +70,7 @@ def profile(
 
 
 def point_of(study: Study) -> dict[str, Value]:
-    """The study's baseline among its points, or its first point; of what is drawn, the first or lowest value."""
+    """Return the study's baseline among its points, or its first point, with the first value of what is drawn."""
     from raypar.study.space import Grid, examples
 
     drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
@@ -78,9 +78,9 @@ def point_of(study: Study) -> dict[str, Value]:
 
 
 def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
-    """A study of this point alone, under a name of its own: nobody is to take it for a timed trial."""
+    """Return a study of this point alone; its name keeps its trials apart from timed ones."""
     study = loaded.study
-    alone = replace(
+    one_point = replace(
         study,
         name=f"{study.name}-profile",
         space={},
@@ -91,7 +91,7 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
         scheduler=None,
         description=f"Where a step's time goes in {study.name}.",
     )
-    return replace(loaded, study=alone)
+    return replace(loaded, study=one_point)
 
 
 def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
@@ -115,20 +115,11 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
             taken = f"mean of {profile.num_steps} of {options.profiling.num_steps} steps"
             title = f"{loaded.study.name}{at}: where a step's time goes ({taken})"
             folders = sorted(outcome.log_dir.glob(f"*/{ARTIFACT_FOLDER}/{PROFILE_FOLDER}"))
-            print_profile(console, title, profile, str(_relative(folders[0])) if folders else "")
+            print_profile(console, title, profile, path_from_here(folders[0]) if folders else "")
             say(
                 console,
                 f"`raypar ui` shows the run in MLflow, with the traces and breakdown.json, as {loaded.study.name}",
             )
         if outcome.failures:
             print_failures(console, outcome.failures, outcome.log_dir)
-    if outcome.interrupted_by is not None:
-        raise typer.Exit(128 + outcome.interrupted_by)
-    if outcome.broke_off:
-        raise outcome.broke_off
-    if outcome.failures:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _relative(folder: Path) -> Path:
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    exit_as(outcome)

@@ -1,19 +1,29 @@
-"""The command that recommends a configuration."""
+"""Command that recommends a configuration."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from raypar.cli.common import Debug, Price, StudyName, TrackingUri, check_positive, stdout, told, uri_of
+from raypar.cli.common import (
+    Debug,
+    Price,
+    StudyName,
+    TrackingUri,
+    check_positive,
+    chosen_values,
+    parse_quantity,
+    path_from_here,
+    report_errors,
+    stdout,
+    uri_of,
+)
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
@@ -30,24 +40,6 @@ MaxEnergy = Annotated[
     typer.Option("--max-energy", metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh."),
 ]
 _UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
-
-
-def joules(flag: str, text: str) -> float:
-    """Joules of ``500J``, ``5 kJ``, ``2Wh``, ``0.1kWh``; a number alone is in joules. M is mega in either case.
-
-    Raises:
-        RayparError: it is none, or not greater than 0.
-    """
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmg]?(?:j|wh)|)\s*", text.lower())
-    try:
-        value = float(found[1]) * _UNITS_J[found[2]] if found else 0.0
-    except (ValueError, KeyError):
-        value = 0.0
-    if not (math.isfinite(value) and value > 0):
-        raise RayparError(f"{flag} {text}: is no energy greater than 0", hint=f"write {flag} 500J, 5kJ or 2Wh")
-    return value
-
-
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -79,7 +71,7 @@ def recommend(
     debug: Debug = False,
 ) -> None:
     """Say which configuration of a study to take, why, how sure that is, and which trials would settle it."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.analysis.candidates import Constraints
         from raypar.analysis.recommend import recommend as recommended
         from raypar.analysis.time_to_target import Start
@@ -90,11 +82,19 @@ def recommend(
         check_positive("--price", price)
         if target is None and start != "first-step":
             raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
-        only = _only(settings or [])
-        max_time_s = _seconds(max_time) if max_time is not None else None
-        max_energy_j = joules("--max-energy", max_energy) if max_energy is not None else None
+        only = chosen_values(settings or ())
+        max_time_s = (
+            parse_quantity("--max-time", max_time, _UNITS_S, "time", "90s, 10min or 2h")
+            if max_time is not None
+            else None
+        )
+        max_energy_j = (
+            parse_quantity("--max-energy", max_energy, _UNITS_J, "energy", "500J, 5kJ or 2Wh")
+            if max_energy is not None
+            else None
+        )
         if target is not None:
-            _parts(target)  # before the store is read: a mistake is told at once
+            _parts(target)  # before the store is read: a mistake is reported at once
         study = read_study(name, uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
         question = study.question
         if max_cost is not None and question.price_per_node_hour is None:
@@ -109,13 +109,13 @@ def recommend(
             min_metric=min_metric,
             only=only,
         )
-        found = recommended(question, study.results, constraints)
+        recommendation = recommended(question, study.results, constraints)
         command, instead = "", ""
-        if found.settling is not None and found.settling.num_repeats is not None:
+        if recommendation.settling is not None and recommendation.settling.num_repeats is not None:
             last = _last_flags(study.store, name)
             instead = _why_no_command(last, question)
-            command = _command(last, question, found.settling) if last and not instead else ""
-        print_recommendation(stdout(), found, command or instead, is_command=bool(command))
+            command = _command(last, question, recommendation.settling) if last and not instead else ""
+        print_recommendation(stdout(), recommendation, command or instead, is_command=bool(command))
 
 
 def _check_limits(max_cost: float | None, min_efficiency: float | None, min_metric: float | None) -> None:
@@ -149,41 +149,6 @@ def _target(text: str, question: Question) -> Target:
     return Target(metric, value, mode_of(question, metric))
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(ms|s|min|h|d|)\s*", text)
-    try:
-        value = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
-    except ValueError:
-        value = 0.0
-    if value <= 0:
-        raise RayparError(f"--max-time {text}: is no time greater than 0", hint="write --max-time 90s, 10min or 2h")
-    return value
-
-
-def _only(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    from raypar.study.overrides import parse_value
-    from raypar.study.space import Grid
-
-    found: dict[str, tuple[Value, ...]] = {}
-    for setting in settings:
-        key, equals, text = (part.strip() for part in setting.partition("="))
-        if not (key and equals and text):
-            raise RayparError(f"--set {setting}: is no key=value", hint="write --set batch_size=64")
-        if key in found:
-            raise RayparError(f"--set {key} is given twice", hint=f"write --set {key}=A,B")
-        try:
-            value = parse_value(text)
-        except ValueError as error:
-            raise RayparError(f"--set {setting}: {error}", hint=f"write --set {key}=A or {key}=A,B") from None
-        if isinstance(value, Grid):
-            found[key] = tuple(value.values)
-        elif isinstance(value, (str, int, float, bool, tuple, type(None))):
-            found[key] = (value,)
-        else:
-            raise RayparError(f"--set {setting}: is a range", hint=f"give values: --set {key}=A,B")
-    return found
-
-
 def _last_flags(store: Store, study: str) -> ResumeFlags | None:
     from raypar.execution.options import ResumeFlags
 
@@ -202,10 +167,10 @@ def _why_no_command(last: ResumeFlags | None, question: Question) -> str:
 
 
 def _command(last: ResumeFlags, question: Question, settling: Settling) -> str:
-    """Return what runs the trials that would settle it, as the last execution ran its own."""
+    """Return the command for the trials that would settle it, with the flags of the last execution."""
     fixed = {setting.partition("=")[0].strip(): setting for setting in last.set}
     fixed.update(_narrowing(question, settling))
-    words = ["raypar", "study", _shown_path(last.file)]
+    words = ["raypar", "study", path_from_here(Path(last.file))]
     words += [word for setting in fixed.values() for word in ("--set", setting)]
     words += ["--repeats", str(settling.num_repeats)]
     if last.seed:
@@ -227,23 +192,17 @@ def _narrowing(question: Question, settling: Settling) -> dict[str, str]:
     Empty where the values make as many points as the study has. Grids even of one value: the key stays swept, and its
     trials stay those of the same points.
     """
-    wanted: dict[str, list[Value]] = {}
+    chosen: dict[str, list[Value]] = {}
     for key in question.space_keys:
         values = [*(point[key] for point in settling.points if key in point)]
         if key in question.baseline:
             values.append(question.baseline[key])
-        wanted[key] = list(dict.fromkeys(values))
-    if math.prod(map(len, wanted.values())) >= len(question.points):
+        chosen[key] = list(dict.fromkeys(values))
+    if math.prod(map(len, chosen.values())) >= len(question.points):
         return {}
-    swept = {key: list(dict.fromkeys(p[key] for p in question.points if key in p)) for key in wanted}
+    swept = {key: list(dict.fromkeys(p[key] for p in question.points if key in p)) for key in chosen}
     return {
         key: f"{key}=grid({','.join(repr(v) for v in swept[key] if v in values)})"
-        for key, values in wanted.items()
+        for key, values in chosen.items()
         if len(values) < len(swept[key])
     }
-
-
-def _shown_path(file: str) -> str:
-    """From here on, where it lies beneath this folder."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

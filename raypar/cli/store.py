@@ -21,13 +21,13 @@ from raypar.cli.common import (
     charts_url,
     check_positive,
     quiet,
+    report_errors,
     say,
     set_data_dir,
     shipped_workload,
     shipped_workloads,
     stdout,
     store_of,
-    told,
     unknown_study,
     uri_of,
 )
@@ -37,7 +37,7 @@ from raypar.report.text import strip_control
 
 
 class FigureFormat(StrEnum):
-    """What a figure can be written as."""
+    """File format of a figure."""
 
     SVG = "svg"
     PNG = "png"
@@ -45,7 +45,7 @@ class FigureFormat(StrEnum):
 
 def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """List the studies in the store."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.report.listings import print_studies
 
         studies = store_of(tracking_uri).studies()
@@ -58,7 +58,7 @@ def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None
 
 def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """Show every trial of a study."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.report.listings import print_trials
 
         store = store_of(tracking_uri)
@@ -85,7 +85,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Say what a study found, from the store; nothing is run."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.execution.stored import read_study
         from raypar.report.console import print_report
 
@@ -117,7 +117,7 @@ def workloads(
     debug: Debug = False,
 ) -> None:
     """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.report.listings import print_workload, print_workloads
 
         if name is None:
@@ -128,7 +128,7 @@ def workloads(
 
 def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """Write results to the store that it could not take when they were made."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.track.uploader import sync as send
 
         sent = send(Path.cwd(), tracking_uri)
@@ -157,17 +157,17 @@ def ui(
 
     Of a store that is a server already, it tells the links.
     """
-    with told(debug):
+    with report_errors(debug):
         from raypar.track.client import has_server
         from raypar.track.server import home_url, serve
 
         uri = uri_of(tracking_uri)
-        charts_url(uri, "", name)  # a study that isn't there is told before anything is started
+        charts_url(uri, "", name)  # a study that isn't there is reported before anything is started
 
         def announce(home: str) -> None:
             typer.echo(home)
-            if (found := charts_url(uri, home.partition("/?")[0], name)) is not None:
-                say(stdout(), "charts of {}: {}".format(*found))
+            if (charts := charts_url(uri, home.partition("/?")[0], name)) is not None:
+                say(stdout(), "charts of {}: {}".format(*charts))
 
         if has_server(uri):
             announce(home_url(masked(uri)))
@@ -189,7 +189,7 @@ def doctor(
     debug: Debug = False,
 ) -> None:
     """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster), with a fix for each."""
-    with told(debug):
+    with report_errors(debug):
         set_data_dir(data_dir)
         from raypar.doctor import examine
 
@@ -218,7 +218,7 @@ def export(
     A table has a row per trial; units stand in the columns' names. A .json also has the reports and the time of every
     step.
     """
-    with told(debug):
+    with report_errors(debug):
         from raypar.execution.stored import read_study
         from raypar.report.export import MARKDOWN, check_path, markdown_of, write
         from raypar.report.text import write_text
@@ -252,14 +252,13 @@ def compare(
 ) -> None:
     """Put two studies side by side: other machines, versions or branches.
 
-    Points with the same values are compared, as independent samples; what else differs is told.
+    Points with the same values are compared, as independent samples; other differences are listed.
     """
-    with told(debug):
+    with report_errors(debug):
         allowed = None if fail_if_slower is None else share_of(fail_if_slower)
         from raypar.analysis.compare import Gate, Side
         from raypar.analysis.compare import compare as compared
         from raypar.execution.stored import read_study
-        from raypar.masking import masked
         from raypar.report.compare import print_comparison, print_gate
 
         uris = [baseline_uri or uri_of(tracking_uri), uri_of(tracking_uri)]
@@ -305,7 +304,7 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Let the best model that a study has kept write on from a prompt."""
-    with told(debug):
+    with report_errors(debug):
         from raypar.study.trial import best_first
 
         store = store_of(tracking_uri)
@@ -327,11 +326,11 @@ def generate(
 
 
 def generator_of(workload: str) -> Callable[[Path, str, int], str]:
-    """What makes text of a model of the shipped workload of that name."""
+    """Return the function that generates text with a model of the shipped workload of that name."""
     every = shipped_workloads()
     writers = ", ".join(key for key, w in every.items() if w.generate is not None)
     if workload not in every:
-        message = f"workload `{workload}` does not ship with raypar, so its way to generate text is not known here"
+        message = f"workload `{workload}` does not ship with raypar, so raypar can't generate text with it"
         raise RayparError(message, hint=f"these write: {writers}")
     write = every[workload].generate
     if write is None:

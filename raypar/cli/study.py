@@ -14,7 +14,6 @@ import typer
 
 from raypar.cli.cluster import dashboard_in, submit, unchecked
 from raypar.cli.common import (
-    EXIT_FAILED,
     Address,
     DataDir,
     Debug,
@@ -32,12 +31,13 @@ from raypar.cli.common import (
     Timeout,
     TrackingUri,
     charts_url,
+    exit_as,
     quiet,
+    report_errors,
     say,
     set_data_dir,
     stdout,
     store_of,
-    told,
     unknown_study,
     uri_of,
 )
@@ -51,19 +51,11 @@ if TYPE_CHECKING:
     from raypar.execution.plan import ExecutionPlan
     from raypar.execution.results import ExecutionOutcome
     from raypar.study.loader import LoadedStudy
-if TYPE_CHECKING:
-    from raypar.execution.options import Options
-    from raypar.study.loader import LoadedStudy
     from raypar.study.study import Study
 
 
 def run(loaded: LoadedStudy, options: Options) -> None:
-    """Execute it and tell what came of it.
-
-    Raises:
-        typer.Exit: with 128 + the signal's number where one came, with `EXIT_FAILED` where a trial failed.
-        RayparError: what the study broke off for.
-    """
+    """Execute a study, print its report and exit as it ended."""
     from raypar.analysis.question import question_of
     from raypar.execution.execute import check_can_train, execute
     from raypar.masking import masked
@@ -86,24 +78,19 @@ def run(loaded: LoadedStudy, options: Options) -> None:
                 say(console, event.text)
 
         outcome: ExecutionOutcome = execute(loaded, options, view, notice)
-        # Where the terminal was closed, there is nobody to tell.
+        # A terminal that was closed takes no report.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:
-            tell(console, outcome, resume_command(loaded, options))
+            print_outcome(console, outcome, resume_command(loaded, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
-                    found = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
-                    say(console, "charts of {}: {}".format(*found or ("", "")))
-    if outcome.interrupted_by is not None:
-        raise typer.Exit(128 + outcome.interrupted_by)
-    if outcome.broke_off:
-        raise outcome.broke_off
-    if outcome.num_failed:
-        raise typer.Exit(EXIT_FAILED)
+                    charts = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
+                    say(console, "charts of {}: {}".format(*charts or ("", "")))
+    exit_as(outcome)
 
 
-def tell(console: Console, outcome: ExecutionOutcome, resume: str) -> None:
-    """What came of an execution."""
+def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> None:
+    """Print the report of an execution, its failures, and how to go on."""
     from raypar.report.console import print_report
     from raypar.report.listings import print_failures
 
@@ -129,7 +116,7 @@ def tell(console: Console, outcome: ExecutionOutcome, resume: str) -> None:
 
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:
-    """What goes on with a study in this folder, as a shell takes it; all other flags are stored with it."""
+    """Return the command that goes on with a study in this folder; all other flags are stored with it."""
     from raypar.execution.options import is_in_folder, is_of_this_machine
     from raypar.masking import masked
     from raypar.run.jobs import SUBMITTED_AS
@@ -169,7 +156,7 @@ def study(
     debug: Debug = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
-    with told(debug), handle_signals():
+    with report_errors(debug), handle_signals():
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         if exclusive and not address:
@@ -200,8 +187,8 @@ def study(
             exclusive=exclusive,
         )
         if dashboard:
-            own = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
-            raise typer.Exit(submit(name, path, modules, dashboard, own, options))
+            other_flags = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
+            raise typer.Exit(submit(name, path, modules, dashboard, other_flags, options))
         if dry_run:
             show_plan(loaded, options)
         else:
@@ -219,7 +206,7 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
-    with told(debug):
+    with report_errors(debug):
         loaded = load(file, settings, repeats, seed, data_dir)
         show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()))
 
@@ -235,7 +222,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
-    with told(debug), handle_signals():
+    with report_errors(debug), handle_signals():
         from raypar.execution.options import ResumeFlags
 
         store = store_of(tracking_uri)
@@ -270,7 +257,7 @@ def options_here(tracking_uri: str | None) -> Options:
 
 
 def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
-    """The study as ``--log-model`` needs it. Raises RayparError where its models can't be logged."""
+    """Return the study as ``--log-model`` needs it. Raises RayparError where its models can't be logged."""
     from raypar.execution.best_model import check_can_log, with_models
 
     check_can_log(loaded.study)
@@ -278,7 +265,7 @@ def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
 
 
 def check_can_profile(study: Study, asked: str) -> None:
-    """Raises RayparError for a study of a train loop."""
+    """Raise RayparError for a study of a train loop."""
     if study.workload.is_train_loop:
         raise RayparError(
             f"{asked}: workload {study.workload.name} is a train loop, whose steps raypar can't look into",

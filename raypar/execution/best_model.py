@@ -1,4 +1,4 @@
-"""The chosen model at the end of a study: selected on the validation set, tested once, logged on request."""
+"""Best model at the end of a study: selected on the validation set, tested once, logged on request."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FINAL_TEST_FILE = "test.json"
 
 @dataclass(frozen=True)
 class FinalTest:
-    """What the models of the chosen point do on samples that nothing was chosen by.
+    """Scores of the chosen point's models on samples that nothing was chosen by.
 
     Attributes:
         point: the chosen one.
         metric: what it was chosen by, on the validation set.
         scores: of each of its models on the test set.
-        look: the how manieth look at the test set this was: a study that goes on after it looks again.
+        look: 1 for the first look at the test set; a study that goes on after it looks again.
     """
 
     point: Mapping[str, Value]
@@ -46,11 +46,11 @@ class FinalTest:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> FinalTest:
-        """Raises KeyError or TypeError where it is none."""
+        """Read what `to_json` wrote. Raises KeyError or TypeError where it is none."""
         return cls(dict(raw["point"]), raw["metric"], tuple(raw["scores"]), raw["look"])
 
     def sentence(self) -> str:
-        """For the report."""
+        """Return the report's sentence; empty where no model has the metric."""
         key = self.metric.removeprefix("val_")
         values = [score[key] for score in self.scores if key in score]
         if not values:
@@ -65,7 +65,7 @@ class FinalTest:
 
 
 def stored_final_test(text: str | None) -> FinalTest | None:
-    """What `FinalTest.to_json` gave; None where there is none."""
+    """Read what `FinalTest.to_json` gave; None where there is none."""
     try:
         return FinalTest.from_dict(json.loads(text)) if text else None
     except (ValueError, KeyError, TypeError):
@@ -73,13 +73,13 @@ def stored_final_test(text: str | None) -> FinalTest | None:
 
 
 def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
-    """The analysis with the sentence of a final test, if there was one."""
+    """Return the analysis with the sentence of a final test, if there was one."""
     sentence = final.sentence() if final else ""
     return replace(analysis, verdicts=(*analysis.verdicts, sentence)) if sentence else analysis
 
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
-    """The point with the best median of the study's metric; of equals, the first. None where no point has it."""
+    """Return the point with the best median of the study's metric, the first of equals; None where no point has it."""
     scored = [(p, p.metric) for p in analysis.points if p.metric is not None]
     return max(scored, key=lambda entry: gain(analysis.mode, entry[1].value))[0] if scored else None
 
@@ -93,37 +93,37 @@ NOT_LOGGED = "no model was logged: {}"
 
 
 def check_can_log(study: Study) -> None:
-    """Raises RayparError where trials keep nothing that could be logged as a model."""
-    workload, asked = study.workload, "--log-model"
+    """Raise RayparError where trials keep nothing that could be logged as a model."""
+    workload = study.workload
     if workload.is_train_loop:
         raise RayparError(
-            f"{asked}: workload {workload.name} is a train loop, whose model raypar can't look into",
+            f"--log-model: workload {workload.name} is a train loop, whose model raypar can't look into",
             hint="call mlflow.pytorch.log_model in the loop, or make a Workload of model and data",
         )
     if workload.save is not None:
         raise RayparError(
-            f"{asked}: workload {workload.name} saves its models in a way of its own",
+            f"--log-model: workload {workload.name} saves its models in a way of its own",
             hint="say --set keep_model=true: what it saves is among the trial's files in the store",
         )
 
 
 def with_models(study: Study) -> Study:
-    """The study whose trials keep their models."""
+    """Return the study with trials that keep their models."""
     if "keep_model" in study.space:
         return study
     return replace(study, config={**study.config, "keep_model": True})
 
 
 def other_trials(stored: Sequence[TrialResult], missing: Sequence[TrialSpec]) -> str:
-    """What to tell of results that would do but for their model; empty if there are none."""
-    wanted = {spec.identity for spec in missing}
+    """Return the notice of results that lack only their model; empty if there are none."""
+    identities = {spec.identity for spec in missing}
     kept = [replace(r.spec, config={**r.spec.config, "keep_model": True}) for r in stored if r.is_complete]
-    num = sum(spec.identity in wanted for spec in kept)
+    num = sum(spec.identity in identities for spec in kept)
     return OTHER_TRIALS.format(units.counted(num, "trial")) if num else ""
 
 
 def is_logged(study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store) -> bool:
-    """Whether the model of what is the best trial now has been logged before."""
+    """Return whether the model of the current best trial has been logged before."""
     best = _best(analysis, results)
     logged = store.artifact(study.name, FINAL_MODEL_FILE)
     return bool(best and logged and json.loads(logged).get("identity") == best.spec.identity)
@@ -138,7 +138,7 @@ def log_final_model(
     folder: Path,
     notice: Listener,
 ) -> None:
-    """Log the model of the best trial of the best point. What goes wrong with it is told, and costs nothing else.
+    """Log the model of the best trial of the best point. A failure costs a notice, and nothing else.
 
     Args:
         folder: where it is written first; it stays there until the store has it.
@@ -155,10 +155,10 @@ def log_final_model(
         from raypar.track.client import save_model
         from raypar.train.saved_model import exported
 
-        whole = exported(study.workload, best.spec.config, kept)
+        model = exported(study.workload, best.spec.config, kept)
         shutil.rmtree(folder, ignore_errors=True)
         about = {"study": study.name, "trial": best.spec.label, "identity": best.spec.identity}
-        save_model(whole.module, whole.inputs, whole.outputs, folder, metadata=about, versions=versions())
+        save_model(model.module, model.inputs, model.outputs, folder, metadata=about, versions=versions())
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         notice(Notice(NOT_LOGGED.format(f"{type(error).__name__}: {first}; the weights of {best.spec.label} are kept")))
@@ -168,7 +168,7 @@ def log_final_model(
 
 
 def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialResult | None:
-    """Of the best point's trials the one whose kept weights scored best."""
+    """Return the best point's trial whose kept weights scored best."""
     point = chosen_point(analysis)
     mine = [r for r in results.values() if point and r.spec.point == point.point]
     return next(iter(best_first(mine, analysis.metric, analysis.mode)), None)
@@ -177,7 +177,7 @@ def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialR
 def final_test(
     study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store, recorder: Recorder
 ) -> StudyAnalysis:
-    """Test the models that the trials of the best point have kept; the analysis with what came of it.
+    """Test the models that the trials of the best point have kept, and return the analysis with the outcome.
 
     The scores are metrics of the trials' runs (``test/accuracy``), and a file of the execution's, for later reports.
     """
@@ -194,15 +194,15 @@ def final_test(
         return analysis
     scores = {spec.identity: evaluate_test_split(study.workload, spec.config, folder) for spec, folder in kept}
     recorder.record_trial_metrics(
-        {identity: {f"test/{key}": value for key, value in own.items()} for identity, own in scores.items()}
+        {identity: {f"test/{key}": value for key, value in of_model.items()} for identity, of_model in scores.items()}
     )
     recorder.record_trial_inputs({identity: results[identity].data for identity in scores}, ("test",))
     before = last_final_test(store, study.name)
-    found = FinalTest(point.point, analysis.metric, tuple(scores.values()), look=before.look + 1 if before else 1)
-    recorder.add_artifact(FINAL_TEST_FILE, found.to_json())
-    return with_final_test(analysis, found)
+    outcome = FinalTest(point.point, analysis.metric, tuple(scores.values()), look=before.look + 1 if before else 1)
+    recorder.add_artifact(FINAL_TEST_FILE, outcome.to_json())
+    return with_final_test(analysis, outcome)
 
 
 def last_final_test(store: Store, study_name: str) -> FinalTest | None:
-    """Of the latest execution that had one."""
+    """Return the final test of the latest execution that had one."""
     return stored_final_test(store.artifact(study_name, FINAL_TEST_FILE))

@@ -1,4 +1,6 @@
-"""How a study is run; what is run is in its file. `Options` hold it, and `ResumeFlags` keep it in the store.
+"""Options of an execution, and the flags that ``raypar resume`` finds in the store.
+
+A study's file says what is run; `Options` say how, and `ResumeFlags` keep that.
 
 A store is data, and may be written by others. A study file is code, and a cluster gets the code and answers with
 objects that are unpickled: `ResumeFlags.trusted` takes a stored file or address only where it is this folder's or
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The flags of a command that runs a study.
+    """Flags of a command that runs a study.
 
     Attributes:
         address: of a Ray cluster that is there (``auto``, ``host:port``); None: a private one.

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from raypar.analysis.analyse import StudyAnalysis
     from raypar.analysis.compare import Origin
     from raypar.analysis.question import CurrentResults, Question
+    from raypar.report.frame import StudyFrame
     from raypar.study.trial import TrialResult
     from raypar.track.store import Store
-if TYPE_CHECKING:
-    from raypar.report.frame import StudyFrame
-
 
 # Tags of an execution that say where its results come from, see raypar.provenance.
 _ORIGIN = ("host", "os", "cpu", "cores", "gpu", "command", "load")
@@ -27,7 +25,7 @@ _ORIGIN_SECTIONS = ("version.", "git.")
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """A study as its store has it.
+    """Study as its store has it.
 
     Attributes:
         results: of all its trials, at least one, without step times.
@@ -45,7 +43,7 @@ class StoredStudy:
 
     @cached_property
     def analysis(self) -> StudyAnalysis:
-        """What the results say, with the final test's outcome where there was one."""
+        """Analysis of the results, with the final test's outcome where there was one."""
         from raypar.analysis.analyse import analyse
         from raypar.execution.best_model import last_final_test, with_final_test
 
@@ -53,24 +51,24 @@ class StoredStudy:
 
     @cached_property
     def current_results(self) -> CurrentResults:
-        """The trials of what was asked last, and the others."""
+        """Trials of the current question, and the others."""
         from raypar.analysis.question import current_results
 
         return current_results(self.question, self.results)
 
     @property
     def tags(self) -> dict[str, str]:
-        """The origin, with "or" between values that differ from execution to execution."""
+        """Origin with "or" between values that differ from execution to execution."""
         return {key: " or ".join(values) for key, values in self.origin.items()}
 
     @property
     def source(self) -> str:
-        """The text of its file as of the latest execution; empty where that is not in the store."""
+        """Text of its file as of the latest execution; empty where that is not in the store."""
         return self.store.study_source(self.name) or ""
 
 
 def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hour: float | None = None) -> StoredStudy:
-    """The study from the store, and from the folder what has not reached the store yet.
+    """Read a study from the store, and from the folder what has not reached the store yet.
 
     Args:
         price_per_node_hour: instead of the study's own.
@@ -98,20 +96,20 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
     # The latest execution, then the others from the last to the first.
     executions = [tags, *(run.tags for run in RunReader(tracking_uri, folder).runs(name, kind="execution"))]
     origin: dict[str, dict[str, None]] = {}
-    for own in executions:
-        for key in sorted(own):
+    for execution_tags in executions:
+        for key in sorted(execution_tags):
             if key in _ORIGIN or key.startswith(_ORIGIN_SECTIONS):
-                origin.setdefault(key, {})[join_tag(own, key) or ""] = None
-    values = {key: tuple(reversed(found)) for key, found in origin.items()}
+                origin.setdefault(key, {})[join_tag(execution_tags, key) or ""] = None
+    values = {key: tuple(reversed(in_order)) for key, in_order in origin.items()}
     return StoredStudy(name, question, results, values, description, store)
 
 
 def unknown_study(name: str, store: Any) -> RayparError:
-    """What to say of a study that has no result in the store."""
-    known = [s.name for s in store.studies()]
-    if name in known:
+    """Return the error of a study that has no result in the store."""
+    names = [s.name for s in store.studies()]
+    if name in names:
         return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
-    hint = suggest(name, known) if known else "the store is empty: `raypar study FILE` makes a study"
+    hint = suggest(name, names) if names else "the store is empty: `raypar study FILE` makes a study"
     return RayparError(f"no study `{name}` in the store", hint=hint)
 
 
@@ -122,5 +120,5 @@ def load(study: str, tracking_uri: str | None = None, folder: Path | str | None 
     project = Path.cwd() if folder is None else Path(folder)
     if not project.is_dir():
         raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
-    found = read_study(study, tracking_uri or default_tracking_uri(project), project)
-    return StudyFrame.of(found.question, found.results)
+    stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
+    return StudyFrame.of(stored.question, stored.results)

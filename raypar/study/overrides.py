@@ -87,18 +87,21 @@ def split_setting(setting: str) -> tuple[str, str]:
     """Return key and text of a ``--set``.
 
     Raises:
-        StudyError: one of them is absent.
+        ValueError: one of them is absent.
     """
     key, equals, text = (part.strip() for part in setting.partition("="))
     if not (key and equals and text):
         missing = "`=`" if not equals else "a key before the `=`" if not key else "a value after the `=`"
-        raise StudyError([Mistake("--set", setting, f"lacks {missing}", hint="write --set key=value: --set lr=0.1")])
+        raise ValueError(f"lacks {missing}")
     return key, text
 
 
 def _parse(study: Study, setting: str) -> tuple[str, Value | Domain]:
     """Return key and value of a ``--set``. Raises StudyError with what is wrong with them."""
-    key, text = split_setting(setting)
+    try:
+        key, text = split_setting(setting)
+    except ValueError as error:
+        raise StudyError([Mistake("--set", setting, str(error), hint="write --set key=value: --set lr=0.1")]) from None
     where, options = f"--set {key}", known_options(study.workload)
     if key not in options and key in {f.name for f in fields(Study)}:
         hint = f"use {_FLAGS[key]} {text}" if key in _FLAGS else "change it in the study's file"

@@ -217,7 +217,7 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> TrialResult:
-        """Raises ValueError, KeyError, TypeError or AttributeError where the text is not one of `to_json`."""
+        """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError or AttributeError where it is none."""
         raw = json.loads(text)
         failure = raw["failure"]
         return cls(

@@ -1,4 +1,4 @@
-"""Bad input gets one message with the file, the field, the value and the way out, before anything is started."""
+"""Bad input gets one message with the file, the field, the value and the fix, before anything is started."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from bad_cases import GOOD, Case
-from bad_files import STUDY_FILES
-from bad_flags import ENVIRONMENTS, FLAGS, MNIST
-from bad_studies import STUDIES
+from bad_input import CASES, GOOD, MNIST, Case
 from nothing_starts import Done, contents, raypar
-
-CASES = (*STUDY_FILES, *STUDIES, *FLAGS, *ENVIRONMENTS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,7 +25,7 @@ def assert_one_message(done: Done, out: str = "") -> None:
     assert done.code == 2, done
     assert done.out == out, done
     assert done.err.startswith("error: ") and "\nerror: " not in done.err, done.err
-    assert "→ " in done.err, done.err  # a way out
+    assert "→ " in done.err, done.err  # a hint
     assert "Traceback" not in done.err and "--debug shows where" not in done.err, done.err
     assert len(done.err) < 6000, "nobody reads that"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from bad_cases import GOOD
+from bad_input import GOOD
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nothing_starts import Done, raypar

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bad_cases import GOOD
+from bad_input import GOOD
 from nothing_starts import NOWHERE, contents, raypar
 from recording import new_store
 from test_bad_input import assert_one_message

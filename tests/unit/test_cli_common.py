@@ -1,4 +1,4 @@
-"""What the commands say of studies that they can't show."""
+"""Parts that the commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from raypar.cli.app import app
-from raypar.cli.common import unknown_study
+from raypar.cli.common import parse_quantity, unknown_study
+from raypar.cli.recommend import _UNITS_J
 from raypar.errors import BrokeOff, RayparError, StoreError
 
 
@@ -54,3 +55,27 @@ def test_a_study_that_broke_off_has_failed_and_what_the_user_can_fix_is_bad_inpu
     monkeypatch.setattr("raypar.track.store.Store.studies", raise_it)
     done = CliRunner().invoke(app, ["list"])
     assert done.exit_code == exit_code and done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500", 500.0),
+        ("500J", 500.0),
+        ("2.5 kJ", 2500.0),
+        ("1e3 kJ", 1e6),
+        ("3MJ", 3e6),
+        ("2Wh", 7200.0),
+        ("0.5kWh", 1.8e6),
+        (" 7 wh ", 25200.0),
+    ],
+)
+def test_energies_are_read_with_their_units(text: str, value: float) -> None:
+    assert parse_quantity("--max-energy", text, _UNITS_J, "energy", "500J") == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "J", "0", "-5J", "5 kg", "5..2J", "five", "1e999J", "nan", "5 k"])
+def test_what_is_no_energy_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(RayparError, match=r"^--max-energy .*: is no energy greater than 0") as error:
+        parse_quantity("--max-energy", text, _UNITS_J, "energy", "500J")
+    assert "500J" in str(error.value.hint)

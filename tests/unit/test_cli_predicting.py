@@ -174,7 +174,7 @@ def test_the_size_of_a_network_that_is_gone_can_be_given() -> None:
         ("scaled", ("--set", "lr=7"), "no finished trial with lr=7"),
         ("scaled", ("--set", "num_workers=4"), "worker counts are predicted"),
         ("scaled", ("--set", "batch_size=1,2"), "several values"),
-        ("scaled", ("--set", "batch_size"), "is no key=value"),
+        ("scaled", ("--set", "batch_size"), "lacks `=`"),
         ("scaled", ("--network", "fast"), "'fast' is no bandwidth"),
         ("scaled", ("--network-within", "1GB/s"), "a node of one worker has no links within"),
         ("scaled", ("--bucket-mb", "-1"), "--bucket-mb -1.0: must be 0 or more"),

@@ -145,7 +145,7 @@ def test_a_search_is_told_to_become_a_study() -> None:
         (("--max-cost", "3", "--price", "1"), "no result says on how many nodes it ran"),
         (("--min-efficiency", "70"), "--min-efficiency 70: must lie between 0 and 2"),
         (("--min-metric", "nan"), "--min-metric nan: is no number"),
-        (("--set", "num_workers"), "--set num_workers: is no key=value"),
+        (("--set", "num_workers"), "--set num_workers: lacks `=`"),
         (("--set", "num_workers=3"), "--set num_workers=3: no point has it"),
         (("--set", "lr=uniform(0,1)"), "is a range"),
         (("--set", "lr=0.1", "--set", "lr=0.2"), "--set lr is given twice"),

@@ -65,8 +65,8 @@ def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("digit",), "did you mean `digits`"),
-        (("digits", "--set", "hidden=3"), "unknown to workload digits"),
+        (("digit",), "did you mean 'digits'"),
+        (("digits", "--set", "hidden=3"), "unknown option"),
         (("digits", "--set", "hidden_size=3,4"), "several values of hidden_size"),
         (("digits", "--set", "hidden_size=-3"), "negative dimension"),
         (("digits", "--peak-tflops", "0"), "must be greater than 0"),

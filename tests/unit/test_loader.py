@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from loading import GOOD, loaded, written
+from loading import GOOD, loaded, told, written
 
+from raypar import RayparError
+from raypar.errors import DataError
 from raypar.study.loader import load_study
 
 pytestmark = pytest.mark.usefixtures("modules_as_they_were")
@@ -90,3 +92,33 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     path = tmp_path / "marked.py"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
     assert load_study(path).study.name == "marked"
+
+
+def test_an_error_in_a_helper_is_told_with_the_line_in_both_files(tmp_path: Path) -> None:
+    written(tmp_path, "\n\nraise ValueError('too bad')\n", "helper_of_failure.py")
+    message = told(written(tmp_path, "x = 1\nimport helper_of_failure\n"))
+    assert "line 2 (in helper_of_failure.py, line 3): ValueError: too bad" in message
+
+
+def test_a_syntax_error_in_a_helper_names_the_helper(tmp_path: Path) -> None:
+    helper = written(tmp_path, "x = (\n", "helper_of_syntax.py")
+    with pytest.raises(RayparError) as caught:
+        load_study(written(tmp_path, "import helper_of_syntax\n"))
+    assert f"{helper}, line 1: syntax error" in str(caught.value)
+
+
+def test_a_raypar_error_of_the_file_keeps_its_kind_and_way_out(tmp_path: Path) -> None:
+    text = "from raypar.errors import DataError\nraise DataError('gone', hint='fetch it')\n"
+    with pytest.raises(DataError, match=r"asked\.py, line 2: gone\n.*fetch it"):
+        load_study(written(tmp_path, text))
+
+
+def test_a_file_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = list(sys.path)
+    told(written(tmp_path, "1 / 0"))
+    assert sys.path == before and "raypar_study_asked" not in sys.modules
+
+
+def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        load_study(written(tmp_path, "raise KeyboardInterrupt"))
