@@ -1,4 +1,4 @@
-"""Two studies side by side, in a terminal: a row for each point of both, what it says, and what differs besides."""
+"""Two studies side by side, in a terminal: a row for each point of both, verdicts, and other differences."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def print_gate(console: Console, comparison: Comparison, allowed_share: float) -
 
 
 def verdict_lines(comparison: Comparison) -> tuple[str, ...]:
-    """What the numbers say of B against A, in sentences. What the intervals can't separate is called a tie."""
+    """Return sentences on B against A; differences within the intervals are ties."""
     if not comparison.matched:
         return ("No point is in both studies: there is nothing to compare.",)
     return (*_about_times(comparison), *_about_metric(comparison))
 
 
 def gate_lines(comparison: Comparison, allowed_share: float) -> tuple[str, ...]:
-    """Whether B is slower than A by more than this share, in sentences; what can't be told is said."""
+    """Return sentences on where B is slower than A by more than this share, and where that is open."""
     by_gate = comparison.gate(allowed_share)
     share = f"{100 * allowed_share:g} %"
     slower, unknown = by_gate[Gate.SLOWER], by_gate[Gate.UNKNOWN]
@@ -77,7 +77,7 @@ def gate_lines(comparison: Comparison, allowed_share: float) -> tuple[str, ...]:
 
 
 def excluded_lines(comparison: Comparison) -> Iterator[str]:
-    """The points that are not compared, and why; and the trials."""
+    """Yield the points and trials that are not compared, and why."""
     for name, sentence in zip("AB", comparison.excluded, strict=True):
         if sentence:
             yield f"{name}: {sentence}"
@@ -92,7 +92,7 @@ def excluded_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def difference_lines(comparison: Comparison) -> Iterator[str]:
-    """What differs besides the studies' points, and so may be behind a difference of their times."""
+    """Yield other differences of the studies, which may be behind a difference of their times."""
     means = dict.fromkeys(_changes(p.execution_changes) for p in comparison.matched if p.execution_changes)
     if means:
         yield f"They were run differently (A, B): {_listed(means)}."
@@ -110,7 +110,7 @@ def difference_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def legend(comparison: Comparison) -> str:
-    """What the columns mean, and what the intervals hold and don't."""
+    """Return the meaning of the columns and the scope of the intervals."""
     text = (
         f"time: {timed_part(comparison.time_metric)}, median; B/A: how many times as long B takes for the same work; "
         "n: finished trials of A, of B."

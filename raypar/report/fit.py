@@ -1,4 +1,4 @@
-"""How a training scales, in a terminal: a row for each worker count, a paragraph for each law, which one fits better.
+"""Scaling of a training in a terminal: a row for each worker count, a paragraph for each law, which one fits better.
 
 Formulas and names keep to plain characters, so that they read the same on every console.
 """
@@ -64,7 +64,7 @@ def ratio(estimate: Estimate) -> str:
 
 
 def interval_caveat(analysis: ScalingAnalysis) -> str:
-    """What to mind about the laws' intervals; empty where there is nothing."""
+    """Return the caveat on the laws' intervals; empty where there is none."""
     if analysis.why_no_interval:
         return f"The laws' parameters have no intervals: {analysis.why_no_interval}."
     if min(point.measured.num_samples for point in analysis.points) < FEW_REPEATS:
@@ -73,7 +73,7 @@ def interval_caveat(analysis: ScalingAnalysis) -> str:
 
 
 def excluded_line(group: WorkerGroup) -> str:
-    """Which worker counts have no finished trial, and why."""
+    """Return the worker counts without a finished trial, and why."""
     return (
         "Left out: " + ", ".join(f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.excluded.items()) + "."
     )
@@ -136,7 +136,7 @@ def _small(value: float) -> str:
 
 
 def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
-    """Where more workers stop to help, as far as the law knows."""
+    """Return the worker count from which more don't help, as far as the law has one."""
     if fit.limit is not None:
         return f" No worker count is more than {ratio(fit.limit)} as fast (extrapolated)."
     if fit.peak is not None and fit.peak_speedup is not None:

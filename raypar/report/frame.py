@@ -25,9 +25,9 @@ class Figures(Mapping[str, Figure]):
         left_out: those that the study has no data for, and why.
     """
 
-    def __init__(self, found: Sequence[Figure | OmittedFigure]) -> None:
-        self._figures = {figure.key: figure for figure in found if isinstance(figure, Figure)}
-        self.left_out = {figure.title: figure.reason for figure in found if isinstance(figure, OmittedFigure)}
+    def __init__(self, figures: Sequence[Figure | OmittedFigure]) -> None:
+        self._figures = {figure.key: figure for figure in figures if isinstance(figure, Figure)}
+        self.left_out = {figure.title: figure.reason for figure in figures if isinstance(figure, OmittedFigure)}
 
     def __getitem__(self, key: str) -> Figure:
         """Raises RayparError where there is none of that key, and says which there are."""
@@ -76,7 +76,7 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
 
     @cached_property
     def analysis(self) -> StudyAnalysis:
-        """What the results say: medians, intervals, speedups, verdicts."""
+        """Analysis of the results: medians, intervals, speedups, verdicts."""
         return analyse(self._asked, self._results)
 
     @property

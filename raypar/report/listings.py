@@ -35,7 +35,7 @@ def print_plan(
     estimated_s: float | None,
     isolation: str,
 ) -> None:
-    """What a study would do: points, trials, gangs, order, resources, time."""
+    """Print a study's plan: points, trials, gangs, order, resources, time."""
     if study.description:
         console.print(Text(study.description, style="italic"))
     what = [f"workload {study.workload.name}"]
@@ -142,7 +142,7 @@ _LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"))
 
 @dataclass(frozen=True)
 class WorkAssumptions:
-    """What training is reckoned with.
+    """Assumptions about a training whose work is estimated.
 
     Attributes:
         num_samples: of the training set; None: unknown.

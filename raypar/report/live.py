@@ -38,7 +38,7 @@ from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState, po
 
 
 def progress_text(spec: TrialSpec, report: Mapping[str, float]) -> str:
-    """Label, epoch, loss, accuracy and throughput of a running trial, as far as it told."""
+    """Label, epoch, loss, accuracy and throughput of a running trial, as far as reported."""
     parts = [spec.label]
     if not report:
         return parts[0]
@@ -224,7 +224,7 @@ class LiveView:
             seen_s = now_s - started.since_s if started else 0.0
             took_s = seen_s if result.wall_s is None else result.wall_s
             self._ended.append((trial_kind(result.spec), took_s))
-            late_s = max(0.0, seen_s - took_s)  # told after it was stored
+            late_s = max(0.0, seen_s - took_s)  # reported after it was stored
             if self._question:
                 self._interim = interim_best(self._question, self._results)
         if not self._running:

@@ -1,4 +1,4 @@
-"""What a prediction says, in a terminal: a row for each worker count, where a step's time goes, what was assumed."""
+"""Prediction in a terminal: a row for each worker count, the parts of a step, the assumptions."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _limits(report: PredictionReport) -> list[str]:
 
 
 def assumptions(report: PredictionReport) -> list[str]:
-    """What the prediction rests on, a sentence each."""
+    """Return the assumptions of the prediction, a sentence each."""
     calibration, how, training = report.calibration, report.communication, report.training
     size = sum(layer.num_gradient_bytes for layer in calibration.layers)
     if how.bucket_bytes is None:

@@ -1,4 +1,4 @@
-"""Where a step's time goes, shown: one trial's profile in full, and a study's by point."""
+"""Parts of a step's time in a terminal: one trial's profile in full, a study's by point."""
 
 from __future__ import annotations
 
@@ -40,12 +40,7 @@ _HEADS: Mapping[str, str] = {
 
 
 def print_profile(console: Console, title: str, profile: Profile, traces: str = "") -> None:
-    """The parts of a step on every rank, what stands out, and where the traces are.
-
-    Args:
-        traces: the folder of the ranks' traces; empty where there are none.
-    """
-
+    """Print the parts of a step on every rank, sentences on them, and the folder of the traces, if any."""
     print_line(console, title, "bold")
     print_line(console, "")
     print_table(console, _rank_columns(profile))

@@ -110,7 +110,7 @@ def _only(advice: Recommendation) -> list[str]:
 
 
 def objective(advice: Recommendation) -> str:
-    """What is looked for: ``the fastest whose accuracy can't be told from the best``."""
+    """Return the objective: ``the fastest whose accuracy can't be told from the best``."""
     constraints, question = advice.constraints, advice.question
     limits = []
     if constraints.max_time_s is not None:
@@ -138,7 +138,7 @@ def _target(target: Target) -> str:
 
 
 def answer_lines(advice: Recommendation) -> Iterator[str]:
-    """Which one, why, the runner-up, how sure."""
+    """Yield the choice, its reason, the runner-up and the confidence."""
     chosen = advice.chosen
     if chosen is None:
         yield from _nothing(advice)
@@ -222,7 +222,7 @@ def _nothing(advice: Recommendation) -> Iterator[str]:
 
 
 def settling_line(settling: Settling) -> str:
-    """Which trials would tell the points apart."""
+    """Return the trials that would tell the points apart."""
     names = _named([point_label(point) for point in settling.points])
     if settling.num_repeats is None:
         return (
@@ -242,7 +242,7 @@ def settling_line(settling: Settling) -> str:
 
 
 def _notes(advice: Recommendation) -> Iterator[str]:
-    """What to mind, and what the marks mean."""
+    """Yield caveats and the meaning of the marks."""
     if advice.excluded:
         yield advice.excluded
     hidden = ranked(advice)[MAX_ROWS:]

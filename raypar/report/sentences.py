@@ -21,7 +21,7 @@ from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
-MAX_SCALING_GROUPS = 4  # told one by one
+MAX_SCALING_GROUPS = 4  # one by one
 
 IndentedLine: TypeAlias = tuple[int, str]  # how far it is indented, and its text
 
@@ -116,7 +116,7 @@ MAX_GOODPUT_GROUPS = 2
 
 
 def batch_lines(group: BatchGroup) -> Iterator[str]:
-    """What the batch size does to throughput, to progress per sample, and to their product."""
+    """Yield the effect of the batch size on throughput, progress per sample, and their product."""
     at = f" at {point_label(group.rest)}" if group.rest else ""
     yield f"Against {group.key}={group.base}{at}: samples/s × progress per sample = speed towards the target."
     for batch in group.batches:
@@ -150,7 +150,7 @@ def _said(goodput: Estimate) -> str:
     return "" if goodput.excludes(1.0) else ", which can't be told from 1×"
 
 
-MAX_LEVELS = 3  # told of a hyperparameter whose values are no numbers
+MAX_LEVELS = 3  # shown of a hyperparameter whose values are no numbers
 MIN_RATIO = 0.005  # off 1: less is shown as 1.00×
 MIN_SHARE = 0.0005  # off 0: less is shown as 0.0 points
 
@@ -204,7 +204,7 @@ def _change(change: Estimate, metric: str) -> str:
 
 
 def _interactions(effects: Effects) -> Iterator[IndentedLine]:
-    """Where the speedup depends on the level, by how much; the rest in one line, each with its largest change."""
+    """Yield the speedups that depend on a level, by how much; the others in one line, each with its largest change."""
     is_ordered = {effect.key: effect.is_ordered for effect in effects.main}
     tied: list[str] = []
     for key in dict.fromkeys(i.key for i in effects.interactions):
@@ -241,7 +241,7 @@ def _told(levels: Sequence[Leveled], reference: Value, *, is_ordered: bool) -> S
 
 
 def _is_tied(estimate: Estimate, neutral: float, floor: float) -> bool:
-    """Whether there is an interval, and it can't tell the value from `neutral`, or not by what is shown."""
+    """Return whether the interval includes `neutral`, or the difference is too small to show; False without one."""
     if estimate.low is None:
         return False
     return not estimate.excludes(neutral) or abs(estimate.value - neutral) < floor
