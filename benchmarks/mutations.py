@@ -158,15 +158,17 @@ def judge(mutation: Mutation, root: Path, tests: str, timeout_s: float) -> Verdi
 
 def confirm(verdicts: dict[str, Verdict], root: Path, timeout_s: float) -> None:
     """Run the tests that caught a mutation without it; a mutation whose test still fails becomes unclear."""
-    tests = {key: v.detail.partition("[")[0] for key, v in verdicts.items() if v.state == "caught"}
+    tests = {key: verdict.detail for key, verdict in verdicts.items() if verdict.state == "caught"}
     if not tests:
         return
     exit_code, failed = run_pytest(root, sorted(set(tests.values())), timeout_s)
-    failing = {name.partition("[")[0] for name in failed}
     for key, test in tests.items():
-        if exit_code != 0 and (test in failing or not failing):
+        if exit_code != 0 and (test in failed or not failed):
+            reason = (
+                "fails without the mutation, too" if failed else f"not confirmed: pytest's exit code is {exit_code}"
+            )
             verdicts[key] = replace(verdicts[key], state="unclear")
-            print(f"{key:<4} unclear  {test} fails without the mutation, too", flush=True)
+            print(f"{key:<4} unclear  {test} {reason}", flush=True)
 
 
 def main() -> None:
