@@ -323,7 +323,8 @@ class SplitModel(NoParallelism):
         self._layer_group: dist.ProcessGroup | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": group} for group in by_layout(list(self.module.parameters()))]
+        # A stage may lack parameters, and an optimizer needs a group.
+        return [{"params": group} for group in by_layout(list(self.module.parameters())) or [[]]]
 
     def clip(self, max_norm: float) -> Tensor:
         return clip(list(self.module.parameters()), max_norm, self._layer_group)
