@@ -85,7 +85,7 @@ def excluded_lines(comparison: Comparison) -> Iterator[str]:
         if points:
             yield f"Only {name} has {units.counted(len(points), 'point')}: {_listed(map(point_label, points))}."
     if comparison.unlike:
-        # Often one option differs everywhere: it is told once.
+        # Often one option differs everywhere: it is named once.
         reasons = dict.fromkeys(_changes(unlike.config) for unlike in comparison.unlike)
         count = units.counted(len(comparison.unlike), "point")
         yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
@@ -97,8 +97,8 @@ def difference_lines(comparison: Comparison) -> Iterator[str]:
     if means:
         yield f"They were run differently (A, B): {_listed(means)}."
     if comparison.origins:
-        told = [f"{key} {_values(a)} → {_values(b)}" for key, (a, b) in comparison.origins.items()]
-        yield f"What differs where they come from (A → B): {'; '.join(told)}."
+        differences = [f"{key} {_values(a)} → {_values(b)}" for key, (a, b) in comparison.origins.items()]
+        yield f"What differs where they come from (A → B): {'; '.join(differences)}."
     elif all(comparison.is_known):
         yield "Nothing that is known of where they come from differs (versions, machine, commit)."
     for name, is_known in zip("AB", comparison.is_known, strict=True):
@@ -153,12 +153,12 @@ def _about_times(comparison: Comparison) -> Iterator[str]:
             most = max(points, key=lambda p: sign * (p.ratio.value if p.ratio else 0.0))
             shown = f"{_label(most)}, {_ratio(most.ratio)} the time of A"
             yield f"B is {word} at {len(points)} of {total}; most at {shown}."
-    said = (
+    undecided = (
         (Difference.TIED, "Tied, for the interval of B/A holds 1"),
         (Difference.NO_INTERVAL, "No interval, for one study has one trial there"),
         (Difference.NO_TIME, "No time, for one study has no finished trial there"),
     )
-    for difference, text in said:
+    for difference, text in undecided:
         if points := comparison.points_with(difference):
             yield f"{text}: {len(points)} of {total}."
 
@@ -169,12 +169,12 @@ def _about_metric(comparison: Comparison) -> Iterator[str]:
         yield f"No point has {comparison.metric} in both studies."
         return
     of, total = f"{comparison.metric}: ", units.counted(len(changes), "point")
-    told = [(p, c) for p, c in changes if c.excludes(0.0)]
-    if told:
-        most, change = max(told, key=lambda entry: abs(entry[1].value))
+    differing = [(p, c) for p, c in changes if c.excludes(0.0)]
+    if differing:
+        most, change = max(differing, key=lambda entry: abs(entry[1].value))
         unit = " percentage points" if units.is_share(comparison.metric) else ""
         shown = f"{_label(most)}, {_change(comparison.metric, change)}{unit}"
-        yield f"{of}B differs from A at {len(told)} of {total}; most at {shown}."
+        yield f"{of}B differs from A at {len(differing)} of {total}; most at {shown}."
     elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
         yield f"{of}the same at all of {total}."
     elif all(c.low is None for _, c in changes):

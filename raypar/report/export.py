@@ -151,12 +151,12 @@ def _cell(value: Any) -> Any:
 
 def _series(pd: Any, values: Sequence[Any]) -> Any:
     """One type for a whole column: where values have several, they are text."""
-    known = [v for v in values if v is not None]
-    if known and all(isinstance(v, bool) for v in known):
+    present = [v for v in values if v is not None]
+    if present and all(isinstance(v, bool) for v in present):
         return pd.Series(values, dtype="boolean")
-    if any(isinstance(v, (str, bool)) for v in known) or not known:
+    if any(isinstance(v, (str, bool)) for v in present) or not present:
         return pd.Series([v if v is None or isinstance(v, str) else units.value_of(v) for v in values], dtype="string")
-    if all(isinstance(v, int) for v in known):
+    if all(isinstance(v, int) for v in present):
         return pd.Series(values, dtype="Int64")
     return pd.Series([math.nan if v is None else float(v) for v in values], dtype="float64")
 
@@ -187,15 +187,18 @@ def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
     """Versions, machine and commit in a sentence; several values of several executions with "or" between."""
     if not origin:
         return "not in the store."
-    told = {key: " or ".join(values) for key, values in origin.items()}
-    versions = [f"{key.removeprefix('version.')} {told[key]}" for key in told if key.startswith("version.")]
-    machine = [told[key] for key in ("cpu", "os") if key in told]
-    machine += [f"{told[key]} {what}" for key, what in (("cores", "cores"),) if key in told]
-    machine += [f"GPU {told['gpu']}"] if told.get("gpu", "none") != "none" else []
-    parts = [", ".join(versions), f"on {told['host']} ({'; '.join(machine)})" if "host" in told else "; ".join(machine)]
-    if "git.commit" in told:
+    texts = {key: " or ".join(values) for key, values in origin.items()}
+    versions = [f"{key.removeprefix('version.')} {texts[key]}" for key in texts if key.startswith("version.")]
+    machine = [texts[key] for key in ("cpu", "os") if key in texts]
+    machine += [f"{texts[key]} {what}" for key, what in (("cores", "cores"),) if key in texts]
+    machine += [f"GPU {texts['gpu']}"] if texts.get("gpu", "none") != "none" else []
+    parts = [
+        ", ".join(versions),
+        f"on {texts['host']} ({'; '.join(machine)})" if "host" in texts else "; ".join(machine),
+    ]
+    if "git.commit" in texts:
         changed = " with changes that no commit has" if "yes" in origin.get("git.dirty", ()) else ""
-        parts.append(f"commit {told['git.commit']}{changed}")
+        parts.append(f"commit {texts['git.commit']}{changed}")
     return "; ".join(part for part in parts if part) + "."
 
 

@@ -249,7 +249,7 @@ class LiveView:
             now_s = self._clock()
             queued = list(self._queued.values())[: self._num_queued]
             queued += [TrialKind()] * (self._num_queued - len(queued))
-            known = {*self._gang_starts_s, *self._starting}
+            started = {*self._gang_starts_s, *self._starting}
             return remaining_s(
                 queued,
                 [(trial_kind(trial.spec), now_s - trial.since_s) for trial in self._running.values()],
@@ -257,7 +257,7 @@ class LiveView:
                 num_slots=self._num_slots,
                 overheads_s=self._pauses_s[1:],  # the first one holds the first use of the store
                 gang_starts_s=list(self._gang_starts_s.values()),
-                num_gang_starts=len({kind.placement for kind in queued if kind.placement} - known),
+                num_gang_starts=len({kind.placement for kind in queued if kind.placement} - started),
             )
 
     @property

@@ -96,13 +96,13 @@ def _short(law: Law) -> str:
 
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
-    """The serial fractions of groups of two worker counts."""
-    found = [(group, n, fraction) for group in groups for n, fraction in group.karp_flatt.items()]
-    if len(found) <= MAX_SCALING_GROUPS:
-        return [_one_fraction(group, n, fraction) for group, n, fraction in found]
-    ends = [pick(found, key=lambda entry: entry[2].value) for pick in (min, max)]
-    told = " to ".join(f"{units.percent(f.value, 1)} ({units.counted(n, 'worker')}, {g.label})" for g, n, f in ends)
-    return [f"Karp–Flatt serial fraction: {told}."]
+    """Return the serial fractions of groups of two worker counts."""
+    fractions = [(group, n, fraction) for group in groups for n, fraction in group.karp_flatt.items()]
+    if len(fractions) <= MAX_SCALING_GROUPS:
+        return [_one_fraction(group, n, fraction) for group, n, fraction in fractions]
+    ends = [pick(fractions, key=lambda entry: entry[2].value) for pick in (min, max)]
+    extremes = " to ".join(f"{units.percent(f.value, 1)} ({units.counted(n, 'worker')}, {g.label})" for g, n, f in ends)
+    return [f"Karp–Flatt serial fraction: {extremes}."]
 
 
 def _one_fraction(group: WorkerGroup, num_workers: int, fraction: Estimate) -> str:
@@ -122,7 +122,7 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
     for batch in group.batches:
         if batch.batch_size != group.base:
             parts = f"{_shown(batch.throughput)} × {_shown(batch.progress)} = {_shown(batch.goodput)}"
-            yield f"- {group.key}={batch.batch_size}: {parts}{_said(batch.goodput)}"
+            yield f"- {group.key}={batch.batch_size}: {parts}{_qualifier(batch.goodput)}"
 
 
 def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
@@ -144,7 +144,7 @@ def _shown(ratio: Estimate) -> str:
     return units.ratio_interval(ratio.value, ratio.low, ratio.high)
 
 
-def _said(goodput: Estimate) -> str:
+def _qualifier(goodput: Estimate) -> str:
     if goodput.low is None:
         return ", by one trial each"
     return "" if goodput.excludes(1.0) else ", which can't be told from 1×"
@@ -170,7 +170,7 @@ def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
         in_one = " (one block: no intervals)" if effects.num_blocks == 1 else ""
         yield 0, f"What each hyperparameter does, at equal values of the others{in_one}:"
     for effect in effects.main:
-        levels = _told(effect.levels, effect.reference, is_ordered=effect.is_ordered)
+        levels = _shown_levels(effect.levels, effect.reference, is_ordered=effect.is_ordered)
         yield 2, f"{effect.key}: {'; '.join(_level(effect, level, metric) for level in levels)}."
 
 
@@ -209,10 +209,10 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
     tied: list[str] = []
     for key in dict.fromkeys(i.key for i in effects.interactions):
         levels = [i for i in effects.interactions if i.key == key]
-        told = _told(levels, levels[0].reference, is_ordered=is_ordered.get(key, False))
-        differing = [i for i in told if i.change.low is not None and not _is_tied(i.change, 1.0, MIN_RATIO)]
+        shown = _shown_levels(levels, levels[0].reference, is_ordered=is_ordered.get(key, False))
+        differing = [i for i in shown if i.change.low is not None and not _is_tied(i.change, 1.0, MIN_RATIO)]
         if not differing:
-            widest = max(told, key=lambda i: abs(math.log(i.change.value))).change
+            widest = max(shown, key=lambda i: abs(math.log(i.change.value))).change
             tied.append(f"{key} ({units.ratio_interval(widest.value, widest.low, widest.high)})")
             continue
         first = differing[0]
@@ -232,8 +232,8 @@ def _at_level(of: Interaction) -> str:
     return f"{units.ratio(of.speedup.value)} at {units.value_of(of.level)} ({change} as large)"
 
 
-def _told(levels: Sequence[Leveled], reference: Value, *, is_ordered: bool) -> Sequence[Leveled]:
-    """The ends of what has an order, so that none is chosen for its size; of other levels all, or first and last."""
+def _shown_levels(levels: Sequence[Leveled], reference: Value, *, is_ordered: bool) -> Sequence[Leveled]:
+    """Return the lowest and highest of ordered levels; of others all, or the first and the last."""
     if is_ordered:
         numbers = [float(v) for v in (reference, *(of.level for of in levels)) if isinstance(v, (int, float))]
         return [of for of in levels if of.level in (min(numbers), max(numbers))]

@@ -1,0 +1,108 @@
+"""Code keeps to the project's words and sizes; ``python tests/unit/test_style.py`` prints the figures."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+MODULES = {
+    str(path.relative_to(REPOSITORY)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted((REPOSITORY / "raypar").rglob("*.py"))
+}
+MAX_MODULES = 140
+MAX_MODULES_TO_A_STEP = 14
+# A docstring opens with an imperative or a noun phrase, not with a relative clause.
+RELATIVE = re.compile(r"(What|Whether|Of|How|Which|Where|Who|Whose|When|That)\b")
+# Names say what a thing holds, not how it was come by.
+VAGUE = re.compile(r"_*(found|told|known|own|said|wanted|mended)")
+DIALECT = re.compile(r"\b(mend(ed|s)?|amiss|manieth|way out|ways out|(is|are|was) told)\b")
+ON_THE_WAY = ("raypar/study/", "raypar/execution/", "raypar/run/", "raypar/train/", "raypar/parallel/")
+
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions() -> Iterator[tuple[str, Definition]]:
+    for path, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, Definition):
+                yield f"{path}:{getattr(node, 'lineno', 1)}", node
+
+
+def relative_docstrings() -> list[str]:
+    return [where for where, node in definitions() if RELATIVE.match(ast.get_docstring(node) or "")]
+
+
+def vague_names() -> list[str]:
+    places = []
+    for path, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                name = node.id
+            elif isinstance(node, ast.arg):
+                name = node.arg
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                name = node.name
+            else:
+                continue
+            if VAGUE.fullmatch(name):
+                places.append(f"{path}:{node.lineno}: {name}")
+    return places
+
+
+def repeated_classes() -> list[str]:
+    counts = Counter(node.name for _, node in definitions() if isinstance(node, ast.ClassDef))
+    return [name for name, count in counts.items() if count > 1]
+
+
+def modules_with(word: str) -> list[str]:
+    return [p for p in MODULES if re.search(rf"\b{word}\b", (REPOSITORY / p).read_text(encoding="utf-8"))]
+
+
+def test_docstrings_open_with_an_imperative_or_a_noun_phrase() -> None:
+    assert not relative_docstrings()
+
+
+def test_names_say_what_they_hold() -> None:
+    assert not vague_names()
+
+
+def test_no_two_classes_have_one_name() -> None:
+    assert not repeated_classes()
+
+
+def test_a_concept_is_a_module_and_passes_through_few() -> None:
+    assert len([path for path in MODULES if not path.endswith("__init__.py")]) <= MAX_MODULES
+    assert len([p for p in modules_with("batch_size") if p.startswith(ON_THE_WAY)]) <= MAX_MODULES_TO_A_STEP
+    assert len(modules_with("num_profiled_steps")) <= 4
+
+
+def test_comments_and_docs_keep_to_the_words_of_the_field() -> None:
+    files = [
+        *MODULES,
+        *(str(p.relative_to(REPOSITORY)) for p in REPOSITORY.glob("docs/*.md")),
+        "README.md",
+        "CHANGELOG.md",
+    ]
+    wrong = [
+        f"{path}:{number}: {line.strip()}"
+        for path in files
+        for number, line in enumerate((REPOSITORY / path).read_text(encoding="utf-8").splitlines(), 1)
+        if DIALECT.search(line)
+    ]
+    assert not wrong
+
+
+if __name__ == "__main__":
+    lines = {path: len((REPOSITORY / path).read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    tests = sum(len(p.read_text(encoding="utf-8").splitlines()) for p in (REPOSITORY / "tests").rglob("*.py"))
+    print(f"modules in raypar/: {sum(not path.endswith('__init__.py') for path in MODULES)}")
+    print(f"lines in raypar/: {sum(lines.values())}; in tests/: {tests}")
+    on_the_way = [p for p in modules_with("batch_size") if p.startswith(ON_THE_WAY)]
+    print(f"modules that name batch_size, from file to step: {len(on_the_way)}")
+    print(f"modules that name num_profiled_steps: {len(modules_with('num_profiled_steps'))}")
+    print(f"classes of one name: {repeated_classes()}")
+    print(f"docstrings that open with a relative clause: {len(relative_docstrings())}")
