@@ -10,8 +10,8 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.stats import Estimate
-from raypar.report.points import timed_part, value_column
-from raypar.report.text import Column, print_line, print_paragraph, print_table
+from raypar.report.points import timed_part
+from raypar.report.text import Column, print_line, print_paragraph, print_table, value_column
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from raypar import units
-from raypar.report.points import value_column
-from raypar.report.text import Column, print_line, print_table
+from raypar.report.text import Column, print_line, print_table, value_column
 from raypar.study.options import OPTIONS, known_options
 from raypar.study.study import Study
 from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState, point_label

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,7 +11,7 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate, Method
-from raypar.report.text import Column
+from raypar.report.text import Column, value_column
 from raypar.study.trial import point_label
 
 
@@ -93,11 +93,6 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
 def rate_interval(value: float, low: float | None, high: float | None) -> str:
     """Return ``114k [110k, 118k]``, for a column whose head has the unit."""
     return units.rate_interval(value, low, high, unit="").replace("  ", " ").rstrip()
-
-
-def value_column(key: str, values: Sequence[object]) -> Column:
-    """Return the column of a hyperparameter."""
-    return Column(key, list(map(units.value_of, values)), all(isinstance(v, (int, float)) for v in values))
 
 
 def _wrapped_head(key: str) -> str:

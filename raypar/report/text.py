@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from raypar import units
 from raypar.errors import RayparError
 
 # C0 but for tab and line feed, DEL and C1: the first byte of every escape sequence is among them.
@@ -107,6 +108,11 @@ class Column:
     is_number: bool = False
     sort: Sequence[float | None] = ()
     is_prose: bool = False
+
+
+def value_column(key: str, values: Sequence[object]) -> Column:
+    """Return the column of a hyperparameter."""
+    return Column(key, list(map(units.value_of, values)), all(isinstance(v, (int, float)) for v in values))
 
 
 def terminal_table(
