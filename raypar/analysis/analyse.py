@@ -39,13 +39,7 @@ class StudyAnalysis:
 
     Attributes:
         question: what the study asks.
-        study_name: how the study is called.
-        baseline: what a point is compared with; empty: with nothing, and no point has a speedup.
-        space_keys: the swept hyperparameters, in the order in which they are shown.
         time_metric: what the times are: ``train_time_s`` (the timed steps alone) or ``wall_s`` (everything).
-        metric: name of the study's metric.
-        mode: "max" or "min" of it is better.
-        num_repeats: how many trials every point should have; None: unknown.
         points: one each, in the order of their values.
         warnings: what to mind when reading the numbers, the gravest first.
         verdicts: what the numbers say, in sentences.
@@ -58,13 +52,7 @@ class StudyAnalysis:
     """
 
     question: Question
-    study_name: str
-    baseline: Mapping[str, Value]
-    space_keys: tuple[str, ...]
     time_metric: str
-    metric: str
-    mode: str
-    num_repeats: int | None
     points: tuple[PointAnalysis, ...]
     warnings: tuple[Finding, ...]
     verdicts: tuple[str, ...]
@@ -96,13 +84,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
     target = common_target(question, gathered)
     return StudyAnalysis(
         question=question,
-        study_name=question.study_name,
-        baseline=dict(question.baseline),
-        space_keys=question.space_keys,
         time_metric=current.time_metric,
-        metric=question.metric,
-        mode=question.mode,
-        num_repeats=question.num_repeats,
         points=points,
         warnings=run_checks(Evidence(question, current.time_metric, points, current.sentence())),
         verdicts=verdicts(question, points),

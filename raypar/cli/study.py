@@ -94,7 +94,7 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> N
     from raypar.report.console import print_report
     from raypar.report.listings import print_failures
 
-    name = outcome.analysis.study_name
+    name = outcome.analysis.question.study_name
     if outcome.partial and outcome.num_done:
         say(console, outcome.partial)
     if outcome.num_done:

@@ -81,7 +81,7 @@ def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAn
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
     """Return the point with the best median of the study's metric, the first of equals; None where no point has it."""
     scored = [(p, p.metric) for p in analysis.points if p.metric is not None]
-    return max(scored, key=lambda entry: gain(analysis.mode, entry[1].value))[0] if scored else None
+    return max(scored, key=lambda entry: gain(analysis.question.mode, entry[1].value))[0] if scored else None
 
 
 FINAL_MODEL_FILE = "model.json"
@@ -145,7 +145,7 @@ def log_final_model(
     """
     best = _best(analysis, results)
     if best is None:
-        notice(Notice(NOT_LOGGED.format(f"no trial has reported {analysis.metric}")))
+        notice(Notice(NOT_LOGGED.format(f"no trial has reported {analysis.question.metric}")))
         return
     kept = store.model_folder(study.name, best.spec.identity)
     if kept is None:
@@ -171,7 +171,7 @@ def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialR
     """Return the best point's trial whose kept weights scored best."""
     point = chosen_point(analysis)
     mine = [r for r in results.values() if point and r.spec.point == point.point]
-    return next(iter(best_first(mine, analysis.metric, analysis.mode)), None)
+    return next(iter(best_first(mine, analysis.question.metric, analysis.question.mode)), None)
 
 
 def final_test(
@@ -198,7 +198,8 @@ def final_test(
     )
     recorder.record_trial_inputs({identity: results[identity].data for identity in scores}, ("test",))
     before = last_final_test(store, study.name)
-    outcome = FinalTest(point.point, analysis.metric, tuple(scores.values()), look=before.look + 1 if before else 1)
+    look = before.look + 1 if before else 1
+    outcome = FinalTest(point.point, analysis.question.metric, tuple(scores.values()), look=look)
     recorder.add_artifact(FINAL_TEST_FILE, outcome.to_json())
     return with_final_test(analysis, outcome)
 

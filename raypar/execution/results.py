@@ -286,7 +286,7 @@ def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
 
     Beside them the ideal speedup, where the baseline is a number of workers.
     """
-    base = analysis.baseline.get("num_workers")
+    base = analysis.question.baseline.get("num_workers")
     estimates: list[tuple[str, Mapping[str, Value], Estimate | None, int]] = []
     ideal: dict[int, float] = {}
     for point in analysis.points:

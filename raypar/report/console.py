@@ -26,7 +26,7 @@ class StudyReport:
     def __init__(self, analysis: StudyAnalysis) -> None:
         self.analysis = analysis
         # Here: fitting takes a second, and a console may ask for the lines more than once.
-        self.scaling = scaling_lines(analysis.study_name, analysis.worker_groups)
+        self.scaling = scaling_lines(analysis.question.study_name, analysis.worker_groups)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         analysis, width, encoding = self.analysis, options.max_width, options.encoding
@@ -37,7 +37,7 @@ class StudyReport:
                 yield Text(line, style=style, overflow="fold")
 
         counts = f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}"
-        yield from paragraph(f"{analysis.study_name or 'study'}: {counts}", style="bold")
+        yield from paragraph(f"{analysis.question.study_name or 'study'}: {counts}", style="bold")
         yield Text("")
         if analysis.points:
             yield from _points(analysis, width, encoding)
@@ -75,5 +75,5 @@ def _points(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[Rend
         if i:
             yield Text("")
         yield Text(ascii_fallback(point_label(point.point), encoding), style="bold", overflow="fold")
-        for column in columns[max(1, len(analysis.space_keys)) :]:
+        for column in columns[max(1, len(analysis.question.space_keys)) :]:
             yield Text(f"  {column.head}: {column.cells[i]}", overflow="fold")

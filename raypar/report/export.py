@@ -168,12 +168,12 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
         origin: the provenance of its executions, each key with every value that occurred; empty: not known.
         description: what the study asks, in its author's words.
     """
-    swept = ", ".join(analysis.space_keys) or "nothing"
+    swept = ", ".join(analysis.question.space_keys) or "nothing"
     asked = f"Swept: {swept}. "
-    if analysis.baseline:
-        asked += f"Compared with: {point_label(analysis.baseline)}. "
+    if analysis.question.baseline:
+        asked += f"Compared with: {point_label(analysis.question.baseline)}. "
     asked += f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}."
-    parts = [f"# {analysis.study_name}", description, asked]
+    parts = [f"# {analysis.question.study_name}", description, asked]
     if analysis.points:
         columns = point_columns(analysis, replace(FULL, throughput=False))
         parts += ["\n".join(_markdown_table(columns)), legend(analysis)]

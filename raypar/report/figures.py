@@ -225,30 +225,31 @@ ON_FRONT, OFF_FRONT = "on the Pareto front", "beaten by another"
 
 def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each point's time and metric, with the Pareto front of `raypar recommend`."""
-    title = f"Time against {analysis.metric}, with the Pareto front"
-    front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.mode)}
+    metric = analysis.question.metric
+    title = f"Time against {metric}, with the Pareto front"
+    front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.question.mode)}
     rows: list[Row] = [
         {
             "point": point_label(point.point),
             **bounds(point.time_s, "time"),
-            **_shares(analysis.metric, bounds(point.metric)),
+            **_shares(metric, bounds(point.metric)),
             "time_shown": units.seconds_interval(point.time_s.value, point.time_s.low, point.time_s.high),
-            "shown": units.score_interval(analysis.metric, point.metric.value, point.metric.low, point.metric.high),
+            "shown": units.score_interval(metric, point.metric.value, point.metric.low, point.metric.high),
             "series": ON_FRONT if id(point) in front else OFF_FRONT,
         }
         for point in analysis.points
         if point.time_s is not None and point.metric is not None
     ]
     if not rows:
-        return OmittedFigure(title, f"no point has both a time and a {analysis.metric}")
+        return OmittedFigure(title, f"no point has both a time and a {metric}")
     rows, cut = within(rows, "time")
     rows, also_cut = within(rows)
     best = [row for row in rows if row["series"] == ON_FRONT]
     others = [row for row in rows if row["series"] == OFF_FRONT]
     shown = [row for kind in (best, others) for row in thinned(kind, MAX_DRAWN_POINTS)]
-    edge = pareto_front([(row["time"], -gain(analysis.mode, row["value"])) for row in best])
+    edge = pareto_front([(row["time"], -gain(analysis.question.mode, row["value"])) for row in best])
     x = quantity("time", _time_title(analysis))
-    y = quantity("value", analysis.metric, axis=metric_axis(analysis.metric))
+    y = quantity("value", metric, axis=metric_axis(metric))
     names = [ON_FRONT, OFF_FRONT]
     across = {"x": {**x, "field": "time_low"}, "x2": {"field": "time_high"}, "y": y}
     upright = {"x": x, "y": {**y, "field": "value_low"}, "y2": {"field": "value_high"}}
@@ -269,7 +270,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     some = f" Of either kind, {MAX_DRAWN_POINTS} are drawn at the most." if len(rows) > len(shown) else ""
     how = "significantly" if any(len(p.times) > 1 for p in analysis.points) else "by its medians"
     text = (
-        f"The medians of each point's time and {analysis.metric}, with their intervals. On the Pareto front are the "
+        f"The medians of each point's time and {metric}, with their intervals. On the Pareto front are the "
         f"points that no other beats {how}, cost and energy included where they are known; the line joins the best of "
         f"the two medians. {len(best)} of {len(rows)} points are on it: {words}.{some}{cut or also_cut}"
     )
@@ -292,7 +293,7 @@ def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omit
 def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median metric over two swept hyperparameters, for a study that sweeps two."""
     values = [(p, p.metric) for p in analysis.points if p.metric is not None]
-    name = analysis.metric
+    name = analysis.question.metric
     shown = {id(e): (units.score(name, e.value), units.score_interval(name, e.value, e.low, e.high)) for _, e in values}
     return _heat_map(analysis, values, shown, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
 
@@ -306,7 +307,7 @@ def _heat_map(
     legend: str,
     dark_is: str,
 ) -> Figure | OmittedFigure:
-    title, keys = f"{what} over both hyperparameters", analysis.space_keys
+    title, keys = f"{what} over both hyperparameters", analysis.question.space_keys
     if len(keys) != 2:
         return OmittedFigure(f"{what} as a heat map", f"it shows two swept hyperparameters, and there are {len(keys)}")
     across, down = ([units.value_of(p.point.get(k)) for p, _ in values] for k in keys)

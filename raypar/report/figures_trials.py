@@ -215,13 +215,14 @@ MAX_DRAWN_TRIALS = 500
 
 def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The metric over the time trained so far, a curve for each trial, coloured by its point."""
-    title = f"Learning curves: {analysis.metric} over time"
+    metric = analysis.question.metric
+    title = f"Learning curves: {metric} over time"
     is_timed = any(TRAIN_TIME in report for r in results for report in r.reports)
     curves = {r.spec.identity: (r, rows) for r in latest(results) if len(rows := _curve(analysis, r, is_timed)) > 1}
     if not curves:
-        return OmittedFigure(title, f"no trial reported {analysis.metric} more than once")
+        return OmittedFigure(title, f"no trial reported {metric} more than once")
     if not is_timed:
-        title = f"Learning curves: {analysis.metric} from report to report"
+        title = f"Learning curves: {metric} from report to report"
     with_curve = {point_label(r.spec.point) for r, _ in curves.values()}
     labels = [label for p in analysis.points if (label := point_label(p.point)) in with_curve]
     best = set(_best_first(analysis, labels)[:MAX_SERIES])
@@ -238,7 +239,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
     rows = [{**row, "series": names[row["series"]]} for row in rows]
     colour = series(list(names.values()), title=legend_title)
     x = quantity("time", "trained for, s" if is_timed else "report", zero=True)
-    y = quantity("value", analysis.metric, axis=metric_axis(analysis.metric))
+    y = quantity("value", metric, axis=metric_axis(metric))
     spec = layers(
         rows,
         {
@@ -257,11 +258,11 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
         ),
     )
     ends = {label: [curve[-1]["value"] for other, curve in drawn if other == label] for label in labels}
-    words = [f"{label}: {units.score(analysis.metric, statistics.median(values))}" for label, values in ends.items()]
+    words = [f"{label}: {units.score(metric, statistics.median(values))}" for label, values in ends.items()]
     some = f" The {len(names)} best points of {len(with_curve)}." if len(with_curve) > len(names) else ""
     some += f" {len(drawn)} of {len(curves)} trials." if len(drawn) < len(curves) else ""
     over = "the time trained so far, without evaluations" if is_timed else "its reports, whose times are not known"
-    text = f"The {analysis.metric} over {over}, a curve for each trial.{some}"
+    text = f"The {metric} over {over}, a curve for each trial.{some}"
     return Figure("learning", title, f"{text} At the end, in the median: {listed(words)}.", spec)
 
 
@@ -321,7 +322,8 @@ def _legend_names(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[
 
 def _best_first(analysis: StudyAnalysis, labels: Sequence[str]) -> list[str]:
     """The points by their median metric; what has none comes last."""
-    gains = {point_label(p.point): gain(analysis.mode, p.metric.value) for p in analysis.points if p.metric is not None}
+    mode = analysis.question.mode
+    gains = {point_label(p.point): gain(mode, p.metric.value) for p in analysis.points if p.metric is not None}
     return sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)
 
 
@@ -331,7 +333,7 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
     if result.state is TrialState.FAILED:
         return []
     for report in result.reports:
-        time_s, value = report.get(TRAIN_TIME) if is_timed else 1.0, report.get(analysis.metric)
+        time_s, value = report.get(TRAIN_TIME) if is_timed else 1.0, report.get(analysis.question.metric)
         if time_s is None or not is_number(time_s):
             return []
         so_far += time_s
@@ -343,7 +345,7 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
                     "time": so_far,
                     "value": value,
                     "time_shown": units.seconds(so_far) if is_timed else str(int(so_far)),
-                    "shown": units.score(analysis.metric, value),
+                    "shown": units.score(analysis.question.metric, value),
                 }
             )
     return rows

@@ -106,7 +106,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     trials = latest(results)
     figures = figures_of(analysis, trials)
     table_script, chart_script = _inline((Path(__file__).parent / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
-    title = analysis.study_name or "study"
+    title = analysis.question.study_name or "study"
     points = points_table(analysis)
     drawings = [
         {
@@ -171,7 +171,7 @@ def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]
 def _parts(analysis: StudyAnalysis) -> list[tuple[str, Sequence[IndentedLine]]]:
     """Headings and their lines, beside the verdicts; a part without lines is left out."""
     parts = (
-        ("Scaling", scaling_lines(analysis.study_name, analysis.worker_groups)),
+        ("Scaling", scaling_lines(analysis.question.study_name, analysis.worker_groups)),
         ("Effects of the hyperparameters", effect_lines(analysis)),
         ("Batch sizes: throughput and progress", goodput_lines(analysis)),
     )
@@ -211,8 +211,8 @@ def _subtitle(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> str:
     parts = [units.counted(len(analysis.points), "point"), units.counted(len(trials), "trial")]
     if trials:
         parts.insert(0, f"workload {trials[0].spec.workload}")
-    if analysis.baseline:
-        parts.append(f"compared with {point_label(analysis.baseline)}")
+    if analysis.question.baseline:
+        parts.append(f"compared with {point_label(analysis.question.baseline)}")
     started = [r.started_at for r in trials if r.started_at > 0]
     if started:
         days = dict.fromkeys(f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}" for at in (min(started), max(started)))
@@ -247,7 +247,8 @@ def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
 
 def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_bytes: int | None = None) -> HtmlTable:
     """Return a row for each trial; values that all trials share stand in a note below."""
-    keys = list(dict.fromkeys([*analysis.space_keys, *(k for r in trials for k in r.spec.point)]))
+    metric = analysis.question.metric
+    keys = list(dict.fromkeys([*analysis.question.space_keys, *(k for r in trials for k in r.spec.point)]))
     columns = [Column("#", [str(i) for i in range(1, len(trials) + 1)], True)]
     columns += [value_column(key, [r.spec.point.get(key) for r in trials]) for key in keys]
     columns += [
@@ -261,8 +262,8 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_
     ]
     speedups = pair_speedups(analysis.question, trials)
     columns.append(_numbers("speedup", [speedups.get(r.spec.identity) for r in trials]))
-    factor, head = (100, f"{analysis.metric}, %") if units.is_share(analysis.metric) else (1, analysis.metric)
-    finals = [r.final.get(analysis.metric) for r in trials]
+    factor, head = (100, f"{metric}, %") if units.is_share(metric) else (1, metric)
+    finals = [r.final.get(metric) for r in trials]
     columns.append(_numbers(head, [factor * value if is_number(value) else None for value in finals]))
     started, moments = _started(trials)
     columns += [

@@ -57,7 +57,7 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
     A quantity that no point has is left out, time excepted.
     """
     points = analysis.points[:max_points]
-    columns = [value_column(key, [p.point.get(key) for p in points]) for key in analysis.space_keys]
+    columns = [value_column(key, [p.point.get(key) for p in points]) for key in analysis.question.space_keys]
     if layout.wrap_heads:
         columns = [replace(column, head=_wrapped_head(column.head)) for column in columns]
     columns = columns or [Column("point", [point_label(p.point) or "the only point" for p in points])]
@@ -70,15 +70,15 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
 
     brief, bounds = layout.is_brief, layout.bounds
     add("time", lambda p: p.time_s, partial(_time, layout=layout))
-    if analysis.baseline:
+    if analysis.question.baseline:
         ratios = partial(_interval, units.ratio_interval, bounds=layout.speedup_bounds)
         add("speedup", lambda p: p.speedup, lambda e: "baseline" if e.method is Method.REFERENCE else ratios(e))
     if layout.efficiency:
         percents = partial(_interval, units.percent_interval, bounds=not brief)
         # A baseline's is 100 % by definition.
         add("eff." if brief else "efficiency", lambda p: None if p.is_baseline else p.efficiency, percents)
-    scores = partial(units.score_interval, analysis.metric)
-    add(analysis.metric, lambda p: p.metric, partial(_interval, scores, bounds=bounds))
+    scores = partial(units.score_interval, analysis.question.metric)
+    add(analysis.question.metric, lambda p: p.metric, partial(_interval, scores, bounds=bounds))
     add("cost", lambda p: p.cost, lambda e: units.number(e.value, 3))
     if layout.energy:
         add("energy", lambda p: p.energy_j, partial(_interval, units.energy_interval, bounds=not brief))
@@ -115,7 +115,7 @@ def _time(time_s: Estimate, layout: Layout) -> str:
 
 def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> str:
     """``3``, or ``2/3`` where trials failed, were stopped or are still to come."""
-    planned = max(analysis.num_repeats or 0, point.num_trials)
+    planned = max(analysis.question.num_repeats or 0, point.num_trials)
     if point.num_finished == planned:
         return str(planned)
     return f"{point.num_finished}{'/' if is_brief else ' of '}{planned}"
@@ -136,7 +136,7 @@ def legend(analysis: StudyAnalysis) -> str:
         level = units.percent(min(levels), 1).replace(".0 %", " %") if levels else "95 %"
         at_least = "at least " if len(levels) > 1 else ""
         text += f"; intervals: {at_least}{level}, {' or '.join(methods)}"
-    if any(p.num_finished != max(analysis.num_repeats or 0, p.num_trials) for p in analysis.points):
+    if any(p.num_finished != max(analysis.question.num_repeats or 0, p.num_trials) for p in analysis.points):
         stopped = sum(p.num_stopped for p in analysis.points)
         text += "; n: finished of all" + (f" ({stopped} stopped early, not in the times)" if stopped else "")
     if any(p.cost for p in analysis.points):

@@ -136,7 +136,7 @@ def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
         first, *others = batch_lines(group)
         lines += [(2, first), *((4, line) for line in others)]
     if (more := len(analysis.batches) - MAX_GOODPUT_GROUPS) > 0:
-        lines.append((2, f"`raypar recommend {analysis.study_name} --target …` shows {more} more."))
+        lines.append((2, f"`raypar recommend {analysis.question.study_name} --target …` shows {more} more."))
     return lines
 
 
@@ -162,7 +162,8 @@ def effect_lines(analysis: StudyAnalysis) -> tuple[IndentedLine, ...]:
     effects = analysis.effects
     if effects is None:
         return ()
-    return (*_main(effects, analysis.metric), *_interactions(effects), *((0, f"{why}.") for why in effects.omitted))
+    main = _main(effects, analysis.question.metric)
+    return (*main, *_interactions(effects), *((0, f"{why}.") for why in effects.omitted))
 
 
 def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
