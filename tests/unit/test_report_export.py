@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -25,10 +26,6 @@ STEPS = ((0.5, 0.25), (0.5, 0.75))
 HOSTILE = ('=HYPERLINK("http://x")', "a|b", "<script>alert(1)</script>", "two\nlines", 'quo"te, comma', "-1+2", "@x")
 
 
-def no_step_times(identity: str) -> Sequence[Sequence[float]]:
-    raise AssertionError("step times are for JSON alone")
-
-
 def some_results() -> list[TrialResult]:
     return [
         make_result({"num_workers": 1}, 0, 4.0, started_at=10.0),
@@ -38,26 +35,13 @@ def some_results() -> list[TrialResult]:
     ]
 
 
-def test_a_trial_is_a_row_and_every_column_has_its_unit_or_kind_in_its_name() -> None:
-    first, second, _, failed = rows_of(QUESTION, some_results())
-    assert first["study"] == "mnist" and first["identity"] == some_results()[0].spec.identity
-    assert (second["point.num_workers"], second["config.num_workers"], second["config.lr"]) == (2, 2, 0.1)
-    assert (second["train_time_s"], second["wall_s"], second["final.accuracy"]) == (2.5, 3.5, 0.97)
-    assert second["throughput_samples_per_s"] == pytest.approx(180_000 / 2.5)
+def test_every_number_stands_under_its_name_in_the_order_of_the_starts() -> None:
+    first, second, _, failed = rows_of(QUESTION, some_results()[::-1])
+    assert first["identity"] == some_results()[0].spec.identity and list(first) == list(failed)
+    assert (second["point.num_workers"], second["train_time_s"], second["final.accuracy"]) == (2, 2.5, 0.97)
     assert (first["speedup"], second["speedup"], failed["speedup"]) == (1.0, pytest.approx(1.6), None)
     assert (failed["state"], failed["failure_kind"], failed["failure"]) == ("failed", "error", HOSTILE[0])
-    assert list(first) == list(failed)
-
-
-def test_what_all_ranks_share_is_told_once() -> None:
-    first, second = rows_of(QUESTION, some_results())[:2]
-    assert (first["environment.cores"], first["environment.foreign_cpu_share"]) == ("0", 0.01)
-    assert (second["environment.node"], second["environment.gang"]) == ("n1 n2", "g")
-
-
-def test_trials_stand_in_the_order_in_which_they_were_started() -> None:
-    rows = rows_of(QUESTION, some_results()[::-1])
-    assert [row["started_at_s"] for row in rows] == [10.0, 20.0, 30.0, 40.0]
+    assert (first["environment.cores"], second["environment.node"]) == ("0", "n1 n2")
 
 
 def test_a_column_has_one_type() -> None:
@@ -65,14 +49,8 @@ def test_a_column_has_one_type() -> None:
     mixed.append(make_result({"x": True}))
     frame = frame_of(QUESTION, mixed)
     assert frame["point.x"].tolist() == ["1", "a", "(1,2)", "True"]
-    types = {key: str(frame[key].dtype) for key in ("repeat", "train_time_s", "config.flag", "study", "final.accuracy")}
-    assert types == {
-        "repeat": "Int64",
-        "train_time_s": "float64",
-        "config.flag": "boolean",
-        "study": "string",
-        "final.accuracy": "float64",
-    }
+    types = {"repeat": "Int64", "train_time_s": "float64", "config.flag": "boolean", "study": "string"}
+    assert {key: str(frame[key].dtype) for key in types} == types
 
 
 def test_whole_numbers_stay_exact() -> None:
@@ -85,27 +63,16 @@ def test_whole_numbers_stay_exact() -> None:
 
 
 def test_a_frame_knows_what_the_study_asks() -> None:
-    attrs = frame_of(replace(QUESTION, baseline={"num_workers": 1, "split": (1, 2)}), some_results()).attrs
-    assert (attrs["study"], attrs["metric"], attrs["mode"], attrs["swept"]) == (
-        "mnist",
-        "accuracy",
-        "max",
-        ["num_workers"],
-    )
-    assert attrs["baseline"] == {"num_workers": 1, "split": [1, 2]}
-
-
-def test_no_trial_is_an_empty_frame() -> None:
     assert frame_of(QUESTION, []).empty
-
-
-# ---- files
+    attrs = frame_of(replace(QUESTION, baseline={"num_workers": 1, "split": (1, 2)}), some_results()).attrs
+    asked = {"study": "mnist", "metric": "accuracy", "mode": "max", "swept": ["num_workers"]}
+    assert attrs == {**asked, "baseline": {"num_workers": 1, "split": [1, 2]}}
 
 
 def written(folder: Path, name: str, results: Sequence[TrialResult]) -> Path:
-    path = folder / name
-    write(path, QUESTION, results, no_step_times)
-    return path
+    """A file that needs no step times: only JSON may ask for them."""
+    write(folder / name, QUESTION, results, {}.__getitem__)
+    return folder / name
 
 
 def test_parquet_gives_the_same_frame_back(tmp_path: Path) -> None:
@@ -118,26 +85,21 @@ def test_parquet_gives_the_same_frame_back(tmp_path: Path) -> None:
 def test_csv_gives_the_same_values_back(tmp_path: Path) -> None:
     expected = frame_of(QUESTION, some_results()[:3])
     types = {key: str(kind) for key, kind in expected.dtypes.items()}
-    read = pd.read_csv(
-        written(tmp_path, "trials.CSV", some_results()[:3]), dtype=types, keep_default_na=False, na_values=[""]
-    )
+    path = written(tmp_path, "trials.CSV", some_results()[:3])
+    read = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""])
     pd.testing.assert_frame_equal(read, expected, check_exact=True)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_any_text_comes_back_from_every_file(tmp_path: Path, text: str) -> None:
-    results = [make_result({"x": text}), make_result({"x": "b"}, state=TrialState.FAILED, failure=text)]
-    rows = list(csv.DictReader(written(tmp_path, "t.csv", results).open(encoding="utf-8", newline="")))
-    assert rows[0]["point.x"] == text == rows[1]["failure"]
-    read = pd.read_parquet(written(tmp_path, "t.parquet", results))
-    assert read["point.x"].tolist() == [text, "b"] and read["failure"].tolist()[1] == text
-
-
-def test_text_that_utf_8_does_not_have_is_written_all_the_same(tmp_path: Path) -> None:
-    results = [make_result({"x": 1}, state=TrialState.FAILED, failure="bad \udc80 byte")]
-    for name in ("t.csv", "t.parquet", "t.json"):
-        write(tmp_path / name, QUESTION, results, lambda identity: ())
-    assert pd.read_parquet(tmp_path / "t.parquet")["failure"].tolist() == ["bad ? byte"]
+def test_any_text_comes_back_from_every_file(tmp_path: Path) -> None:
+    results = [
+        make_result({"x": text}, state=TrialState.FAILED, failure=text) for text in (*HOSTILE, "bad \udc80 byte")
+    ]
+    write(tmp_path / "t.json", QUESTION, results, lambda identity: ())
+    from_json = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["trials"]
+    from_csv = csv.DictReader(written(tmp_path, "t.csv", results).open(encoding="utf-8", newline=""))
+    from_parquet = pd.read_parquet(written(tmp_path, "t.parquet", results)).to_dict("records")
+    for rows in (from_json, from_csv, from_parquet):
+        assert [(row["point.x"], row["failure"]) for row in rows] == [(t, t) for t in (*HOSTILE, "bad ? byte")]
 
 
 def test_json_has_reports_and_step_times_and_is_json(tmp_path: Path) -> None:
@@ -155,17 +117,12 @@ def test_json_has_reports_and_step_times_and_is_json(tmp_path: Path) -> None:
     assert trial["train_time_s"] == 4.0 and trial["failure"] is None
 
 
-def begin(path: Path) -> None:
-    with replacing(path) as there:
-        there.write_text("half")
-        raise KeyboardInterrupt
-
-
 def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt):
-        begin(path)
+    with contextlib.suppress(KeyboardInterrupt), replacing(path) as there:
+        there.write_text("half")
+        raise KeyboardInterrupt
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"] and path.read_text() == "old"
 
 
@@ -174,23 +131,17 @@ def test_a_file_that_can_not_be_written_is_named(tmp_path: Path) -> None:
         written(tmp_path / "no", "t.csv", some_results())
 
 
-# ---- paths
+def test_a_path_needs_a_known_ending_and_force_to_be_replaced(tmp_path: Path) -> None:
+    def problem(name: str, *, force: bool = False) -> str:
+        with pytest.raises(RayparError) as error:
+            check_path(tmp_path / name, force=force)
+        return f"{error.value}"
 
-
-@pytest.mark.parametrize("name", ["t.xlsx", "t", "csv"])
-def test_an_ending_that_is_not_known_is_told_with_those_that_are(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RayparError, match=r"\.parquet") as error:
-        check_path(tmp_path / name, force=True)
-    assert str(tmp_path / name) in error.value.message
-
-
-def test_a_file_that_is_there_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    check_path(path, force=False)
-    path.touch()
-    with pytest.raises(RayparError, match="--force"):
-        check_path(path, force=False)
-    check_path(path, force=True)
+    for name in ("t.xlsx", "t", "csv"):
+        assert ".parquet" in problem(name, force=True) and str(tmp_path / name) in problem(name)
+    check_path(tmp_path / "t.csv", force=False)
+    (tmp_path / "t.csv").touch()
+    assert "--force" in problem("t.csv")
+    check_path(tmp_path / "t.csv", force=True)
     (tmp_path / "d.csv").mkdir()
-    with pytest.raises(RayparError, match="is a folder"):
-        check_path(tmp_path / "d.csv", force=True)
+    assert "is a folder" in problem("d.csv", force=True)
