@@ -6,6 +6,7 @@ report takes a case here, and ``python -m tests.golden``.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import sys
@@ -24,7 +25,7 @@ from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.candidates import Constraints
 from raypar.analysis.compare import Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Scaling
-from raypar.analysis.question import Question
+from raypar.analysis.question import TRAIN_TIME, Question
 from raypar.analysis.recommend import recommend
 from raypar.analysis.scaling import WorkerGroup, groups_in
 from raypar.analysis.time_to_target import Start, Target
@@ -32,19 +33,27 @@ from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
 from raypar.predict.predict import JobSpec, predict
 from raypar.predict.step_model import Communication, LayerCost
+from raypar.report import figures_trials
 from raypar.report.compare import print_comparison, print_gate
 from raypar.report.console import print_report
 from raypar.report.export import markdown_of
-from raypar.report.predict import PredictionReport, print_prediction
+from raypar.report.figures import figures_of
+from raypar.report.live import LiveView
+from raypar.report.predict import PredictionReport, plot_of, print_prediction
 from raypar.report.profile import print_profile
 from raypar.report.recommend import print_recommendation
 from raypar.report.sentences import effect_lines, scaling_lines
+from raypar.report.vega import Figure, OmittedFigure
+from raypar.run import runner
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import Placement, TrialResult, TrialState
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
-from results import make_result
+import html_studies
+from results import make_result, make_spec
+
+from .page import brief, pretty
 
 Results: TypeAlias = list[TrialResult]
 Cases: TypeAlias = Mapping[str, str]
@@ -382,7 +391,8 @@ def predictions() -> Cases:
         "nodes, accumulation, compression": prediction(replace(JOB, accumulation_steps=4), **on_nodes),
         "no intervals": replace(once, calibration=replace(once.calibration, draws=None)),
     }
-    return {title: printed(print_prediction, case) for title, case in cases.items()}
+    shown = {title: printed(print_prediction, case) for title, case in cases.items()}
+    return {**shown, "a plot": in_words(plot_of(prediction(asked=64)))}
 
 
 # ---- raypar profile
@@ -422,6 +432,133 @@ def profiles() -> Cases:
     return {**shown, "with traces": printed(print_profile, "tiny", TWO_RANKS, traces="logs/profile")}
 
 
+# ---- figures and the page
+
+
+def figures() -> Cases:
+    def drawn(keys: str, results: Results, asked: Question = WORKERS) -> str:
+        every = figures_of(analyse(asked, results), results)
+        return "\n".join(in_words(f) for f in every if getattr(f, "key", "omitted") in keys.split())
+
+    def reported(points: Iterable[float], metric: str, *values: float, num_reports: int = 1) -> Results:
+        return [
+            replace(make_result({"lr": x}, 0, 100.0 - x), reports=({metric: value, TRAIN_TIME: 2.0},) * num_reports)
+            for x, value in zip(points, values, strict=True)
+        ]
+
+    both, full = html_studies.question(), html_studies.results()
+    lr, loss = Question("s", {}, ("lr",), num_repeats=1), Question("s", {}, ("lr",), metric="loss", mode="min")
+    eight = [r for i in range(8) for r in at_workers({1: 4.0 + i, 2: 2.0 + i}, NOISE[:2])]
+    groups = [replace(r, spec=replace(r.spec, point={"lr": i // 4, **r.spec.point})) for i, r in enumerate(eight)]
+    wide = "speedup efficiency times pareto", at_workers({1: 1.0, 2: 2.0}, (1.0, 5.0))
+    parts = {"startup_s": 1.0, "data_time_s": 0.25, "warmup_s": 0.5, "eval_time_s": 0.75, "wall_s": 10.0}
+    broken = [replace(r, reports=(*r.reports, {"accuracy": math.nan, TRAIN_TIME: 1.0})) for r in full[:2]]
+    losses = "pareto", reported((0.1, 0.2, 0.3), "loss", 0.1, 0.9, 0.5)
+    loop = [replace(r, train_time_s=None, reports=({"accuracy": 0.5}, {"accuracy": 0.7})) for r in at_workers({1: 4.0})]
+    drawn_lr = [make_result({"lr": i / 7, "momentum": i / 9}) for i in range(8)]
+    shares = [make_result({"lr": 0.1}, r, 4.0 + r, 0.5 + r / 2) for r in (0, 1)]
+    best = "learning", reported(range(9), "accuracy", *(x / 9 for x in range(9)), num_reports=2)
+    with patch.multiple(figures_trials, MAX_REPORTS=24, MAX_CURVES=1):
+        thinned = drawn("learning", full, both)
+    return {
+        "no results": drawn("omitted", [], both),
+        "points that fill no grid": drawn("omitted", drawn_lr, Question("s", {}, ("lr", "momentum"), num_repeats=1)),
+        "more groups than colours": drawn("speedup", groups, both),
+        "too few worker counts for a law": drawn("speedup efficiency", at_workers({1: 4.0, 2: 2.5})),
+        "intervals far wider than the values": drawn(*wide),
+        "parts of trials": drawn("trial_parts", [replace(r, **parts) for r in at_workers({1: 4.0, 2: 3.0})]),
+        "a profile": drawn("breakdown", full, both),
+        "many points: the fastest": drawn("times", reported(range(50), "accuracy", *[0.5] * 50), lr),
+        "many points: the best": drawn(*best, lr),
+        "many reports": thinned,
+        "a number that can't be drawn": drawn("learning", broken),
+        "a loop without times": drawn("learning", loop),
+        "a front, the metric small": drawn(*losses, loss),
+        "a front, the metric large": drawn(*losses, replace(loss, mode="max")),
+        "a front, by intervals": drawn("pareto", at_workers({1: 40.0, 2: 22.0, 4: 13.0, 8: 13.2}, (1.0, 1.1, 0.9))),
+        "an accuracy's interval": drawn("pareto", shares, lr),
+    }
+
+
+def in_words(figure: Figure | OmittedFigure) -> str:
+    """A figure without what is the same in all of its kind: title, alternative, data."""
+    if isinstance(figure, OmittedFigure):
+        return f"(without {figure.title}: {figure.reason})"
+    tables = [pretty(brief(rows)) for rows in _data(figure.spec)]
+    return "\n".join([f"{figure.key}: {figure.title}", figure.alternative, *tables])
+
+
+def _data(node: Any) -> Iterator[list[Any]]:
+    if isinstance(node, Mapping) and "data" in node:
+        yield node["data"]["values"]
+    for part in node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ():
+        yield from _data(part)
+
+
+# ---- the view of a running study
+
+POINT: Mapping[str, Value] = {"batch_size": 64, "num_workers": 2}
+ONE, TWO = {"num_workers": 1}, {"num_workers": 2}
+PICTURE = "picture"
+
+
+def live() -> Cases:
+    def watched(num: int, *events: Any, terminal: bool = True, width: int = 90, **more: Any) -> str:
+        """What is printed on events, seconds that pass, and pictures of the view."""
+        passed = [0.0]
+        console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, _environ={})
+        view = LiveView(console, num, clock=lambda: sum(passed), **more)
+        with contextlib.nullcontext() if terminal else view:  # a terminal's view, once entered, draws at any time
+            for event in events:
+                if isinstance(event, float):
+                    passed.append(event)
+                elif isinstance(event, str):
+                    console.print(view._render())
+                else:
+                    view(event)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    def started(repeat: int, point: Mapping[str, Value] = POINT) -> runner.Event:
+        return runner.TrialStarted(make_spec(point, repeat), 1)
+
+    def ended(repeat: int, point: Mapping[str, Value] = POINT, time_s: float = 4.0, **more: Any) -> runner.Event:
+        return runner.TrialEnded(make_result(point, repeat, time_s, **more))
+
+    gang, one = Placement(2, 1, "cpu"), Placement(1, 1, "cpu")
+    starting, ready = runner.GangStarting(gang), runner.GangReady(gang, 14.26)
+    retried = runner.TrialRetried(make_spec(POINT, 2), "lost")
+    failed = ended(1, state=TrialState.FAILED, failure="boom\nat 1")
+    numbers = {"epoch": 2, "train_loss": 0.2134, "accuracy": 0.971, "throughput_samples_per_s": 114_321.0}
+    report = runner.TrialReported(make_spec(POINT), numbers)
+    words = runner.Notice("waiting for [2] nodes"), runner.ClusterChanged(3, 6)
+    three = [ended(r, wall_s=wall_s) for r, wall_s in enumerate((10.0, 12.0, 100.0))]
+    # Pauses of 30 s, which holds the first use of the store, and of 2 s; each end is reported 1 s late.
+    runs = [e for r, rest_s in ((0, 29.0), (1, 1.0)) for e in (started(r, ONE), 10.0, ended(r, ONE, 8.0), rest_s)]
+    queued = [make_spec(ONE, 1), make_spec(TWO, 1), make_spec(TWO, 2)]
+    alike = {"queued": queued, "done": [make_result(ONE, 0, wall_s=40.0), make_result(TWO, 0, wall_s=10.0)]}
+    first = runner.GangStarting(one), runner.GangReady(one, 20.0), *runs, started(2, ONE)
+    queue = [*(make_spec(ONE, r) for r in range(4)), make_spec(TWO)]
+    pairs = [ended(r, p, t + r * (t < 3) / 5) for r in (0, 1) for p, t in ((ONE, 4.0), (TWO, 2.0))]
+    more = [ended(r, p, t) for r in (2, 3, 4) for p, t in ((ONE, 4.0), (TWO, 2.0))]
+    best: Any = {"question": WORKERS}
+    piped = starting, ready, started(0), report, ended(0, time_s=3.2), failed, retried, *words
+    return {
+        "a pipe": watched(12, *piped, terminal=False),
+        "done before": watched(5, ended(3), terminal=False, done=[make_result(POINT, r) for r in range(3)]),
+        "a gang, a trial": watched(10, starting, 12.0, PICTURE, ready, PICTURE, ended(1), report, PICTURE),
+        "failed and retried": watched(3, started(0), started(1), started(2), failed, retried, PICTURE),
+        "many trials run": watched(50, *map(started, range(7)), PICTURE),
+        "40 columns": watched(10, report, PICTURE, width=40),
+        "time left: the median": watched(10, PICTURE, *three, PICTURE, started(3), 5.0, PICTURE, 495.0, PICTURE),
+        "time left: two at once": watched(9, ended(0, wall_s=10.0), started(1), started(2), PICTURE),
+        "time left: trials alike": watched(5, PICTURE, ended(1, ONE, wall_s=40.0), PICTURE, **alike),
+        "time left: pauses and gangs": watched(5, *first, PICTURE, starting, PICTURE, queued=queue),
+        "the best so far": watched(11, *pairs[:2], PICTURE, *pairs[2:], PICTURE, *more, PICTURE, **best),
+        "the best so far, a pipe": watched(11, *pairs, *more, terminal=False, **best),
+    }
+
+
 FILES: Mapping[str, Callable[[], Cases]] = {
     "report": reports,
     "markdown": markdown,
@@ -431,4 +568,6 @@ FILES: Mapping[str, Callable[[], Cases]] = {
     "compare": comparisons,
     "predict": predictions,
     "profile": profiles,
+    "figures": figures,
+    "live": live,
 }

@@ -45,18 +45,18 @@ def _parts(value: dict[str, Any] | list[Any]) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value
 
 
-def _brief(value: Any) -> Any:
+def brief(value: Any) -> Any:
     """A figure's spec: numbers to six digits, a table as its heads and rows, and of a long one a part."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _brief(each) for key, each in value.items()}
+        return {key: brief(each) for key, each in value.items()}
     if not isinstance(value, list):
         return value
     if len(value) < 2 or not all(isinstance(each, dict) and each.keys() == value[0].keys() for each in value):
-        return [_brief(each) for each in value]
+        return [brief(each) for each in value]
     every = -(-len(value) // MAX_ROWS)
-    rows = [[_brief(each) for each in row.values()] for row in value[::every]]
+    rows = [[brief(each) for each in row.values()] for row in value[::every]]
     return {"heads": list(value[0]), "num_rows": len(value), "shown": f"1 of {every}", "rows": rows}
 
 
@@ -122,7 +122,7 @@ class _Page(HTMLParser):
         if self._is_spec:
             self._is_spec = False
             self.end_line()
-            self.lines += [" " * len(self._open) + line for line in pretty(_brief(json.loads(data))).splitlines()]
+            self.lines += [" " * len(self._open) + line for line in pretty(brief(json.loads(data))).splitlines()]
         elif self._open[-1:] == ["code"] or "pre" in self._open:
             self._line += escape(data, quote=False)
         elif text := re.sub(r"[ \n\t]+", " ", data):

@@ -8,13 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from figure_parts import made
-from html_studies import results
 from hypothesis import HealthCheck, settings
 from recording import new_store
-
-from raypar.analysis.analyse import StudyAnalysis
-from raypar.report.vega import Figure
 
 # Small layers only wait for a second thread, and very long beside other tests; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -25,11 +20,6 @@ PATIENT = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 settings.register_profile("quick", PATIENT, max_examples=25, derandomize=True, database=None)
 settings.register_profile("thorough", PATIENT, max_examples=200, derandomize=False, print_blob=True)
 settings.load_profile("quick")
-
-
-@pytest.fixture(scope="session")
-def full() -> tuple[StudyAnalysis, dict[str, Figure]]:
-    return made(results())
 
 
 @pytest.fixture

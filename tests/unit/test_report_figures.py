@@ -1,69 +1,75 @@
-"""What all figures of a study have in common: words, colours, safe names, files."""
+"""Figures: safe names, drawings and files. Their words and data stand in ``tests/golden``."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from figure_parts import made, walk
-from html_studies import question, results
+from html_studies import HOSTILE, question, results
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.analysis.analyse import StudyAnalysis, analyse
+from raypar.analysis.analyse import analyse
+from raypar.analysis.question import Question
 from raypar.errors import RayparError
 from raypar.report.figures import figures_of, write_figures
+from raypar.report.predict import check_plot_path
 from raypar.report.vega import Figure, OmittedFigure, for_page, static_svg, thinned
-
-HOSTILE = "</script><script>alert(1)</script> a.b['c'] \" ' & {{7*7}}"
-
-
-def test_a_study_with_everything_has_every_figure_with_a_title_and_words(
-    full: tuple[StudyAnalysis, dict[str, Figure]],
-) -> None:
-    _, figures = full
-    assert list(figures) == [
-        "speedup",
-        "efficiency",
-        "times",
-        "trial_parts",
-        "breakdown",
-        "pareto",
-        "learning",
-        "heat_map",
-        "metric_heat_map",
-        "drift",
-    ]
-    for figure in figures.values():
-        assert figure.title and len(figure.alternative) > 80
-        json.dumps(for_page(figure), allow_nan=False)
+from raypar.study.trial import TrialResult
 
 
-def test_every_figure_can_be_drawn_in_the_colour_of_the_page(full: tuple[StudyAnalysis, dict[str, Figure]]) -> None:
-    for figure in full[1].values():
+def drawn(trials: list[TrialResult], asked: Question) -> dict[str, Figure]:
+    return {f.key: f for f in figures_of(analyse(asked, trials), trials) if isinstance(f, Figure)}
+
+
+@pytest.fixture(scope="module")
+def full() -> dict[str, Figure]:
+    return drawn(results(), question())
+
+
+def walk(node: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a spec, the rows of its data left out."""
+    if isinstance(node, dict):
+        yield node
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        if key != "values":
+            yield from walk(value)
+
+
+def test_every_figure_can_be_drawn_in_the_colour_of_the_page(full: dict[str, Figure]) -> None:
+    assert len(full) == 10
+    for figure in full.values():
         svg = static_svg(figure)
         assert svg.startswith("<svg") and "currentColor" in svg and "NaN" not in svg, figure.key
+        assert figure.title and len(figure.alternative) > 80
 
 
-def test_a_study_without_a_result_has_no_figure_and_says_why_of_each() -> None:
-    left_out = figures_of(analyse(question(), []), [])
-    assert len(left_out) == 11
-    for figure in left_out:
-        assert isinstance(figure, OmittedFigure) and figure.reason and not figure.reason.endswith(".")
+def test_names_of_a_study_are_values_and_titles_only() -> None:
+    trials = [
+        replace(r, spec=replace(r.spec, point={HOSTILE: HOSTILE, "num_workers": r.spec.point["num_workers"]}))
+        for r in results(metric=HOSTILE)
+        if r.spec.point["lr"] == 0.1
+    ]
+    figures = drawn(trials, question(metric=HOSTILE, keys=(HOSTILE, "num_workers")))
+    assert {"speedup", "pareto", "learning", "times", "drift"} <= figures.keys()
+    for figure in figures.values():
+        for part in walk(figure.spec):
+            assert HOSTILE not in json.dumps({k: part[k] for k in ("field", "test", "expr", "signal") if k in part})
+            assert all(re.fullmatch(r"[\w$]+", key) for key in part)
+        svg = static_svg(figure)
+        assert "<script" not in svg and "alert(1)<" not in svg
 
 
-def test_colour_never_stands_alone(full: tuple[StudyAnalysis, dict[str, Figure]]) -> None:
-    for key in ("speedup", "efficiency", "pareto", "learning"):
-        marks = [layer for layer in full[1][key].spec["layer"] if "tooltip" in layer["encoding"]]
-        assert marks, key
-        for layer in marks:
-            scales = [layer["encoding"][channel]["scale"] for channel in ("color", "shape")]
-            assert scales[0]["domain"] == scales[1]["domain"]
-            assert all(len(set(scale["range"])) == len(scale["domain"]) for scale in scales)
+def test_numbers_that_can_not_be_drawn_make_no_broken_json() -> None:
+    bad = [replace(r, reports=(*r.reports, {"epoch": 5, "accuracy": np.nan, "train_time_s": 1.0})) for r in results()]
+    for figure in drawn(bad, question()).values():
+        json.dumps(for_page(figure), allow_nan=False)
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
@@ -75,37 +81,21 @@ def test_thinned_rows_are_few_enough_and_end_with_the_last(num_rows: int, most: 
     assert num_rows > most or kept == rows
 
 
-def test_names_of_a_study_are_values_and_titles_only() -> None:
-    trials = [
-        replace(r, spec=replace(r.spec, point={HOSTILE: HOSTILE, "num_workers": r.spec.point["num_workers"]}))
-        for r in results(metric=HOSTILE)
-        if r.spec.point["lr"] == 0.1
-    ]
-    _, figures = made(trials, question(metric=HOSTILE, keys=(HOSTILE, "num_workers")))
-    assert {"speedup", "pareto", "learning", "times", "drift"} <= figures.keys()
-    for figure in figures.values():
-        for part in walk(figure.spec):
-            assert HOSTILE not in json.dumps({k: part[k] for k in ("field", "test", "expr", "signal") if k in part})
-            assert all(re.fullmatch(r"[\w$]+", key) for key in part)
-        svg = static_svg(figure)
-        assert "<script" not in svg and "alert(1)<" not in svg
-
-
 @pytest.mark.parametrize(("kind", "magic"), [("svg", b"<svg"), ("png", b"\x89PNG")])
-def test_each_figure_is_written_into_a_file_of_its_own(
-    full: tuple[StudyAnalysis, dict[str, Figure]], tmp_path: Path, kind: Any, magic: bytes
-) -> None:
-    some = [full[1]["speedup"], OmittedFigure("Heat map", "none"), full[1]["drift"]]
+def test_each_figure_is_written_into_a_file(full: dict[str, Figure], tmp_path: Path, kind: Any, magic: bytes) -> None:
+    some = [full["speedup"], OmittedFigure("Heat map", "none"), full["drift"]]
     written = write_figures(some, tmp_path / "new" / "folder", [kind])
     assert [path.name for path in written] == [f"speedup.{kind}", f"drift.{kind}"]
     for path in written:
         content = path.read_bytes()
         assert content.startswith(magic) and b"currentColor" not in content
-
-
-def test_a_folder_that_can_not_be_written_is_told(
-    full: tuple[StudyAnalysis, dict[str, Figure]], tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
     with pytest.raises(RayparError, match="can't be written"):
-        write_figures([full[1]["times"]], tmp_path / "file")
+        write_figures(some, written[0])
+
+
+def test_a_plot_needs_a_known_format_and_a_folder(tmp_path: Path) -> None:
+    check_plot_path(tmp_path / "curve.svg")
+    for path, problem in ((tmp_path / "curve", "format"), (tmp_path / "no" / "curve.png", "there is no folder")):
+        with pytest.raises(RayparError, match=problem) as caught:
+            check_plot_path(path)
+        assert caught.value.hint

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,18 +20,19 @@ from rich.text import Text
 
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
+from raypar.predict.network import Network
 from raypar.report.console import print_report
 from raypar.report.listings import print_trials
+from raypar.report.predict import BAR_WIDTH, print_prediction
 from raypar.report.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
 from raypar.study.trial import TrialState
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from golden.cases import prediction, printed
+
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def console(**more: object) -> tuple[TerminalConsole, io.StringIO]:
-    file = io.StringIO()
-    return TerminalConsole(file=file, width=80, **more), file  # type: ignore[arg-type]
 
 
 def test_escape_sequences_of_a_store_do_not_reach_the_terminal() -> None:
@@ -39,7 +42,7 @@ def test_escape_sequences_of_a_store_do_not_reach_the_terminal() -> None:
         for r in (0, 1)
     ]
     results.append(make_result({"optimizer": "sgd"}, 0, state=TrialState.FAILED, failure=EVIL))
-    terminal, file = console()
+    terminal = TerminalConsole(file=(file := io.StringIO()), width=80)
     print_report(analyse(Question("mnist", {}, ("optimizer",)), results), terminal)
     print_trials(terminal, results, "accuracy")
     terminal.print(EVIL, highlight=False, markup=False, soft_wrap=True)
@@ -48,7 +51,7 @@ def test_escape_sequences_of_a_store_do_not_reach_the_terminal() -> None:
 
 
 def test_a_consoles_own_colours_and_moves_still_work() -> None:
-    terminal, file = console(force_terminal=True, color_system="standard")
+    terminal = TerminalConsole(file=(file := io.StringIO()), force_terminal=True, color_system="standard")
     terminal.print(Text(EVIL, style="red"))
     with Live(Table(title="live"), console=terminal, refresh_per_second=1):
         pass
@@ -78,15 +81,7 @@ def test_no_value_is_parted_from_its_unit_or_interval(width: int) -> None:
     for whole in ("1.87× [1.80, 1.95]", "93 %", "12.3 s [11.0, 14.5]", "97.8 % [97.6, 97.9]", "1,000 samples/s"):
         assert any(whole in line for line in lines), (whole, lines)
     assert all(line.startswith("  ") for line in lines[1:])
-
-
-def test_a_word_longer_than_a_line_is_not_broken() -> None:
-    assert wrap("see /a/path/that/is/long now", 10) == ["see", "/a/path/that/is/long", "now"]
-
-
-# ---- widths, encodings, colours
-
-QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
+    assert wrap("see /a/path/that/is/long now", 10) == ["see", "/a/path/that/is/long", "now"]  # not broken
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +92,7 @@ def analysis() -> StudyAnalysis:
         for w in (1, 2)
         for r in range(3)
     ]
-    return analyse(QUESTION, results)
+    return analyse(Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3), results)
 
 
 def shown(analysis: StudyAnalysis, width: int = 80, encoding: str = "utf-8", **more: Any) -> str:
@@ -143,3 +138,10 @@ def test_a_table_fits_and_loses_no_character(rows: list[tuple[str, str, str]], w
     for char in "abc1.×[]漢±":
         heads = sum(column.head.count(char) for column in columns)
         assert text.count(char) == "".join(map("".join, rows)).count(char) + heads
+
+
+def test_the_parts_of_a_predicted_step_fill_a_bar() -> None:
+    for how in ({}, {"network": Network(1e-3, 1e8)}, {"overlap": False}):
+        text = printed(print_prediction, prediction(variation=0.1, **how)).split("Where the time of a step goes:")[1]
+        bars = [line[8:].removesuffix("  *") for line in text.splitlines() if line[:8].strip().isdigit()]
+        assert {len(bar) for bar in bars} == {BAR_WIDTH} and len(bars) == 5
