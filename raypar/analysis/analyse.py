@@ -86,7 +86,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         question=question,
         time_metric=current.time_metric,
         points=points,
-        warnings=run_checks(Evidence(question, current.time_metric, points, current.sentence())),
+        warnings=run_checks(Evidence(question, current.time_metric, points, current.sentence)),
         verdicts=verdicts(question, points),
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),

@@ -254,7 +254,7 @@ def compare(a: Side, b: Side) -> Comparison:
         only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
         origins=_origin_changes(*origins),
         is_known=is_known,
-        excluded=(sides[0].sentence(), sides[1].sentence()),
+        excluded=(sides[0].sentence, sides[1].sentence),
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
 

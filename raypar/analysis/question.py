@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -68,12 +68,8 @@ class Question:
         return not self.points and self.num_repeats == 1
 
     def compared_keys(self) -> tuple[str, ...]:
-        """The swept hyperparameters in which a point differs from its baseline."""
+        """The swept hyperparameters in which a point differs from its baseline; it shares the others with it."""
         return tuple(k for k in self.space_keys if k in self.baseline)
-
-    def other_keys(self) -> tuple[str, ...]:
-        """The swept hyperparameters that a point shares with its baseline."""
-        return tuple(k for k in self.space_keys if k not in self.baseline)
 
 
 def question_of(study: Study) -> Question:
@@ -109,29 +105,18 @@ def _fixed(study: Study) -> dict[str, Value]:
 
 
 def question_from_dict(raw: Mapping[str, Any]) -> Question:
-    """Return the question of a ``dataclasses.asdict`` form read back from JSON.
+    """Return the question of a ``dataclasses.asdict`` form read back from JSON; an older store lacks some keys.
 
     Raises:
-        KeyError, TypeError: the mapping is no question.
+        TypeError: the mapping is no question.
     """
 
-    def values(mapping: Mapping[str, Any]) -> dict[str, Value]:
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in mapping.items()}
+    def with_tuples(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: with_tuples(v) for k, v in value.items()}
+        return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
-    return Question(
-        study_name=raw["study_name"],
-        baseline=values(raw["baseline"]),
-        space_keys=tuple(raw["space_keys"]),
-        metric=raw["metric"],
-        mode=raw["mode"],
-        points=tuple(values(point) for point in raw["points"]),
-        num_repeats=raw["num_repeats"],
-        # An older store has none of these.
-        price_per_node_hour=raw.get("price_per_node_hour"),
-        workload=raw.get("workload", ""),
-        config=values(raw.get("config", {})),
-        seed=raw.get("seed"),
-    )
+    return Question(**{f.name: with_tuples(raw[f.name]) for f in fields(Question) if f.name in raw})
 
 
 @dataclass(frozen=True)
@@ -223,17 +208,15 @@ def time_metric_of(results: Iterable[TrialResult]) -> str:
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:
     """Sort results by point; points in the order of their values, listed ones without a result included."""
-    by_key: dict[PointKey, list[TrialResult]] = {point_key(p): [] for p in question.points}
-    points: dict[PointKey, Mapping[str, Value]] = {point_key(p): p for p in question.points}
+    groups: dict[PointKey, tuple[Mapping[str, Value], list[TrialResult]]] = {
+        point_key(p): (p, []) for p in question.points
+    }
     for result in latest(results):
-        key = point_key(result.spec.point)
-        points.setdefault(key, result.spec.point)
-        by_key.setdefault(key, []).append(result)
-    gathered = [_point_samples(question, points[key], by_key[key], time_metric) for key in by_key]
-    words: dict[tuple[str, Value], None] = dict.fromkeys(
-        (k, v) for p in question.points for k, v in p.items() if isinstance(v, str)
-    )
+        point = result.spec.point
+        groups.setdefault(point_key(point), (point, []))[1].append(result)
+    words = dict.fromkeys(v for p in question.points for v in p.items() if isinstance(v[1], str))
     listed = {word: i for i, word in enumerate(words)}
+    gathered = [_point_samples(question, point, of_point, time_metric) for point, of_point in groups.values()]
     return tuple(sorted(gathered, key=lambda p: _order(question, listed, p.point)))
 
 
@@ -249,23 +232,19 @@ def _point_samples(
     question: Question, point: Mapping[str, Value], results: list[TrialResult], time_metric: str
 ) -> PointSamples:
     results = sorted(results, key=lambda r: (r.spec.repeat, r.started_at))
-    return PointSamples(
-        point=point,
-        config=results[-1].spec.config if results else {},
-        samples={r.spec.repeat: _sample(question, r, time_metric) for r in results if r.state is TrialState.FINISHED},
-        results=tuple(results),
-    )
-
-
-def _sample(question: Question, result: TrialResult, time_metric: str) -> Sample:
     is_train_time = time_metric == TRAIN_TIME
-    return Sample(
-        identity=result.spec.identity,
-        time_s=_finite(result.train_time_s if is_train_time else result.wall_s, above=0),
-        # Over the wall-clock time a throughput would not be that of the same stretch of time.
-        throughput=_finite(result.throughput_samples_per_s, above=0) if is_train_time else None,
-        metric=_finite(result.final.get(question.metric)),
-    )
+
+    def sample(result: TrialResult) -> Sample:
+        return Sample(
+            identity=result.spec.identity,
+            time_s=_finite(result.train_time_s if is_train_time else result.wall_s, above=0),
+            # Over the wall-clock time a throughput would not be that of the same stretch of time.
+            throughput=_finite(result.throughput_samples_per_s, above=0) if is_train_time else None,
+            metric=_finite(result.final.get(question.metric)),
+        )
+
+    samples = {r.spec.repeat: sample(r) for r in results if r.state is TrialState.FINISHED}
+    return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results))
 
 
 def _finite(value: float | None, above: float = -math.inf) -> float | None:
@@ -278,15 +257,13 @@ def _order(
     """Return a sort key by the point's values: None, numbers, tuples, then words as the study lists them."""
 
     def rank(key: str, value: Value) -> tuple[int, Any, str]:
-        match value:
-            case None:
-                return (0, 0, "")
-            case bool() | int() | float():
-                return (1, value, "")
-            case tuple() | list():
-                return (2, tuple(value), "")
-            case _:
-                return (3, listed.get((key, value), len(listed)), str(value))
+        if value is None:
+            return (0, 0, "")
+        if isinstance(value, (int, float)):
+            return (1, value, "")
+        if isinstance(value, (tuple, list)):
+            return (2, tuple(value), "")
+        return (3, listed.get((key, value), len(listed)), str(value))
 
     keys = (*question.space_keys, *sorted(k for k in point if k not in question.space_keys))
     return tuple(rank(key, point.get(key)) for key in keys)
@@ -302,13 +279,13 @@ class CurrentResults:
     Attributes:
         results: those with the question's settings, in the order given; their points have its swept hyperparameters.
         excluded: the others.
-        settings: settings in which these differ: the question's value, and every other.
+        sentence: on the excluded ones; empty where there are none.
     """
 
     question: Question
     results: tuple[TrialResult, ...]
     excluded: tuple[TrialResult, ...]
-    settings: Mapping[str, tuple[Value, tuple[Value, ...]]]
+    sentence: str
 
     @cached_property
     def time_metric(self) -> str:
@@ -319,16 +296,6 @@ class CurrentResults:
         """The current results sorted by point."""
         return collect(self.question, self.results, self.time_metric)
 
-    def sentence(self) -> str:
-        """Return a sentence on the excluded trials; empty where there are none."""
-        if not self.excluded:
-            return ""
-        parts = [
-            f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(current)}"
-            for key, (current, others) in self.settings.items()
-        ]
-        return f"{units.counted(len(self.excluded), 'trial')} of other settings set aside: {_listed(parts)}."
-
 
 def current_results(question: Question, results: Sequence[TrialResult]) -> CurrentResults:
     """Separate the trials that answer `question`. All do where the store does not keep the question's settings.
@@ -338,7 +305,7 @@ def current_results(question: Question, results: Sequence[TrialResult]) -> Curre
         results: of all executions.
     """
     current, excluded = [], []
-    settings: dict[str, tuple[Value, dict[Value, None]]] = {}
+    settings: dict[str, tuple[Value, dict[Value, None]]] = {}  # the question's, and every other
     for result in results:
         differences = _other_settings(question, result)
         if not differences:
@@ -347,12 +314,12 @@ def current_results(question: Question, results: Sequence[TrialResult]) -> Curre
         excluded.append(result)
         for key, (expected, actual) in differences.items():
             settings.setdefault(key, (expected, {}))[1][actual] = None
-    return CurrentResults(
-        question,
-        tuple(current),
-        tuple(excluded),
-        {key: (expected, tuple(actual)) for key, (expected, actual) in settings.items()},
-    )
+    parts = [
+        f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(expected)}"
+        for key, (expected, others) in settings.items()
+    ]
+    sentence = f"{units.counted(len(excluded), 'trial')} of other settings set aside: {_listed(parts)}."
+    return CurrentResults(question, tuple(current), tuple(excluded), sentence if excluded else "")
 
 
 def _other_settings(question: Question, result: TrialResult) -> dict[str, tuple[Value, Value]]:

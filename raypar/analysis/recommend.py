@@ -124,7 +124,7 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
         candidates,
         Decision.NONE,
         batches=batches,
-        excluded=current.sentence(),
+        excluded=current.sentence,
         energy_source=energy_source(current.points),
     )
     return _chosen(before) if before.eligible else before

@@ -8,8 +8,8 @@ exactly, and the two values are reported with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import TypeAlias
@@ -52,7 +52,7 @@ def _speedups(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
         groups.setdefault(point_key(_part(p.point, question.compared_keys())), []).append((p, s))
     if len(groups) <= MAX_SPEEDUP_LINES:
         return [_group_speedup(question, group) for group in groups.values()]
-    most, least = (_one_speedup(question, *pick(compared, key=_speedup_value)) for pick in (max, min))
+    most, least = (_one_speedup(question, *pick(compared, key=lambda entry: entry[1].value)) for pick in (max, min))
     return [f"Of {len(compared)} points, the most: {most}", f"The least: {least}"]
 
 
@@ -69,7 +69,7 @@ def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> s
 def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
     if len(group) == 1:
         return _one_speedup(question, *group[0])
-    (best, most), (worst, least) = (pick(group, key=_speedup_value) for pick in (max, min))
+    (best, most), (worst, least) = (pick(group, key=lambda entry: entry[1].value) for pick in (max, min))
     who, base = _who(question, best.point)
     text = (
         f"{who} from {units.ratio(least.value)}{_at(question, worst.point)} to {_interval(most)} as fast as {base}"
@@ -84,24 +84,20 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
 
 def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
     """Name the point that trains fastest: by time where all did the same work, by throughput otherwise."""
-    timed = [(p, p.time_s) for p in points if p.time_s is not None]
-    if len(timed) < 2:
-        return []
-    rated = [(p, p.throughput) for p, _ in timed if p.throughput is not None]
-    works = [s.num_samples for p, _ in timed for s in p.samples.samples.values()]
-    if all(same_work(works[0], work) for work in works):
-        ranked = sorted(timed, key=lambda entry: entry[1].value)
-        time_s = ranked[0][1]
-        shown = units.seconds_interval(time_s.value, time_s.low, time_s.high)
-    elif len(rated) == len(timed):
-        ranked = sorted(rated, key=lambda entry: -entry[1].value)
-        rate = ranked[0][1]
-        shown = units.rate_interval(rate.value, rate.low, rate.high)
+    timed = [p for p in points if p.time_s]
+    works = [s.num_samples for p in timed for s in p.samples.samples.values()]
+    is_equal_work = all(same_work(works[0], work) for work in works)
+    if is_equal_work:
+        rated = [(p.time_s.value, p, p.time_s) for p in timed if p.time_s]
     else:
+        rated = [(-p.throughput.value, p, p.throughput) for p in timed if p.throughput]
+    if len(timed) < 2 or len(rated) < len(timed):
         return []
-    first, second = ranked[0][0], ranked[1][0]
-    name, next_name = _label(first), _label(second)
-    leads = [speedup(p.samples, first.samples) for p, _ in ranked[1:]]
+    (_, first, best), *others = sorted(rated, key=lambda entry: entry[0])
+    name, next_name = _label(first), _label(others[0][1])
+    show: Callable[..., str] = units.seconds_interval if is_equal_work else units.rate_interval
+    shown = show(best.value, best.low, best.high)
+    leads = [speedup(p.samples, first.samples) for _, p, _ in others]
     lead = leads[0]
     if lead is None or lead.low is None:
         return [f"{name} was the fastest ({shown}), by one trial: no interval tells it from {next_name}."]
@@ -144,7 +140,7 @@ def _who(question: Question, point: Mapping[str, Value]) -> tuple[str, str]:
 
 
 def _at(question: Question, point: Mapping[str, Value]) -> str:
-    rest = _part(point, question.other_keys())
+    rest = _part(point, [key for key in question.space_keys if key not in question.baseline])
     return f" at {point_label(rest)}" if rest else ""
 
 
@@ -162,10 +158,6 @@ def _label(point: PointAnalysis) -> str:
 
 def _part(point: Mapping[str, Value], keys: Sequence[str]) -> dict[str, Value]:
     return {k: point[k] for k in keys if k in point}
-
-
-def _speedup_value(entry: Compared) -> float:
-    return entry[1].value
 
 
 # ---- break-even
@@ -195,49 +187,37 @@ class CrossingKind(StrEnum):
 
 @dataclass(frozen=True)
 class Crossing:
-    """Place where one curve of speedups crosses 1.
+    """Place where a curve of speedups crosses 1.
 
     Attributes:
-        first: the smallest value on the curve.
-        last: the largest.
+        ends: the smallest value on the curve, and the largest.
         between: the nearest values whose speedups are clearly on different sides of 1, where there is one crossing.
         at: about where it is; None where there is none, or no logarithm of the values.
         why: what keeps it unclear.
-    """
-
-    kind: CrossingKind
-    first: float
-    last: float
-    between: tuple[float, float] | None = None
-    at: float | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """A crossing and whose it is.
-
-    Attributes:
         who: the compared part of the points (``num_workers=2``).
         key: the hyperparameter along which the curve runs.
         rest: the other hyperparameters, fixed along it.
     """
 
-    who: Mapping[str, Value]
-    key: str
-    rest: Mapping[str, Value]
-    crossing: Crossing
+    kind: CrossingKind
+    ends: tuple[float, float]
+    between: tuple[float, float] | None = None
+    at: float | None = None
+    why: str = ""
+    who: Mapping[str, Value] = field(default_factory=dict)
+    key: str = ""
+    rest: Mapping[str, Value] = field(default_factory=dict)
 
 
 def crossing_of(curve: Curve) -> Crossing:
     """Return where a curve, two points or more in the order of their values, crosses 1."""
-    first, last = curve[0][0], curve[-1][0]
+    ends = curve[0][0], curve[-1][0]
     # 1 where it is clearly faster than its baseline, -1 where clearly slower.
     sides = [math.copysign(1, s.value - 1) if s.excludes(1.0) else 0 for _, s in curve]
     clear = [i for i, side in enumerate(sides) if side]
     changes = [(i, j) for i, j in pairwise(clear) if sides[i] != sides[j]]
     if not changes and len(clear) == len(curve):
-        return Crossing(CrossingKind.ALWAYS if sides[0] > 0 else CrossingKind.NEVER, first, last)
+        return Crossing(CrossingKind.ALWAYS if sides[0] > 0 else CrossingKind.NEVER, ends)
     if len(changes) == 1:
         below, above = changes[0]
         # Speedups beyond the two that are not clear by themselves have to lie at least on the expected side.
@@ -245,35 +225,35 @@ def crossing_of(curve: Curve) -> Crossing:
         if all((s.value - 1) * side > 0 for s, side in beyond):
             kind = CrossingKind.STARTS if sides[above] > 0 else CrossingKind.STOPS
             between = curve[below][0], curve[above][0]
-            return Crossing(kind, first, last, between, _interpolated(curve[below], curve[above]))
+            return Crossing(kind, ends, between, _interpolated(curve[below], curve[above]))
     if all(s.low is None for _, s in curve):
         why = "one trial each has no interval"
     elif changes:
         why = "the speedups go up and down"
     else:
         why = f"{len(curve) - len(clear)} of {len(curve)} speedups can't be told from 1×"
-    return Crossing(CrossingKind.UNCLEAR, first, last, why=why)
+    return Crossing(CrossingKind.UNCLEAR, ends, why=why)
 
 
-def break_evens(question: Question, points: Sequence[PointAnalysis]) -> tuple[BreakEven, ...]:
+def crossings_of(question: Question, points: Sequence[PointAnalysis]) -> list[Crossing]:
     """Return a crossing for every curve that the points make: along each number that they share with their baseline."""
-    crossings: list[BreakEven] = []
-    for key in question.other_keys():
-        curves: dict[PointKey, list[tuple[float, Estimate]]] = {}
-        fixed: dict[PointKey, dict[str, Value]] = {}
+    crossings: list[Crossing] = []
+    for key in question.space_keys:
+        if key in question.baseline:
+            continue
+        curves: dict[PointKey, tuple[dict[str, Value], list[tuple[float, Estimate]]]] = {}
         for p, ratio in _compared(points):
             value = p.point.get(key)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 others = {k: v for k, v in p.point.items() if k != key}
-                fixed[point_key(others)] = others
-                curves.setdefault(point_key(others), []).append((value, ratio))
-        for name, curve in curves.items():
+                curves.setdefault(point_key(others), (others, []))[1].append((value, ratio))
+        for others, curve in curves.values():
             if len(curve) > 1:
-                who = {k: v for k, v in fixed[name].items() if k in question.compared_keys()}
-                rest = {k: v for k, v in fixed[name].items() if k not in who}
+                who = _part(others, question.compared_keys())
+                rest = {k: v for k, v in others.items() if k not in who}
                 crossing = crossing_of(sorted(curve, key=lambda entry: entry[0]))
-                crossings.append(BreakEven(who, key, rest, crossing))
-    return tuple(crossings)
+                crossings.append(replace(crossing, who=who, key=key, rest=rest))
+    return crossings
 
 
 def break_even_lines(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
@@ -284,16 +264,16 @@ def break_even_lines(question: Question, points: Sequence[PointAnalysis]) -> lis
     """
     if not RESOURCES.issuperset(question.compared_keys()):
         return []
-    comparisons: dict[tuple[str, PointKey], list[BreakEven]] = {}
-    for b in break_evens(question, points):
-        comparisons.setdefault((b.key, point_key(b.who)), []).append(b)
-    groups: dict[tuple[str, CrossingKind | PointKey], list[BreakEven]] = {}
+    comparisons: dict[tuple[str, PointKey], list[Crossing]] = {}
+    for crossing in crossings_of(question, points):
+        comparisons.setdefault((crossing.key, point_key(crossing.who)), []).append(crossing)
+    groups: dict[tuple[str, CrossingKind | PointKey], list[Crossing]] = {}
     for (key, who), members in comparisons.items():
-        kinds = {b.crossing.kind for b in members}
-        alike = kinds.pop() if len(kinds) == 1 and members[0].crossing.between is None else who
+        kinds = {c.kind for c in members}
+        alike = kinds.pop() if len(kinds) == 1 and members[0].between is None else who
         groups.setdefault((key, alike), []).extend(members)
     order = list(CrossingKind)
-    ranked = sorted(groups.values(), key=lambda group: min(order.index(b.crossing.kind) for b in group))
+    ranked = sorted(groups.values(), key=lambda group: min(order.index(c.kind) for c in group))
     return [_line(group) for group in ranked[:MAX_LINES]]
 
 
@@ -305,21 +285,16 @@ def _interpolated(left: tuple[float, Estimate], right: tuple[float, Estimate]) -
     return math.exp(math.log(x0) + math.log(x1 / x0) * y0 / (y0 - y1))
 
 
-def _line(group: Sequence[BreakEven]) -> str:
+def _line(group: Sequence[Crossing]) -> str:
     """Return one sentence about comparisons along a key, for every setting of the rest."""
-    key = group[0].key
-    names = list(dict.fromkeys(_name(b.who) for b in group))
-    name, many = _list(names), len(names) > 1 or names[0].endswith("workers")
-    by_kind = {kind: [b for b in group if b.crossing.kind is kind] for kind in CrossingKind}
-    if by_kind[CrossingKind.UNCLEAR] == list(group):
-        why = f": {group[0].crossing.why}" if len(group) == 1 else ""
-        return f"The study can't tell at which {key} {name} {'start' if many else 'starts'} to pay{_for(group)}{why}."
-    parts = [
-        _clause(kind, members, many=many, is_only=len(members) == len(group))
-        for kind, members in by_kind.items()
-        if members
-    ]
-    return f"{name} {'; '.join(parts)}."
+    names = list(dict.fromkeys(_name(c.who) for c in group))
+    name, s = _list(names), "" if len(names) > 1 or names[0].endswith("workers") else "s"
+    by_kind = {kind: members for kind in CrossingKind if (members := [c for c in group if c.kind is kind])}
+    if list(by_kind) == [CrossingKind.UNCLEAR]:
+        why = f": {group[0].why}" if len(group) == 1 else ""
+        return f"The study can't tell at which {group[0].key} {name} start{s} to pay{_for(group)}{why}."
+    clauses = (_clause(kind, members, s, is_only=len(by_kind) == 1) for kind, members in by_kind.items())
+    return f"{name} {'; '.join(clauses)}."
 
 
 def _name(who: Mapping[str, Value]) -> str:
@@ -327,44 +302,36 @@ def _name(who: Mapping[str, Value]) -> str:
     return units.counted(workers, "worker") if len(who) == 1 and isinstance(workers, int) else point_label(who)
 
 
-def _clause(kind: CrossingKind, members: Sequence[BreakEven], *, many: bool, is_only: bool) -> str:
-    key, num_settings = members[0].key, len({point_key(b.rest) for b in members})
+def _clause(kind: CrossingKind, members: Sequence[Crossing], s: str, *, is_only: bool) -> str:
+    """Return what is said of the settings of one kind; `s` ends the verb after a singular."""
+    key, num_settings = members[0].key, len({point_key(c.rest) for c in members})
     where = _for(members)
     if is_only and num_settings > MAX_NAMED:
         where = f", whatever {' and '.join(members[0].rest)} ({num_settings} settings)"
-    match kind:
-        case CrossingKind.STARTS:
-            return f"{'start' if many else 'starts'} to pay {_list(_place(b) + _for([b]) for b in members)}"
-        case CrossingKind.STOPS:
-            return f"{'stop' if many else 'stops'} paying {_list(_place(b) + _for([b]) for b in members)}"
-        case CrossingKind.NEVER:
-            return f"never paid up to {key}={units.value_of(min(b.crossing.last for b in members))}{where}"
-        case CrossingKind.ALWAYS:
-            return f"paid from {key}={units.value_of(max(b.crossing.first for b in members))}, the smallest, on{where}"
-        case CrossingKind.UNCLEAR:
-            return f"can't be told{where}"
+    if members[0].between is not None:
+        verb = f"start{s} to pay" if kind is CrossingKind.STARTS else f"stop{s} paying"
+        return f"{verb} {_list(_place(c) + _for([c]) for c in members)}"
+    if kind is CrossingKind.NEVER:
+        return f"never paid up to {key}={units.value_of(min(c.ends[1] for c in members))}{where}"
+    if kind is CrossingKind.ALWAYS:
+        return f"paid from {key}={units.value_of(max(c.ends[0] for c in members))}, the smallest, on{where}"
+    return f"can't be told{where}"
 
 
-def _place(b: BreakEven) -> str:
-    assert b.crossing.between is not None
-    low, high = map(units.value_of, b.crossing.between)
-    if b.crossing.at is None:
-        return f"between {b.key}={low} and {high}"
-    return f"at about {b.key}={_rounded(b.crossing.at, b.crossing.between)} (between {low} and {high})"
+def _place(c: Crossing) -> str:
+    assert c.between is not None
+    low, high = map(units.value_of, c.between)
+    if c.at is None:
+        return f"between {c.key}={low} and {high}"
+    # Two digits, or as many more as it takes to stay between the two values.
+    rounded = (float(f"{c.at:.{digits}g}") for digits in range(2, 17))
+    at = next((number for number in rounded if c.between[0] < number < c.between[1]), c.at)
+    return f"at about {c.key}={f'{at:.0f}' if at.is_integer() else f'{at:g}'} (between {low} and {high})"
 
 
-def _rounded(at: float, between: tuple[float, float]) -> str:
-    """Return the number with two digits, or as many more as it takes to stay between the two values."""
-    for digits in range(2, 16):
-        rounded = float(f"{at:.{digits}g}")
-        if between[0] < rounded < between[1]:
-            return f"{rounded:.0f}" if rounded.is_integer() else f"{rounded:g}"
-    return f"{at:g}"
-
-
-def _for(group: Sequence[BreakEven]) -> str:
+def _for(group: Sequence[Crossing]) -> str:
     """Return `` for num_samples=20000 or num_samples=60000``; empty where nothing else is swept."""
-    labels = dict.fromkeys(point_label(b.rest) for b in group if b.rest)
+    labels = dict.fromkeys(point_label(c.rest) for c in group if c.rest)
     return f" for {_list(labels, 'or')}" if labels else ""
 
 

@@ -132,7 +132,7 @@ def predict(
         config = results[0].spec.config
         layers, source = _layers(store, name, results[0], parameters)
         calibration = calibrate(observed_points(results), layers, variation_of(_with_step_times(store, name, results)))
-        sources = [note for note in (study.current_results.sentence().rstrip("."), source) if note]
+        sources = [note for note in (study.current_results.sentence.rstrip("."), source) if note]
         accumulation_steps = training.accumulation_steps
         across, origin = _link(
             given, network, config, lambda how: fit_study_network(calibration, how, accumulation_steps)
@@ -354,7 +354,7 @@ def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> Non
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
     print_groups(stdout(), name, groups)
-    if aside := study.current_results.sentence():
+    if aside := study.current_results.sentence:
         say(stdout(), aside)
 
 

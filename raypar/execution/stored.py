@@ -87,7 +87,7 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
         raise unknown_study(name, store)
     try:
         question = question_from_dict(store.question(name))
-    except (KeyError, TypeError):
+    except TypeError:
         hint = "run it again: finished trials are kept"
         raise RayparError(f"the store does not say what study `{name}` asks", hint=hint) from None
     if price_per_node_hour is not None:

@@ -80,8 +80,8 @@ def test_trials_of_other_settings_are_set_aside_and_said_so(other: Study, told: 
     parted = current_results(as_stored(question_of(ASKED)), [*own, *others])
     assert list(parted.results) == own
     assert list(parted.excluded) == others
-    assert parted.sentence().startswith(f"{len(others)} trials of other settings set aside: ")
-    assert told in parted.sentence()
+    assert parted.sentence.startswith(f"{len(others)} trials of other settings set aside: ")
+    assert told in parted.sentence
 
 
 def test_settings_that_follow_from_others_set_nothing_aside() -> None:
@@ -121,7 +121,7 @@ def test_an_older_store_that_does_not_say_what_is_fixed_keeps_all() -> None:
     results = [*ran(ASKED), *ran(study({"epochs": 1}))]
     parted = current_results(replace(question_of(ASKED), config={}, seed=None, workload=""), results)
     assert parted.results == tuple(results)
-    assert not parted.sentence()
+    assert not parted.sentence
 
 
 def test_nothing_that_reads_a_study_mixes_them_in() -> None:

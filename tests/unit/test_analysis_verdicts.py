@@ -16,7 +16,7 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.verdicts import MAX_LINES, CrossingKind, break_even_lines, break_evens, crossing_of
+from raypar.analysis.verdicts import MAX_LINES, CrossingKind, break_even_lines, crossing_of, crossings_of
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult
 
@@ -319,12 +319,12 @@ def test_only_numbers_make_a_curve_and_one_point_makes_none() -> None:
     question = Question("s", {"num_workers": 1}, ("x", "num_workers"))
     for values in (("a", "b"), (True, False), ((1,), (2,)), (None, 5)):
         found = [a_point({"x": x, "num_workers": 2}, known(0.5)) for x in values]
-        assert break_evens(question, found) == ()
-    assert break_evens(question, points({64: None, 128: known(2.0)})) == ()
+        assert crossings_of(question, found) == []
+    assert crossings_of(question, points({64: None, 128: known(2.0)})) == []
 
 
 def test_a_study_without_a_baseline_has_no_break_even() -> None:
-    assert break_evens(Question("s", {}, ("hidden_size",)), [a_point({"hidden_size": h}, None) for h in (1, 2)]) == ()
+    assert crossings_of(Question("s", {}, ("hidden_size",)), [a_point({"hidden_size": h}, None) for h in (1, 2)]) == []
 
 
 def test_the_verdicts_of_a_study_say_where_it_starts_to_pay() -> None:
