@@ -1,8 +1,9 @@
-"""Activations by name."""
+"""Activations by name, and perceptrons of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,3 +27,12 @@ def activation(name: str) -> nn.Module:
 
     layer: nn.Module = getattr(nn, ACTIVATIONS[name])()
     return layer
+
+
+def perceptron(sizes: Sequence[int], name: str) -> nn.Sequential:
+    """Build linear layers of `sizes`, from inputs to scores, with the activation between each two."""
+    from torch import nn
+
+    *hidden, last = pairwise(sizes)
+    layers = [layer for pair in hidden for layer in (nn.Linear(*pair), activation(name))]
+    return nn.Sequential(*layers, nn.Linear(*last))

@@ -34,13 +34,16 @@ class DataFile:
     """A published file.
 
     Attributes:
+        url: where it is downloaded from; empty where torchvision downloads the set.
         sha256: hexadecimal; downloads with another digest are refused.
+        header: its first bytes, for a check without reading it all.
     """
 
     name: str
     num_bytes: int
-    url: str
-    sha256: str
+    url: str = ""
+    sha256: str = ""
+    header: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,25 @@ class FileSet:
     name: str
     folder: str
     files: tuple[DataFile, ...]
+
+
+IMAGE_SIDE = 28
+
+
+def image_set(name: str, num_train: int = 60_000, num_test: int = 10_000) -> FileSet:
+    """Return the files of an image set in MNIST's format, where torchvision's class of that name expects them.
+
+    Each has a big-endian header (magic, count, and for images rows and columns), then one byte per pixel or label.
+    """
+    files = []
+    for part, count in (("train", num_train), ("t10k", num_test)):
+        images, labels = struct.pack(">IIII", 0x803, count, IMAGE_SIDE, IMAGE_SIDE), struct.pack(">II", 0x801, count)
+        files.append(DataFile(f"{part}-images-idx3-ubyte", len(images) + count * IMAGE_SIDE**2, header=images))
+        files.append(DataFile(f"{part}-labels-idx1-ubyte", len(labels) + count, header=labels))
+    return FileSet(name, f"{name}/raw", tuple(files))
+
+
+IMAGE_SETS: Mapping[str, FileSet] = {name: image_set(name) for name in ("MNIST", "FashionMNIST")}
 
 
 def cache_dir() -> Path:
@@ -69,67 +91,46 @@ def data_dir() -> Path:
     return named_dir() or cache_dir()
 
 
+def ensure_image_set(name: str) -> Path:
+    """Return torchvision's root folder of an image set; see :func:`ensure_files`."""
+    return ensure_files(IMAGE_SETS[name]).parents[1]
+
+
 def ensure_files(files: FileSet) -> Path:
-    """Return the folder of a set of files, downloading it if absent.
+    """Return the folder of a complete data set, downloading it to the cache if absent.
 
-    Lengths are checked every time, contents once, after the download.
-
-    Raises:
-        DataError: a file is missing, incomplete or corrupt.
-    """
-
-    def check(root: Path, absent: str, broken: str) -> None:
-        for file in files.files:
-            path = root / files.folder / file.name
-            check_length(path, length_of(path, absent, broken), file.num_bytes, broken)
-
-    def fetch(root: Path) -> None:
-        for file in files.files:
-            download(file, root / files.folder / file.name)
-
-    return ensure(files.name, files.folder, check, fetch) / files.folder
-
-
-def ensure(name: str, folder: str, check: Callable[[Path, str, str], None], fetch: Callable[[Path], None]) -> Path:
-    """Return the data folder that contains a complete data set, downloading it to the cache if absent.
-
-    A folder named by the user is never written to.
-
-    Args:
-        folder: the set's own folder, relative to the data folder.
-        check: ``check(root, absent_hint, broken_hint)`` raises DataError for a missing or broken file below `root`.
-        fetch: ``fetch(root)`` downloads the set below `root`.
+    Lengths and headers are checked every time (before every trial, in under a millisecond), contents once, after the
+    download. A folder named by the user is never written to.
 
     Raises:
         DataError: a file is missing, incomplete or corrupt.
     """
-    named = named_dir()
-    if named is not None:
+    if (named := named_dir()) is not None:
         if not named.is_dir():
             raise DataError(
                 f"data folder {named}: no such folder",
-                hint=f"name a folder that contains {folder} with --data-dir or {DATA_DIR_VARIABLE}",
+                hint=f"name a folder that contains {files.folder} with --data-dir or {DATA_DIR_VARIABLE}",
             )
-        check(
-            named,
-            f"put {name} there, point --data-dir or {DATA_DIR_VARIABLE} at a folder that contains {folder}, "
-            "or omit both to download it to the cache",
-            "copy the file again, or name another folder with --data-dir",
+        root = named
+        absent = (
+            f"put {files.name} there, point --data-dir or {DATA_DIR_VARIABLE} at a folder that contains "
+            f"{files.folder}, or omit both to download it to the cache"
         )
-        return named
-    root = cache_dir()
-    if not (root / folder).exists():
-        _fill_cache(name, folder, root, fetch)
-    hint = f"remove {root / folder}: the next run downloads {name} again"
-    check(root, hint, hint)
-    return root
+        broken = "copy the file again, or name another folder with --data-dir"
+    else:
+        root = cache_dir()
+        if not (root / files.folder).exists():
+            _fill_cache(files, root)
+        absent = broken = f"remove {root / files.folder}: the next run downloads {files.name} again"
+    for file in files.files:
+        _check_file(root / files.folder / file.name, file, files.name, absent, broken)
+    return root / files.folder
 
 
-def length_of(path: Path, absent: str, broken: str) -> int:
-    """Return a file's length in bytes; raise DataError if it is missing or not a file."""
+def _check_file(path: Path, file: DataFile, set_name: str, absent: str, broken: str) -> None:
     try:
         with path.open("rb") as stream:
-            return os.fstat(stream.fileno()).st_size
+            num_bytes, header = os.fstat(stream.fileno()).st_size, stream.read(len(file.header))
     except FileNotFoundError:
         packed = path.with_name(path.name + ".gz")
         if packed.exists():
@@ -137,12 +138,11 @@ def length_of(path: Path, absent: str, broken: str) -> int:
         raise DataError(f"{path}: no such file", hint=absent) from None
     except OSError as error:
         raise DataError(f"{path}: can't be read: {error.strerror}", hint=broken) from None
-
-
-def check_length(path: Path, num_bytes: int, expected: int, broken: str) -> None:
-    if num_bytes != expected:
-        problem = "incomplete" if num_bytes < expected else "corrupt"
-        raise DataError(f"{path}: is {problem}: {num_bytes:,} bytes instead of {expected:,}", hint=broken)
+    if header != file.header:
+        raise DataError(f"{path}: is not the file of {set_name}: its header differs", hint=broken)
+    if num_bytes != file.num_bytes:
+        problem = "incomplete" if num_bytes < file.num_bytes else "corrupt"
+        raise DataError(f"{path}: is {problem}: {num_bytes:,} bytes instead of {file.num_bytes:,}", hint=broken)
 
 
 def download(file: DataFile, path: Path) -> None:
@@ -153,6 +153,14 @@ def download(file: DataFile, path: Path) -> None:
     download_url_to_file(file.url, str(path), hash_prefix=file.sha256)
 
 
+def _download_with_torchvision(name: str, root: str) -> None:
+    """Download with torchvision, which knows mirrors and checksums, with progress on stderr."""
+    from torchvision import datasets
+
+    with contextlib.redirect_stdout(sys.stderr):  # it prints which mirrors failed
+        getattr(datasets, name)(root, download=True)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file exclusively."""
@@ -161,115 +169,32 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _fill_cache(name: str, folder: str, root: Path, fetch: Callable[[Path], None]) -> None:
+def _fill_cache(files: FileSet, root: Path) -> None:
     """Download a set to the cache atomically, and once for any number of processes."""
-    target, short = root / folder, name.replace(" ", "-")
+    target, short = root / files.folder, files.name.replace(" ", "-")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f".{short}.lock"):
             if target.exists():  # another process downloaded it
                 return
             with tempfile.TemporaryDirectory(dir=root, prefix=f".{short}-") as part:
-                print(f"Downloading {name} to {root} …", file=sys.stderr)
-                fetch(Path(part))
+                print(f"Downloading {files.name} to {root} …", file=sys.stderr)
+                folder = Path(part) / files.folder
+                if files.name in IMAGE_SETS:
+                    _download_with_torchvision(files.name, part)
+                else:
+                    for file in files.files:
+                        download(file, folder / file.name)
+                for packed in folder.glob("*.gz"):
+                    packed.unlink()
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(Path(part) / folder, target)  # a rename: both are in the cache
+                shutil.move(folder, target)  # a rename: both are in the cache
     except (OSError, RuntimeError) as error:
         raise DataError(
-            f"{name} is not in the cache {root}, and the download failed: {str(error).splitlines()[0]}",
-            hint=f"name a folder that contains {folder} with --data-dir DIR; or set {DATA_DIR_VARIABLE}=DIR; "
+            f"{files.name} is not in the cache {root}, and the download failed: {str(error).splitlines()[0]}",
+            hint=f"name a folder that contains {files.folder} with --data-dir DIR; or set {DATA_DIR_VARIABLE}=DIR; "
             f"or put its files into {target} (or connect once to download it)",
         ) from None
-
-
-IMAGE_SIDE = 28
-_IMAGE_HEADER = struct.Struct(">IIII")  # magic, count, rows, columns
-_LABEL_HEADER = struct.Struct(">II")  # magic, count
-_IMAGE_MAGIC, _LABEL_MAGIC = 0x803, 0x801
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """An image set in the format of MNIST; `name` is its folder, and torchvision's class."""
-
-    name: str
-    num_train: int = 60_000
-    num_test: int = 10_000
-
-    @property
-    def files(self) -> tuple[IdxFile, ...]:
-        return (
-            IdxFile("train-images-idx3-ubyte", self.num_train, is_images=True),
-            IdxFile("train-labels-idx1-ubyte", self.num_train, is_images=False),
-            IdxFile("t10k-images-idx3-ubyte", self.num_test, is_images=True),
-            IdxFile("t10k-labels-idx1-ubyte", self.num_test, is_images=False),
-        )
-
-
-@dataclass(frozen=True)
-class IdxFile:
-    """One file of an image set: a big-endian header, then one byte per pixel or label."""
-
-    name: str
-    count: int
-    is_images: bool
-
-    @property
-    def header(self) -> bytes:
-        if self.is_images:
-            return _IMAGE_HEADER.pack(_IMAGE_MAGIC, self.count, IMAGE_SIDE, IMAGE_SIDE)
-        return _LABEL_HEADER.pack(_LABEL_MAGIC, self.count)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.header) + self.count * (IMAGE_SIDE**2 if self.is_images else 1)
-
-
-IMAGE_SETS: Mapping[str, ImageSet] = {s.name: s for s in (ImageSet("MNIST"), ImageSet("FashionMNIST"))}
-
-
-def ensure_image_set(name: str) -> Path:
-    """Return torchvision's root folder of an image set, downloading the set if absent.
-
-    Raises:
-        DataError: a file is missing, incomplete or corrupt.
-    """
-    image_set = IMAGE_SETS[name]
-
-    def check(root: Path, absent: str, broken: str) -> None:
-        _check(image_set, root, absent, broken)
-
-    def fetch(root: Path) -> None:
-        _download_with_torchvision(name, str(root))
-        for packed in raw_dir(root, image_set).glob("*.gz"):
-            packed.unlink()
-
-    return ensure(name, f"{name}/raw", check, fetch)
-
-
-def raw_dir(root: Path, image_set: ImageSet) -> Path:
-    """Return the folder in which torchvision expects the four files."""
-    return root / image_set.name / "raw"
-
-
-def _check(image_set: ImageSet, root: Path, absent: str, broken: str) -> None:
-    """Check lengths and headers, not contents: this runs before every trial, in under a millisecond."""
-    for file in image_set.files:
-        path = raw_dir(root, image_set) / file.name
-        num_bytes = length_of(path, absent, broken)
-        with path.open("rb") as stream:
-            header = stream.read(len(file.header))
-        if header != file.header:
-            raise DataError(f"{path}: is not the file of {image_set.name}: its header differs", hint=broken)
-        check_length(path, num_bytes, file.num_bytes, broken)
-
-
-def _download_with_torchvision(name: str, root: str) -> None:
-    """Download with torchvision, which knows mirrors and checksums, with progress on stderr."""
-    from torchvision import datasets
-
-    with contextlib.redirect_stdout(sys.stderr):  # it prints which mirrors failed
-        getattr(datasets, name)(root, download=True)
 
 
 def prepared(
@@ -333,13 +258,10 @@ def image_data(name: str, config: Config, *, mean: float, std: float, num_val: i
     Pixels stay bytes in memory and are normalised batch by batch.
 
     Args:
-        num_val: last training images held out as ``val``, with the test images as ``test``; 0: the test images are
-        ``val``.
+        num_val: last training images held out as ``val``, with the test images as ``test``; 0: these are ``val``.
     """
-    root = ensure_image_set(name)
-    image_set = IMAGE_SETS[name]
-    folder = raw_dir(root, image_set)
-    train_x, train_y, test_x, test_y = (_read_idx(folder / file.name, file) for file in image_set.files)
+    folder = ensure_files(IMAGE_SETS[name])
+    train_x, train_y, test_x, test_y = (_read_idx(folder / file.name, file) for file in IMAGE_SETS[name].files)
     num_train = len(train_y) - num_val
     held_out = Split(test_x, test_y)
     loads = config["loader"] == "dataloader"
@@ -348,7 +270,7 @@ def image_data(name: str, config: Config, *, mean: float, std: float, num_val: i
         val=Split(train_x[num_train:], train_y[num_train:]) if num_val else held_out,
         test=held_out if num_val else None,
         transform=partial(normalised, mean=mean, std=std),
-        train_dataset=_torchvision_dataset(name, root, mean, std, num_train) if loads else None,
+        train_dataset=_torchvision_dataset(name, folder.parents[1], mean, std, num_train) if loads else None,
     )
 
 
@@ -362,13 +284,13 @@ def normalised(pixels: Tensor, *, mean: float, std: float) -> Tensor:
     return pixels.to(torch.float32).mul_(1 / (255 * std)).sub_(mean / std)
 
 
-def _read_idx(path: Path, file: IdxFile) -> Tensor:
+def _read_idx(path: Path, file: DataFile) -> Tensor:
     # Not by torchvision: every trial would pay seconds for its import, and its reader takes four times as long.
     import numpy as np
     import torch
 
     raw = torch.from_numpy(np.fromfile(path, np.uint8, offset=len(file.header)))
-    return raw.view(file.count, 1, IMAGE_SIDE, IMAGE_SIDE) if file.is_images else raw.long()
+    return raw.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE) if "images" in file.name else raw.long()
 
 
 def _torchvision_dataset(name: str, root: Path, mean: float, std: float, num_train: int) -> Dataset[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raypar.errors import DataError
 from raypar.study.workload import Config, Data, Split, Workload, one_of
-from raypar.workloads.activations import ACTIVATIONS, activation
+from raypar.workloads.activations import ACTIVATIONS, perceptron
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,16 +20,7 @@ SPLIT_SEED = 0
 
 def build(config: Config) -> nn.Module:
     """Build a perceptron of 64-hidden-hidden-10."""
-    from torch import nn
-
-    hidden, name = config["hidden_size"], config["activation"]
-    return nn.Sequential(
-        nn.Linear(NUM_PIXELS, hidden),
-        activation(name),
-        nn.Linear(hidden, hidden),
-        activation(name),
-        nn.Linear(hidden, 10),
-    )
+    return perceptron([NUM_PIXELS, config["hidden_size"], config["hidden_size"], 10], config["activation"])
 
 
 def data(_: Config) -> Data:

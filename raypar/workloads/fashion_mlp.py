@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypar.study.workload import Config, Data, Workload, one_of
-from raypar.workloads.activations import ACTIVATIONS, activation
-from raypar.workloads.datasets import IMAGE_SETS, ensure_image_set, image_data
+from raypar.workloads.activations import ACTIVATIONS, perceptron
+from raypar.workloads.datasets import ensure_image_set, image_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,15 +19,8 @@ def build(config: Config) -> nn.Module:
     """Build a perceptron of 784-hidden-hidden-10."""
     from torch import nn
 
-    hidden, name = config["hidden_size"], config["activation"]
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(28 * 28, hidden),
-        activation(name),
-        nn.Linear(hidden, hidden),
-        activation(name),
-        nn.Linear(hidden, 10),
-    )
+    sizes = [28 * 28, config["hidden_size"], config["hidden_size"], 10]
+    return nn.Sequential(nn.Flatten(), *perceptron(sizes, config["activation"]))
 
 
 def data(config: Config) -> Data:
@@ -43,7 +36,7 @@ fashion_mlp = Workload(
     name="fashion_mlp",
     model=build,
     data=data,
-    num_train_samples=IMAGE_SETS["FashionMNIST"].num_train - NUM_VAL,
+    num_train_samples=60_000 - NUM_VAL,
     options={"hidden_size": 128, "activation": one_of("sigmoid", ACTIVATIONS)},
     # keep_model: the models that are best on the validation split see the test split.
     defaults={"optimizer": "adam", "lr": 0.001, "batch_size": 64, "epochs": 10, "keep_model": True},

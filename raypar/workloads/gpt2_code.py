@@ -68,19 +68,9 @@ def build_gpt2(config: Config) -> nn.Module:
             raise DataError(message, hint="give the model's own with --set tokenizer=FOLDER")
     else:
         num_layers, width, num_heads = SIZES[config["size"] or DEFAULT_SIZE]
-        end = tokenizer.eos_token_id
-        gpt2 = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=len(tokenizer),
-                n_positions=config["block_size"],
-                n_layer=num_layers,
-                n_embd=width,
-                n_head=num_heads,
-                bos_token_id=end,
-                eos_token_id=end,
-                **dropouts,
-            )
-        )
+        ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+        sizes = {"n_positions": config["block_size"], "n_layer": num_layers, "n_embd": width, "n_head": num_heads}
+        gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, **ends, **dropouts))
 
     class NextTokenScores(nn.Module):
         """GPT-2 with a plain tensor as its output."""
@@ -117,11 +107,11 @@ def save_gpt2(model: nn.Module, config: Config, folder: Path) -> None:
         load_tokenizer(tokenizer_folder(config)).save_pretrained(folder)
 
 
-def generate_text(folder: Path, prompt: str, max_new_tokens: int) -> str:
-    """Continue `prompt` greedily with a saved model, up to its end of text, `max_new_tokens` or its last position.
+def generate(folder: Path, statement: str, max_new_tokens: int) -> str:
+    """Write a solution greedily with a saved model, up to its end of text, `max_new_tokens` or its last position.
 
     Raises:
-        RayparError: the prompt is empty or fills all positions.
+        RayparError: the statement fills all positions.
     """
     import torch
     from transformers import GPT2LMHeadModel
@@ -130,19 +120,15 @@ def generate_text(folder: Path, prompt: str, max_new_tokens: int) -> str:
     with _quiet_transformers():
         gpt2: Any = GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True)
     gpt2.eval()
-    tokens = tokenizer(prompt, return_tensors="pt")
+    tokens = tokenizer(prompted(statement), return_tensors="pt")
     prompt_length = tokens["input_ids"].shape[1]
     max_length = gpt2.config.n_positions - prompt_length
-    if max_length < 1 or not prompt_length:
+    if max_length < 1:
         message = f"the prompt has {prompt_length} tokens, the model {gpt2.config.n_positions} positions"
-        raise RayparError(message, hint="give a shorter prompt" if prompt_length else "give a prompt")
+        raise RayparError(message, hint="give a shorter prompt")
     with torch.inference_mode():
-        output = gpt2.generate(
-            **tokens,
-            max_new_tokens=min(max_new_tokens, max_length),
-            do_sample=False,
-            pad_token_id=tokenizer.eos_token_id,
-        )
+        length = min(max_new_tokens, max_length)
+        output = gpt2.generate(**tokens, max_new_tokens=length, do_sample=False, pad_token_id=tokenizer.eos_token_id)
     return str(tokenizer.decode(output[0, prompt_length:], skip_special_tokens=True))
 
 
@@ -228,18 +214,13 @@ def _quiet_transformers() -> Iterator[None]:
 
 ONE_IN_VAL = 10
 
-MBPP = FileSet(
-    "MBPP",
-    "mbpp",
-    (
-        DataFile(
-            "mbpp.jsonl",
-            563_743,
-            "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/mbpp.jsonl",
-            "ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f",
-        ),
-    ),
+MBPP_FILE = DataFile(
+    "mbpp.jsonl",
+    563_743,
+    "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/mbpp.jsonl",
+    "ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f",
 )
+MBPP = FileSet("MBPP", "mbpp", (MBPP_FILE,))
 
 
 def data(config: Config) -> Data:
@@ -291,11 +272,6 @@ def blocks(texts: list[str], tokenizer_dir: Path, block_size: int) -> dict[str, 
 def prepare(config: Config) -> None:
     ensure_files(MBPP)
     ensure_gpt2(config)
-
-
-def generate(folder: Path, prompt: str, max_new_tokens: int) -> str:
-    """Write a solution for the statement `prompt`."""
-    return generate_text(folder, prompted(prompt), max_new_tokens)
 
 
 def _block_size_problem(value: object) -> str | None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from raypar.study.workload import Config, Data, Split, Workload, one_of, whole_number
-from raypar.workloads.activations import ACTIVATIONS, activation
+from raypar.workloads.activations import ACTIVATIONS, perceptron
 from raypar.workloads.digits import embedded_csv
 
 if TYPE_CHECKING:
@@ -21,13 +21,7 @@ SPLIT_SEED = 0
 
 def build(config: Config) -> nn.Module:
     """Build a perceptron of 4-hidden-3."""
-    from torch import nn
-
-    return nn.Sequential(
-        nn.Linear(NUM_FEATURES, config["hidden_size"]),
-        activation(config["activation"]),
-        nn.Linear(config["hidden_size"], NUM_CLASSES),
-    )
+    return perceptron([NUM_FEATURES, config["hidden_size"], NUM_CLASSES], config["activation"])
 
 
 def data(config: Config) -> Data:
@@ -49,10 +43,7 @@ def data(config: Config) -> Data:
     mean, std = train.mean(axis=0), train.std(axis=0)
     scaled = standardised(features[order], mean, std, num_threads=config["preprocess_threads"])
     inputs, targets = torch.from_numpy(scaled.astype(np.float32)), torch.from_numpy(labels[order])
-    return Data(
-        train=Split(inputs[:num_train], targets[:num_train]),
-        val=Split(inputs[num_train:], targets[num_train:]),
-    )
+    return Data(Split(inputs[:num_train], targets[:num_train]), Split(inputs[num_train:], targets[num_train:]))
 
 
 def standardised(

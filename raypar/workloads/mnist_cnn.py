@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypar.study.workload import Config, Workload, one_of
-from raypar.workloads.activations import ACTIVATIONS, activation
+from raypar.workloads.activations import ACTIVATIONS, activation, perceptron
 from raypar.workloads.mnist_mlp import data, prepare
 
 if TYPE_CHECKING:
@@ -24,11 +24,7 @@ def build(config: Config) -> nn.Module:
         activation(name),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 128),
-        activation(name),
-        nn.Linear(128, 64),
-        activation(name),
-        nn.Linear(64, 10),
+        *perceptron([64 * 7 * 7, 128, 64, 10], name),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypar.study.workload import Config, Data, Workload, one_of
-from raypar.workloads.activations import ACTIVATIONS, activation
+from raypar.workloads.activations import ACTIVATIONS, perceptron
 from raypar.workloads.datasets import ensure_image_set, image_data
 
 if TYPE_CHECKING:
@@ -17,12 +17,7 @@ MEAN, STD = 0.1307, 0.3081  # of the training pixels, as fractions of 255
 def build(config: Config) -> nn.Module:
     from torch import nn
 
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(28 * 28, config["hidden_size"]),
-        activation(config["activation"]),
-        nn.Linear(config["hidden_size"], 10),
-    )
+    return nn.Sequential(nn.Flatten(), *perceptron([28 * 28, config["hidden_size"], 10], config["activation"]))
 
 
 def data(config: Config) -> Data:

@@ -124,10 +124,7 @@ def data(config: Config) -> Data:
     length, none is in both.
     """
     num_train = config["num_sequences"]
-    return Data(
-        train=_sequences(num_train, config, TRAIN_SEED),
-        val=_sequences(-(-num_train // 4), config, VAL_SEED),
-    )
+    return Data(train=_sequences(num_train, config, TRAIN_SEED), val=_sequences(-(-num_train // 4), config, VAL_SEED))
 
 
 def _sequences(num_samples: int, config: Config, seed: int) -> Split:

@@ -5,10 +5,10 @@ Weights grow with the square of `width` while the data stays small, so that stra
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from raypar.study.workload import Config, Data, Split, Workload, whole_number
+from raypar.workloads.activations import perceptron
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,9 +27,8 @@ def build(config: Config) -> nn.Module:
     """
     from torch import nn
 
-    sizes = [config["num_features"], *[config["width"]] * config["depth"]]
-    hidden = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
-    model = nn.Sequential(*hidden, nn.Linear(sizes[-1], config["num_classes"]))
+    sizes = [config["num_features"], *[config["width"]] * config["depth"], config["num_classes"]]
+    model = perceptron(sizes, "relu")
     for layer in model:
         if isinstance(layer, nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

@@ -25,7 +25,7 @@ from raypar.run.tune import TuneRunner
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import allowed_cores
-from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS, raw_dir
+from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS
 
 FOLDER = HERE.parents[1] / "studies"
 SHARED = HERE.parents[2] / "shared" / "data"
@@ -70,11 +70,11 @@ def _write_digits_as(name: str, root: Path) -> None:
     pixels, labels = load_digits(return_X_y=True)
     large = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3))) * 15.9
     framed = np.pad(large.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
-    folder = raw_dir(root, IMAGE_SETS[name])
+    folder = root / IMAGE_SETS[name].folder
     folder.mkdir(parents=True)
     for file in IMAGE_SETS[name].files:
-        source = framed if file.is_images else labels.astype(np.uint8)
-        every = np.resize(source, (file.count, *source.shape[1:]))
+        source = framed if "images" in file.name else labels.astype(np.uint8)
+        every = np.resize(source, file.num_bytes - len(file.header))
         (folder / file.name).write_bytes(file.header + every.tobytes())
 
 

@@ -184,7 +184,7 @@ def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
     from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
     from raypar.workloads import iris
-    from raypar.workloads.gpt2_code import generate_text
+    from raypar.workloads.gpt2_code import generate
 
     mark = tmp_path / "mark"
     for name in (WEIGHTS_FILE, "pytorch_model.bin", "model.safetensors"):
@@ -194,7 +194,7 @@ def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 4}')
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(Exception):  # noqa: B017, PT011 - transformers' own
-        generate_text(tmp_path, "x", 1)
+        generate(tmp_path, "x", 1)
     assert not mark.exists()
     pickle.loads((tmp_path / WEIGHTS_FILE).read_bytes())
     assert mark.exists()  # so it would have been seen

@@ -17,15 +17,14 @@ from raypar.workloads import datasets
 from raypar.workloads.datasets import (
     DataFile,
     FileSet,
-    ImageSet,
     cache_dir,
     data_dir,
     ensure_files,
     ensure_image_set,
-    raw_dir,
+    image_set,
 )
 
-TINY = ImageSet("MNIST", num_train=20, num_test=10)
+TINY = image_set("MNIST", num_train=20, num_test=10)
 FILES = [file.name for file in TINY.files]
 CONTENTS = {"one.txt": b"one\n", "two.txt": b"two and more\n"}
 
@@ -116,7 +115,7 @@ def with_count(raw: bytes) -> bytes:
 def test_a_damaged_file_is_named_with_its_problem(
     named: Path, file: str, damage: Callable[[bytes], bytes] | None, problem: str
 ) -> None:
-    path = raw_dir(named, TINY) / file
+    path = named / TINY.folder / file
     if damage is None:
         path.unlink()
     else:
@@ -126,19 +125,19 @@ def test_a_damaged_file_is_named_with_its_problem(
 
 
 def test_an_incomplete_file_is_reported_with_both_lengths(named: Path) -> None:
-    path = raw_dir(named, TINY) / FILES[0]
+    path = named / TINY.folder / FILES[0]
     path.write_bytes(path.read_bytes()[:-7])
     assert "15,689 bytes instead of 15,696" in error_of(mnist)
 
 
 def test_images_of_another_size_are_an_error(named: Path) -> None:
-    path = raw_dir(named, TINY) / FILES[0]
+    path = named / TINY.folder / FILES[0]
     path.write_bytes(struct.pack(">IIII", 0x803, 20, 32, 32) + path.read_bytes()[16:])
     assert HEADER in error_of(mnist)
 
 
 def test_a_compressed_file_or_a_folder_in_its_place_is_an_error(named: Path) -> None:
-    path = raw_dir(named, TINY) / FILES[3]
+    path = named / TINY.folder / FILES[3]
     packed = path.rename(path.with_name(path.name + ".gz"))
     assert "is compressed" in error_of(mnist) and f"gunzip -k {packed}" in error_of(mnist)
     path.mkdir()
@@ -162,18 +161,18 @@ def test_an_absent_set_is_downloaded_to_the_cache_once(monkeypatch: pytest.Monke
     def download(name: str, root: str) -> None:
         downloads.append(name)
         write_image_set(TINY, Path(root))
-        (raw_dir(Path(root), TINY) / "train-images-idx3-ubyte.gz").write_bytes(b"packed")
+        (Path(root) / TINY.folder / "train-images-idx3-ubyte.gz").write_bytes(b"packed")
 
     monkeypatch.setattr(datasets, "_download_with_torchvision", download)
     assert mnist() == mnist() == cache_dir()
     assert downloads == ["MNIST"]
-    assert sorted(p.name for p in raw_dir(cache_dir(), TINY).iterdir()) == sorted(FILES)
+    assert sorted(p.name for p in (cache_dir() / TINY.folder).iterdir()) == sorted(FILES)
     assert sorted(p.name for p in cache_dir().iterdir()) == [".MNIST.lock", "MNIST"]
 
 
 def test_an_interrupted_download_is_not_taken_for_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(name: str, root: str) -> None:
-        folder = raw_dir(Path(root), TINY)
+        folder = Path(root) / TINY.folder
         folder.mkdir(parents=True)
         (folder / FILES[0]).write_bytes(b"half")
         raise RuntimeError("connection lost")
@@ -185,9 +184,9 @@ def test_an_interrupted_download_is_not_taken_for_the_set(monkeypatch: pytest.Mo
 
 def test_a_damaged_cache_names_the_folder_to_remove() -> None:
     write_image_set(TINY, cache_dir())
-    (raw_dir(cache_dir(), TINY) / FILES[1]).write_bytes(TINY.files[1].header)
+    (cache_dir() / TINY.folder / FILES[1]).write_bytes(TINY.files[1].header)
     message = error_of(mnist)
-    assert "incomplete" in message and f"remove {raw_dir(cache_dir(), TINY)}" in message
+    assert "incomplete" in message and f"remove {cache_dir() / TINY.folder}" in message
 
 
 def test_an_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from raypar.study.options import resolve
 from raypar.study.workload import Data
 from raypar.train.optim import build_optimizer
 from raypar.workloads import datasets
-from raypar.workloads.datasets import ImageSet, raw_dir
+from raypar.workloads.datasets import FileSet, image_set
 
 REAL_DATA = Path(os.environ.get("RAYPAR_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -72,20 +72,20 @@ def accuracy(model: nn.Module, data: Any, num_samples: int = 2000) -> float:
     return float((scores.argmax(-1) == data.val.targets[:num_samples]).float().mean())
 
 
-def tiny_image_set(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageSet:
+def tiny_image_set(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> FileSet:
     """Write an image set of 20 + 10 images to `root`, name it as the data folder, and let it stand for the real one."""
-    tiny = ImageSet(name, num_train=20, num_test=10)
+    tiny = image_set(name, num_train=20, num_test=10)
     write_image_set(tiny, root)
     monkeypatch.setattr(datasets, "IMAGE_SETS", {name: tiny})
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(root))
     return tiny
 
 
-def write_image_set(image_set: ImageSet, root: Path) -> None:
-    folder = raw_dir(root, image_set)
+def write_image_set(files: FileSet, root: Path) -> None:
+    folder = root / files.folder
     folder.mkdir(parents=True)
-    for file in image_set.files:
+    for file in files.files:
         size = file.num_bytes - len(file.header)
         first = 0 if file.name.startswith("train") else 7
-        body = bytes((i + first) % (251 if file.is_images else 10) for i in range(size))
+        body = bytes((i + first) % (251 if "images" in file.name else 10) for i in range(size))
         (folder / file.name).write_bytes(file.header + body)
