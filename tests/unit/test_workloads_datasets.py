@@ -1,12 +1,9 @@
 """A data set is complete, or a DataError names the file, the problem and the fix."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,8 +27,8 @@ CONTENTS = {"one.txt": b"one\n", "two.txt": b"two and more\n"}
 
 
 @pytest.fixture(autouse=True)
-def _tiny_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def offline(name: str, root: str) -> None:
+def _tiny_sets(monkeypatch, tmp_path):
+    def offline(name, root):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(datasets, "IMAGE_SETS", {"MNIST": TINY})
@@ -41,32 +38,32 @@ def _tiny_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def named(tmp_path, monkeypatch):
     """A folder that the user named, with a complete set."""
     write_image_set(TINY, tmp_path / "named")
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path / "named"))
     return tmp_path / "named"
 
 
-def error_of(ensure: Callable[[], Path]) -> str:
+def error_of(ensure):
     with pytest.raises(DataError) as caught:
         ensure()
     assert caught.value.hint
     return str(caught.value)
 
 
-def mnist() -> Path:
+def mnist():
     return ensure_image_set("MNIST")
 
 
 # Folders.
 
 
-def test_a_complete_set_in_a_named_folder_is_used(named: Path) -> None:
+def test_a_complete_set_in_a_named_folder_is_used(named):
     assert mnist() == named == data_dir()
 
 
-def test_the_cache_is_below_xdg_cache_home_or_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_below_xdg_cache_home_or_home(tmp_path, monkeypatch):
     assert cache_dir() == data_dir() == tmp_path / "cache" / "raypar"
     monkeypatch.setenv("RAYPAR_DATA_DIR", "")
     assert data_dir() == cache_dir()
@@ -77,9 +74,7 @@ def test_the_cache_is_below_xdg_cache_home_or_home(tmp_path: Path, monkeypatch: 
     assert cache_dir() == tmp_path / ".cache" / "raypar"
 
 
-def test_a_named_folder_without_the_set_is_an_error_and_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_folder_without_the_set_is_an_error_and_is_not_written_to(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path / "nowhere"))
     message = error_of(mnist)
     assert "nowhere: no such folder" in message and "--data-dir" in message and "MNIST/raw" in message
@@ -95,26 +90,21 @@ def test_a_named_folder_without_the_set_is_an_error_and_is_not_written_to(
 HEADER = "its header differs"
 
 
-def with_count(raw: bytes) -> bytes:
-    return raw[:4] + struct.pack(">I", 999) + raw[8:]
-
-
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda raw: raw[:-7], "is incomplete"),
+        (lambda raw: raw[:-7], "is incomplete: "),
         (lambda raw: raw + b"x", "is corrupt"),
         (lambda raw: b"", HEADER),
         (lambda raw: b"<html>" + raw[6:], HEADER),
-        (with_count, HEADER),
+        (lambda raw: raw[:4] + struct.pack(">I", 999) + raw[8:], HEADER),
+        (lambda raw: raw[:-1] + b"xy", "bytes instead of"),
         (None, "no such file"),
     ],
-    ids=["cut", "longer", "empty", "other magic", "other count", "missing"],
+    ids=["cut", "longer", "empty", "other magic", "other count", "lengths", "missing"],
 )
-def test_a_damaged_file_is_named_with_its_problem(
-    named: Path, file: str, damage: Callable[[bytes], bytes] | None, problem: str
-) -> None:
+def test_a_damaged_file_is_named_with_its_problem(named, file, damage, problem):
     path = named / TINY.folder / file
     if damage is None:
         path.unlink()
@@ -124,19 +114,7 @@ def test_a_damaged_file_is_named_with_its_problem(
     assert str(path) in message and problem in message and ("--data-dir" in message or "copy the file again" in message)
 
 
-def test_an_incomplete_file_is_reported_with_both_lengths(named: Path) -> None:
-    path = named / TINY.folder / FILES[0]
-    path.write_bytes(path.read_bytes()[:-7])
-    assert "15,689 bytes instead of 15,696" in error_of(mnist)
-
-
-def test_images_of_another_size_are_an_error(named: Path) -> None:
-    path = named / TINY.folder / FILES[0]
-    path.write_bytes(struct.pack(">IIII", 0x803, 20, 32, 32) + path.read_bytes()[16:])
-    assert HEADER in error_of(mnist)
-
-
-def test_a_compressed_file_or_a_folder_in_its_place_is_an_error(named: Path) -> None:
+def test_a_compressed_file_or_a_folder_in_its_place_is_an_error(named):
     path = named / TINY.folder / FILES[3]
     packed = path.rename(path.with_name(path.name + ".gz"))
     assert "is compressed" in error_of(mnist) and f"gunzip -k {packed}" in error_of(mnist)
@@ -147,7 +125,7 @@ def test_a_compressed_file_or_a_folder_in_its_place_is_an_error(named: Path) -> 
 # The cache and downloads.
 
 
-def test_offline_the_three_alternatives_are_named_and_nothing_is_left_behind() -> None:
+def test_offline_the_three_alternatives_are_named_and_nothing_is_left_behind():
     message = error_of(mnist)
     assert "MNIST is not in the cache" in message and "Name or service not known" in message
     for alternative in ("--data-dir", "RAYPAR_DATA_DIR", str(cache_dir() / "MNIST" / "raw")):
@@ -155,10 +133,10 @@ def test_offline_the_three_alternatives_are_named_and_nothing_is_left_behind() -
     assert [p.name for p in cache_dir().iterdir()] == [".MNIST.lock"]
 
 
-def test_an_absent_set_is_downloaded_to_the_cache_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_set_is_downloaded_to_the_cache_once(monkeypatch):
     downloads = []
 
-    def download(name: str, root: str) -> None:
+    def download(name, root):
         downloads.append(name)
         write_image_set(TINY, Path(root))
         (Path(root) / TINY.folder / "train-images-idx3-ubyte.gz").write_bytes(b"packed")
@@ -170,8 +148,8 @@ def test_an_absent_set_is_downloaded_to_the_cache_once(monkeypatch: pytest.Monke
     assert sorted(p.name for p in cache_dir().iterdir()) == [".MNIST.lock", "MNIST"]
 
 
-def test_an_interrupted_download_is_not_taken_for_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(name: str, root: str) -> None:
+def test_an_interrupted_download_is_not_taken_for_the_set(monkeypatch):
+    def download(name, root):
         folder = Path(root) / TINY.folder
         folder.mkdir(parents=True)
         (folder / FILES[0]).write_bytes(b"half")
@@ -182,20 +160,20 @@ def test_an_interrupted_download_is_not_taken_for_the_set(monkeypatch: pytest.Mo
     assert not (cache_dir() / "MNIST").exists()
 
 
-def test_a_damaged_cache_names_the_folder_to_remove() -> None:
+def test_a_damaged_cache_names_the_folder_to_remove():
     write_image_set(TINY, cache_dir())
     (cache_dir() / TINY.folder / FILES[1]).write_bytes(TINY.files[1].header)
     message = error_of(mnist)
     assert "incomplete" in message and f"remove {cache_dir() / TINY.folder}" in message
 
 
-def test_an_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert "download failed" in error_of(mnist) and "--data-dir" in error_of(mnist)
 
 
-def few_files(origin: Path) -> FileSet:
+def few_files(origin):
     """Two files whose URLs point to a folder of this machine."""
     return FileSet(
         "few files",
@@ -207,16 +185,14 @@ def few_files(origin: Path) -> FileSet:
     )
 
 
-def write_files(folder: Path) -> Path:
+def write_files(folder):
     folder.mkdir(parents=True, exist_ok=True)
     for name, body in CONTENTS.items():
         (folder / name).write_bytes(body)
     return folder
 
 
-def test_published_files_are_downloaded_once_or_taken_from_a_named_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_files_are_downloaded_once_or_taken_from_a_named_folder(tmp_path, monkeypatch):
     online = few_files(write_files(tmp_path / "origin"))
     folder = ensure_files(online)
     assert folder == cache_dir() / "few" / "raw"
@@ -229,7 +205,7 @@ def test_published_files_are_downloaded_once_or_taken_from_a_named_folder(
     assert ensure_files(online) == tmp_path / "named" / "few" / "raw"
 
 
-def test_a_download_with_another_digest_is_refused_and_removed(tmp_path: Path) -> None:
+def test_a_download_with_another_digest_is_refused_and_removed(tmp_path):
     online = few_files(write_files(tmp_path / "origin"))
     (tmp_path / "origin" / "two.txt").write_bytes(b"two and less\n")
     message = error_of(lambda: ensure_files(online))
@@ -238,13 +214,13 @@ def test_a_download_with_another_digest_is_refused_and_removed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("body", "problem"), [(b"tw", "incomplete: 2 bytes instead of 13"), (b"2" * 14, "corrupt")])
-def test_a_damaged_file_in_the_cache_is_reported(tmp_path: Path, body: bytes, problem: str) -> None:
+def test_a_damaged_file_in_the_cache_is_reported(tmp_path, body, problem):
     (write_files(cache_dir() / "few" / "raw") / "two.txt").write_bytes(body)
     message = error_of(lambda: ensure_files(few_files(tmp_path)))
     assert f"two.txt: is {problem}" in message and f"remove {cache_dir() / 'few' / 'raw'}" in message
 
 
-def test_concurrent_processes_download_once(tmp_path: Path) -> None:
+def test_concurrent_processes_download_once(tmp_path):
     write_files(tmp_path / "origin")
     script = tmp_path / "ask.py"
     script.write_text(

@@ -1,48 +1,43 @@
 """Networks of the small workloads are those documented, their data has the right shape, and they learn."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
-from torch import Tensor, nn
+from torch import nn
 from workload_parts import REAL_DATA, accuracy, loaded, needs, network, num_parameters, tiny_image_set, trained
 
-from raypar import Study, StudyError, Workload
+from raypar import Study, StudyError
 from raypar.errors import DataError
 from raypar.study.options import resolve
 from raypar.train.flops import count_work
 from raypar.workloads import digits, fashion_mlp, iris, lenet5, metrics, mnist_cnn, mnist_mlp, wide_mlp
 from raypar.workloads.activations import ACTIVATIONS, activation
 from raypar.workloads.datasets import image_data, normalised
-from raypar.workloads.iris import standardised
 from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES
 
 SEQUENTIAL = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
 WITH_ACTIVATION = [digits, fashion_mlp, iris, mnist_cnn, mnist_mlp]
 OF_MNIST = [mnist_mlp, mnist_cnn]
 needs_mnist = needs("MNIST/raw")
+CNN = [(1, 32), "ReLU", "MaxPool2d", (32, 64), "ReLU", "MaxPool2d"]
 
 
-def layers(model: nn.Module) -> list[Any]:
+def layers(model):
     return [
-        (m.in_features, m.out_features) if isinstance(m, nn.Linear) else type(m).__name__
+        (m.weight.shape[1], m.weight.shape[0]) if hasattr(m, "weight") else type(m).__name__
         for m in model.children()
         if not isinstance(m, nn.Flatten)
     ]
 
 
-def is_balanced(targets: Tensor, num_classes: int) -> bool:
+def is_balanced(targets, num_classes):
     counts = Counter(targets.tolist())
     return set(counts) == set(range(num_classes)) and max(counts.values()) - min(counts.values()) <= 2
 
@@ -50,7 +45,7 @@ def is_balanced(targets: Tensor, num_classes: int) -> bool:
 # All of them.
 
 
-def test_importing_workloads_and_embedded_data_imports_no_heavy_module() -> None:
+def test_importing_workloads_and_embedded_data_imports_no_heavy_module():
     code = (
         "import sys, raypar.workloads\n"
         "print(*({'torch', 'torchvision', 'sklearn', 'numpy', 'ray', 'mlflow'} & set(sys.modules)))\n"
@@ -63,11 +58,12 @@ def test_importing_workloads_and_embedded_data_imports_no_heavy_module() -> None
 
 
 @pytest.mark.parametrize("workload", SEQUENTIAL, ids=lambda w: w.name)
-def test_a_network_is_a_sequential_that_leaves_its_input_alone(workload: Workload) -> None:
+def test_a_network_is_a_sequential_that_leaves_its_input_alone(workload):
     model = network(workload)
     assert workload.layers is None and isinstance(model, nn.Sequential)
     assert not any(getattr(module, "inplace", False) for module in model.modules())
-    assert workload.description and workload.num_train_samples
+    if workload in (*OF_MNIST, fashion_mlp, lenet5):
+        assert model(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
 
 
 @pytest.mark.parametrize(
@@ -76,49 +72,26 @@ def test_a_network_is_a_sequential_that_leaves_its_input_alone(workload: Workloa
         (mnist_mlp, {}, [(784, 128), "ReLU", (128, 10)]),
         (fashion_mlp, {}, [(784, 128), "Sigmoid", (128, 128), "Sigmoid", (128, 10)]),
         (fashion_mlp, {"hidden_size": 16}, [(784, 16), "Sigmoid", (16, 16), "Sigmoid", (16, 10)]),
+        (mnist_cnn, {}, [*CNN, (3136, 128), "ReLU", (128, 64), "ReLU", (64, 10)]),
         (iris, {}, [(4, 50), "ReLU", (50, 3)]),
         (digits, {"hidden_size": 8}, [(64, 8), "ReLU", (8, 8), "ReLU", (8, 10)]),
         (wide_mlp, {}, [(256, 1024), "ReLU", *[(1024, 1024), "ReLU"] * 3, (1024, 10)]),
     ],
 )
-def test_perceptrons_have_the_documented_layers(
-    workload: Workload, chosen: dict[str, Any], expected: list[Any]
-) -> None:
+def test_networks_have_the_documented_layers(workload, chosen, expected):
     assert layers(network(workload, **chosen)) == expected
 
 
-def test_the_convolutional_network_has_the_documented_layers() -> None:
-    assert [str(layer) for layer in network(mnist_cnn)] == [
-        "Conv2d(1, 32, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))",
-        "ReLU()",
-        "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)",
-        "Conv2d(32, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))",
-        "ReLU()",
-        "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)",
-        "Flatten(start_dim=1, end_dim=-1)",
-        "Linear(in_features=3136, out_features=128, bias=True)",
-        "ReLU()",
-        "Linear(in_features=128, out_features=64, bias=True)",
-        "ReLU()",
-        "Linear(in_features=64, out_features=10, bias=True)",
-    ]
-
-
-@pytest.mark.parametrize("workload", [*OF_MNIST, fashion_mlp, lenet5], ids=lambda w: w.name)
-def test_an_image_network_returns_ten_scores(workload: Workload) -> None:
-    assert network(workload)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
-
-
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_every_activation_keeps_the_shape_and_has_gradients(name: str) -> None:
+def test_every_activation_keeps_the_shape_and_has_gradients(name):
     x = torch.linspace(0.1, 2, 12).reshape(3, 4).requires_grad_()
     y = activation(name)(x)
     y.sum().backward()
-    assert y.shape == x.shape and x.grad is not None and bool((x.grad != 0).all())
+    assert y.shape == x.shape and bool((x.grad != 0).all())
 
 
 @pytest.mark.parametrize("workload", [*WITH_ACTIVATION, lenet5], ids=lambda w: w.name)
-def test_the_activation_is_an_option(workload: Workload) -> None:
+def test_the_activation_is_an_option(workload):
     usual = {type(m).__name__ for m in network(workload)}
     other = {type(m).__name__ for m in network(workload, activation="gelu")}
     assert "GELU" in other and usual - other in ({"ReLU"}, {"Sigmoid"}, {"Tanh"})
@@ -129,9 +102,7 @@ def test_the_activation_is_an_option(workload: Workload) -> None:
 @pytest.mark.parametrize(
     ("workload", "name"), [(mnist_mlp, "MNIST"), (mnist_cnn, "MNIST"), (fashion_mlp, "FashionMNIST")]
 )
-def test_missing_data_is_an_error_before_anything_runs(
-    workload: Workload, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_data_is_an_error_before_anything_runs(workload, name, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     with pytest.raises(DataError, match=name):
         workload.prepare({})
@@ -140,7 +111,7 @@ def test_missing_data_is_an_error_before_anything_runs(
 # Digits.
 
 
-def test_digits_are_a_fixed_stratified_split_of_all_digits() -> None:
+def test_digits_are_a_fixed_stratified_split_of_all_digits():
     from sklearn.datasets import load_digits
 
     data, again = loaded(digits), loaded(digits)
@@ -155,7 +126,7 @@ def test_digits_are_a_fixed_stratified_split_of_all_digits() -> None:
     assert x.dtype == torch.float32 and x.min() == 0.0 and x.max() == 1.0
 
 
-def test_digits_are_learned_at_the_default_settings() -> None:
+def test_digits_are_learned_at_the_default_settings():
     model, data, _ = trained(digits, num_steps=96)
     assert accuracy(model, data) > 0.9
 
@@ -163,7 +134,7 @@ def test_digits_are_learned_at_the_default_settings() -> None:
 # Iris.
 
 
-def test_iris_is_a_fixed_stratified_split_of_all_flowers_standardised_by_the_training_part() -> None:
+def test_iris_is_a_fixed_stratified_split_of_all_flowers_standardised_by_the_training_part():
     from sklearn.datasets import load_iris
 
     data, again, table = loaded(iris), loaded(iris), load_iris()
@@ -184,39 +155,21 @@ def test_iris_is_a_fixed_stratified_split_of_all_flowers_standardised_by_the_tra
     assert not torch.equal(data.val.inputs, loaded(iris, split_seed=1).val.inputs)
 
 
-@pytest.mark.parametrize("num_threads", [1, 3, 4, 200])
-def test_preprocessing_threads_change_no_bit(num_threads: int) -> None:
-    alone, shared = loaded(iris), loaded(iris, preprocess_threads=num_threads)
-    assert torch.equal(alone.train.inputs, shared.train.inputs) and torch.equal(alone.val.inputs, shared.val.inputs)
-
-
-def test_rows_are_distributed_over_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    pools = []
-    module = sys.modules["raypar.workloads.iris"]
+@pytest.mark.parametrize("num_threads", [1, 3, 200])
+def test_preprocessing_threads_share_the_rows_and_change_no_bit(num_threads, monkeypatch):
+    pools, module = [], sys.modules["raypar.workloads.iris"]
     pool = module.ThreadPoolExecutor
     monkeypatch.setattr(module, "ThreadPoolExecutor", lambda n: pools.append(n) or pool(n))
-    rows, mean, std = np.arange(12.0).reshape(6, 2), np.array([1.0, 2.0]), np.array([2.0, 4.0])
-    for num_threads in (3, 0):
-        assert np.array_equal(standardised(rows, mean, std, num_threads=num_threads), (rows - mean) / std)
-    assert pools == [3]
-
-
-@pytest.mark.parametrize("key", ["preprocess_threads", "split_seed"])
-def test_a_negative_number_of_threads_or_seed_is_refused(key: str) -> None:
-    with pytest.raises(StudyError, match=key):
-        Study(workload=iris, config={key: -1})
-
-
-def test_iris_is_learned_at_the_default_settings_over_five_seeds() -> None:
-    runs = [trained(iris, num_steps=500, seed=seed)[:2] for seed in range(5)]
-    assert np.mean([accuracy(model, data) for model, data in runs]) >= 0.96
+    alone, shared = loaded(iris), loaded(iris, preprocess_threads=num_threads)
+    assert pools == [num_threads]
+    assert torch.equal(alone.train.inputs, shared.train.inputs) and torch.equal(alone.val.inputs, shared.val.inputs)
 
 
 # Image sets.
 
 
 @pytest.mark.parametrize("workload", OF_MNIST, ids=lambda w: w.name)
-def test_images_stay_bytes_in_memory(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_stay_bytes_in_memory(workload, tmp_path, monkeypatch):
     tiny_image_set("MNIST", tmp_path, monkeypatch)
     data = loaded(workload)
     assert data.train.inputs.shape == (20, 1, 28, 28) and data.val.inputs.shape == (10, 1, 28, 28)
@@ -224,7 +177,7 @@ def test_images_stay_bytes_in_memory(workload: Workload, tmp_path: Path, monkeyp
     assert data.train.targets.tolist() == [i % 10 for i in range(20)] and data.train_dataset is None
 
 
-def test_the_transform_keeps_the_bytes_and_ignores_the_default_dtype() -> None:
+def test_the_transform_keeps_the_bytes_and_ignores_the_default_dtype():
     pixels = torch.arange(256, dtype=torch.uint8)
     before = pixels.clone()
     torch.set_default_dtype(torch.float64)
@@ -238,9 +191,7 @@ def test_the_transform_keeps_the_bytes_and_ignores_the_default_dtype() -> None:
 
 
 @pytest.mark.parametrize(("workload", "size"), [(mnist_mlp, 20), (fashion_mlp, 16)], ids=["mnist", "fashion"])
-def test_torchs_loader_gets_the_same_training_samples_and_no_others(
-    workload: Workload, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_loader_gets_the_same_training_samples_and_no_others(workload, size, tmp_path, monkeypatch):
     tiny_image_set("MNIST" if workload is mnist_mlp else "FashionMNIST", tmp_path, monkeypatch)
     monkeypatch.setattr(sys.modules["raypar.workloads.fashion_mlp"], "NUM_VAL", 4)
     data = loaded(workload, loader="dataloader")
@@ -251,9 +202,7 @@ def test_torchs_loader_gets_the_same_training_samples_and_no_others(
         assert y == data.train.targets[index]
 
 
-def test_fashion_has_three_splits_and_keeps_models_for_its_test_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fashion_has_three_splits_and_keeps_models_for_its_test_split(tmp_path, monkeypatch):
     assert fashion_mlp.has_test and fashion_mlp.num_train_samples == 50_000
     assert resolve(fashion_mlp, {})["keep_model"] is True
     tiny_image_set("FashionMNIST", tmp_path, monkeypatch)
@@ -265,13 +214,13 @@ def test_fashion_has_three_splits_and_keeps_models_for_its_test_split(
         [(i + 7) % 10 for i in range(10)],
     ]
     undivided = image_data("FashionMNIST", resolve(fashion_mlp, {}), mean=0.5, std=0.5)
-    assert undivided.test is None and undivided.val is not None and undivided.train is not None
+    assert undivided.test is None and undivided.train is not None
     assert torch.equal(undivided.val.inputs, data.test.inputs)
     assert torch.equal(undivided.train.inputs, torch.cat([data.train.inputs, data.val.inputs]))
 
 
 @needs_mnist
-def test_the_real_mnist_is_read_as_torchvision_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_mnist_is_read_as_torchvision_reads_it(monkeypatch):
     from torchvision import datasets as torchvision_datasets
 
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
@@ -285,9 +234,7 @@ def test_the_real_mnist_is_read_as_torchvision_reads_it(monkeypatch: pytest.Monk
 
 @needs_mnist
 @pytest.mark.parametrize(("workload", "num_steps"), [(mnist_mlp, 300), (mnist_cnn, 120)], ids=["mlp", "cnn"])
-def test_mnist_is_learned_at_the_default_settings(
-    workload: Workload, num_steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mnist_is_learned_at_the_default_settings(workload, num_steps, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
     model, data, _ = trained(workload, num_steps)
     assert accuracy(model, data) > 0.85
@@ -296,7 +243,7 @@ def test_mnist_is_learned_at_the_default_settings(
 # LeNet-5.
 
 
-def test_the_published_lenet_has_the_papers_weights_and_connections() -> None:
+def test_the_published_lenet_has_the_papers_weights_and_connections():
     counts = [num_parameters(layer) for layer in network(lenet5) if num_parameters(layer)]
     assert counts == [156, 12, 1_516, 32, 48_120, 10_164, 840] and sum(counts[:-1]) == 60_000
     work = count_work(network(lenet5), torch.zeros(2, 1, 28, 28))
@@ -306,14 +253,11 @@ def test_the_published_lenet_has_the_papers_weights_and_connections() -> None:
     seen = Counter(number for group in (*TRIPLES, *QUADRUPLES, range(6)) for number in group)
     assert seen == dict.fromkeys(range(6), 10)
     assert len({frozenset(group) for group in (*TRIPLES, *QUADRUPLES)}) == 15
+    usual = count_work(network(lenet5, connections="full"), torch.zeros(2, 1, 28, 28))
+    assert usual.num_parameters == 61_706 and usual.macs_forward == 416_520
 
 
-def test_the_usual_lenet_has_its_usual_figures() -> None:
-    work = count_work(network(lenet5, connections="full"), torch.zeros(2, 1, 28, 28))
-    assert work.num_parameters == 61_706 and work.macs_forward == 416_520
-
-
-def test_a_map_of_lenets_third_layer_depends_on_its_own_maps_only() -> None:
+def test_a_map_of_lenets_third_layer_depends_on_its_own_maps_only():
     layer, maps = network(lenet5)[5], torch.randn(1, 6, 14, 14, requires_grad=True)
     output = layer(maps)
     assert output.shape == (1, 16, 10, 10)
@@ -323,44 +267,34 @@ def test_a_map_of_lenets_third_layer_depends_on_its_own_maps_only() -> None:
 
 
 @pytest.mark.parametrize("connections", ["partial", "full"])
-def test_lenet_can_learn(connections: str) -> None:
-    torch.manual_seed(0)
-    model, x, y = network(lenet5, connections=connections), torch.randn(16, 1, 28, 28), torch.arange(16) % 10
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    losses = []
-    for _ in range(20):
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(float(loss.detach()))
+def test_lenet_can_learn(connections, tmp_path, monkeypatch):
+    tiny_image_set("MNIST", tmp_path, monkeypatch)
+    _, _, losses = trained(lenet5, num_steps=30, connections=connections, optimizer="adam", lr=0.005)
     assert losses[-1] < 0.8 * losses[0]
 
 
 # The wide perceptron.
 
-NARROW: dict[str, Any] = {"width": 128, "depth": 2, "num_features": 64, "num_points": 2048}
+NARROW = {"width": 128, "depth": 2, "num_features": 64, "num_points": 2048}
 
 
 @given(
     width=st.integers(1, 40), depth=st.integers(1, 6), num_features=st.integers(2, 30), num_classes=st.integers(2, 12)
 )
-def test_the_wide_perceptron_has_the_size_asked_for(
-    width: int, depth: int, num_features: int, num_classes: int
-) -> None:
+def test_the_wide_perceptron_has_the_size_asked_for(width, depth, num_features, num_classes):
     model = network(wide_mlp, width=width, depth=depth, num_features=num_features, num_classes=num_classes)
     sizes = [num_features, *[width] * depth, num_classes]
     assert [layer for layer in layers(model) if layer != "ReLU"] == list(pairwise(sizes))
     assert model(torch.zeros(3, num_features)).shape == (3, num_classes)
 
 
-def test_a_deep_network_keeps_the_scale_of_its_input() -> None:
+def test_a_deep_network_keeps_the_scale_of_its_input():
     torch.manual_seed(0)
     scores = network(wide_mlp, **{**NARROW, "depth": 16, "width": 512})(loaded(wide_mlp, **NARROW).train.inputs)
     assert 0.3 < float(scores.detach().std()) < 10
 
 
-def test_the_points_are_deterministic_distinct_and_around_the_same_centres() -> None:
+def test_the_points_are_deterministic_distinct_and_around_the_same_centres():
     data, again = loaded(wide_mlp, **NARROW), loaded(wide_mlp, **NARROW)
     assert data.train.inputs.shape == (2048, 64) and data.train.inputs.dtype == torch.float32
     assert data.val.inputs.shape == (512, 64) and data.val.targets.dtype == torch.int64
@@ -374,7 +308,7 @@ def test_the_points_are_deterministic_distinct_and_around_the_same_centres() -> 
 
 
 @pytest.mark.parametrize(("num_points", "num_val"), [(1, 1), (7, 2), (40, 10)])
-def test_the_number_of_points_is_known_beforehand(num_points: int, num_val: int) -> None:
+def test_the_number_of_points_is_known_beforehand(num_points, num_val):
     chosen = {**NARROW, "num_points": num_points}
     data = loaded(wide_mlp, **chosen)
     assert len(data.train) == wide_mlp.train_size(resolve(wide_mlp, chosen)) == num_points
@@ -382,7 +316,7 @@ def test_the_number_of_points_is_known_beforehand(num_points: int, num_val: int)
 
 
 @pytest.mark.parametrize(("width", "depth", "at_least"), [(512, 2, 0.8), (256, 12, 0.4)], ids=["wide", "deep"])
-def test_the_wide_perceptron_generalises_after_one_epoch(width: int, depth: int, at_least: float) -> None:
+def test_the_wide_perceptron_generalises_after_one_epoch(width, depth, at_least):
     chosen = {"width": width, "depth": depth, "num_features": 256, "num_points": 8192}
     model, data, _ = trained(wide_mlp, num_steps=64, **chosen)
     assert accuracy(model, data) > at_least
@@ -391,7 +325,7 @@ def test_the_wide_perceptron_generalises_after_one_epoch(width: int, depth: int,
 # Metrics.
 
 
-def macro_f1(outputs: Tensor, targets: Tensor, num_classes: int, batch_size: int) -> float:
+def macro_f1(outputs, targets, num_classes, batch_size):
     statistic = metrics.macro_f1(num_classes)
     batches = zip(outputs.split(batch_size), targets.split(batch_size), strict=True)
     return statistic.finish(torch.stack([statistic.collect(o, t) for o, t in batches]).sum(0).double())
@@ -399,7 +333,7 @@ def macro_f1(outputs: Tensor, targets: Tensor, num_classes: int, batch_size: int
 
 @pytest.mark.parametrize("batch_size", [1, 33, 500])
 @pytest.mark.parametrize("num_unused", [0, 2])
-def test_metrics_are_scikit_learns_for_any_batches(batch_size: int, num_unused: int) -> None:
+def test_metrics_are_scikit_learns_for_any_batches(batch_size, num_unused):
     random = torch.Generator().manual_seed(1)
     targets = (torch.rand(500, generator=random) ** 2 * 20).long()
     outputs = torch.randn(500, 20, generator=random)
@@ -421,5 +355,5 @@ def test_metrics_are_scikit_learns_for_any_batches(batch_size: int, num_unused: 
     ],
     ids=["all right", "all wrong", "never predicted"],
 )
-def test_macro_f1_of_extremes(outputs: Tensor, targets: Tensor, expected: float) -> None:
+def test_macro_f1_of_extremes(outputs, targets, expected):
     assert macro_f1(outputs, targets, outputs.shape[1], 2) == pytest.approx(expected)

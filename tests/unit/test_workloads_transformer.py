@@ -1,49 +1,36 @@
 """The transformer sorts, its layers stand in a row, and a worker can compute with some of its heads only."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from workload_parts import accuracy, trained
 
 from raypar.errors import DataError
 from raypar.study.options import resolve
-from raypar.study.workload import Data
 from raypar.train.flops import ATTENTION, FULLY_CONNECTED, count_work
 from raypar.workloads import transformer
 from raypar.workloads.transformer import TENSOR_PLAN, sequence_accuracy, token_accuracy, token_loss
 
-SMALL: dict[str, Any] = {"width": 32, "num_blocks": 2, "sequence_length": 8, "num_sequences": 1024}
+SMALL = {"width": 32, "num_blocks": 2, "sequence_length": 8, "num_sequences": 1024}
 
 
-def config(**chosen: Any) -> dict[str, Any]:
+def config(**chosen):
     return resolve(transformer, {**SMALL, **chosen})
 
 
-def loaded(**chosen: Any) -> Data:
-    assert transformer.data is not None
+def loaded(**chosen):
     return transformer.data(config(**chosen))
 
 
-def network(**chosen: Any) -> nn.Sequential:
-    assert transformer.model is not None
+def network(**chosen):
     torch.manual_seed(0)
     model = transformer.model(config(**chosen))
     assert isinstance(model, nn.Sequential)
     return model
-
-
-@pytest.mark.parametrize("num_blocks", [1, 3])
-def test_the_network_is_an_embedding_blocks_and_a_head_in_a_row(num_blocks: int) -> None:
-    model = network(num_blocks=num_blocks)
-    assert [type(layer).__name__ for layer in model] == ["Embedding", *["Block"] * num_blocks, "Head"]
-    assert len({type(layer) for layer in model}) == 3
 
 
 @given(
@@ -52,22 +39,20 @@ def test_the_network_is_an_embedding_blocks_and_a_head_in_a_row(num_blocks: int)
     length=st.integers(2, 9),
     num_tokens=st.integers(2, 12),
 )
-def test_there_is_a_score_for_every_token_at_every_position(
-    num_heads: int, head_width: int, length: int, num_tokens: int
-) -> None:
+def test_there_is_a_score_for_every_token_at_every_position(num_heads, head_width, length, num_tokens):
     sizes = {"num_heads": num_heads, "width": num_heads * head_width}
     model = network(**sizes, sequence_length=length, num_tokens=num_tokens, num_blocks=1)
     assert model(torch.zeros(3, length, dtype=torch.int64)).shape == (3, length, num_tokens)
 
 
-def test_every_position_sees_every_other() -> None:
+def test_every_position_sees_every_other():
     model, embedded = network(num_blocks=1), torch.randn(1, 8, 32, requires_grad=True)
     for position in range(8):
         (grad,) = torch.autograd.grad(model[1:](embedded)[0, position].sum(), embedded)
         assert (grad[0].abs().sum(1) > 0).all()
 
 
-def test_the_heads_attend_apart_from_each_other() -> None:
+def test_the_heads_attend_apart_from_each_other():
     """As torch's own attention does with the same weights."""
     (block,) = network(num_blocks=1)[1:-1]
     own = nn.MultiheadAttention(32, 4, batch_first=True)
@@ -82,10 +67,10 @@ def test_the_heads_attend_apart_from_each_other() -> None:
     torch.testing.assert_close(block(x), expected)
 
 
-def test_the_plan_names_the_six_linear_layers_of_every_block() -> None:
-    assert transformer.tensor_plan is not None
+def test_the_plan_names_the_six_linear_layers_of_every_block():
     model = network(num_blocks=3)
     plan = transformer.tensor_plan(model)
+    assert [type(layer).__name__ for layer in model] == ["Embedding", *["Block"] * 3, "Head"]
     assert plan == {f"{block}.{layer}": way for block in (1, 2, 3) for layer, way in TENSOR_PLAN.items()}
     assert all(isinstance(model.get_submodule(name), nn.Linear) for name in plan)
     assert {name: way for name, way in plan.items() if name.startswith("1.")} == {
@@ -94,9 +79,8 @@ def test_the_plan_names_the_six_linear_layers_of_every_block() -> None:
     }
 
 
-def split(model: nn.Sequential, num_workers: int) -> list[nn.Sequential]:
+def split(model, num_workers):
     """Each worker's copy: of the layers in the plan it has its part of the features."""
-    assert transformer.tensor_plan is not None
     copies = [copy.deepcopy(model) for _ in range(num_workers)]
     for name, way in transformer.tensor_plan(model).items():
         for worker, own in enumerate(copies):
@@ -111,19 +95,19 @@ def split(model: nn.Sequential, num_workers: int) -> list[nn.Sequential]:
 class PartOfRow(nn.Module):
     """A worker's part of a row layer: keeps what it would send to the others, and gives the sum over all of them."""
 
-    def __init__(self, weight: Tensor, summed: Tensor) -> None:
+    def __init__(self, weight, summed):
         super().__init__()
         self.weight, self.summed = weight, summed
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features):
         self.sent = nn.functional.linear(features, self.weight)
         return self.summed
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
-def test_what_workers_with_some_of_the_heads_send_adds_up_to_the_whole(num_workers: int) -> None:
+def test_what_workers_with_some_of_the_heads_send_adds_up_to_the_whole(num_workers):
     model = network(num_blocks=1)
-    summed: dict[str, Tensor] = {}
+    summed = {}
     for name in ("out", "down"):
         model[1].get_submodule(name).register_forward_hook(lambda _, __, output, of=name: summed.update({of: output}))
     x = torch.randn(3, 8, 32)
@@ -138,9 +122,8 @@ def test_what_workers_with_some_of_the_heads_send_adds_up_to_the_whole(num_worke
         torch.testing.assert_close(found, total)
 
 
-def test_sequences_are_the_same_every_time_and_their_targets_are_in_order() -> None:
+def test_sequences_are_the_same_every_time_and_their_targets_are_in_order():
     data, again = loaded(), loaded()
-    assert data.train is not None and data.val is not None and again.train is not None and again.val is not None
     assert data.train.inputs.shape == data.train.targets.shape == (1024, 8)
     assert data.val.inputs.shape == (256, 8) and data.val.inputs.dtype == torch.int64
     assert torch.equal(data.train.inputs, again.train.inputs) and torch.equal(data.val.inputs, again.val.inputs)
@@ -150,21 +133,20 @@ def test_sequences_are_the_same_every_time_and_their_targets_are_in_order() -> N
             assert sorted(tokens) == target
 
 
-def test_no_sequence_of_the_default_length_is_both_trained_on_and_judged_by() -> None:
+def test_no_sequence_of_the_default_length_is_both_trained_on_and_judged_by():
     data = loaded(**{key: resolve(transformer, {})[key] for key in SMALL})
-    assert data.train is not None and data.val is not None
     rows = {part: {tuple(row) for row in split.inputs.tolist()} for part, split in enumerate((data.train, data.val))}
     assert len(rows[0]) == transformer.train_size(resolve(transformer, {})) == 8192
     assert not rows[0] & rows[1]
 
 
-def test_the_loss_is_the_mean_over_all_positions() -> None:
+def test_the_loss_is_the_mean_over_all_positions():
     scores, targets = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
     surprise = [-scores[i, t].log_softmax(0)[targets[i, t]] for i in range(3) for t in range(5)]
     torch.testing.assert_close(token_loss(scores, targets), torch.stack(surprise).mean())
 
 
-def test_a_sequence_with_one_wrong_token_is_mostly_right_and_not_right() -> None:
+def test_a_sequence_with_one_wrong_token_is_mostly_right_and_not_right():
     targets = torch.tensor([[0, 1, 2, 3], [1, 1, 2, 2]])
     scores = nn.functional.one_hot(targets, 4).float()
     scores[1, 3] = torch.tensor([9.0, 0, 0, 0])
@@ -172,25 +154,22 @@ def test_a_sequence_with_one_wrong_token_is_mostly_right_and_not_right() -> None
     assert sequence_accuracy(scores, targets).tolist() == [1.0, 0.0]
 
 
-def test_heads_that_do_not_divide_the_width_are_told_beforehand() -> None:
+def test_heads_have_to_divide_the_width_and_be_divisible_by_the_workers():
     transformer.prepare(config())
     with pytest.raises(DataError, match=r"width=32 is not divisible by num_heads=5") as error:
         transformer.prepare(config(num_heads=5))
     assert "width=35" in str(error.value.hint)
-
-
-def test_heads_that_cannot_be_shared_out_among_workers_are_told_beforehand() -> None:
     transformer.prepare(config(strategy="tensor", num_workers=4))
     with pytest.raises(DataError, match=r"num_heads=2 is not divisible by the 4 workers"):
         transformer.prepare(config(num_heads=2, strategy="hybrid", tensor_size=4, num_workers=4))
 
 
-def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block() -> None:
+def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block():
     work = {layer.kind: layer for layer in count_work(network(), torch.zeros(2, 8, dtype=torch.int64)).layers}
     assert work[FULLY_CONNECTED].forward == 2 * 8 * 12 * 32**2 + 8 * 32 * 10
     assert work[ATTENTION].forward == 2 * 2 * 8 * 8 * 32
 
 
-def test_sorting_is_learned_in_a_short_training() -> None:
+def test_sorting_is_learned_in_a_short_training():
     model, data, _ = trained(transformer, num_steps=3 * 64, **{**SMALL, "num_sequences": 4096})
     assert accuracy(model, data) > 0.9

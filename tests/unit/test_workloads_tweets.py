@@ -1,10 +1,6 @@
 """Tweets become word numbers once, the same for every trial; the network learns from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,12 +19,12 @@ TEXTS = {
 }
 
 
-def config(**chosen: Any) -> dict[str, Any]:
+def config(**chosen):
     return resolve(tweets, chosen)
 
 
 @pytest.fixture
-def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def few(tmp_path, monkeypatch):
     """A handful of tweets in TweetEval's layout; returns the named data folder."""
     from raypar.workloads.tweets import TWEETS, numbered
 
@@ -45,97 +41,71 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "named"
 
 
-def test_words_are_numbered_by_how_often_they_occur_in_the_training_part(few: Path) -> None:
-    assert tweets.data is not None
+def test_words_are_numbered_by_how_often_they_occur_in_the_training_part(few):
     data = tweets.data(config())
-    assert data.train is not None and data.val is not None and data.test is not None
     assert data.train.inputs.shape == (4, 32) and data.train.inputs.dtype == torch.int64
     # the: 3 times, sun: 2, then by the alphabet: ! #sun , @ cold snow so venice
     assert data.train.inputs[0, :9].tolist() == [2, 3, 7, 11, 6, 2, 3, 4, 0]
     assert data.train.inputs[2, :3].tolist() == [2, 9, 0]  # one tweet, though Unicode would end a line in it
+    assert data.train.inputs[1, :3].tolist() == [10, 8, 0]  # what is left of an emoji is no word
     assert data.val.inputs[0, :3].tolist() == [2, 1, 0]  # "moon" is unknown
+    assert tweets.model(config(embedding_size=8, hidden_size=4))(data.train.inputs).shape == (4, 20)
     assert data.train.targets.tolist() == [0, 1, 2, 3] and len(data.test) == 3
 
 
-def test_what_is_left_of_an_emoji_is_not_told(few: Path) -> None:
-    assert tweets.data is not None
-    data = tweets.data(config())
-    assert data.train is not None and data.train.inputs[1, :3].tolist() == [10, 8, 0]
-
-
-def test_the_large_split_trains_on_most_of_the_test_part_and_on_none_of_what_it_judges_by(few: Path) -> None:
-    assert tweets.data is not None
+def test_the_large_split_trains_on_most_of_the_test_part_and_on_none_of_what_it_judges_by(few):
     data = tweets.data(config(split="large"))
-    assert data.train is not None and data.val is not None and data.test is not None
     assert (len(data.train), len(data.val), len(data.test)) == (6, 1, 1)
 
 
-def test_rare_words_share_a_number_where_the_vocabulary_is_small(few: Path) -> None:
-    assert tweets.data is not None
+def test_rare_words_share_a_number_where_the_vocabulary_is_small(few):
     data = tweets.data(config(vocabulary_size=4))
-    assert data.train is not None and data.train.inputs.unique().tolist() == [0, 1, 2, 3]
+    assert data.train.inputs.unique().tolist() == [0, 1, 2, 3]
 
 
-def test_numbers_are_made_once_and_kept_in_the_cache_alone(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_made_once_and_kept_in_the_cache_alone(few, monkeypatch):
     from raypar.workloads.tweets import numbered
 
-    assert tweets.data is not None
     before = sorted(few.rglob("*"))
     first = tweets.data(config())
     monkeypatch.setitem(numbered.__globals__, "numbered", None)
     again = tweets.data(config(lr=0.5))
-    assert first.train is not None and again.train is not None
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert sorted(few.rglob("*")) == before and len(list((cache_dir() / "prepared").glob("*.pt"))) == 1
     with pytest.raises(TypeError):
         tweets.data(config(vocabulary_size=5))  # other options: to be made anew
 
 
-def test_other_contents_or_a_damaged_cache_are_numbered_anew(few: Path) -> None:
-    assert tweets.data is not None
+def test_other_contents_or_a_damaged_cache_are_numbered_anew(few):
     tweets.data(config())
     (kept,) = (cache_dir() / "prepared").glob("*.pt")
     kept.write_bytes(b"half")
     data = tweets.data(config())
-    assert data.val is not None and data.val.targets.tolist() == [0]
+    assert data.val.targets.tolist() == [0]
     (few / "tweeteval" / "emoji" / "val_labels.txt").write_text("7\n")
     data = tweets.data(config())
-    assert data.val is not None and data.val.targets.tolist() == [7]
+    assert data.val.targets.tolist() == [7]
 
 
-def test_a_cache_that_can_not_be_written_is_done_without(
-    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_can_not_be_written_is_done_without(few, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert tweets.data is not None
     data = tweets.data(config())
-    assert data.train is not None and len(data.train) == 4
+    assert len(data.train) == 4
 
 
-def test_absent_tweets_are_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_tweets_are_told_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     with pytest.raises(DataError, match=r"train_text.txt: no such file"):
         tweets.prepare(config())
 
 
-def test_the_network_gives_twenty_scores_and_its_options_make_it_larger() -> None:
-    assert tweets.model is not None
-    words = torch.zeros(3, 32, dtype=torch.int64)
-    small, usual = tweets.model(config(embedding_size=8, hidden_size=4)), tweets.model(config())
-    assert small(words).shape == usual(words).shape == (3, 20)
-    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in usual.parameters())
-
-
 @needs_tweets
-def test_the_real_tweets_are_all_there_and_a_majority_of_them_is_beaten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_real_tweets_are_all_there_and_a_majority_of_them_is_beaten(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     small = {"vocabulary_size": 5_000, "embedding_size": 64, "hidden_size": 32, "lr": 0.003}
     model, data, _ = trained(tweets, num_steps=120, **small)
-    assert data.train is not None and data.val is not None and data.test is not None
     assert (len(data.train), len(data.val), len(data.test)) == (45_000, 5_000, 50_000)
     assert float((data.val.targets == 0).float().mean()) == pytest.approx(0.211, abs=0.001)
     assert accuracy(model, data, 5_000) > 0.23
