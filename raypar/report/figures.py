@@ -15,36 +15,14 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.candidates import front_of, pareto_front
 from raypar.analysis.laws import Fit
-from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.scaling import WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
+from raypar.report import vega
 from raypar.report.figures_trials import breakdown, drift, learning, times, trial_parts
-from raypar.report.vega import (
-    GREY,
-    KINDS,
-    MAX_SERIES,
-    PICKED,
-    Figure,
-    OmittedFigure,
-    Row,
-    Spec,
-    bounds,
-    layers,
-    line_layer,
-    listed,
-    metric_axis,
-    point_layer,
-    quantity,
-    reference_layer,
-    series,
-    stroke_legend,
-    thinned,
-    tooltip,
-    within,
-    workers_axis,
-)
+from raypar.report.vega import MAX_SERIES, Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
+from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain, point_label
 
 MakeFigure: TypeAlias = Callable[[StudyAnalysis, Sequence[TrialResult]], Figure | OmittedFigure]
@@ -55,7 +33,9 @@ def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple
     return tuple(figure(analysis, results) for figure in FIGURES)
 
 
-def write_figures(figures: Sequence[Figure | OmittedFigure], folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+def write_figures(
+    figures: Sequence[Figure | OmittedFigure], folder: Path, kinds: Sequence[str] = vega.KINDS
+) -> list[Path]:
     """Draw each figure into files of its own, ``speedup.svg``, ``speedup.png`` …, and return their paths.
 
     Raises:
@@ -65,13 +45,11 @@ def write_figures(figures: Sequence[Figure | OmittedFigure], folder: Path, kinds
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RayparError(f"{folder}: can't be written: {error.strerror}", hint="choose another folder") from None
-    paths = []
-    for figure in figures:
-        if isinstance(figure, Figure):
-            for kind in kinds:
-                figure.save(path := folder / f"{figure.key}.{kind}")
-                paths.append(path)
-    return paths
+    drawn = [figure for figure in figures if isinstance(figure, Figure)]
+    paths = {folder / f"{figure.key}.{kind}": figure for figure in drawn for kind in kinds}
+    for path, figure in paths.items():
+        figure.save(path)
+    return list(paths)
 
 
 NUM_CURVE_POINTS = 40
@@ -91,30 +69,21 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     counts = [row["workers"] for row in rows]
     laws = list(_law_rows(groups, max(counts)))
     kinds = list(dict.fromkeys(row["kind"] for row in laws))
-    x, y = workers_axis(counts), quantity("value", "speedup", log2=True, axis={"format": "~g"})
-    dashes: Spec = {
-        "field": "kind",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": [IDEAL, *kinds], "range": ([2, 4], [1, 0], [8, 4])[: 1 + len(kinds)]},
-        "legend": stroke_legend(),
-    }
-    bases = sorted({group.baseline for group in groups.values()})
+    x, y = vega.workers_axis(counts), quantity("value", "speedup", log2=True, axis={"format": "~g"})
+    styles = {"domain": [IDEAL, *kinds], "range": ([2, 4], [1, 0], [8, 4])[: 1 + len(kinds)]}
+    dashes, colour = nominal("kind", scale=styles, legend=vega.stroke_legend()), vega.series(list(groups))
     ideal = [
         {"series": str(base), "kind": IDEAL, "workers": n, "value": n / base}
-        for base in bases
+        for base in sorted({group.baseline for group in groups.values()})
         for n in (min(counts), max(counts))
     ]
-    ideal_line: Spec = {
-        "data": {"values": ideal},
-        "mark": {"type": "line", "strokeWidth": 1.5, "color": GREY},
-        "encoding": {"x": x, "y": y, "strokeDash": dashes, "detail": {"field": "series", "type": "nominal"}},
-    }
-    colour = series(list(groups))
+    one_each = {"field": "series", "type": "nominal"}
+    mark = {"type": "line", "strokeWidth": 1.5, "color": vega.GREY}
+    ideal_line = {"data": {"values": ideal}, **layer(mark, x=x, y=y, strokeDash=dashes, detail=one_each)}
     if laws:
-        lines = {"data": {"values": laws}, **line_layer(x, y, strokeDash=dashes, color=colour)}
+        lines = {"data": {"values": laws}, **vega.line_layer(x, y, strokeDash=dashes, color=colour)}
     else:
-        lines = line_layer({**x, "field": "beside"}, y, color=colour)
+        lines = vega.line_layer({**x, "field": "beside"}, y, color=colour)
     drawn_laws = f"the fitted laws ({', '.join(kinds)})" if kinds else "no law: too few worker counts to fit one"
     text = f"Speedup against the number of workers, both on logarithmic scales, with the ideal line and {drawn_laws}."
     spec, words = _over_workers(analysis, list(groups), rows, x, y, "speedup", (ideal_line, lines), log=True)
@@ -132,9 +101,9 @@ def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Om
         return {n: s.scaled(group.baseline / n) for n, s in group.speedups.items()}
 
     rows = list(_group_rows(groups, efficiencies, units.percent_interval))
-    x = workers_axis([row["workers"] for row in rows])
+    x = vega.workers_axis([row["workers"] for row in rows])
     y = quantity("value", "efficiency", zero=True, axis={"format": ".0%"})
-    below = (reference_layer(y), line_layer({**x, "field": "beside"}, y, color=series(list(groups))))
+    below = (vega.reference_layer(y), vega.line_layer({**x, "field": "beside"}, y, color=vega.series(list(groups))))
     text = "Parallel efficiency against the number of workers; the dotted line at 100 % is ideal."
     spec, words = _over_workers(analysis, list(groups), rows, x, y, "efficiency", below)
     return Figure("efficiency", title, text + words, spec)
@@ -155,26 +124,17 @@ def _over_workers(
     # Side by side, so that intervals at the same number of workers don't hide each other.
     places = {name: i - (len(names) - 1) / 2 for i, name in enumerate(names)}
     drawn = [{**row, "beside": row["workers"] * BESIDE ** places[row["series"]]} for row in rows]
-    drawn, cut = within(drawn, log=log)
-    beside = {**x, "field": "beside"}
+    drawn, cut = vega.within(drawn, log=log)
+    beside, upright = {**x, "field": "beside"}, {"y": {**y, "field": "value_low"}, "y2": {"field": "value_high"}}
     spec = layers(
         drawn,
         *below,
-        {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {
-                "x": beside,
-                "y": {**y, "field": "value_low"},
-                "y2": {"field": "value_high"},
-                "color": series(names),
-                "opacity": PICKED,
-            },
-        },
-        point_layer(names, beside, y, series="point", workers="workers", shown=shown_as, repeats="repeats"),
+        layer({"type": "rule", "strokeWidth": 2}, x=beside, **upright, color=vega.series(names), opacity=vega.PICKED),
+        vega.point_layer(names, beside, y, series="point", workers="workers", shown=shown_as, repeats="repeats"),
     )
     num = len(analysis.worker_groups)
     some = f" The first {MAX_SERIES} of {num} groups of points are drawn." if num > MAX_SERIES else ""
-    words = listed([f"{row['label']}: {row['shown']}" for row in rows])
+    words = vega.listed([f"{row['label']}: {row['shown']}" for row in rows])
     return spec, f"{some} Measured: {words}.{cut}"
 
 
@@ -212,11 +172,11 @@ def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
         fits = [law for law in group.analyse(num_resamples=NO_INTERVALS).laws if isinstance(law, Fit)]
         for fit in fits:
             parameters = [parameter.value for parameter in fit.parameters]
-            base = fit.law.speedup(group.baseline, *parameters)
-            for n in np.geomspace(min(group.speedups), farthest, NUM_CURVE_POINTS):
-                value = float(fit.law.speedup(n, *parameters) / base)
+            workers = np.geomspace(min(group.speedups), farthest, NUM_CURVE_POINTS)
+            values = fit.law.speedup(workers, *parameters) / fit.law.speedup(group.baseline, *parameters)
+            for n, value in zip(workers, values, strict=True):
                 if value > 0:
-                    yield {"series": name, "kind": fit.law.name, "workers": float(n), "value": value}
+                    yield {"series": name, "kind": fit.law.name, "workers": float(n), "value": float(value)}
 
 
 MAX_DRAWN_POINTS = 200
@@ -242,31 +202,27 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     ]
     if not rows:
         return OmittedFigure(title, f"no point has both a time and a {metric}")
-    rows, cut = within(rows, "time")
-    rows, also_cut = within(rows)
-    best = [row for row in rows if row["series"] == ON_FRONT]
-    others = [row for row in rows if row["series"] == OFF_FRONT]
-    shown = [row for kind in (best, others) for row in thinned(kind, MAX_DRAWN_POINTS)]
+    rows, cut = vega.within(rows, "time")
+    rows, also_cut = vega.within(rows)
+    best, others = ([row for row in rows if row["series"] == kind] for kind in (ON_FRONT, OFF_FRONT))
+    shown = [row for kind in (best, others) for row in vega.thinned(kind, MAX_DRAWN_POINTS)]
     edge = pareto_front([(row["time"], -gain(analysis.question.mode, row["value"])) for row in best])
     x = quantity("time", _time_title(analysis))
-    y = quantity("value", metric, axis=metric_axis(metric))
+    y = quantity("value", metric, axis=vega.metric_axis(metric))
     names = [ON_FRONT, OFF_FRONT]
-    across = {"x": {**x, "field": "time_low"}, "x2": {"field": "time_high"}, "y": y}
-    upright = {"x": x, "y": {**y, "field": "value_low"}, "y2": {"field": "value_high"}}
+    front_line = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": "#0072B2"}
+    rule, colour = {"type": "rule", "strokeWidth": 1}, vega.series(names)
     spec = layers(
         shown,
         {
             "data": {"values": sorted((best[i] for i in edge), key=lambda row: float(row["time"]))},
-            "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": "#0072B2"},
-            "encoding": {"x": x, "y": y},
+            **layer(front_line, x=x, y=y),
         },
-        *(
-            {"mark": {"type": "rule", "strokeWidth": 1}, "encoding": {**channels, "color": series(names)}}
-            for channels in (across, upright)
-        ),
-        point_layer(names, x, y, point="point", time_shown="time", shown="metric"),
+        layer(rule, x={**x, "field": "time_low"}, x2={"field": "time_high"}, y=y, color=colour),
+        layer(rule, x=x, y={**y, "field": "value_low"}, y2={"field": "value_high"}, color=colour),
+        vega.point_layer(names, x, y, point="point", time_shown="time", shown="metric"),
     )
-    words = listed([f"{row['point']}: {row['time_shown']}, {row['shown']}" for row in best])
+    words = vega.listed([f"{row['point']}: {row['time_shown']}, {row['shown']}" for row in best])
     some = f" Of either kind, {MAX_DRAWN_POINTS} are drawn at the most." if len(rows) > len(shown) else ""
     how = "significantly" if any(len(p.times) > 1 for p in analysis.points) else "by its medians"
     text = (
@@ -280,88 +236,78 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
 MAX_CELLS = 400
 MAX_WRITTEN_COLUMNS = 8  # of a heat map: more texts don't fit beside each other on a phone
 MAX_AXIS_LETTERS = 40
+INKS = ("#ffffff", "#000000")  # on dark cells, on light ones
 MIN_FILLED = 0.5  # of a heat map's cells; a search's points leave nearly all of them empty
 
 
 def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median time over two swept hyperparameters, for a study that sweeps two."""
-    values = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
-    shown = {id(e): (units.seconds(e.value), units.seconds_interval(e.value, e.low, e.high)) for _, e in values}
-    return _heat_map(analysis, values, shown, "heat_map", "Time", _time_title(analysis), "fast")
+    cells = [
+        (p.point, t.value, units.seconds(t.value), units.seconds_interval(t.value, t.low, t.high))
+        for p in analysis.points
+        if (t := p.time_s) is not None
+    ]
+    return _heat_map(analysis, cells, "heat_map", "Time", _time_title(analysis), "fast")
 
 
 def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median metric over two swept hyperparameters, for a study that sweeps two."""
-    values = [(p, p.metric) for p in analysis.points if p.metric is not None]
     name = analysis.question.metric
-    shown = {id(e): (units.score(name, e.value), units.score_interval(name, e.value, e.low, e.high)) for _, e in values}
-    return _heat_map(analysis, values, shown, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
+    cells = [
+        (p.point, m.value, units.score(name, m.value), units.score_interval(name, m.value, m.low, m.high))
+        for p in analysis.points
+        if (m := p.metric) is not None
+    ]
+    return _heat_map(analysis, cells, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
 
 
 def _heat_map(
     analysis: StudyAnalysis,
-    values: Sequence[tuple[PointAnalysis, Estimate]],
-    shown: Mapping[int, tuple[str, str]],
+    cells: Sequence[tuple[Mapping[str, Value], float, str, str]],
     key: str,
     what: str,
     legend: str,
     dark_is: str,
 ) -> Figure | OmittedFigure:
-    title, keys = f"{what} over both hyperparameters", analysis.question.space_keys
-    if len(keys) != 2:
-        return OmittedFigure(f"{what} as a heat map", f"it shows two swept hyperparameters, and there are {len(keys)}")
-    across, down = ([units.value_of(p.point.get(k)) for p, _ in values] for k in keys)
-    columns, lines = len(set(across)), len(set(down))
-    if min(columns, lines) < 2:
-        reason = "it takes two values or more of both hyperparameters with finished trials"
+    """The figure of points with their values, as written on a cell and as shown in words."""
+    keys = analysis.question.space_keys
+    reason = f"it shows two swept hyperparameters, and there are {len(keys)}"
+    if len(keys) == 2:
+        across, down = ([units.value_of(point.get(k)) for point, *_ in cells] for k in keys)
+        columns, lines = len(set(across)), len(set(down))
+        reason = _no_grid(columns, lines, len(cells))
+    if reason:
         return OmittedFigure(f"{what} as a heat map", reason)
-    if not MIN_FILLED * columns * lines <= len(values) <= columns * lines <= MAX_CELLS:
-        return OmittedFigure(f"{what} as a heat map", f"the points don't fill a grid of at most {MAX_CELLS} cells")
-    middle = (min(e.value for _, e in values) + max(e.value for _, e in values)) / 2
+    values = [value for _, value, *_ in cells]
+    middle = (min(values) + max(values)) / 2
+    # Cividis goes from dark to light: what is written on a cell has to stand out from it.
     rows = [
-        {
-            "across": x,
-            "down": y,
-            "value": e.value,
-            "short": shown[id(e)][0],
-            "shown": shown[id(e)][1],
-            # Cividis goes from dark to light: what is written on a cell has to stand out from it.
-            "ink": "#000000" if e.value > middle else "#ffffff",
-        }
-        for (_, e), x, y in zip(values, across, down, strict=True)
+        {"across": x, "down": y, "value": value, "short": short, "shown": shown, "ink": INKS[value > middle]}
+        for (_, value, short, shown), x, y in zip(cells, across, down, strict=True)
     ]
     is_broad = sum(map(len, set(across))) > MAX_AXIS_LETTERS
-    x: Row = {"field": "across", "type": "nominal", "title": keys[0], "sort": None}
-    x["axis"] = {"labelAngle": -45, "labelLimit": 120} if is_broad else {"labelAngle": 0}
-    y = {"field": "down", "type": "nominal", "title": keys[1], "sort": list(dict.fromkeys(_ordered(values, keys[1])))}
-    colour = {
-        "field": "value",
-        "type": "quantitative",
-        "title": legend,
-        "scale": {"scheme": "cividis"},
-        "legend": {"orient": "top", "gradientLength": 200, **metric_axis(legend)},
-    }
-    written: Row = {
-        "mark": {"type": "text", "fontSize": 12 if columns <= 5 else 10},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "text": {"field": "short", "type": "nominal"},
-            "color": {"field": "ink", "type": "nominal", "scale": None},
-        },
-    }
-    spec = layers(
-        rows,
-        {
-            "mark": "rect",
-            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip(across=keys[0], down=keys[1], shown=what)},
-        },
-        *([written] if columns <= MAX_WRITTEN_COLUMNS else []),
-        height=max(120, 40 * lines),
-    )
+    axis = {"labelAngle": -45, "labelLimit": 120} if is_broad else {"labelAngle": 0}
+    x, y = nominal("across", keys[0], sort=None, axis=axis), nominal("down", keys[1], sort=_ordered(cells, keys[1]))
+    gradient = {"orient": "top", "gradientLength": 200, **vega.metric_axis(legend)}
+    colour = {**quantity("value", legend), "scale": {"scheme": "cividis"}, "legend": gradient}
+    drawn = [layer("rect", x=x, y=y, color=colour, tooltip=vega.tooltip(across=keys[0], down=keys[1], shown=what))]
+    if columns <= MAX_WRITTEN_COLUMNS:
+        mark, ink = {"type": "text", "fontSize": 12 if columns <= 5 else 10}, {"field": "ink", "type": "nominal"}
+        text = {"field": "short", "type": "nominal"}
+        drawn.append(layer(mark, x=x, y=y, text=text, color={**ink, "scale": None}))
+    spec = layers(rows, *drawn, height=max(120, 40 * lines))
     spec["resolve"] = {"scale": {"color": "independent"}}
-    cells = [f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in rows]
-    return Figure(key, title, f"The median of each point, dark is {dark_is}. {listed(cells, 24)}.", spec)
+    written = vega.listed([f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in rows], 24)
+    title = f"{what} over both hyperparameters"
+    return Figure(key, title, f"The median of each point, dark is {dark_is}. {written}.", spec)
+
+
+def _no_grid(columns: int, lines: int, num_cells: int) -> str:
+    """Return why points fill no grid; empty where they do."""
+    if min(columns, lines) < 2:
+        return "it takes two values or more of both hyperparameters with finished trials"
+    fills = MIN_FILLED * columns * lines <= num_cells <= columns * lines <= MAX_CELLS
+    return "" if fills else f"the points don't fill a grid of at most {MAX_CELLS} cells"
 
 
 def _shares(metric: str, row: Row) -> Row:
@@ -369,12 +315,11 @@ def _shares(metric: str, row: Row) -> Row:
     return {k: min(max(v, 0.0), 1.0) for k, v in row.items()} if units.is_share(metric) else row
 
 
-def _ordered(timed: Sequence[tuple[PointAnalysis, Estimate]], key: str) -> list[str]:
-    """Return the values of a hyperparameter as text, numbers from the smallest, words as they come."""
-    values = [p.point.get(key) for p, _ in timed]
-    if all(isinstance(v, (int, float)) for v in values):
-        return [units.value_of(v) for v in sorted(v for v in values if isinstance(v, (int, float)))]
-    return list(map(units.value_of, values))
+def _ordered(cells: Sequence[tuple[Mapping[str, Value], float, str, str]], key: str) -> list[str]:
+    """Return the values of a hyperparameter as text, each once, numbers from the smallest, words as they come."""
+    values = [point.get(key) for point, *_ in cells]
+    numbers = sorted(v for v in values if isinstance(v, (int, float)))
+    return list(dict.fromkeys(map(units.value_of, numbers if len(numbers) == len(values) else values)))
 
 
 def _time_title(analysis: StudyAnalysis) -> str:
@@ -410,23 +355,18 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     sizes = sorted({row["batch"] for row in rows})
     x = quantity("batch", first.key, log2=True, axis={"values": sizes, "format": "d", "grid": False})
     y = quantity("value", f"over {first.base}", log2=True, axis={"format": "~g"})
-    dash: Spec = {
-        "field": "group",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(drawn), "range": list(([1, 0], [6, 4], [2, 3])[: len(drawn)])},
-        "legend": stroke_legend() if len(drawn) > 1 else None,
-    }
+    styles = {"domain": list(drawn), "range": list(([1, 0], [6, 4], [2, 3])[: len(drawn)])}
+    dash = nominal("group", scale=styles, legend=vega.stroke_legend() if len(drawn) > 1 else None)
     spec = layers(
         rows,
-        line_layer(x, y, color=series(names), strokeDash=dash),
-        point_layer(names, x, y, size=70, series="what", group="at", batch=first.key, shown="over the base"),
+        vega.line_layer(x, y, color=vega.series(names), strokeDash=dash),
+        vega.point_layer(names, x, y, size=70, series="what", group="at", batch=first.key, shown="over the base"),
     )
     more = f" The first {MAX_GROUPS} of {len(groups)} groups." if len(groups) > MAX_GROUPS else ""
     text = (
         f"Until {target.metric} {units.score(target.metric, target.value)}, which every trial reached, over the batch "
         f"size, against {first.base}: samples per second, progress per sample, and their product, the speed towards "
-        f"the target.{more} {listed(words)}."
+        f"the target.{more} {vega.listed(words)}."
     )
     return Figure("goodput", title, text, spec)
 

@@ -106,6 +106,11 @@ def _without_control(value: Any) -> Any:
     return [_without_control(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+def layer(mark: Spec | str, **encoding: Any) -> Spec:
+    """Return a layer: a mark, and its channels."""
+    return {"mark": mark, "encoding": encoding}
+
+
 def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:
     """Return layers over the same rows; a quantity across has as many ticks as there is room for."""
     for mark in marks:
@@ -119,6 +124,11 @@ def quantity(name: str, title: str, *, log2: bool = False, zero: bool = False, *
     """The channel of a number."""
     scale: Spec = {"type": "log", "base": 2} if log2 else {"zero": zero}
     return {"field": name, "type": "quantitative", "title": title, "scale": {**scale, **more.pop("scale", {})}, **more}
+
+
+def nominal(name: str, title: str | None = None, **more: Any) -> Spec:
+    """The channel of a name."""
+    return {"field": name, "type": "nominal", "title": title, **more}
 
 
 def workers_axis(counts: Sequence[int]) -> Spec:
