@@ -13,29 +13,9 @@ from raypar.analysis.breakdown import PARTS
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, point_key
 from raypar.analysis.stats import Estimate
+from raypar.report import vega
 from raypar.report.profile import NAMES, WORTH_A_WORD
-from raypar.report.vega import (
-    MAX_SERIES,
-    MAX_SHORT_NAME,
-    PICKED,
-    Figure,
-    OmittedFigure,
-    Row,
-    Spec,
-    bounds,
-    is_number,
-    layers,
-    listed,
-    metric_axis,
-    point_axis,
-    point_layer,
-    quantity,
-    reference_layer,
-    series,
-    thinned,
-    tooltip,
-    within,
-)
+from raypar.report.vega import Figure, OmittedFigure, Row, Spec, is_number, layer, layers, listed, nominal, quantity
 from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
 
 MAX_BARS = 40
@@ -60,42 +40,37 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
     if not timed:
         return OmittedFigure(title, "no trial finished with a time")
     drawn, more = _fastest(timed)
-    y, names = point_axis([p.point for p, _ in drawn])
+    y, names = vega.point_axis([p.point for p, _ in drawn])
     rows = [
         {
             "point": name,
-            **bounds(time_s),
+            **vega.bounds(time_s),
             "shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
             "repeats": time_s.num_samples,
             "kind": "baseline" if point.is_baseline else "point",
         }
         for (point, time_s), name in zip(drawn, names, strict=True)
     ]
-    shown, cut = within(rows)
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": ["baseline", "point"], "range": ["#D55E00", "#0072B2"]},
-        "legend": {"orient": "top", **OFF_AXIS} if any(row["kind"] == "baseline" for row in rows) else None,
-    }
-    shape = {**colour, "scale": {"domain": ["baseline", "point"], "range": ["square", "circle"]}}
+    shown, cut = vega.within(rows)
+    kinds = ["baseline", "point"]
+    legend = {"orient": "top", **OFF_AXIS} if any(row["kind"] == "baseline" for row in rows) else None
+    colour = nominal("kind", scale={"domain": kinds, "range": ["#D55E00", "#0072B2"]}, legend=legend)
     spec = layers(
         shown,
-        {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {"y": y, "x": {"field": "value_low", "type": "quantitative"}, "x2": {"field": "value_high"}},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-            "encoding": {
-                "y": y,
-                "x": quantity("value", f"{what}, s", zero=True),
-                "color": colour,
-                "shape": shape,
-                "tooltip": tooltip(point="point", shown=what, repeats="repeats"),
-            },
-        },
+        layer(
+            {"type": "rule", "strokeWidth": 2},
+            y=y,
+            x={"field": "value_low", "type": "quantitative"},
+            x2={"field": "value_high"},
+        ),
+        layer(
+            {"type": "point", "filled": True, "size": 80, "opacity": 1},
+            y=y,
+            x=quantity("value", f"{what}, s", zero=True),
+            color=colour,
+            shape={**colour, "scale": {"domain": kinds, "range": ["square", "circle"]}},
+            tooltip=vega.tooltip(point="point", shown=what, repeats="repeats"),
+        ),
         height=max(80, 24 * len(rows)),
     )
     words = listed([f"{point_label(p.point)}: {row['shown']}" for (p, _), row in zip(drawn, rows, strict=True)])
@@ -111,15 +86,15 @@ def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omi
     shown = analysis.profiles[:MAX_BARS]
     rows: list[Row] = []
     words = []
-    y, names = point_axis([point for point, _ in shown])
+    y, names = vega.point_axis([point for point, _ in shown])
     for (point, profile), name in zip(shown, names, strict=True):
         mean = profile.mean
-        for i, part in enumerate(PARTS):
-            ms, share = 1e3 * mean.parts[part], units.percent(mean.parts[part] / mean.step_s)
-            row = {"point": name, "part": NAMES[part], "order": i, "value": ms, "shown": f"{ms:.3g} ms, {share}"}
-            rows.append(row)
+        shares = {part: units.percent(mean.parts[part] / mean.step_s) for part in PARTS}
+        for i, (part, share) in enumerate(shares.items()):
+            ms, label = 1e3 * mean.parts[part], NAMES[part]
+            rows.append({"point": name, "part": label, "order": i, "value": ms, "shown": f"{ms:.3g} ms, {share}"})
         large = sorted((p for p in PARTS if mean.parts[p] >= WORTH_A_WORD * mean.step_s), key=lambda p: -mean.parts[p])
-        parts = ", ".join(f"{NAMES[p]} {units.percent(mean.parts[p] / mean.step_s)}" for p in large)
+        parts = ", ".join(f"{NAMES[part]} {shares[part]}" for part in large)
         words.append(f"{point_label(point)}: a step of {units.seconds(mean.step_s)}, of it {parts}")
     colours = dict(zip((NAMES[p] for p in PARTS), PART_COLOURS, strict=True))
     text = f"Bars of the mean step's parts, stacked, with the profiler. {listed(words)}."
@@ -139,7 +114,7 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
     rows: list[Row] = []
     words = []
     drawn, more = _fastest(timed)
-    y, names = point_axis([p.point for p, _ in drawn])
+    y, names = vega.point_axis([p.point for p, _ in drawn])
     for (point, _), name in zip(drawn, names, strict=True):
         trials = by_point[point_key(point.point)]
         means = {part: statistics.fmean(parts[part] for parts in trials) for part in TRIAL_COLOURS}
@@ -179,32 +154,19 @@ def _stacked(rows: Sequence[Row], y: Spec, colours: Mapping[str, str], title: st
     """Bars of parts, one for each point; parts that are zero everywhere are omitted."""
     seen = [part for part in colours if any(row["value"] > 0 for row in rows if row["part"] == part)]
     num_bars = len({row["point"] for row in rows})
-    return layers(
-        [row for row in rows if row["part"] in seen],
-        {
-            "params": [{"name": "picked", "select": {"type": "point", "fields": ["part"]}, "bind": "legend"}],
-            "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
-            "encoding": {
-                "y": y,
-                "x": {**quantity("value", title, zero=True), "stack": "zero"},
-                "color": {
-                    "field": "part",
-                    "type": "nominal",
-                    "title": None,
-                    "scale": {"domain": seen, "range": [colours[name] for name in seen]},
-                    "legend": {
-                        "orient": "top",
-                        "columns": 1 if any(len(n) > MAX_SHORT_NAME for n in seen) else 2,
-                        **OFF_AXIS,
-                    },
-                },
-                "order": {"field": "order", "type": "quantitative"},
-                "opacity": PICKED,
-                "tooltip": tooltip(point="point", part="part", shown="time"),
-            },
-        },
-        height=max(80, 34 * num_bars),
+    scale = {"domain": seen, "range": [colours[name] for name in seen]}
+    columns = 1 if any(len(name) > vega.MAX_SHORT_NAME for name in seen) else 2
+    bars = layer(
+        {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+        y=y,
+        x={**quantity("value", title, zero=True), "stack": "zero"},
+        color=nominal("part", scale=scale, legend={"orient": "top", "columns": columns, **OFF_AXIS}),
+        order={"field": "order", "type": "quantitative"},
+        opacity=vega.PICKED,
+        tooltip=vega.tooltip(point="point", part="part", shown="time"),
     )
+    bars = {"params": vega.pick("part"), **bars}
+    return layers([row for row in rows if row["part"] in seen], bars, height=max(80, 34 * num_bars))
 
 
 MAX_LEGEND_LETTERS = 34
@@ -225,7 +187,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
         title = f"Learning curves: {metric} from report to report"
     with_curve = {point_label(r.spec.point) for r, _ in curves.values()}
     labels = [label for p in analysis.points if (label := point_label(p.point)) in with_curve]
-    best = set(_best_first(analysis, labels)[:MAX_SERIES])
+    best = set(_best_first(analysis, labels)[: vega.MAX_SERIES])
     labels = [label for label in dict.fromkeys(labels) if label in best]
     names, legend_title = _legend_names(analysis, labels)
     num_drawn: Counter[str] = Counter()
@@ -235,27 +197,17 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
         if label in names and num_drawn[label] < MAX_CURVES:
             drawn.append((label, curve))
             num_drawn[label] += 1
-    rows = [row for _, curve in drawn for row in thinned(curve, MAX_REPORTS // len(drawn))]
+    rows = [row for _, curve in drawn for row in vega.thinned(curve, MAX_REPORTS // len(drawn))]
     rows = [{**row, "series": names[row["series"]]} for row in rows]
-    colour = series(list(names.values()), title=legend_title)
+    series, of_time = list(names.values()), "trained for" if is_timed else "report"
     x = quantity("time", "trained for, s" if is_timed else "report", zero=True)
-    y = quantity("value", metric, axis=metric_axis(metric))
+    y = quantity("value", metric, axis=vega.metric_axis(metric))
+    line, colour = {"type": "line", "strokeWidth": 1.5, "opacity": 0.8}, vega.series(series, title=legend_title)
+    tips = {"trial": "trial", "time_shown": of_time, "shown": "metric"}
     spec = layers(
         rows,
-        {
-            "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8},
-            "encoding": {"x": x, "y": y, "detail": {"field": "trial"}, "color": colour, "opacity": PICKED},
-        },
-        point_layer(
-            list(names.values()),
-            x,
-            y,
-            size=36,
-            title=legend_title,
-            trial="trial",
-            time_shown="trained for" if is_timed else "report",
-            shown="metric",
-        ),
+        layer(line, x=x, y=y, detail={"field": "trial"}, color=colour, opacity=vega.PICKED),
+        vega.point_layer(series, x, y, size=36, title=legend_title, **tips),
     )
     ends = {label: [curve[-1]["value"] for other, curve in drawn if other == label] for label in labels}
     words = [f"{label}: {units.score(metric, statistics.median(values))}" for label, values in ends.items()]
@@ -282,24 +234,19 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
         return OmittedFigure(title, "fewer than three finished trials are of a point with repeats")
     seen.sort()
     first = seen[0][0]
-    rows = [
+    rows: list[Row] = [
         {
             "minutes": (at - first) / 60,
             "trial": label,
-            "value": ratio,
-            "shown": f"{units.seconds(time_s)}, {units.ratio(ratio)}",
+            "value": over,
+            "shown": f"{units.seconds(s)}, {units.ratio(over)}",
         }
-        for at, label, time_s, ratio in seen
+        for at, label, s, over in seen
     ]
     x, y = quantity("minutes", "started, minutes into the study"), quantity("value", "time over the point's median")
-    spec = layers(
-        thinned(rows, MAX_DRAWN_TRIALS),
-        reference_layer(y),
-        {
-            "mark": {"type": "point", "filled": True, "size": 50, "color": "#0072B2", "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip(trial="trial", shown="time")},
-        },
-    )
+    dot = {"type": "point", "filled": True, "size": 50, "color": "#0072B2", "opacity": 1}
+    dots = layer(dot, x=x, y=y, tooltip=vega.tooltip(trial="trial", shown="time"))
+    spec = layers(vega.thinned(rows, MAX_DRAWN_TRIALS), vega.reference_layer(y), dots)
     half = len(seen) // 2
     early, late = (statistics.median(r for *_, r in part) for part in (seen[:half], seen[-half:]))
     worst = max(seen, key=lambda entry: abs(entry[3] - 1))
@@ -316,7 +263,7 @@ def _legend_names(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[
     points = {point_label(p.point): p.point for p in analysis.points}
     if max(map(len, labels)) <= MAX_LEGEND_LETTERS:
         return {label: label for label in labels}, None
-    axis, names = point_axis([points[label] for label in labels])
+    axis, names = vega.point_axis([points[label] for label in labels])
     return dict(zip(labels, names, strict=True)), axis["title"]
 
 

@@ -171,8 +171,11 @@ def tooltip(**titles: str) -> list[Spec]:
     return [{"field": name, "type": "nominal", "title": title} for name, title in titles.items()]
 
 
-# In one layer of a figure: a click on a series in the legend leaves the others pale.
-PICK: Sequence[Spec] = ({"name": "picked", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"},)
+def pick(field: str) -> list[Spec]:
+    """Return the parameters, of one layer of a figure, by which a click in the legend leaves the others pale."""
+    return [{"name": "picked", "select": {"type": "point", "fields": [field]}, "bind": "legend"}]
+
+
 PICKED: Mapping[str, Any] = {"condition": {"param": "picked", "value": 1}, "value": 0.12}
 
 
@@ -189,7 +192,7 @@ def point_layer(
 ) -> Spec:
     """Return a layer of one mark a row, in its series' colour and shape; `tips`: see `tooltip`."""
     return {
-        "params": list(PICK),
+        "params": pick("series"),
         "mark": {"type": "point", "filled": True, "size": size},
         "encoding": {
             "x": x,
