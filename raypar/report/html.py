@@ -15,11 +15,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
@@ -35,6 +36,9 @@ from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines, s
 from raypar.report.text import Column, as_utf8, no_break_values, strip_control, value_column
 from raypar.report.vega import Figure, OmittedFigure, for_page, is_number, static_svg
 from raypar.study.trial import TrialResult, TrialState, latest, point_label
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 TEMPLATE = "report.html.jinja"
 TABLE_SCRIPT = "report.js"
@@ -75,7 +79,6 @@ _NAMES = {
     "gpu": "GPU",
     "load": "load at the start",
 }
-_VERSION = "version."
 
 
 @dataclass(frozen=True)
@@ -101,29 +104,41 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     Args:
         results: the study's trials, in any order.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     trials = latest(results)
     figures = figures_of(analysis, trials)
     table_script, chart_script = _inline((Path(__file__).parent / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
-    title = analysis.question.study_name or "study"
     points = points_table(analysis)
+    # Drawn here: a drawing's texts are escaped by who draws it.
     drawings = [
-        {
-            "key": f.key,
-            "title": f.title,
-            "alternative": f.alternative,
-            # Drawn here: its texts are escaped by who draws it.
-            "svg": Markup(brief(static_svg(f))),
-            "spec": for_page(f),
-        }
-        for f in figures
-        if isinstance(f, Figure)
+        {**vars(f), "svg": Markup(brief(static_svg(f))), "spec": for_page(f)} for f in figures if isinstance(f, Figure)
     ]
-    taken = sum(len(str(part).encode("utf-8", "replace")) for part in (table_script, chart_script, origin.study_source))
-    taken += sum(len(str(drawing).encode("utf-8", "replace")) for drawing in drawings)
-    taken += len(points.markup.encode("utf-8", "replace")) if points else 0
-    every_trial = trials_table(analysis, trials, max_bytes=MAX_PAGE_BYTES - MAX_WORDS_BYTES - taken)
+    parts = (table_script, chart_script, origin.study_source, *drawings, points.markup if points else "")
+    taken = sum(len(str(part).encode("utf-8", "replace")) for part in parts)
+    text = _template().render(
+        title=analysis.question.study_name or "study",
+        version=versions().get("raypar", ""),
+        origin=origin,
+        subtitle=_subtitle(analysis, trials),
+        advice=_advice(analysis, trials),
+        verdicts=analysis.verdicts,
+        points=points,
+        parts=_parts(analysis),
+        figures=drawings,
+        left_out=[f for f in figures if isinstance(f, OmittedFigure)],
+        trials=trials_table(analysis, trials, max_bytes=MAX_PAGE_BYTES - MAX_WORDS_BYTES - taken),
+        warnings=analysis.warnings,
+        minded=units.counted(len(analysis.warnings), "thing") + " to mind",
+        provenance=provenance_lines(origin.tags, trials),
+        table_script=Markup(table_script),
+        chart_script=Markup(chart_script),
+        script_hashes=[Markup(_hash(table_script)), Markup(_hash(chart_script))],
+    )
+    return as_utf8(text)
+
+
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -135,28 +150,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     )
     environment.filters["kept"] = _kept
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    text = environment.get_template(TEMPLATE).render(
-        title=title,
-        version=versions().get("raypar", ""),
-        description=origin.description,
-        partial=origin.partial,
-        subtitle=_subtitle(analysis, trials),
-        advice=_advice(analysis, trials),
-        verdicts=analysis.verdicts,
-        points=points,
-        parts=_parts(analysis),
-        figures=drawings,
-        left_out=[f for f in figures if isinstance(f, OmittedFigure)],
-        trials=every_trial,
-        warnings=analysis.warnings,
-        minded=units.counted(len(analysis.warnings), "thing") + " to mind",
-        provenance=provenance_lines(origin.tags, trials),
-        study_source=origin.study_source,
-        table_script=Markup(table_script),
-        chart_script=Markup(chart_script),
-        script_hashes=[Markup(_hash(table_script)), Markup(_hash(chart_script))],
-    )
-    return as_utf8(text)
+    return environment.get_template(TEMPLATE)
 
 
 def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]:
@@ -245,13 +239,16 @@ def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
     return HtmlTable(markup, style, notes, num_rows > 15)
 
 
-def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_bytes: int | None = None) -> HtmlTable:
+def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_bytes: int = MAX_PAGE_BYTES) -> HtmlTable:
     """Return a row for each trial; values that all trials share stand in a note below."""
     metric = analysis.question.metric
     keys = list(dict.fromkeys([*analysis.question.space_keys, *(k for r in trials for k in r.spec.point)]))
-    columns = [Column("#", [str(i) for i in range(1, len(trials) + 1)], True)]
-    columns += [value_column(key, [r.spec.point.get(key) for r in trials]) for key in keys]
-    columns += [
+    speedups = pair_speedups(analysis.question, trials)
+    factor, head = (100, f"{metric}, %") if units.is_share(metric) else (1, metric)
+    finals = [r.final.get(metric) for r in trials]
+    columns = [
+        Column("#", [str(i) for i in range(1, len(trials) + 1)], True),
+        *(value_column(key, [r.spec.point.get(key) for r in trials]) for key in keys),
         Column("repeat", [str(r.spec.repeat + 1) for r in trials], True),
         Column("seed", [str(r.spec.seed) for r in trials], True),
         Column("state", [r.state.value for r in trials]),
@@ -259,15 +256,9 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], *, max_
         _numbers("trained, s", [r.train_time_s for r in trials]),
         _numbers("in all, s", [r.wall_s for r in trials]),
         _numbers("samples/s", [r.throughput_samples_per_s for r in trials]),
-    ]
-    speedups = pair_speedups(analysis.question, trials)
-    columns.append(_numbers("speedup", [speedups.get(r.spec.identity) for r in trials]))
-    factor, head = (100, f"{metric}, %") if units.is_share(metric) else (1, metric)
-    finals = [r.final.get(metric) for r in trials]
-    columns.append(_numbers(head, [factor * value if is_number(value) else None for value in finals]))
-    started, moments = _started(trials)
-    columns += [
-        Column(started, moments),
+        _numbers("speedup", [speedups.get(r.spec.identity) for r in trials]),
+        _numbers(head, [factor * value if is_number(value) else None for value in finals]),
+        _started(trials),
         Column("node", [", ".join(by_rank(r, "node")) or units.MISSING for r in trials]),
         Column("failure", _failures(trials), is_prose=True),
     ]
@@ -292,12 +283,12 @@ def _numbers(head: str, values: Sequence[float | None]) -> Column:
     return Column(head, [units.number(v) if is_number(v) else units.MISSING for v in values], True)
 
 
-def _started(trials: Sequence[TrialResult]) -> tuple[str, list[str]]:
-    """The column's head and its cells; the day stands in the head where it is the same for all."""
+def _started(trials: Sequence[TrialResult]) -> Column:
+    """The day stands in the head where it is the same for all."""
     moments = [datetime.fromtimestamp(r.started_at) if r.started_at > 0 else None for r in trials]
     days = {f"{at:%Y-%m-%d}" for at in moments if at}
     head, form = (f"started {days.pop()}", "%H:%M:%S") if len(days) == 1 else ("started", "%Y-%m-%d %H:%M:%S")
-    return head, [at.strftime(form) if at else units.MISSING for at in moments]
+    return Column(head, [at.strftime(form) if at else units.MISSING for at in moments])
 
 
 def _failures(trials: Sequence[TrialResult]) -> list[str]:
@@ -307,13 +298,13 @@ def _failures(trials: Sequence[TrialResult]) -> list[str]:
     return [text if len(text) <= longest else text[: longest - 1] + "…" for text in messages]
 
 
-def _markup(name: str, columns: Sequence[Column], max_bytes: int | None = None) -> tuple[Markup, Markup, int]:
+def _markup(name: str, columns: Sequence[Column], max_bytes: int = MAX_PAGE_BYTES) -> tuple[Markup, Markup, int]:
     """Return the table, rules for its columns, and its number of rows: as many as fit into the limits on its size."""
-    rules = [_rule(name, [i for i, c in enumerate(columns, 1) if c.is_number], "text-align:right")]
-    rules.append(_rule(name, [i for i, c in enumerate(columns, 1) if c.is_prose], "white-space:normal;min-width:12rem"))
+    rules = _rule(name, [c.is_number for c in columns], "text-align:right")
+    rules += _rule(name, [c.is_prose for c in columns], "white-space:normal;min-width:12rem")
     heads = "".join(f'<th scope="col">{escape(strip_control(c.head))}</th>' for c in columns)
     rows: list[str] = []
-    left = min(MAX_TABLE_BYTES, MAX_TABLE_BYTES if max_bytes is None else max_bytes)
+    left = min(MAX_TABLE_BYTES, max_bytes)
     for i in range(len(columns[0].cells)):
         row = "<tr>" + "".join(_cell(c.cells[i], c.sort[i] if c.sort else None) for c in columns)
         left -= len(row.encode("utf-8", "replace")) + 1
@@ -322,7 +313,7 @@ def _markup(name: str, columns: Sequence[Column], max_bytes: int | None = None) 
         rows.append(row)
     body = "\n".join(rows)
     text = f'<table id="{name}" data-sortable><thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
-    return Markup(text), Markup("".join(rules)), len(rows)  # every text of a study is escaped above
+    return Markup(text), Markup(rules), len(rows)  # every text of a study is escaped above
 
 
 def _cell(text: str, sort: float | None) -> str:
@@ -330,9 +321,9 @@ def _cell(text: str, sort: float | None) -> str:
     return f"<td>{shown}" if not is_number(sort) else f'<td data-sort="{sort:.6g}">{shown}'
 
 
-def _rule(name: str, columns: Sequence[int], style: str) -> str:
-    picked = ",".join(f":nth-child({i})" for i in columns)
-    return f"#{name} :is(td,th):is({picked}){{{style}}}" if columns else ""
+def _rule(name: str, picked: Iterable[bool], style: str) -> str:
+    columns = ",".join(f":nth-child({i})" for i, is_picked in enumerate(picked, 1) if is_picked)
+    return f"#{name} :is(td,th):is({columns}){{{style}}}" if columns else ""
 
 
 def provenance_lines(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> list[tuple[str, str]]:
@@ -340,9 +331,9 @@ def provenance_lines(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> 
     lines = [(name, tags[key]) for key, name in _NAMES.items() if key in tags]
     if lines and "git.commit" not in tags:
         lines.insert(1, ("git commit", "none: the study's file is in no git repository"))
-    versions = [f"{key.removeprefix(_VERSION)} {tags[key]}" for key in tags if key.startswith(_VERSION)]
+    versions = sorted(f"{key[8:]} {tag}" for key, tag in tags.items() if key.startswith("version."))
     if versions:
-        lines.append(("versions", ", ".join(sorted(versions))))
+        lines.append(("versions", ", ".join(versions)))
     for key, called in (("node", "nodes of the trials"), ("device_name", "devices of the trials")):
         if values := dict.fromkeys(value for r in trials for value in by_rank(r, key)):
             lines.append((called, ", ".join(values)))
