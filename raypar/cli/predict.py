@@ -109,7 +109,7 @@ def predict(
         from raypar.predict.network import Topology, parse_network
         from raypar.predict.predict import communication_of, job_spec_of, worker_counts
         from raypar.predict.predict import predict as predicted
-        from raypar.report.predict import PredictionReport, check_plot_path, print_prediction, write_plot
+        from raypar.report.predict import PredictionReport, check_plot_path, plot_of, print_prediction
 
         asked = _counts(workers)
         worker_counts(asked)  # before anything slow: a mistake is reported at once
@@ -163,7 +163,7 @@ def predict(
         )
         print_prediction(stdout(), shown)
         if plot is not None:
-            write_plot(plot, shown)
+            plot_of(shown).save(plot)
             typer.echo(f"drawn into {plot}", err=True)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -37,29 +37,12 @@ if TYPE_CHECKING:
 TrialRow: TypeAlias = Mapping[str, Any]
 
 QUANTITIES = (
-    "wall_s",
-    "startup_s",
-    "data_time_s",
-    "warmup_s",
-    "train_time_s",
-    "eval_time_s",
-    "throughput_samples_per_s",
-    "energy_j",
+    *("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s"),
+    *("throughput_samples_per_s", "energy_j"),
 )
 ENVIRONMENT = (
-    "node",
-    "device_name",
-    "cpu_model",
-    "cores",
-    "num_threads",
-    "cpu_wait_share",
-    "foreign_cpu_share",
-    "other_load_cores",
-    "num_node_cores",
-    "cpu_mhz_mean",
-    "throttles",
-    "energy_of",
-    "gang",
+    *("node", "device_name", "cpu_model", "cores", "num_threads", "cpu_wait_share", "foreign_cpu_share"),
+    *("other_load_cores", "num_node_cores", "cpu_mhz_mean", "throttles", "energy_of", "gang"),
 )
 _LARGEST_INT = 2**63 - 1
 
@@ -77,8 +60,11 @@ def rows_of(question: Question, results: Sequence[TrialResult]) -> list[TrialRow
         _row(result, speedups.get(result.spec.identity), is_excluded=result.spec.identity in excluded)
         for result in sorted(results, key=lambda r: (r.started_at, r.spec.order))
     ]
-    groups = _in_order(rows)
-    return [{key: row.get(key) for key in groups} for row in rows]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    # Keys of later rows stand with their own kind, not at the end.
+    places = {kind: i for i, kind in reversed(list(enumerate(key.partition(".")[0] for key in keys)))}
+    keys.sort(key=lambda key: places[key.partition(".")[0]])
+    return [{key: row.get(key) for key in keys} for row in rows]
 
 
 def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
@@ -124,13 +110,6 @@ def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> di
         "failure": failure.message if failure else None,
     }
     return {as_utf8(key): _cell(value) for key, value in row.items()}
-
-
-def _in_order(rows: Iterable[TrialRow]) -> list[str]:
-    """Every key once: those of later rows stand with their own kind, not at the end."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    places = {kind: i for i, kind in reversed(list(enumerate(key.partition(".")[0] for key in keys)))}
-    return sorted(keys, key=lambda key: places[key.partition(".")[0]])
 
 
 def _of_ranks(value: Any) -> Any:
@@ -190,12 +169,10 @@ def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
     texts = {key: " or ".join(values) for key, values in origin.items()}
     versions = [f"{key.removeprefix('version.')} {texts[key]}" for key in texts if key.startswith("version.")]
     machine = [texts[key] for key in ("cpu", "os") if key in texts]
-    machine += [f"{texts[key]} {what}" for key, what in (("cores", "cores"),) if key in texts]
+    machine += [f"{texts['cores']} cores"] if "cores" in texts else []
     machine += [f"GPU {texts['gpu']}"] if texts.get("gpu", "none") != "none" else []
-    parts = [
-        ", ".join(versions),
-        f"on {texts['host']} ({'; '.join(machine)})" if "host" in texts else "; ".join(machine),
-    ]
+    node = f"on {texts['host']} ({'; '.join(machine)})" if "host" in texts else "; ".join(machine)
+    parts = [", ".join(versions), node]
     if "git.commit" in texts:
         changed = " with changes that no commit has" if "yes" in origin.get("git.dirty", ()) else ""
         parts.append(f"commit {texts['git.commit']}{changed}")
@@ -226,12 +203,7 @@ def check_path(path: Path, *, force: bool) -> None:
         raise RayparError(f"{path}: is there already", hint="choose another name, or replace it with --force")
 
 
-def write(
-    path: Path,
-    question: Question,
-    results: Sequence[TrialResult],
-    step_times_of: StepTimes,
-) -> None:
+def write(path: Path, question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> None:
     """Write the trials; the file's ending, one of `TABLES`, says how. A file that is there is replaced.
 
     Args:
@@ -241,31 +213,31 @@ def write(
         RayparError: the file can't be written.
     """
     with replacing(path) as there:
-        match path.suffix.lower():
-            case ".csv":
-                frame_of(question, results).to_csv(there, index=False, lineterminator="\n")
-            case ".parquet":
-                frame_of(question, results).to_parquet(there, index=False)
-            case ".json":
-                there.write_text(_json(question, results, step_times_of), encoding="utf-8")
-            case other:
-                raise ValueError(f"no table has the ending {other!r}")
+        ending = path.suffix.lower()
+        if ending == ".json":
+            there.write_text(_json(question, results, step_times_of), encoding="utf-8")
+        elif ending == ".parquet":
+            frame_of(question, results).to_parquet(there, index=False)
+        else:
+            frame_of(question, results).to_csv(there, index=False, lineterminator="\n")
 
 
 def _json(question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> str:
     by_identity = {result.spec.identity: result for result in results}
-    trials = []
-    for row in rows_of(question, results):
-        result = by_identity[row["identity"]]
-        reports = [dict(report) for report in result.reports]
-        trials.append({**row, "reports": reports, "step_times_s": step_times_of(row["identity"])})
     document = {
         "study": question.study_name,
         "metric": question.metric,
         "mode": question.mode,
         "baseline": question.baseline,
         "swept": question.space_keys,
-        "trials": trials,
+        "trials": [
+            {
+                **row,
+                "reports": list(map(dict, by_identity[row["identity"]].reports)),
+                "step_times_s": step_times_of(row["identity"]),
+            }
+            for row in rows_of(question, results)
+        ],
     }
     return as_utf8(json.dumps(_finite(document), indent=1, allow_nan=False, ensure_ascii=False)) + "\n"
 

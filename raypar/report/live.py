@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,17 +22,7 @@ from raypar import units
 from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, TrialTime, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
 from raypar.report.text import ascii_fallback
-from raypar.run.runner import (
-    ClusterChanged,
-    Event,
-    GangReady,
-    GangStarting,
-    Notice,
-    TrialEnded,
-    TrialReported,
-    TrialRetried,
-    TrialStarted,
-)
+from raypar.run import runner
 from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState, point_label
 
 
@@ -146,10 +135,7 @@ class LiveView:
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(
-                get_renderable=self._render,
-                console=console,
-                refresh_per_second=REFRESH_PER_S,
-                transient=True,
+                get_renderable=self._render, console=console, refresh_per_second=REFRESH_PER_S, transient=True
             )
 
     def __enter__(self) -> LiveView:
@@ -159,14 +145,12 @@ class LiveView:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             with contextlib.suppress(OSError):
                 self._live.stop()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: runner.Event) -> None:
         """Take an event, from any thread."""
         with self._lock:
             line = self._take(event)
@@ -174,32 +158,32 @@ class LiveView:
         if line:
             self._say(line)
 
-    def _take(self, event: Event) -> str | None:
+    def _take(self, event: runner.Event) -> str | None:
         """Change what is known; what to print for good, if anything."""
         match event:
-            case GangStarting(placement):
+            case runner.GangStarting(placement):
                 self._idle_since_s = None
                 self._starting[placement] = self._clock()
                 return None if self._live else f"starting a gang of {placement}"
-            case GangReady(placement, seconds):
+            case runner.GangReady(placement, seconds):
                 self._starting.pop(placement, None)
                 self._gang_starts_s[placement] = seconds
                 return None if self._live else f"gang of {placement} is ready after {units.seconds(seconds)}"
-            case TrialStarted(spec):
+            case runner.TrialStarted(spec):
                 self._start(spec)
-            case TrialReported(spec, report):
+            case runner.TrialReported(spec, report):
                 if spec.identity not in self._running:
                     self._start(spec)
                 self._running[spec.identity].report = report
-            case TrialRetried(spec, reason):
+            case runner.TrialRetried(spec, reason):
                 self._running.pop(spec.identity, None)
                 self._queued[spec.identity] = trial_kind(spec)
                 return f"{spec.label}  starting again: {reason}"
-            case TrialEnded(result):
+            case runner.TrialEnded(result):
                 return self._end(result)
-            case ClusterChanged(num_nodes):
+            case runner.ClusterChanged(num_nodes):
                 return f"the cluster has {units.counted(num_nodes, 'node')} now"
-            case Notice(text):
+            case runner.Notice(text):
                 return text
         return None
 

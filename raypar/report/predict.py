@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,9 @@ from raypar.report.vega import (
     WIDTH_PX,
     Figure,
     Row,
+    layer,
     layers,
+    nominal,
     quantity,
     workers_axis,
 )
@@ -72,23 +73,18 @@ class PredictionReport:
 
 def print_prediction(console: Console, report: PredictionReport) -> None:
     """Print what more workers would bring."""
-
     predictions = report.sweep.predictions
     print_paragraph(console, report.title)
     console.print()
-    print_table(
-        console,
-        _columns(predictions),
-        ["dim" if p.is_extrapolated and p.measured is None else "" for p in predictions],
-    )
+    styles = ["dim" if p.is_extrapolated and p.measured is None else "" for p in predictions]
+    print_table(console, _columns(predictions), styles)
     console.print()
     print_paragraph(console, "Where the time of a step goes:")
     bars = [_bar(prediction) for prediction in predictions]
     for bar in bars:
         console.print(bar, highlight=False, soft_wrap=True)
-    print_paragraph(
-        console, "; ".join(f"{mark} {name}" for _, mark, _, name in PARTS if any(mark in b.plain for b in bars))
-    )
+    marks = [f"{mark} {name}" for _, mark, _, name in PARTS if any(mark in bar.plain for bar in bars)]
+    print_paragraph(console, "; ".join(marks))
     console.print()
     for prediction in predictions:
         if prediction.num_workers in report.asked:
@@ -121,43 +117,34 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column]:
     return [Column(head, list(map(show, predictions)), head not in is_text) for head, show in cells.items()]
 
 
-def _shares(prediction: Prediction) -> list[int]:
-    """Characters of each part, together `BAR_WIDTH`; rounded so that they add up."""
-    step = prediction.step
-    ends = [0]
-    passed = 0.0
-    for name, *_ in PARTS:
-        passed += getattr(step, name)
-        ends.append(round(BAR_WIDTH * passed / step.step_time_s))
-    return [after - before for before, after in pairwise(ends)]
-
-
 def _bar(prediction: Prediction) -> Text:
+    """A character for each part, `BAR_WIDTH` together; rounded so that they add up."""
+    step, passed, end = prediction.step, 0.0, 0
     text = Text(f"{units.count(prediction.num_workers):>7} ")
-    for (_, mark, style, _), width in zip(PARTS, _shares(prediction), strict=True):
-        text.append(mark * width, style)
+    for name, mark, style, _ in PARTS:
+        passed += getattr(step, name)
+        start, end = end, round(BAR_WIDTH * passed / step.step_time_s)
+        text.append(mark * (end - start), style)
     return text.append("  *" if prediction.is_extrapolated else "")
 
 
 def _sentence(p: Prediction, training: JobSpec) -> str:
     step, rate, efficiency, training_s = p.step_time_s, p.throughput_samples_per_s, p.efficiency, p.training_s
     time = units.seconds_interval(step.value, step.low, step.high)
+    take = "take" if training.epochs > 1 else "takes"
     text = (
         f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: {time} a step, "
         f"{units.rate_interval(rate.value, rate.low, rate.high)}, speedup {units.ratio(p.speedup.value)}, efficiency "
         f"{units.percent_interval(efficiency.value, efficiency.low, efficiency.high, 1)}; "
-        f"{units.counted(training.epochs, 'epoch')} take {units.seconds(training_s.value)}."
+        f"{units.counted(training.epochs, 'epoch')} {take} {units.seconds(training_s.value)}."
     )
-    if training.epochs == 1:
-        text = text.replace("1 epoch take ", "1 epoch takes ")
     if p.is_extrapolated:
         text += f" Extrapolated (*): {', '.join(_BEYOND[what] for what in p.extrapolated)}."
     return text
 
 
 def _limits(report: PredictionReport) -> list[str]:
-    sweep = report.sweep
-    last = sweep.predictions[-1]
+    sweep, last = report.sweep, report.sweep.predictions[-1]
     step = last.step
     named = {
         Limit.COMPUTE: "computing itself limits",
@@ -208,13 +195,8 @@ def assumptions(report: PredictionReport) -> list[str]:
         lines.append("the input pipeline keeps up: what it cost is part of the computing that was measured")
     else:
         lines.append(f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}")
-    if calibration.draws is None:
-        lines.append("no intervals: a point ran only once")
-    else:
-        lines.append(
-            "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
-        )
-    return lines
+    of = "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
+    return [*lines, "no intervals: a point ran only once" if calibration.draws is None else of]
 
 
 def _network(network: Network | Topology, algorithm: Algorithm | str, source: str) -> list[str]:
@@ -259,41 +241,25 @@ def plot_of(report: PredictionReport) -> Figure:
     x = workers_axis([p.num_workers for p in sweep.predictions])
     rate = quantity("rate", "samples/s", axis={"format": "~s"}, scale={"type": "log", "nice": False, "padding": 12})
     efficiency = quantity("efficiency", "efficiency", axis={"format": ".0%"}, scale={"domain": [0, 1.05]})
-    names = [PREDICTED, EXTRAPOLATED, IDEAL, MEASURED]
-    key: Row = {"field": "series", "type": "nominal", "title": None}
-    colour = {**key, "scale": {"domain": names, "range": [COLOURS[0], COLOURS[0], GREY, COLOURS[1]]}, "legend": None}
-    line = {"type": "line", "strokeWidth": 1.5}
-    dashes = {
-        **key,
-        "scale": {"domain": names[:3], "range": [[1, 0], [6, 4], [2, 3]]},
-        "legend": {"orient": "top", "symbolType": "stroke", "symbolSize": 300},
-    }
-    shape = {
-        **key,
-        "scale": {"domain": [MEASURED], "range": ["circle"]},
-        "legend": {"orient": "top", "symbolSize": 150, "symbolFillColor": COLOURS[1], "symbolStrokeColor": COLOURS[1]},
-    }
-    lines = {"x": x, "color": colour, "strokeDash": dashes}
-    above = layers(
-        curve,
-        {"mark": line, "encoding": {**lines, "y": rate}},
-        {
-            "data": {"values": measured},
-            "mark": {"type": "point", "filled": True, "size": 80},
-            "encoding": {"x": x, "y": rate, "color": colour, "shape": shape},
-        },
-    )
-    judged = [row for row in curve if row["series"] != IDEAL]
-    below = layers(judged, {"mark": line, "encoding": {**lines, "y": efficiency}})
+    names, dashes = [PREDICTED, EXTRAPOLATED, IDEAL], [[1, 0], [6, 4], [2, 3]]
+    colours = {"domain": [*names, MEASURED], "range": [COLOURS[0], COLOURS[0], GREY, COLOURS[1]]}
+    of_lines = {"orient": "top", "symbolType": "stroke", "symbolSize": 300}
+    of_points = {"symbolSize": 150, "symbolFillColor": COLOURS[1], "symbolStrokeColor": COLOURS[1]}
+    colour = nominal("series", scale=colours, legend=None)
+    dash = nominal("series", scale={"domain": names, "range": dashes}, legend=of_lines)
+    shape = nominal("series", scale={"domain": [MEASURED], "range": ["circle"]}, legend={"orient": "top", **of_points})
+    line, lines = {"type": "line", "strokeWidth": 1.5}, {"x": x, "color": colour, "strokeDash": dash}
+    points = layer({"type": "point", "filled": True, "size": 80}, x=x, y=rate, color=colour, shape=shape)
+    above = layers(curve, layer(line, **lines, y=rate), {"data": {"values": measured}, **points})
+    below = layers([row for row in curve if row["series"] != IDEAL], layer(line, **lines, y=efficiency))
     last = sweep.predictions[-1]
     text = (
         "Samples per second and efficiency against the number of workers, as predicted, with what was measured: with "
         f"{units.counted(last.num_workers, 'worker')} {units.rate(last.throughput_samples_per_s.value)}, efficiency "
         f"{units.percent(last.efficiency.value)}."
     )
-    return Figure(
-        "prediction", report.title, text, {"vconcat": [{**each, "width": WIDTH_PX} for each in (above, below)]}
-    )
+    both = [{**each, "width": WIDTH_PX} for each in (above, below)]
+    return Figure("prediction", report.title, text, {"vconcat": both})
 
 
 def _curve(sweep: Sweep) -> list[Row]:
@@ -302,30 +268,10 @@ def _curve(sweep: Sweep) -> list[Row]:
     ideal = rates[0] * workers
     until = max((p.num_workers for p in sweep.predictions if not p.is_extrapolated), default=1)
     picked = np.unique(np.append(np.geomspace(1, len(workers), NUM_CURVE_POINTS).astype(int), until)) - 1
-    rows = []
-    for name, curve, kept in (
-        (IDEAL, ideal, workers > 0),
-        (PREDICTED, rates, workers <= until),
-        (EXTRAPOLATED, rates, workers >= until),
-    ):
-        rows += [
-            {
-                "series": name,
-                "workers": int(workers[i]),
-                "rate": float(curve[i]),
-                "efficiency": float(curve[i] / ideal[i]),
-            }
-            for i in picked
-            if kept[i]
-        ]
-    return rows
-
-
-def write_plot(path: Path, report: PredictionReport) -> None:
-    """Draw the plot into a file.
-
-    Raises:
-        RayparError: the file can't be written.
-    """
-    check_plot_path(path)
-    plot_of(report).save(path)
+    parts = ((IDEAL, ideal, workers > 0), (PREDICTED, rates, workers <= until), (EXTRAPOLATED, rates, workers >= until))
+    return [
+        {"series": name, "workers": int(workers[i]), "rate": float(of[i]), "efficiency": float(of[i] / ideal[i])}
+        for name, of, kept in parts
+        for i in picked
+        if kept[i]
+    ]
