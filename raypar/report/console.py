@@ -13,9 +13,10 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
+from raypar.report.fit import scaling_lines
 from raypar.report.points import LAYOUTS, legend, point_columns
 from raypar.report.profile import breakdown_section
-from raypar.report.sentences import effect_lines, goodput_lines, scaling_lines
+from raypar.report.sentences import effect_lines, goodput_lines
 from raypar.report.text import ascii_fallback, encoded, table_width, terminal_table, wrap_hanging
 from raypar.study.trial import point_label
 

@@ -30,9 +30,10 @@ from raypar.analysis.candidates import Constraints
 from raypar.analysis.recommend import recommend
 from raypar.provenance import versions
 from raypar.report.figures import figures_of
+from raypar.report.fit import scaling_lines
 from raypar.report.points import legend, point_columns
 from raypar.report.recommend import answer_lines, objective, settling_line
-from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines, scaling_lines
+from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines
 from raypar.report.text import Column, as_utf8, no_break_values, strip_control, value_column
 from raypar.report.vega import Figure, OmittedFigure, for_page, is_number, static_svg
 from raypar.study.trial import TrialResult, TrialState, latest, point_label

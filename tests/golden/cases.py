@@ -38,11 +38,12 @@ from raypar.report.compare import print_comparison, print_gate
 from raypar.report.console import print_report
 from raypar.report.export import markdown_of
 from raypar.report.figures import figures_of
+from raypar.report.fit import scaling_lines
 from raypar.report.live import LiveView
 from raypar.report.predict import PredictionReport, plot_of, print_prediction
 from raypar.report.profile import print_profile
 from raypar.report.recommend import print_recommendation
-from raypar.report.sentences import effect_lines, scaling_lines
+from raypar.report.sentences import effect_lines
 from raypar.report.vega import Figure, OmittedFigure
 from raypar.run import runner
 from raypar.study.space import Value
