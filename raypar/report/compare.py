@@ -30,11 +30,12 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
     if comparison.matched:
         print_table(console, list(_columns(comparison, is_wide=console.width >= WIDE)))
         console.print()
-        print_paragraph(console, legend(comparison))
+        print_paragraph(console, _legend(comparison))
         console.print()
-    for line in verdict_lines(comparison):
+    verdicts = [*_about_times(comparison), *_about_metric(comparison)]
+    for line in verdicts if comparison.matched else ["No point is in both studies: there is nothing to compare."]:
         print_paragraph(console, line)
-    others = (*excluded_lines(comparison), *difference_lines(comparison))
+    others = (*_excluded_lines(comparison), *_difference_lines(comparison))
     if others:
         console.print()
     for line in others:
@@ -42,41 +43,25 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
 
 
 def print_gate(console: Console, comparison: Comparison, allowed_share: float) -> None:
-    """Print what an allowance for B to be slower says."""
-    console.print()
-    for line in gate_lines(comparison, allowed_share):
-        print_paragraph(console, line)
-
-
-def verdict_lines(comparison: Comparison) -> tuple[str, ...]:
-    """Return sentences on B against A; differences within the intervals are ties."""
-    if not comparison.matched:
-        return ("No point is in both studies: there is nothing to compare.",)
-    return (*_about_times(comparison), *_about_metric(comparison))
-
-
-def gate_lines(comparison: Comparison, allowed_share: float) -> tuple[str, ...]:
-    """Return sentences on where B is slower than A by more than this share, and where that is open."""
+    """Print where B is slower than A by more than this share, and where that is open."""
     by_gate = comparison.gate(allowed_share)
     share = f"{100 * allowed_share:g} %"
     slower, unknown = by_gate[Gate.SLOWER], by_gate[Gate.UNKNOWN]
     total = units.counted(len(comparison.matched), "point")
-    lines = []
     if slower:
-        lines.append(f"Slower than allowed: B takes over {share} longer at {len(slower)} of {total}: {_named(slower)}.")
+        text = f"Slower than allowed: B takes over {share} longer at {len(slower)} of {total}: {_named(slower)}."
     elif not unknown:
-        lines.append(f"Within what is allowed: B takes at most {share} longer at all of {total}.")
+        text = f"Within what is allowed: B takes at most {share} longer at all of {total}."
     else:
-        lines.append(f"Not shown to be slower: no interval of {total} lies wholly above {share} longer.")
+        text = f"Not shown to be slower: no interval of {total} lies wholly above {share} longer."
+    console.print()
+    print_paragraph(console, text)
     if unknown:
-        lines.append(
-            f"The data can't tell whether B takes over {share} longer at {len(unknown)} of {total}: {_named(unknown)}. "
-            "More repeats narrow the intervals."
-        )
-    return tuple(lines)
+        unclear = f"The data can't tell whether B takes over {share} longer at {len(unknown)} of {total}"
+        print_paragraph(console, f"{unclear}: {_named(unknown)}. More repeats narrow the intervals.")
 
 
-def excluded_lines(comparison: Comparison) -> Iterator[str]:
+def _excluded_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the points and trials that are not compared, and why."""
     for name, sentence in zip("AB", comparison.excluded, strict=True):
         if sentence:
@@ -91,7 +76,7 @@ def excluded_lines(comparison: Comparison) -> Iterator[str]:
         yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
 
 
-def difference_lines(comparison: Comparison) -> Iterator[str]:
+def _difference_lines(comparison: Comparison) -> Iterator[str]:
     """Yield other differences of the studies, which may be behind a difference of their times."""
     means = dict.fromkeys(_changes(p.execution_changes) for p in comparison.matched if p.execution_changes)
     if means:
@@ -109,17 +94,13 @@ def difference_lines(comparison: Comparison) -> Iterator[str]:
             yield f"{name} ran code with changes that no commit has."
 
 
-def legend(comparison: Comparison) -> str:
+def _legend(comparison: Comparison) -> str:
     """Return the meaning of the columns and the scope of the intervals."""
-    text = (
-        f"time: {timed_part(comparison.time_metric)}, median; B/A: how many times as long B takes for the same work; "
-        "n: finished trials of A, of B."
-    )
+    text = f"time: {timed_part(comparison.time_metric)}, median; B/A: how many times as long B takes for the same work"
+    text += "; n: finished trials of A, of B."
     if any(p.ratio and p.ratio.low is not None for p in comparison.matched):
-        text += (
-            " Intervals: 95 %, the two as independent samples: they hold the scatter within each study, not what a "
-            "machine, a load or a day adds to all trials of one."
-        )
+        text += " Intervals: 95 %, the two as independent samples: they hold the scatter within each study, not what"
+        text += " a machine, a load or a day adds to all trials of one."
     return text
 
 
@@ -146,12 +127,10 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
 
 def _about_times(comparison: Comparison) -> Iterator[str]:
     total = units.counted(len(comparison.matched), "point")
-    for difference, word in ((Difference.SLOWER, "slower"), (Difference.FASTER, "faster")):
-        points = comparison.points_with(difference)
-        if points:
-            sign = 1 if difference is Difference.SLOWER else -1
-            most = max(points, key=lambda p: sign * (p.ratio.value if p.ratio else 0.0))
-            shown = f"{_label(most)}, {_ratio(most.ratio)} the time of A"
+    for difference, word, pick in ((Difference.SLOWER, "slower", max), (Difference.FASTER, "faster", min)):
+        if points := comparison.points_with(difference):
+            most = pick(points, key=lambda p: p.ratio.value if p.ratio else 0.0)
+            shown = f"{point_label(most.point)}, {_ratio(most.ratio)} the time of A"
             yield f"B is {word} at {len(points)} of {total}; most at {shown}."
     undecided = (
         (Difference.TIED, "Tied, for the interval of B/A holds 1"),
@@ -173,7 +152,7 @@ def _about_metric(comparison: Comparison) -> Iterator[str]:
     if differing:
         most, change = max(differing, key=lambda entry: abs(entry[1].value))
         unit = " percentage points" if units.is_share(comparison.metric) else ""
-        shown = f"{_label(most)}, {_change(comparison.metric, change)}{unit}"
+        shown = f"{point_label(most.point)}, {_change(comparison.metric, change)}{unit}"
         yield f"{of}B differs from A at {len(differing)} of {total}; most at {shown}."
     elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
         yield f"{of}the same at all of {total}."
@@ -199,14 +178,10 @@ def _change(metric: str, change: Estimate | None) -> str:
     return show(change.value) + brackets
 
 
-def _label(point: MatchedPoint) -> str:
-    return point_label(point.point)
-
-
 def _named(points: Sequence[MatchedPoint]) -> str:
     """The points with their ratios, the largest first."""
     ordered = sorted(points, key=lambda p: -(p.ratio.value if p.ratio else 0.0))
-    return _listed(f"{_label(p)} ({_ratio(p.ratio) if p.ratio else 'no time'})" for p in ordered)
+    return _listed(f"{point_label(p.point)} ({_ratio(p.ratio) if p.ratio else 'no time'})" for p in ordered)
 
 
 def _listed(texts: Iterable[str]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,13 +58,12 @@ def print_plan(
     estimate = f"about {units.seconds(estimated_s)}" if estimated_s is not None else "not known before the first trials"
     print_line(console, f"time for what is to run: {estimate}")
     if missing:
-        numbers = {
-            "order": [spec.order + 1 for spec in missing],
-            "block": [spec.repeat + 1 for spec in missing],
-            "workers": [spec.placement.num_workers for spec in missing],
-        }
-        columns = [Column(head, list(map(str, each)), True) for head, each in numbers.items()]
-        columns += [value_column(key, [spec.point[key] for spec in missing]) for key in study.space]
+        columns = [
+            value_column("order", [spec.order + 1 for spec in missing]),
+            value_column("block", [spec.repeat + 1 for spec in missing]),
+            value_column("workers", [spec.placement.num_workers for spec in missing]),
+            *(value_column(key, [spec.point[key] for spec in missing]) for key in study.space),
+        ]
         print_table(console, columns)
 
 
@@ -85,8 +85,7 @@ def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, 
     """One line per study: name, executions, finished and failed trials, when it was last used (Unix time)."""
     names, *counts, moments = map(list, zip(*studies, strict=True)) if studies else ([],) * 5
     used = [datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") for at in moments]
-    heads = ("executions", "finished", "failed")
-    numbers = [Column(head, list(map(str, each)), True) for head, each in zip(heads, counts, strict=True)]
+    numbers = map(value_column, ("executions", "finished", "failed"), counts)
     print_table(console, [Column("study", names), *numbers, Column("last used", used)])
 
 
@@ -159,31 +158,31 @@ class WorkAssumptions:
 def print_work(console: Console, title: str, work: Work, assumed: WorkAssumptions) -> None:
     """Weights, work by type of layer, and the least time of an iteration and of the training."""
 
-    def line(text: str) -> None:
-        print_line(console, text)
-
+    line = partial(print_line, console)
     line(f"{title}: {units.count(work.num_parameters)} weights")
-    of_macs = [layer for layer in work.layers if layer.is_of_macs]
-    others = [layer for layer in work.layers if not layer.is_of_macs]
-    line("\nof one sample, multiply-accumulates:")
-    print_table(console, _layer_columns(of_macs))
-    if others:
-        line("\nof one sample, operations of layers without multiply-accumulates:")
-        print_table(console, _layer_columns(others))
+    what = {True: "multiply-accumulates", False: "operations of layers without multiply-accumulates"}
+    for is_of_macs, counted in what.items():
+        layers = [layer for layer in work.layers if layer.is_of_macs is is_of_macs]
+        if layers or is_of_macs:
+            line(f"\nof one sample, {counted}:")
+            print_table(console, _layer_columns(layers))
     times = units.number(work.macs / work.macs_forward, 3) if work.macs_forward else units.MISSING
     line(
         f"\nforward and backward: {scaled(work.macs, 'MAC')} = {scaled(work.flop, 'FLOP')} a sample, "
         f"{times} times the forward pass"
     )
     line(f"peak: {scaled(assumed.peak_flops, 'FLOP/s')} ({assumed.peak_source})")
-    _print_time(
-        line, f"an iteration of {units.counted(assumed.batch_size, 'sample')}", work, assumed, assumed.batch_size
-    )
+    iteration = f"an iteration of {units.counted(assumed.batch_size, 'sample')}"
+    num_samples_of = {iteration: assumed.batch_size}
+    if assumed.num_samples is not None:
+        epochs = units.counted(assumed.epochs, "epoch")
+        training = f"training, {epochs} of {units.counted(assumed.num_samples, 'sample')}"
+        num_samples_of[training] = assumed.epochs * assumed.num_samples
+    for what_for, num_samples in num_samples_of.items():
+        least = units.seconds(work.min_time_s(num_samples, assumed.peak_flops))
+        line(f"{what_for}: {scaled(work.flop * num_samples, 'FLOP')}, at least {least}")
     if assumed.num_samples is None:
         line("training: the size of the training set is not known; give it with --samples N")
-        return
-    what = f"training, {units.counted(assumed.epochs, 'epoch')} of {units.counted(assumed.num_samples, 'sample')}"
-    _print_time(line, what, work, assumed, assumed.epochs * assumed.num_samples)
 
 
 def scaled(value: float, unit: str) -> str:
@@ -193,11 +192,6 @@ def scaled(value: float, unit: str) -> str:
             return f"{units.number(value / factor, 3)} {prefix}{unit}"
     text = units.compact(value)
     return f"{text[:-1]} {text[-1]}{unit}" if text[-1].isalpha() else f"{text} {unit}"
-
-
-def _print_time(line: Callable[[str], None], what: str, work: Work, assumed: WorkAssumptions, num_samples: int) -> None:
-    flop = scaled(work.flop * num_samples, "FLOP")
-    line(f"{what}: {flop}, at least {units.seconds(work.min_time_s(num_samples, assumed.peak_flops))}")
 
 
 def _layer_columns(layers: Sequence[LayerWork]) -> list[Column]:

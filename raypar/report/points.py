@@ -84,8 +84,7 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
         add("energy", lambda p: p.energy_j, partial(_interval, units.energy_interval, bounds=not brief))
     if layout.throughput:
         head = "samples\n/s" if layout.wrap_heads else "samples/s"
-        rates = partial(_interval, rate_interval)
-        add(head, lambda p: p.throughput, partial(rates, bounds=not brief))
+        add(head, lambda p: p.throughput, partial(_interval, rate_interval, bounds=not brief))
     columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [p.num_finished for p in points]))
     return columns
 

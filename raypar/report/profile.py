@@ -27,16 +27,7 @@ NAMES: Mapping[str, str] = {
     "bubble": "pipeline bubble",
     "other": "other",
 }
-_HEADS: Mapping[str, str] = {
-    "data_wait": "data",
-    "forward": "forw.",
-    "backward": "backw.",
-    "optimizer": "opt.",
-    "exposed_communication": "comm.",
-    "stragglers": "waits",
-    "bubble": "bubble",
-    "other": "other",
-}
+_HEADS = dict(zip(NAMES, ("data", "forw.", "backw.", "opt.", "comm.", "waits", "bubble", "other"), strict=True))
 
 
 def print_profile(console: Console, title: str, profile: Profile, traces: str = "") -> None:
@@ -55,16 +46,16 @@ def sentences(profile: Profile) -> list[str]:
     """Return the sentences of a profile: its largest part, communication, waiting, utilisation, overhead."""
     mean = profile.mean
     largest = max(PARTS, key=lambda part: mean.parts[part])
-    lines = [f"Most of a step is {NAMES[largest]}: {_share(mean, largest)}{_of_ranks(profile)}."]
+    of_ranks = " (mean of the ranks)" if len(profile.ranks) > 1 else ""
+    lines = [f"Most of a step is {NAMES[largest]}: {_share(mean, largest)}{of_ranks}."]
     lines += _about_communication(profile)
     lines += _about_waiting(profile)
+    used = "the work of this network can't be counted"
     if profile.utilisation is not None:
-        lines.append(
-            f"Model FLOP utilisation: {units.percent(profile.utilisation, 1)} of the "
-            f"{scaled(profile.peak_flops or 0.0, 'FLOP/s')} that matrix products reach on {_all_workers(profile)}."
-        )
-    else:
-        lines.append("Model FLOP utilisation: the work of this network can't be counted.")
+        num, peak = len(profile.ranks), scaled(profile.peak_flops or 0.0, "FLOP/s")
+        used = f"{units.percent(profile.utilisation, 1)} of the {peak} that matrix products reach on "
+        used += f"all {num} workers at once" if num > 1 else "it"
+    lines.append(f"Model FLOP utilisation: {used}.")
     overhead = units.percent(abs(profile.overhead))
     change = f"adds {overhead}" if profile.overhead >= 0 else f"adds nothing that shows ({overhead} less)"
     lines.append(f"A step takes {units.seconds(profile.step_s)} without the profiler, which {change}.")
@@ -169,12 +160,3 @@ def _about_waiting(profile: Profile) -> Iterator[str]:
 
 def _share(breakdown: Breakdown, part: str) -> str:
     return units.percent(breakdown.parts[part] / breakdown.step_s)
-
-
-def _of_ranks(profile: Profile) -> str:
-    return " (mean of the ranks)" if len(profile.ranks) > 1 else ""
-
-
-def _all_workers(profile: Profile) -> str:
-    num = len(profile.ranks)
-    return f"all {num} workers at once" if num > 1 else "it"

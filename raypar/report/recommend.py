@@ -5,7 +5,7 @@ Formulas aside, plain sentences; the command that would settle it stands in a li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
@@ -28,18 +28,16 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
     """The table's columns; a quantity that no row has is left out."""
     metric = advice.question.metric
     marks = [(">" if c is advice.chosen else " ") + ("*" if c.is_on_front else " ") for c in rows]
-    times = [
-        _time(c.time_s) if intervals else units.seconds_interval(c.time_s.value if c.time_s else None) for c in rows
-    ]
+    times = [_time(c.time_s) if intervals else units.seconds_interval(_value(c.time_s)) for c in rows]
     every = [
         Column("", marks),
         Column("point", [point_label(c.point) for c in rows], is_prose=True),
         Column("reached" if advice.constraints.target else "n", list(map(_count, rows)), True),
         Column("time", times, True),
-        Column(metric, [units.score(metric, c.metric.value if c.metric else None) for c in rows], True),
-        Column("eff.", [units.percent(c.efficiency.value if c.efficiency else None) for c in rows], True),
-        Column("cost", [units.number(c.cost.value if c.cost else None, 3) for c in rows], True),
-        Column("energy", [units.energy(c.energy_j.value if c.energy_j else None) for c in rows], True),
+        Column(metric, [units.score(metric, _value(c.metric)) for c in rows], True),
+        Column("eff.", [units.percent(_value(c.efficiency)) for c in rows], True),
+        Column("cost", [units.number(_value(c.cost), 3) for c in rows], True),
+        Column("energy", [units.energy(_value(c.energy_j)) for c in rows], True),
         Column("left out because", [c.exclusion for c in rows], is_prose=True),
     ]
     return [*every[:4], *(column for column in every[4:] if set(column.cells) - {units.MISSING, ""})]
@@ -56,11 +54,16 @@ def ranked(advice: Recommendation) -> list[Candidate]:
     return sorted(advice.candidates, key=lambda c: (c is not advice.chosen, bool(c.exclusion), c.median_s))
 
 
+def _value(estimate: Estimate | None) -> float | None:
+    return estimate.value if estimate else None
+
+
 def _time(time_s: Estimate | None) -> str:
     return units.seconds_interval(time_s.value, time_s.low, time_s.high) if time_s else units.MISSING
 
 
 MAX_NAMED = 4
+UNPAID = "what is not in that time is not paid for here"
 _STARTS = {
     Start.FIRST_STEP: "Times run from the first timed step to the evaluation that reaches the target; start-up, "
     "warm-up and evaluation are not in them.",
@@ -78,8 +81,8 @@ def print_recommendation(
         to_settle: the command that runs the trials that would settle it, or else what to do instead.
         is_command: which of the two; a command's line is never broken.
     """
-
-    study = " ".join([advice.question.study_name, *_only(advice)])
+    only = [f"{key}={','.join(map(units.value_of, values))}" for key, values in advice.constraints.only.items()]
+    study = " ".join([advice.question.study_name, *only])
     print_paragraph(console, f"Study {study}: {objective(advice)}.")
     console.print()
     rows = ranked(advice)[:MAX_ROWS]
@@ -105,36 +108,27 @@ def print_recommendation(
         print_paragraph(console, text)
 
 
-def _only(advice: Recommendation) -> list[str]:
-    return [f"{key}={','.join(map(units.value_of, values))}" for key, values in advice.constraints.only.items()]
-
-
 def objective(advice: Recommendation) -> str:
     """Return the objective: ``the fastest whose accuracy can't be told from the best``."""
     constraints, question = advice.constraints, advice.question
-    limits = []
-    if constraints.max_time_s is not None:
-        limits.append(f"in {units.seconds(constraints.max_time_s)} at most")
-    if constraints.max_cost is not None:
-        limits.append(f"for {constraints.max_cost:g} at most")
-    if constraints.max_energy_j is not None:
-        limits.append(f"with {units.energy(constraints.max_energy_j)} at most")
-    if constraints.min_efficiency is not None:
-        limits.append(f"with an efficiency of {units.percent(constraints.min_efficiency)} or more")
-    if constraints.min_metric is not None:
-        limits.append(f"with {_target(Target(question.metric, constraints.min_metric, question.mode))} at the end")
+    limits: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
+        ("in {} at most", constraints.max_time_s, units.seconds),
+        ("for {} at most", constraints.max_cost, "{:g}".format),
+        ("with {} at most", constraints.max_energy_j, units.energy),
+        ("with an efficiency of {} or more", constraints.min_efficiency, units.percent),
+        ("with {} at the end", constraints.min_metric, lambda m: _target(Target(question.metric, m, question.mode))),
+    )
     what = "the fastest"
     if constraints.target is not None:
         what += f" to {_target(constraints.target)}"
     elif any(c.metric for c in advice.candidates):
         what += f" whose {question.metric} can't be told from the best"
-    return ", ".join([what, *limits])
+    return ", ".join([what, *(text.format(show(limit)) for text, limit, show in limits if limit is not None)])
 
 
 def _target(target: Target) -> str:
-    return (
-        f"{target.metric} {units.score(target.metric, target.value)} {'or more' if target.mode == 'max' else 'or less'}"
-    )
+    side = "or more" if target.mode == "max" else "or less"
+    return f"{target.metric} {units.score(target.metric, target.value)} {side}"
 
 
 def answer_lines(advice: Recommendation) -> Iterator[str]:
@@ -144,13 +138,12 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
         yield from _nothing(advice)
         return
     name = point_label(chosen.point)
-    if advice.decision is Decision.UNCLEAR:
-        yield f"The study can't tell which is the fastest. Best guess: {name}, {_what(advice, chosen)}{_why(advice)}."
-    else:
-        yield f"Take {name}: {_what(advice, chosen)}{_why(advice)}."
+    is_unclear = advice.decision is Decision.UNCLEAR
+    take = f"The study can't tell which is the fastest. Best guess: {name}," if is_unclear else f"Take {name}:"
+    yield f"{take} {_what(advice, chosen)}{_why(advice, chosen)}."
     if advice.runner_up is None or advice.lead is None:
         left = "point" if len(advice.candidates) == 1 else "one that does what is asked for"
-        doubt = ", by one trial each" if advice.decision is Decision.UNCLEAR else ""
+        doubt = ", by one trial each" if is_unclear else ""
         yield f"There is no runner-up: it is the only {left}{doubt}."
         return
     lead = units.ratio_interval(advice.lead.value, advice.lead.low, advice.lead.high)
@@ -159,20 +152,19 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
 
 
 def _what(advice: Recommendation, chosen: Candidate) -> str:
+    target = f" to {_target(advice.constraints.target)}" if advice.constraints.target else ""
     cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
     cost += f", {units.energy(chosen.energy_j.value)}" if chosen.energy_j else ""
-    time = _time(chosen.time_s)
-    return f"{time} to {_target(advice.constraints.target)}{cost}" if advice.constraints.target else f"{time}{cost}"
+    return f"{_time(chosen.time_s)}{target}{cost}"
 
 
-def _why(advice: Recommendation) -> str:
-    if not advice.rivals or advice.chosen is None:
-        others = sum(not c.exclusion for c in advice.candidates) - 1
-        return f", faster than the {'other one' if others == 1 else f'{others} others'} by more than chance" * (
-            others > 0
-        )
+def _why(advice: Recommendation, chosen: Candidate) -> str:
+    if not advice.rivals:
+        num = sum(not c.exclusion for c in advice.candidates) - 1
+        others = "other one" if num == 1 else f"{num} others"
+        return f", faster than the {others} by more than chance" if num > 0 else ""
     tied = _named([point_label(c.point) for c in advice.rivals])
-    num_workers = advice.chosen.num_workers or 0
+    num_workers = chosen.num_workers or 0
     counts = [c.num_workers or 0 for c in advice.rivals]
     if min(counts) < num_workers:
         reason = f"those with fewer workers are slower by more than {units.percent(MARGIN)} in the median"
@@ -182,25 +174,23 @@ def _why(advice: Recommendation) -> str:
         reason = "it has the fewest workers of them"
     if advice.decision is Decision.TIED:
         return f"; it is tied with {tied}, and {reason}"
-    return f"; it can't be told from {tied}" + (f", and {reason}" if advice.chosen is not advice.leader else "")
+    return f"; it can't be told from {tied}" + (f", and {reason}" if chosen is not advice.leader else "")
 
 
 def _sure(advice: Recommendation, confidence: Confidence | None) -> str:
     if confidence is None:
         return "How sure: not at all, by one trial each there is no telling."
-    if advice.chosen is advice.leader:
-        claim = "it is the fastest"
-    else:
-        claim = f"it takes at most {units.percent(MARGIN)} longer than the fastest"
+    claim = f"it takes at most {units.percent(MARGIN)} longer than the fastest"
+    claim = "it is the fastest" if advice.chosen is advice.leader else claim
     num_others = sum(not c.exclusion for c in advice.candidates) - 1
     if num_others > 1 and confidence.share <= 1 / (num_others + 1):
         return f"How sure: hardly. That {claim} is little more than a guess among {num_others + 1}."
     # Of several others, Bonferroni's bound.
     share = "at least " * (num_others > 1) + units.percent(confidence.share)
     share = "more than 99 %" if confidence.share > 0.995 else share
-    counted = units.counted(confidence.num_samples, "trial") + " each"
-    counted += ", paired by block" if confidence.is_paired else ", compared unpaired"
-    return f"How sure: {share} that {claim} ({confidence.basis}; {counted})."
+    how = f"{units.counted(confidence.num_samples, 'trial')} each, "
+    how += "paired by block" if confidence.is_paired else "compared unpaired"
+    return f"How sure: {share} that {claim} ({confidence.basis}; {how})."
 
 
 def _nothing(advice: Recommendation) -> Iterator[str]:
@@ -213,32 +203,29 @@ def _nothing(advice: Recommendation) -> Iterator[str]:
         seen = [(t.best, c) for c in advice.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
         if seen:
             best, where = max(seen, key=lambda entry: gain(target.mode, entry[0]))
-            yield (
-                f"The best {target.metric} of any evaluation was {units.score(target.metric, best)}, at "
-                f"{point_label(where.point)}: ask for less, or train longer (--set epochs=…)."
-            )
+            value = f"{units.score(target.metric, best)}, at {point_label(where.point)}"
+            advised = "ask for less, or train longer (--set epochs=…)"
+            yield f"The best {target.metric} of any evaluation was {value}: {advised}."
     else:
         yield "Ask for less: the table says which limit each point misses."
 
 
 def settling_line(settling: Settling) -> str:
     """Return the trials that would tell the points apart."""
-    names = _named([point_label(point) for point in settling.points])
-    if settling.num_repeats is None:
-        return (
-            f"What would settle it: nothing short of more than a hundred repeats of {names}. Longer trials are "
-            "steadier; or leave other load off the machine."
+    names, num = _named([point_label(point) for point in settling.points]), settling.num_repeats
+    if num is None:
+        text = (
+            f"nothing short of more than a hundred repeats of {names}. Longer trials are steadier; or leave other load "
         )
-    if not settling.spread_is_known:
-        return (
-            f"What would settle it: {settling.num_repeats} repeats each, to begin with, of {names}. One trial each "
-            "does not say how much they vary."
+        text += "off the machine"
+    elif not settling.spread_is_known:
+        text = f"{num} repeats each, to begin with, of {names}. One trial each does not say how much they vary"
+    else:
+        text = (
+            f"about {num} repeats each of {names}, by a normal test of the log ratio with the spread seen so far and "
         )
-    return (
-        f"What would settle it: about {settling.num_repeats} repeats each of {names}, by a normal test of the log "
-        f"ratio with the spread seen so far and 80 % power: enough to tell them apart, or to know that they are within "
-        f"{units.percent(MARGIN)}."
-    )
+        text += f"80 % power: enough to tell them apart, or to know that they are within {units.percent(MARGIN)}"
+    return f"What would settle it: {text}."
 
 
 def _notes(advice: Recommendation) -> Iterator[str]:
@@ -252,22 +239,17 @@ def _notes(advice: Recommendation) -> Iterator[str]:
     priced = any(c.cost for c in advice.candidates)
     energies = [c.energy_j for c in advice.candidates if c.time_s]
     more = [axis for axis, is_known in (("cost", priced), ("energy", energies and all(energies))) if is_known]
-    axes = ["time", advice.question.metric, *more]
-    is_repeated = any(len(c.times) > 1 for c in advice.candidates)
-    yield (
-        f"* on the Pareto front of {', '.join(axes[:-1])} and {axes[-1]}: no other point is at least as good in all of "
-        f"them by its median, and better in one{' by more than chance' if is_repeated else ''}."
-    )
+    axes = units.listed(["time", advice.question.metric, *more], 4, word="and")
+    chance = " by more than chance" if any(len(c.times) > 1 for c in advice.candidates) else ""
+    text = "no other point is at least as good in all of them by its median, and better in one"
+    yield f"* on the Pareto front of {axes}: {text}{chance}."
     if advice.constraints.target is not None:
         yield _STARTS[advice.constraints.start]
         yield from _censored(advice.candidates)
     elif advice.time_metric != TRAIN_TIME:
         yield "Times are of whole trials: raypar can't look into a train loop."
     if priced:
-        yield (
-            "Cost: nodes × hours × price of a node-hour, of the time shown; what is not in that time is not paid for "
-            "here."
-        )
+        yield f"Cost: nodes × hours × price of a node-hour, of the time shown; {UNPAID}."
     if any(energies):
         source = advice.energy_source
         shared = "; a package's is that of all that runs on it, idling included" if PACKAGES in source else ""
@@ -281,15 +263,11 @@ def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:
     some = [
         point_label(c.point)
         for c in candidates
-        if c.to_target is not None
-        and c.to_target.num_in(TargetStatus.REACHED)
-        and c.to_target.num_in(TargetStatus.MISSED)
+        if c.to_target and all(c.to_target.num_in(status) for status in (TargetStatus.REACHED, TargetStatus.MISSED))
     ]
     if some:
-        yield (
-            f"Not every trial reached the target at {_named(some)}: the others count as longer, and there is no "
-            "median where they are half or more."
-        )
+        text = "the others count as longer, and there is no median where they are half or more"
+        yield f"Not every trial reached the target at {_named(some)}: {text}."
 
 
 def _named(labels: Sequence[str]) -> str:

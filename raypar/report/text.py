@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -126,20 +126,15 @@ def terminal_table(
     """
     columns = [encoded(column, encoding) for column in columns]
     num_lines = max(column.head.count("\n") for column in columns)
-    dash = ascii_fallback("─", encoding)
-    blank = "    \n"
+    blank, dash = "    \n", ascii_fallback("─", encoding)
     box = Box(f"{blank}{blank} {dash}{dash} \n{blank * 4}    ", ascii=True) if rule else None
     gap = GAP if _least_width(columns, GAP) <= width else 1
     # Between columns, a box has a character of its own.
-    padding = (0, gap - bool(rule), 0, 0)
-    table = Table(box=box, show_edge=False, header_style="bold", pad_edge=False, padding=padding)
+    table = Table(box=box, show_edge=False, header_style="bold", pad_edge=False, padding=(0, gap - bool(rule), 0, 0))
     for column, column_width in zip(columns, _widths(columns, width, gap), strict=True):
-        table.add_column(
-            Text("\n" * (num_lines - column.head.count("\n")) + column.head),
-            justify="right" if column.is_number else "left",
-            width=column_width,
-            overflow="fold",
-        )
+        head = Text("\n" * (num_lines - column.head.count("\n")) + column.head)
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(head, justify=justify, width=column_width, overflow="fold")
     rows = list(zip(*(column.cells for column in columns), strict=True))
     for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
         # Text, not markup: an interval's brackets would be taken for a style.

@@ -73,17 +73,16 @@ class OmittedFigure:
     reason: str
 
 
-def for_page(figure: Figure) -> Spec:
+def for_page(figure: Figure, width: int | str = "container") -> Spec:
     """Return the spec for a page that draws it: as wide as its place, in the page's colour of text."""
-    return {**_without_control(figure.spec), "width": "container", "config": _config("currentColor")}
+    return {**_without_control(figure.spec), "width": width, "config": _config("currentColor")}
 
 
 def static_svg(figure: Figure) -> str:
     """Return the drawing for a page, in the page's colour of text."""
     import vl_convert
 
-    spec = {**_without_control(figure.spec), "width": WIDTH_PX, "config": _config("currentColor")}
-    return vl_convert.vegalite_to_svg(spec)
+    return vl_convert.vegalite_to_svg(for_page(figure, WIDTH_PX))
 
 
 def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
@@ -145,20 +144,16 @@ def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
     if len(set(names)) < len(names):
         names = [point_label(point) for point in points]
     axis = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "start", "titleBaseline": "bottom", "titleY": -4}
-    title = ", ".join(keys) or None
-    return {"field": "point", "type": "nominal", "title": title, "sort": None, "axis": axis}, names
+    return nominal("point", ", ".join(keys) or None, sort=None, axis=axis), names
 
 
 def series(names: Sequence[str], channel: Literal["color", "shape"] = "color", title: str | None = None) -> Spec:
     """Return the colours or shapes of at most `MAX_SERIES` series, in the order given."""
     columns = 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
-    return {
-        "field": "series",
-        "type": "nominal",
-        "title": title,
-        "scale": {"domain": list(names), "range": list((COLOURS if channel == "color" else SHAPES)[: len(names)])},
-        "legend": {"orient": "top", "labelLimit": 260, "columns": columns} if len(names) > 1 else None,
-    }
+    styles = COLOURS if channel == "color" else SHAPES
+    scale = {"domain": list(names), "range": list(styles[: len(names)])}
+    legend = {"orient": "top", "labelLimit": 260, "columns": columns} if len(names) > 1 else None
+    return nominal("series", title, scale=scale, legend=legend)
 
 
 def metric_axis(metric: str) -> Spec:
@@ -168,7 +163,7 @@ def metric_axis(metric: str) -> Spec:
 
 def tooltip(**titles: str) -> list[Spec]:
     """Return the fields, with their titles, that are shown where the pointer is over a row."""
-    return [{"field": name, "type": "nominal", "title": title} for name, title in titles.items()]
+    return [nominal(name, title) for name, title in titles.items()]
 
 
 def pick(field: str) -> list[Spec]:
@@ -181,34 +176,29 @@ PICKED: Mapping[str, Any] = {"condition": {"param": "picked", "value": 1}, "valu
 
 def line_layer(x: Spec, y: Spec, **channels: Any) -> Spec:
     """Return a layer of curves."""
-    return {
-        "mark": {"type": "line", "strokeWidth": 1.5},
-        "encoding": {"x": x, "y": y, **channels, "opacity": PICKED},
-    }
+    return layer({"type": "line", "strokeWidth": 1.5}, x=x, y=y, **channels, opacity=PICKED)
 
 
 def point_layer(
     names: Sequence[str], x: Spec, y: Spec, *, size: int = 80, title: str | None = None, **tips: str
 ) -> Spec:
     """Return a layer of one mark a row, in its series' colour and shape; `tips`: see `tooltip`."""
-    return {
-        "params": pick("series"),
-        "mark": {"type": "point", "filled": True, "size": size},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": series(names, title=title),
-            "shape": series(names, "shape", title),
-            "opacity": PICKED,
-            "tooltip": tooltip(**tips),
-        },
-    }
+    drawn = layer(
+        {"type": "point", "filled": True, "size": size},
+        x=x,
+        y=y,
+        color=series(names, title=title),
+        shape=series(names, "shape", title),
+        opacity=PICKED,
+        tooltip=tooltip(**tips),
+    )
+    return {"params": pick("series"), **drawn}
 
 
 def reference_layer(y: Spec) -> Spec:
     """Return a dotted line at 1."""
     mark = {"type": "rule", "strokeDash": [2, 4], "color": GREY, "strokeWidth": 1.5}
-    return {"data": {"values": [{"value": 1}]}, "mark": mark, "encoding": {"y": y}}
+    return {"data": {"values": [{"value": 1}]}, **layer(mark, y=y)}
 
 
 def stroke_legend() -> Spec:
@@ -230,11 +220,10 @@ def within(rows: Sequence[Row], name: str = "value", *, log: bool = False) -> tu
     Two trials may have an interval of a factor of a million: in full, it would hide all else.
     """
     values = [row[name] for row in rows]
+    margin = max(max(values) - min(values), abs(max(values)))
+    limits = min(values) - margin, max(values) + margin
     if log:
         limits = min(values) / MAX_BOUND_FACTOR, max(values) * MAX_BOUND_FACTOR
-    else:
-        margin = max(max(values) - min(values), abs(max(values)))
-        limits = min(values) - margin, max(values) + margin
     low, high = f"{name}_low", f"{name}_high"
     kept = [{**row, low: max(row[low], limits[0]), high: min(row[high], limits[1])} for row in rows]
     is_cut = any(row[low] < limits[0] or row[high] > limits[1] for row in rows)
