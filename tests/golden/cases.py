@@ -33,7 +33,7 @@ from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
 from raypar.predict.predict import JobSpec, predict
 from raypar.predict.step_model import Communication, LayerCost
-from raypar.report import figures_trials
+from raypar.report import figures as report_figures
 from raypar.report.compare import print_comparison, print_gate
 from raypar.report.console import print_report
 from raypar.report.export import markdown_of
@@ -459,7 +459,7 @@ def figures() -> Cases:
     drawn_lr = [make_result({"lr": i / 7, "momentum": i / 9}) for i in range(8)]
     shares = [make_result({"lr": 0.1}, r, 4.0 + r, 0.5 + r / 2) for r in (0, 1)]
     best = "learning", reported(range(9), "accuracy", *(x / 9 for x in range(9)), num_reports=2)
-    with patch.multiple(figures_trials, MAX_REPORTS=24, MAX_CURVES=1):
+    with patch.multiple(report_figures, MAX_REPORTS=24, MAX_CURVES=1):
         thinned = drawn("learning", full, both)
     return {
         "no results": drawn("omitted", [], both),
