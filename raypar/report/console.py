@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from raypar import units
@@ -21,48 +21,43 @@ from raypar.report.text import ascii_fallback, encoded, table_width, terminal_ta
 from raypar.study.trial import point_label
 
 
-class StudyReport:
-    """Report as a rich renderable that fits itself to the console's width and encoding."""
-
-    def __init__(self, analysis: StudyAnalysis) -> None:
-        self.analysis = analysis
-        # Here: fitting takes a second, and a console may ask for the lines more than once.
-        self.scaling = scaling_lines(analysis.question.study_name, analysis.worker_groups)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        analysis, width, encoding = self.analysis, options.max_width, options.encoding
-
-        def paragraph(text: str, indent: int = 0, style: str = "") -> Iterator[Text]:
-            for line in wrap_hanging(ascii_fallback(text, encoding), width, indent):
-                # Folded, where a path is longer than the line: rich would cut it.
-                yield Text(line, style=style, overflow="fold")
-
-        counts = f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}"
-        yield from paragraph(f"{analysis.question.study_name or 'study'}: {counts}", style="bold")
-        yield Text("")
-        if analysis.points:
-            yield from _points(analysis, width, encoding)
-            yield Text("")
-            yield from paragraph(legend(analysis), style="dim")
-            yield Text("")
-        for verdict in analysis.verdicts:
-            yield from paragraph(verdict)
-        for section in (self.scaling, effect_lines(analysis), goodput_lines(analysis)):
-            if section:
-                yield Text("")
-            for indent, line in section:
-                yield from paragraph(line, indent)
-        yield from breakdown_section(analysis.profiles, width, encoding)
-        if analysis.warnings:
-            yield Text("")
-        for finding in analysis.warnings:
-            yield from paragraph(f"Warning: {finding.detail}")
-            yield from paragraph(f"→ {finding.advice}", 2)
-
-
 def print_report(analysis: StudyAnalysis, console: Console) -> None:
-    """Print the report."""
-    console.print(StudyReport(analysis))
+    """Print the report, fitted to the console's width and encoding."""
+    for part in _parts(analysis, console.width, console.encoding):
+        console.print(part)
+
+
+def _parts(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[RenderableType]:
+    def paragraph(text: str, indent: int = 0, style: str = "") -> Iterator[Text]:
+        for line in wrap_hanging(ascii_fallback(text, encoding), width, indent):
+            # Folded, where a path is longer than the line: rich would cut it.
+            yield Text(line, style=style, overflow="fold")
+
+    counts = f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}"
+    yield from paragraph(f"{analysis.question.study_name or 'study'}: {counts}", style="bold")
+    yield Text("")
+    if analysis.points:
+        yield from _points(analysis, width, encoding)
+        yield Text("")
+        yield from paragraph(legend(analysis), style="dim")
+        yield Text("")
+    for verdict in analysis.verdicts:
+        yield from paragraph(verdict)
+    for section in (
+        scaling_lines(analysis.question.study_name, analysis.worker_groups),
+        effect_lines(analysis),
+        goodput_lines(analysis),
+    ):
+        if section:
+            yield Text("")
+        for indent, line in section:
+            yield from paragraph(line, indent)
+    yield from breakdown_section(analysis.profiles, width, encoding)
+    if analysis.warnings:
+        yield Text("")
+    for finding in analysis.warnings:
+        yield from paragraph(f"Warning: {finding.detail}")
+        yield from paragraph(f"→ {finding.advice}", 2)
 
 
 def _points(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[RenderableType]:

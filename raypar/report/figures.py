@@ -9,6 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -212,6 +213,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     best, others = ([row for row in rows if row["series"] == kind] for kind in (ON_FRONT, OFF_FRONT))
     shown = [row for kind in (best, others) for row in vega.thinned(kind, MAX_DRAWN_POINTS)]
     edge = pareto_front([(row["time"], -gain(analysis.question.mode, row["value"])) for row in best])
+    on_edge = sorted((best[i] for i in edge), key=lambda row: float(row["time"]))
     x = quantity("time", _time_title(analysis))
     y = quantity("value", metric, axis=vega.metric_axis(metric))
     names = [ON_FRONT, OFF_FRONT]
@@ -219,10 +221,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     rule, colour = {"type": "rule", "strokeWidth": 1}, vega.series(names)
     spec = layers(
         shown,
-        {
-            "data": {"values": sorted((best[i] for i in edge), key=lambda row: float(row["time"]))},
-            **layer(front_line, x=x, y=y),
-        },
+        {"data": {"values": on_edge}, **layer(front_line, x=x, y=y)},
         layer(rule, x={**x, "field": "time_low"}, x2={"field": "time_high"}, y=y, color=colour),
         layer(rule, x=x, y={**y, "field": "value_low"}, y2={"field": "value_high"}, color=colour),
         vega.point_layer(names, x, y, point="point", time_shown="time", shown="metric"),
@@ -247,52 +246,50 @@ MIN_FILLED = 0.5  # of a heat map's cells; a search's points leave nearly all of
 
 def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median time over two swept hyperparameters, for a study that sweeps two."""
-    cells = [
-        (p.point, t.value, units.seconds(t.value), units.seconds_interval(t.value, t.low, t.high))
-        for p in analysis.points
-        if (t := p.time_s) is not None
-    ]
-    return _heat_map(analysis, cells, "heat_map", "Time", _time_title(analysis), "fast")
+    cells = [(p.point, p.time_s) for p in analysis.points if p.time_s is not None]
+    shows = (units.seconds, units.seconds_interval)
+    return _heat_map(analysis, cells, shows, "heat_map", "Time", _time_title(analysis), "fast")
 
 
 def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median metric over two swept hyperparameters, for a study that sweeps two."""
     name = analysis.question.metric
-    cells = [
-        (p.point, m.value, units.score(name, m.value), units.score_interval(name, m.value, m.low, m.high))
-        for p in analysis.points
-        if (m := p.metric) is not None
-    ]
-    return _heat_map(analysis, cells, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
+    cells = [(p.point, p.metric) for p in analysis.points if p.metric is not None]
+    shows = (partial(units.score, name), partial(units.score_interval, name))
+    return _heat_map(analysis, cells, shows, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
 
 
 def _heat_map(
     analysis: StudyAnalysis,
-    cells: Sequence[tuple[Mapping[str, Value], float, str, str]],
+    cells: Sequence[tuple[Mapping[str, Value], Estimate]],
+    shows: tuple[Callable[[float], str], Callable[[float, float | None, float | None], str]],
     key: str,
     what: str,
     legend: str,
     dark_is: str,
 ) -> Figure | OmittedFigure:
-    """The figure of points with their values, as written on a cell and as shown in words."""
+    """The figure of points with their values; `shows`: one as written on a cell, and as shown in words."""
     keys = analysis.question.space_keys
     reason = f"it shows two swept hyperparameters, and there are {len(keys)}"
     if len(keys) == 2:
-        across, down = ([units.value_of(point.get(k)) for point, *_ in cells] for k in keys)
+        across, down = ([units.value_of(point.get(k)) for point, _ in cells] for k in keys)
         columns, lines = len(set(across)), len(set(down))
         reason = _no_grid(columns, lines, len(cells))
     if reason:
         return OmittedFigure(f"{what} as a heat map", reason)
-    values = [value for _, value, *_ in cells]
+    values = [e.value for _, e in cells]
     middle = (min(values) + max(values)) / 2
+    one, interval = shows
     # Cividis goes from dark to light: what is written on a cell has to stand out from it.
-    rows = [
-        {"across": x, "down": y, "value": value, "short": short, "shown": shown, "ink": INKS[value > middle]}
-        for (_, value, short, shown), x, y in zip(cells, across, down, strict=True)
+    rows: list[Row] = [
+        {"across": x, "down": y, "value": e.value, "short": one(e.value), "shown": interval(e.value, e.low, e.high)}
+        | {"ink": INKS[e.value > middle]}
+        for (_, e), x, y in zip(cells, across, down, strict=True)
     ]
     is_broad = sum(map(len, set(across))) > MAX_AXIS_LETTERS
     axis = {"labelAngle": -45, "labelLimit": 120} if is_broad else {"labelAngle": 0}
-    x, y = nominal("across", keys[0], sort=None, axis=axis), nominal("down", keys[1], sort=_ordered(cells, keys[1]))
+    x = nominal("across", keys[0], sort=None, axis=axis)
+    y = nominal("down", keys[1], sort=_ordered([point.get(keys[1]) for point, _ in cells]))
     gradient = {"orient": "top", "gradientLength": 200, **vega.metric_axis(legend)}
     colour = {**quantity("value", legend), "scale": {"scheme": "cividis"}, "legend": gradient}
     drawn = [layer("rect", x=x, y=y, color=colour, tooltip=vega.tooltip(across=keys[0], down=keys[1], shown=what))]
@@ -320,9 +317,8 @@ def _shares(metric: str, row: Row) -> Row:
     return {k: min(max(v, 0.0), 1.0) for k, v in row.items()} if units.is_share(metric) else row
 
 
-def _ordered(cells: Sequence[tuple[Mapping[str, Value], float, str, str]], key: str) -> list[str]:
+def _ordered(values: Sequence[object]) -> list[str]:
     """Return the values of a hyperparameter as text, each once, numbers from the smallest, words as they come."""
-    values = [point.get(key) for point, *_ in cells]
     numbers = sorted(v for v in values if isinstance(v, (int, float)))
     return list(dict.fromkeys(map(units.value_of, numbers if len(numbers) == len(values) else values)))
 
@@ -352,10 +348,9 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
                 rows.append({"series": name, "group": label, "batch": batch.batch_size, **bounds(e), "shown": shown})
         last = next(batch for batch in reversed(group.batches) if batch.batch_size != group.base)
         at = f" at {label}" if group.rest else ""
-        words.append(
-            f"{group.key}={last.batch_size}{at}: {units.ratio(last.throughput.value)} the samples/s, "
-            f"{units.ratio(last.progress.value)} the progress per sample, {units.ratio(last.goodput.value)} the speed"
-        )
+        rate, progress, speed = (units.ratio(e.value) for e in (last.throughput, last.progress, last.goodput))
+        of_last = f"{rate} the samples/s, {progress} the progress per sample, {speed} the speed"
+        words.append(f"{group.key}={last.batch_size}{at}: {of_last}")
     first, names = groups[0], list(BATCH_PARTS.values())
     sizes = sorted({row["batch"] for row in rows})
     x = quantity("batch", first.key, log2=True, axis={"values": sizes, "format": "d", "grid": False})
@@ -412,15 +407,11 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
     shown, cut = vega.within(rows)
     kinds = ["baseline", "point"]
     legend = {"orient": "top", **OFF_AXIS} if any(row["kind"] == "baseline" for row in rows) else None
+    low = {"field": "value_low", "type": "quantitative"}
     colour = nominal("kind", scale={"domain": kinds, "range": ["#D55E00", "#0072B2"]}, legend=legend)
     spec = layers(
         shown,
-        layer(
-            {"type": "rule", "strokeWidth": 2},
-            y=y,
-            x={"field": "value_low", "type": "quantitative"},
-            x2={"field": "value_high"},
-        ),
+        layer({"type": "rule", "strokeWidth": 2}, y=y, x=low, x2={"field": "value_high"}),
         layer(
             {"type": "point", "filled": True, "size": 80, "opacity": 1},
             y=y,
@@ -545,7 +536,9 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
         title = f"Learning curves: {metric} from report to report"
     with_curve = {point_label(r.spec.point) for r, _ in curves.values()}
     labels = [label for p in analysis.points if (label := point_label(p.point)) in with_curve]
-    best = set(_best_first(analysis, labels)[: vega.MAX_SERIES])
+    mode = analysis.question.mode
+    gains = {point_label(p.point): gain(mode, p.metric.value) for p in analysis.points if p.metric is not None}
+    best = sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)[: vega.MAX_SERIES]
     labels = [label for label in dict.fromkeys(labels) if label in best]
     names, legend_title = _legend_names(analysis, labels)
     num_drawn: Counter[str] = Counter()
@@ -579,27 +572,21 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
 def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each trial's time over its point's median, by when it was started: a machine that changes shows."""
     title = "Drift over the study"
-    medians = {point_key(p.point): p.time_s.value for p in analysis.points if p.time_s is not None}
-    repeated = {point_key(p.point) for p in analysis.points if p.num_finished > 1}
+    repeated = [(p, p.time_s) for p in analysis.points if p.num_finished > 1]
+    medians = {point_key(p.point): time_s.value for p, time_s in repeated if time_s is not None}
     seen = []
-    for result in latest(results):
-        time_s = result.train_time_s if analysis.time_metric == TRAIN_TIME else result.wall_s
-        key = point_key(result.spec.point)
-        is_timed = result.state is TrialState.FINISHED and time_s and vega.is_number(time_s) and result.started_at > 0
-        if is_timed and time_s and key in repeated and key in medians:
-            seen.append((result.started_at, result.spec.label, time_s, time_s / medians[key]))
+    for r in latest(results):
+        time_s = r.train_time_s if analysis.time_metric == TRAIN_TIME else r.wall_s
+        median_s = medians.get(point_key(r.spec.point))
+        if r.state is TrialState.FINISHED and r.started_at > 0 and median_s and time_s and vega.is_number(time_s):
+            seen.append((r.started_at, r.spec.label, time_s, time_s / median_s))
     if len(seen) < 3:
         return OmittedFigure(title, "fewer than three finished trials are of a point with repeats")
     seen.sort()
-    first = seen[0][0]
     rows: list[Row] = [
-        {
-            "minutes": (at - first) / 60,
-            "trial": label,
-            "value": over,
-            "shown": f"{units.seconds(s)}, {units.ratio(over)}",
-        }
-        for at, label, s, over in seen
+        {"minutes": (at - seen[0][0]) / 60, "trial": label, "value": of_median}
+        | {"shown": f"{units.seconds(time_s)}, {units.ratio(of_median)}"}
+        for at, label, time_s, of_median in seen
     ]
     x, y = quantity("minutes", "started, minutes into the study"), quantity("value", "time over the point's median")
     dot = {"type": "point", "filled": True, "size": 50, "color": "#0072B2", "opacity": 1}
@@ -625,16 +612,10 @@ def _legend_names(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[
     return dict(zip(labels, names, strict=True)), axis["title"]
 
 
-def _best_first(analysis: StudyAnalysis, labels: Sequence[str]) -> list[str]:
-    """The points by their median metric; what has none comes last."""
-    mode = analysis.question.mode
-    gains = {point_label(p.point): gain(mode, p.metric.value) for p in analysis.points if p.metric is not None}
-    return sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)
-
-
 def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list[Row]:
     """The metric at each report, over the training time so far, or else over the reports; empty where that lacks."""
     so_far, rows = 0.0, []
+    trial = {"series": point_label(result.spec.point), "trial": result.spec.label}
     if result.state is TrialState.FAILED:
         return []
     for report in result.reports:
@@ -643,16 +624,9 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
             return []
         so_far += time_s
         if value is not None and vega.is_number(value):
-            rows.append(
-                {
-                    "series": point_label(result.spec.point),
-                    "trial": result.spec.label,
-                    "time": so_far,
-                    "value": value,
-                    "time_shown": units.seconds(so_far) if is_timed else str(int(so_far)),
-                    "shown": units.score(analysis.question.metric, value),
-                }
-            )
+            at = units.seconds(so_far) if is_timed else str(int(so_far))
+            shown = {"time_shown": at, "shown": units.score(analysis.question.metric, value)}
+            rows.append({**trial, "time": so_far, "value": value, **shown})
     return rows
 
 

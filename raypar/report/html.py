@@ -41,8 +41,7 @@ from raypar.study.trial import TrialResult, TrialState, latest, point_label
 if TYPE_CHECKING:
     from jinja2 import Template
 
-TEMPLATE = "report.html.jinja"
-TABLE_SCRIPT = "report.js"
+TEMPLATE, TABLE_SCRIPT = "report.html.jinja", "report.js"
 MAX_PAGE_BYTES = 1_950_000  # so many trials are in its table that it stays below 2 MB …
 MAX_WORDS_BYTES = 80_000  # … whatever is said beside the figures
 COMMAND = re.compile(r"`([^`]+)`")
@@ -163,14 +162,14 @@ def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]
     return [f"Looked for: {objective(advice)}.", *lines]
 
 
-def _parts(analysis: StudyAnalysis) -> list[tuple[str, Sequence[IndentedLine]]]:
+def _parts(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
     """Headings and their lines, beside the verdicts; a part without lines is left out."""
-    parts = (
-        ("Scaling", scaling_lines(analysis.question.study_name, analysis.worker_groups)),
-        ("Effects of the hyperparameters", effect_lines(analysis)),
-        ("Batch sizes: throughput and progress", goodput_lines(analysis)),
-    )
-    return [(heading, lines) for heading, lines in parts if lines]
+    parts = {
+        "Scaling": scaling_lines(analysis.question.study_name, analysis.worker_groups),
+        "Effects of the hyperparameters": effect_lines(analysis),
+        "Batch sizes: throughput and progress": goodput_lines(analysis),
+    }
+    return {heading: lines for heading, lines in parts.items() if lines}
 
 
 def brief(svg: str) -> str:
@@ -203,13 +202,11 @@ def _hash(script: str) -> str:
 
 
 def _subtitle(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> str:
-    parts = [units.counted(len(analysis.points), "point"), units.counted(len(trials), "trial")]
-    if trials:
-        parts.insert(0, f"workload {trials[0].spec.workload}")
+    parts = [f"workload {trials[0].spec.workload}"] if trials else []
+    parts += [units.counted(len(analysis.points), "point"), units.counted(len(trials), "trial")]
     if analysis.question.baseline:
         parts.append(f"compared with {point_label(analysis.question.baseline)}")
-    started = [r.started_at for r in trials if r.started_at > 0]
-    if started:
+    if started := [r.started_at for r in trials if r.started_at > 0]:
         days = dict.fromkeys(f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}" for at in (min(started), max(started)))
         parts.append("started " + " to ".join(days))
     return ", ".join(parts)
@@ -294,8 +291,8 @@ def _started(trials: Sequence[TrialResult]) -> Column:
 
 def _failures(trials: Sequence[TrialResult]) -> list[str]:
     messages = [r.failure.message if r.failure and r.state is TrialState.FAILED else "" for r in trials]
-    num = max(1, sum(map(bool, messages)))
-    longest = max(MIN_FAILURE_LENGTH, min(MAX_FAILURE_LENGTH, MAX_FAILURE_BYTES // num))
+    share = MAX_FAILURE_BYTES // max(1, sum(map(bool, messages)))
+    longest = max(MIN_FAILURE_LENGTH, min(MAX_FAILURE_LENGTH, share))
     return [text if len(text) <= longest else text[: longest - 1] + "…" for text in messages]
 
 
