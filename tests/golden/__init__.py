@@ -58,12 +58,10 @@ FILE = "FILE"  # stands for a file that the command writes, which is then looked
 
 REPORTED = {
     "report.txt": ("report", "{}"),
-    "report.html": ("report", "{}", "--html", FILE),
-    "trials.csv": ("export", "{}", FILE),
-    "trials.json": ("export", "{}", FILE),
-    "summary.md": ("export", "{}", FILE),
     "trials.txt": ("show", "{}"),
     "recommend.txt": ("recommend", "{}"),
+    **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("export", "{}", FILE)),
+    "report.html": ("report", "{}", "--html", FILE),
 }
 NETWORK = ("--workers", "64", "--nodes-of", "8", "--network", "100Gbit", "--parameters", "25.6M")
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -80,21 +78,15 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "scaling/recommend_target.txt": ("recommend", "scaling", "--target", "accuracy=0.9", "--min-efficiency", "0.5"),
     "search/fit.txt": ("fit", "search"),
 }
-STORED = {
-    "store/list.txt": ("list",),
-    "store/trials.txt": ("show", "digits"),
-    "store/report.txt": ("report", "digits"),
-}
+STORED = {"store/list.txt": ("list",), "store/trials.txt": ("show", "digits"), "store/report.txt": ("report", "digits")}
 
 
 def outputs() -> Iterator[tuple[str, str]]:
     """Each golden file, and what it would hold now."""
     with studies() as folder:
-        for name, args in COMMANDS.items():
-            yield name, output(folder, name, args)
+        yield from ((name, output(folder, name, args)) for name, args in COMMANDS.items())
     with unpacked_store() as folder:
-        for name, args in STORED.items():
-            yield name, output(folder, name, args)
+        yield from ((name, output(folder, name, args)) for name, args in STORED.items())
         yield RESULTS, pretty(stored_results(folder)) + "\n"
     for name, text in cases.texts():
         yield name, same_everywhere(text)
@@ -111,15 +103,11 @@ def output(folder: Path, name: str, args: tuple[str, ...]) -> str:
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     if FILE not in args:
-        told = done.stdout + done.stderr + (f"exit code {done.exit_code}\n" if done.exit_code else "")
-        return same_everywhere("$ raypar " + " ".join(args) + "\n\n" + told)
+        printed = done.stdout + done.stderr + (f"exit code {done.exit_code}\n" if done.exit_code else "")
+        return same_everywhere(f"$ raypar {' '.join(args)}\n\n{printed}")
     assert done.exit_code == 0, done.stderr
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".html":
-        text = readable(text)
-    elif path.suffix == ".json":
-        text = pretty(json.loads(text))
-    return same_everywhere(text)
+    show = {".html": readable, ".json": lambda text: pretty(json.loads(text))}.get(path.suffix, str)
+    return same_everywhere(show(path.read_text(encoding="utf-8")))
 
 
 def same_everywhere(text: str) -> str:
@@ -153,14 +141,8 @@ def unpacked_store() -> Iterator[Path]:
 def journal(folder: Path, stored: Mapping[str, Any]) -> None:
     """Record a study as raypar does while its store can't be reached: reading it needs no MLflow."""
     execution = Execution(**stored["execution"])
-    recorder = Recorder(
-        execution,
-        tracking_uri=_uri(folder),
-        project_dir=folder,
-        now=lambda: execution.started_at + 60,
-        clock=lambda: 0.0,
-        writer=_NoStore(),  # type: ignore[arg-type]
-    )
+    clocks: Any = {"now": lambda: execution.started_at + 60, "clock": lambda: 0.0, "writer": _NoStore()}
+    recorder = Recorder(execution, tracking_uri=_uri(folder), project_dir=folder, **clocks)
     recorder.start()
     for result in stored["results"]:
         recorder.record(TrialResult.from_json(json.dumps(result)))
@@ -174,24 +156,18 @@ def rerun(stored: Mapping[str, Any]) -> dict[str, Any]:
     execution = {**stored["execution"], "uid": "rerun", "study": RERUN}
     execution["started_at"] += 86400
     question = {**json.loads(execution["tags"]["raypar.question"]), "study_name": RERUN}
-    execution["tags"] = {
-        **execution["tags"],
-        "raypar.question": json.dumps(question),
-        "version.torch": "2.16.0",
-        "host": "other-host",
-    }
+    other = {"raypar.question": json.dumps(question), "version.torch": "2.16.0", "host": "other-host"}
+    execution["tags"] = {**execution["tags"], **other}
     results = []
     for raw in stored["results"]:
         result = TrialResult.from_json(json.dumps(raw))
         factor = 1.2 if result.spec.config["num_workers"] == 2 else 0.97
         assert result.train_time_s and result.throughput_samples_per_s
-        slower = replace(
-            result,
-            spec=replace(result.spec, study=RERUN),
-            train_time_s=result.train_time_s * factor,
-            throughput_samples_per_s=result.throughput_samples_per_s / factor,
-        )
-        results.append(asdict(slower))
+        slower = {
+            "train_time_s": result.train_time_s * factor,
+            "throughput_samples_per_s": result.throughput_samples_per_s / factor,
+        }
+        results.append(asdict(replace(result, spec=replace(result.spec, study=RERUN), **slower)))
     return {**stored, "execution": execution, "results": results}
 
 
@@ -208,12 +184,8 @@ def stored_results(folder: Path) -> dict[str, Any]:
     """Identity to result, of all trials in the folder's store, with their step times."""
     store = Store(_uri(folder), folder)
     every = [result for study in store.studies() for result in store.results(study.name)]
-    return {
-        result.spec.identity: asdict(
-            replace(result, step_times_s=store.step_times(result.spec.study, result.spec.identity))
-        )
-        for result in every
-    }
+    steps = [store.step_times(result.spec.study, result.spec.identity) for result in every]
+    return {r.spec.identity: asdict(replace(r, step_times_s=s)) for r, s in zip(every, steps, strict=True)}
 
 
 def _uri(folder: Path) -> str:

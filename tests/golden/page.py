@@ -30,19 +30,15 @@ def readable(text: str) -> str:
 def pretty(value: Any, indent: int = 0) -> str:
     """JSON in which what fits into a line stands in one, rows of a table always."""
     line = json.dumps(value, ensure_ascii=False)
-    is_flat = isinstance(value, (dict, list)) and not any(isinstance(each, (dict, list)) for each in _parts(value))
-    limit = MAX_FLAT_LINE if is_flat else MAX_LINE
-    if len(line) + indent <= limit or not isinstance(value, (dict, list)) or not value:
+    if not value or not isinstance(value, (dict, list)):
         return line
-    inner = " " * (indent + 1)
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(key)}: {pretty(each, indent + 1)}" for key, each in value.items()]
-        return "{\n" + ",\n".join(inner + part for part in parts) + "\n" + " " * indent + "}"
-    return "[\n" + ",\n".join(inner + pretty(each, indent + 1) for each in value) + "\n" + " " * indent + "]"
-
-
-def _parts(value: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
+    heads = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+    parts = list(value.values()) if isinstance(value, dict) else value
+    is_flat = not any(isinstance(part, (dict, list)) for part in parts)
+    if len(line) + indent <= (MAX_FLAT_LINE if is_flat else MAX_LINE):
+        return line
+    inner = [" " * (indent + 1) + head + pretty(part, indent + 1) for head, part in zip(heads, parts, strict=True)]
+    return line[0] + "\n" + ",\n".join(inner) + "\n" + " " * indent + line[-1]
 
 
 def brief(value: Any) -> Any:
@@ -108,8 +104,7 @@ class _Page(HTMLParser):
         if tag in _INLINE:
             self._add(f"</{tag}>")
             return
-        is_one_line = bool(self._line) and self._open[-1] == tag
-        if not is_one_line:
+        if not self._line or self._open[-1] != tag:
             self.end_line()
         while self._open.pop() != tag:
             pass
@@ -126,17 +121,15 @@ class _Page(HTMLParser):
         elif self._open[-1:] == ["code"] or "pre" in self._open:
             self._line += escape(data, quote=False)
         elif text := re.sub(r"[ \n\t]+", " ", data):
-            self._add(escape(text, quote=False) if self._line else escape(text.lstrip(" "), quote=False))
+            self._add(escape(text if self._line else text.lstrip(" "), quote=False))
 
     def handle_decl(self, decl: str) -> None:
         self._add(f"<!{decl}>")
         self.end_line()
 
     def _add(self, text: str) -> None:
-        if text and not self._line:
-            depth = len(self._open)
-            self._line = " " * depth
-        self._line += text
+        if text:
+            self._line = (self._line or " " * len(self._open)) + text
 
     def end_line(self) -> None:
         if self._line.strip():

@@ -13,8 +13,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import golden
 
-STUDIES = ("quickstart", "scaling", "search")
-
 
 @pytest.fixture(scope="module")
 def studies() -> Iterator[Path]:
@@ -28,24 +26,28 @@ def store() -> Iterator[Path]:
         yield folder
 
 
+def written(name: str) -> str:
+    return (golden.HERE / name).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", golden.COMMANDS)
 def test_a_command_says_of_a_stored_study_what_it_said(name: str, studies: Path) -> None:
-    assert golden.output(studies, name, golden.COMMANDS[name]) == (golden.HERE / name).read_text(encoding="utf-8")
+    assert golden.output(studies, name, golden.COMMANDS[name]) == written(name)
 
 
 @pytest.mark.parametrize("name", golden.STORED)
 def test_a_store_of_an_older_raypar_is_read_as_it_was(name: str, store: Path) -> None:
-    assert golden.output(store, name, golden.STORED[name]) == (golden.HERE / name).read_text(encoding="utf-8")
+    assert golden.output(store, name, golden.STORED[name]) == written(name)
 
 
 def test_every_sentence_of_a_report_is_what_it_was() -> None:
     for name, text in golden.cases.texts():
-        assert golden.same_everywhere(text) == (golden.HERE / name).read_text(encoding="utf-8"), name
+        assert golden.same_everywhere(text) == written(name), name
 
 
 def test_the_results_of_an_older_store_are_those_that_were_recorded(store: Path) -> None:
     results = golden.stored_results(store)
-    assert golden.pretty(results) + "\n" == (golden.HERE / golden.RESULTS).read_text(encoding="utf-8")
+    assert golden.pretty(results) + "\n" == written(golden.RESULTS)
     # Step times are looked up by the identity that was written with the run: it is the one that its spec has now.
     assert len(results) == 7
     assert all(bool(r["step_times_s"]) == (r["state"] == "finished") for r in results.values())
@@ -53,20 +55,17 @@ def test_the_results_of_an_older_store_are_those_that_were_recorded(store: Path)
 
 @pytest.mark.parametrize("path", golden.STUDY_FILES, ids=lambda path: path.stem)
 def test_the_trials_of_a_shipped_study_keep_their_identities(path: Path) -> None:
-    stored = json.loads((golden.HERE / golden.IDENTITIES).read_text(encoding="utf-8"))
-    assert golden.identities_of(path) == stored[path.stem]
+    assert golden.identities_of(path) == json.loads(written(golden.IDENTITIES))[path.stem]
 
 
 def test_every_golden_file_is_looked_at() -> None:
-    inputs = {"journal.jsonl", "store.tar.gz", "__init__.py", "__main__.py", "cases.py", "page.py"} | {
-        f"studies/{s}.json" for s in STUDIES
+    inputs = {
+        "journal.jsonl",
+        "store.tar.gz",
+        *(f"studies/{name}.json" for name in ("quickstart", "scaling", "search")),
     }
-    names = {str(path.relative_to(golden.HERE)) for path in golden.HERE.rglob("*") if path.is_file()}
-    names = {name for name in names if "__pycache__" not in name}
-    assert names == inputs | {f"cases/{name}.txt" for name in golden.cases.FILES} | {
-        *golden.COMMANDS,
-        *golden.STORED,
-        golden.RESULTS,
-        golden.IDENTITIES,
-    }
-    assert set(json.loads((golden.HERE / golden.IDENTITIES).read_text())) == {p.stem for p in golden.STUDY_FILES}
+    outputs = {*golden.COMMANDS, *golden.STORED, *(f"cases/{name}.txt" for name in golden.cases.FILES)}
+    paths = [path for path in golden.HERE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    names = {str(path.relative_to(golden.HERE)) for path in paths}
+    assert names == inputs | outputs | {golden.RESULTS, golden.IDENTITIES}
+    assert set(json.loads(written(golden.IDENTITIES))) == {p.stem for p in golden.STUDY_FILES}
