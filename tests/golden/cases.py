@@ -59,7 +59,9 @@ from .page import brief, pretty
 Results: TypeAlias = list[TrialResult]
 Cases: TypeAlias = Mapping[str, str]
 WORKERS = Question("s", {"num_workers": 1}, ("num_workers",))
+NEARLY = (1.0, 1.004, 0.996)
 NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.002)
+ANY = Constraints()
 COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_size=grid(64)' --repeats 12"
 FEW_RESAMPLES = 60
 
@@ -154,27 +156,19 @@ def markdown() -> Cases:
 
 def effects() -> Cases:
     def grid(
-        key: str,
-        values: Sequence[Value],
-        *,
-        num_repeats: int = 3,
-        per_level: float = 0.5,  # a level's time over that of the one before
-        workers_gain: float = 1.0,  # what a level adds to the speedup of two workers, as a factor
-        accuracy: float = 0.0,
-        noise: float = 0.005,
-        baseline: Mapping[str, Value] | None = None,
-        metric: str = "accuracy",
+        key: str, *values: Value, num_repeats: int = 3, metric: str = "accuracy", noise: float = 0.005, **more: Any
     ) -> str:
+        """From a level to the next change: the time, the accuracy, the speedup of two workers (`gain`)."""
+        per_level, accuracy, gain = (more.get(k, v) for k, v in (("per_level", 0.5), ("accuracy", 0.0), ("gain", 1.0)))
         rng = np.random.default_rng(1)
         points = tuple({key: value, "num_workers": w} for value, w in product(values, (1, 2)))
-        asked = Question(
-            "s", baseline or {"num_workers": 1}, (key, "num_workers"), metric, points=points, num_repeats=num_repeats
-        )
+        baseline = more.get("baseline", {"num_workers": 1})
+        asked = Question("s", baseline, (key, "num_workers"), metric, points=points, num_repeats=num_repeats)
         results = [
             make_result(
                 point,
                 repeat,
-                20 * per_level**at / (1.8 * workers_gain**at) ** (w - 1) * math.exp(rng.normal(0, noise)),
+                20 * per_level**at / (1.8 * gain**at) ** (w - 1) * math.exp(rng.normal(0, noise)),
                 accuracy=0.9 + accuracy * at + rng.normal(0, 1e-4),
             )
             for repeat in range(num_repeats)
@@ -186,12 +180,12 @@ def effects() -> Cases:
     search = Question("s", {}, ("lr", "batch_size"), num_repeats=1)
     drawn = [make_result({"lr": 0.1 * i, "batch_size": 2**i}, 0, 4.0) for i in range(1, 5)]
     return {
-        "numbers: both ends": grid("batch_size", (32, 64, 128, 256), accuracy=-0.01),
-        "a baseline in the middle": grid("batch_size", (32, 64, 128), baseline={"batch_size": 64}),
-        "words that are tied": grid("optimizer", ("sgd", "adam", "lion"), per_level=1.0, noise=0.02),
-        "a speedup that depends on the level": grid("batch_size", (32, 512), workers_gain=1.5),
-        "one block": grid("batch_size", (32, 64), num_repeats=1, workers_gain=3.0),
-        "a loss": grid("lr", (0.1, 0.2), accuracy=0.1, metric="val_loss"),
+        "numbers: both ends": grid("batch_size", 32, 64, 128, 256, accuracy=-0.01),
+        "a baseline in the middle": grid("batch_size", 32, 64, 128, baseline={"batch_size": 64}),
+        "words that are tied": grid("optimizer", "sgd", "adam", "lion", per_level=1.0, noise=0.02),
+        "a speedup that depends on the level": grid("batch_size", 32, 512, gain=1.5),
+        "one block": grid("batch_size", 32, 64, num_repeats=1, gain=3.0),
+        "a loss": grid("lr", 0.1, 0.2, accuracy=0.1, metric="val_loss"),
         "a search": _indented(effect_lines(analyse(search, drawn))),
         "one hyperparameter": _indented(effect_lines(analyse(WORKERS, at_workers({1: 4.0, 2: 2.0})))),
     }
@@ -200,17 +194,11 @@ def effects() -> Cases:
 def scaling() -> Cases:
     asked = Question("study", {"num_workers": 1}, ("batch_size", "num_workers"))
 
-    def lines(
-        law: Law,
-        *parameters: float,
-        counts: Iterable[int] = (1, 2, 4, 8),
-        batch_sizes: Iterable[int] = (64,),
-        noise: tuple[float, ...] = (1.0, 1.004, 0.996),
-        failed: Sequence[int] = (),
-        per_batch: float = 0.0,  # more of the first parameter for each batch size
-        **more: Any,
-    ) -> str:
+    def lines(law: Law, *parameters: float, counts: Any = (1, 2, 4, 8), noise: Any = NEARLY, **more: Any) -> str:
+        """`per_batch`: more of the first parameter for each of the `batch_sizes`."""
         first, *others = parameters
+        per_batch, failed = more.pop("per_batch", 0), more.pop("failed", ())
+        sizes = more.pop("batch_sizes", [64])
         results = [
             make_result(
                 {"batch_size": b, "num_workers": n},
@@ -218,15 +206,13 @@ def scaling() -> Cases:
                 60 / float(law.speedup(n, first + i * per_batch, *others)) * noise[(r + n) % len(noise)],
                 **more,
             )
-            for i, b in enumerate(batch_sizes)
-            for n in counts
-            for r in range(len(noise))
+            for (i, b), n, r in product(enumerate(sizes), counts, range(len(noise)))
         ]
         results += [make_result({"batch_size": 64, "num_workers": n}, state=TrialState.FAILED) for n in failed]
         return _indented(scaling_lines("study", groups_in(asked, results)))
 
     weak = {"per_worker_batch_size": 32, "batch_size": None}
-    six = [2**i for i in range(6)]
+    six: Any = {"batch_sizes": [2**i for i in range(6)], "noise": (1.0,)}
     return {
         "Amdahl": lines(AMDAHL, 0.06),
         "Amdahl, all parallel": lines(AMDAHL, 0.0),
@@ -239,10 +225,8 @@ def scaling() -> Cases:
         "two repeats": lines(AMDAHL, 0.1, noise=(1.0, 1.004)),
         "a failed worker count": lines(AMDAHL, 0.1, failed=[16]),
         "two worker counts, one failed": lines(AMDAHL, 0.1, counts=(1, 2), failed=[16]),
-        "many groups of two worker counts": lines(
-            AMDAHL, 0.1, counts=(1, 2), batch_sizes=six, noise=(1.0,), per_batch=0.08
-        ),
-        "many groups": lines(AMDAHL, 0.1, counts=(1, 2, 4), batch_sizes=six, noise=(1.0,)),
+        "many groups of two worker counts": lines(AMDAHL, 0.1, counts=(1, 2), per_batch=0.08, **six),
+        "many groups": lines(AMDAHL, 0.1, counts=(1, 2, 4), **six),
         "one worker count": lines(AMDAHL, 0.1, counts=(2,)),
     }
 
@@ -255,11 +239,8 @@ def _indented(lines: Iterable[tuple[int, str]]) -> str:
 
 
 def recommendations() -> Cases:
-    def advice(
-        results: Results, limits: Constraints | None = None, question: Question = WORKERS, width: int = 80
-    ) -> str:
-        found = recommend(question, results, limits or Constraints())
-        return printed(print_recommendation, found, COMMAND, width=width)
+    def advice(results: Results, limits: Constraints = ANY, question: Question = WORKERS, width: int = 80) -> str:
+        return printed(print_recommendation, recommend(question, results, limits), COMMAND, width=width)
 
     three = at_workers({1: 40.0, 2: 22.0, 4: 12.0})
     two = at_workers({1: 40.0, 2: 22.0})
@@ -272,7 +253,8 @@ def recommendations() -> Cases:
         for r in range(6)
     ]
     instead = "The store does not know the study's file: raise num_repeats in it, and run it again."
-    found = recommend(WORKERS, at_workers({1: 40.0, 2: 22.0}, (1.0,)), Constraints())
+    once = recommend(WORKERS, at_workers({1: 40.0, 2: 22.0}, (1.0,)), ANY)
+    launched = [replace(r, startup_s=1.0, warmup_s=0.5, eval_time_s=0.5) for r in two]
     priced = replace(WORKERS, price_per_node_hour=36.0)
     worse = [
         replace(r, environment={"node": ["n1"]}, energy_j=100.0 * (r.train_time_s or 0.0))
@@ -285,15 +267,12 @@ def recommendations() -> Cases:
         "a tie, as many workers": advice(alike, question=lr),
         "unclear": advice(at_workers({1: 90.0, 2: 13.0, 4: 12.0}, (1.0, 1.12, 0.93))),
         "too noisy": advice(at_workers({1: 900.0, 2: 13.0, 4: 12.0}, (1.0, 1.5, 0.7))),
-        "one trial each, no command": printed(print_recommendation, found, instead, is_command=False),
+        "one trial each, no command": printed(print_recommendation, once, instead, is_command=False),
         "no point reaches the target": advice(two, Constraints(target=Target("accuracy", 0.999))),
         "no point is fast enough": advice(two, Constraints(max_time_s=1.0)),
         "a train loop's target": advice([replace(r, train_time_s=None) for r in two], reached),
         "a target missed once": advice(missed, reached),
-        "a target from the launch on": advice(
-            [replace(r, startup_s=1.0, warmup_s=0.5, eval_time_s=0.5) for r in two],
-            replace(reached, start=Start.LAUNCH),
-        ),
+        "a target from the launch on": advice(launched, replace(reached, start=Start.LAUNCH)),
         "batch sizes": advice(batch_sizes(), reached, Question("s", {}, ("batch_size",))),
         "a price": advice(worse, Constraints(max_time_s=30.0), priced),
         "a price, 40 columns": advice(worse, Constraints(max_time_s=30.0), priced, width=40),
@@ -306,11 +285,8 @@ def recommendations() -> Cases:
 
 def comparisons() -> Cases:
     def trials(n: Value, factor: float = 1.0, accuracy: float = 0.97, num: int = 5, **config: Value) -> Results:
-        steady = (4.00, 4.01, 3.99, 4.02, 3.98)[:num]
-        return [
-            make_result({"num_workers": n}, r, t * factor, accuracy + r / 1000, config=config)
-            for r, t in enumerate(steady)
-        ]
+        steady = enumerate((4.00, 4.01, 3.99, 4.02, 3.98)[:num])
+        return [make_result({"num_workers": n}, r, t * factor, accuracy + r / 1000, config=config) for r, t in steady]
 
     def shown(
         a: Results,
@@ -323,7 +299,7 @@ def comparisons() -> Cases:
         keys: tuple[str, ...] = ("num_workers",),
     ) -> str:
         sides = [Side(Question(n, {}, keys), tuple(r), o) for n, r, o in zip(names, (a, b), origins, strict=True)]
-        comparison = compare(sides[0], sides[1])
+        comparison = compare(*sides)
         if allowed is not None:
             return printed(print_gate, comparison, allowed)
         return printed(print_comparison, comparison, width=width)
@@ -373,12 +349,7 @@ def prediction(job: JobSpec = JOB, asked: int = 16, variation: float = 0.0, **ho
 
 def predictions() -> Cases:
     nodes = Topology(8, Network(1e-5, 1e10), Network(2e-5, 1e9))
-    on_nodes: Mapping[str, Any] = {
-        "network": nodes,
-        "compression": 0.5,
-        "bucket_bytes": 4 * 2**20,
-        "algorithm": "hierarchical",
-    }
+    on_nodes: Any = {"network": nodes, "compression": 0.5, "bucket_bytes": 2**22, "algorithm": "hierarchical"}
     once = prediction()
     cases = {
         "fast network": once,
@@ -404,18 +375,11 @@ def _rank(hidden_s: float = 0.0, waits_for: Mapping[int, float] | None = None, *
     return Breakdown(sum(every.values()), every, hidden_s, dict(waits_for or {}))
 
 
-TWO_RANKS = Profile(
-    ranks=(
-        _rank(0.01, {1: 0.02}, forward=0.02, backward=0.04, stragglers=0.02, exposed_communication=0.01, other=0.01),
-        _rank(0.01, {}, forward=0.03, backward=0.05, exposed_communication=0.01, other=0.01),
-    ),
-    num_steps=10,
-    step_s=0.09,
-    overhead=0.11,
-    utilisation=0.25,
-    flop_per_sample=1e6,
-    peak_flops=2e11,
+RANKS = (
+    _rank(0.01, {1: 0.02}, forward=0.02, backward=0.04, stragglers=0.02, exposed_communication=0.01, other=0.01),
+    _rank(0.01, {}, forward=0.03, backward=0.05, exposed_communication=0.01, other=0.01),
 )
+TWO_RANKS = Profile(RANKS, 10, step_s=0.09, overhead=0.11, utilisation=0.25, flop_per_sample=1e6, peak_flops=2e11)
 
 
 def profiles() -> Cases:
@@ -565,10 +529,10 @@ FILES: Mapping[str, Callable[[], Cases]] = {
     "markdown": markdown,
     "effects": effects,
     "scaling": scaling,
+    "figures": figures,
     "recommend": recommendations,
     "compare": comparisons,
     "predict": predictions,
     "profile": profiles,
-    "figures": figures,
     "live": live,
 }

@@ -23,8 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     results = [make_result({"num_workers": n}, r, 4.0 / n, started_at=10.0 * r + n) for n in (1, 2) for r in range(2)]
     results.append(make_result({"num_workers": 4}, state=TrialState.FAILED, started_at=100.0))
-    question = Question("mnist", {"num_workers": 1}, ("num_workers",))
-    recorded(folder, question, results)
+    recorded(folder, Question("mnist", {"num_workers": 1}, ("num_workers",)), results)
     return folder
 
 
@@ -35,13 +34,8 @@ def test_a_study_is_a_frame_of_its_trials(folder: Path, monkeypatch: pytest.Monk
     medians = frame[frame.state == "finished"].groupby("point.num_workers").train_time_s.median()
     assert medians.to_dict() == {1: 4.0, 2: 2.0}
     assert frame.speedup.dropna().tolist() == [1.0, 2.0, 1.0, 2.0]
-    assert frame.attrs == {
-        "study": "mnist",
-        "metric": "accuracy",
-        "mode": "max",
-        "baseline": {"num_workers": 1},
-        "swept": ["num_workers"],
-    }
+    asked = {"metric": "accuracy", "mode": "max", "baseline": {"num_workers": 1}, "swept": ["num_workers"]}
+    assert frame.attrs == {"study": "mnist", **asked}
 
 
 def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(folder: Path, tmp_path: Path) -> None:
@@ -77,13 +71,10 @@ def test_the_store_is_that_of_the_current_folder_unless_one_is_named(
     assert len(raypar.load("mnist")) == 5
 
 
-def test_a_study_that_is_not_there_is_told_with_one_that_is(folder: Path) -> None:
+def test_a_study_or_folder_that_is_not_there_is_named_with_one_that_is(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(raypar.RayparError, match="no study `mnits` in the store") as error:
         raypar.load("mnits", f"sqlite:///{folder}/mlflow.db")
     assert error.value.hint == "did you mean 'mnist'?"
-
-
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(raypar.RayparError, match="there is no such folder"):
         raypar.load("mnist", folder=tmp_path / "no")
 

@@ -55,11 +55,9 @@ def test_a_column_has_one_type() -> None:
 
 def test_whole_numbers_stay_exact() -> None:
     seeds = [2**62 + 1, 2**63 + 1]
-    first, second = (
-        replace(make_result({"x": i}), spec=replace(make_result({"x": i}).spec, seed=s)) for i, s in enumerate(seeds)
-    )
-    assert frame_of(QUESTION, [first])["seed"].tolist() == [2**62 + 1]
-    assert frame_of(QUESTION, [first, second])["seed"].tolist() == [str(seed) for seed in seeds]
+    both = [replace(r, spec=replace(r.spec, seed=seed)) for r, seed in zip(some_results()[:2], seeds, strict=True)]
+    assert frame_of(QUESTION, both[:1])["seed"].tolist() == [2**62 + 1]
+    assert frame_of(QUESTION, both)["seed"].tolist() == [str(seed) for seed in seeds]
 
 
 def test_a_frame_knows_what_the_study_asks() -> None:

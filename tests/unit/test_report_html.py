@@ -70,15 +70,10 @@ def plain() -> Page:
 
 @pytest.fixture(scope="module")
 def hostile() -> Page:
+    trials = results(name=HOSTILE, metric=HOSTILE, failure=HOSTILE)
     more = {HOSTILE: HOSTILE}
-    trials = [
-        replace(
-            r,
-            spec=replace(r.spec, point={**r.spec.point, **more}, config={**r.spec.config, **more}),
-            environment={"node": [HOSTILE]},
-        )
-        for r in results(name=HOSTILE, metric=HOSTILE, failure=HOSTILE)
-    ]
+    specs = [replace(r.spec, point={**r.spec.point, **more}, config={**r.spec.config, **more}) for r in trials]
+    trials = [replace(r, spec=s, environment={"node": [HOSTILE]}) for r, s in zip(trials, specs, strict=True)]
     asked = question(HOSTILE, HOSTILE, ("lr", "num_workers", HOSTILE))
     return Page(report(trials, asked, Origin({"command": HOSTILE, f"version.{HOSTILE}": HOSTILE}, HOSTILE, HOSTILE)))
 
@@ -133,8 +128,9 @@ def test_a_study_of_200_trials_stays_below_2_megabytes_with_all_its_rows() -> No
     assert len(text.encode()) < 2e6
 
 
-def single(value: float | None) -> Estimate | None:
-    return None if value is None else Estimate(value, None, None, 1, None, Method.SINGLE)
+def single(value: float | None) -> Estimate:
+    assert value is not None
+    return Estimate(value, None, None, 1, None, Method.SINGLE)
 
 
 def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(plain: Page) -> None:
@@ -143,18 +139,11 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
         for i in range(5000)
     ]
     # To analyse so many takes half a minute; the page needs of them what stands here.
-    asked = Question("search", {}, ("lr", "batch_size"), num_repeats=1)
-    analysis = analyse(asked, trials[:2])
-    point = analysis.points[0]
-    points = [
-        replace(
-            point,
-            samples=replace(point.samples, point=r.spec.point),
-            time_s=single(r.train_time_s),
-            metric=single(r.final["accuracy"]),
-        )
-        for r in trials
-    ]
+    analysis = analyse(Question("search", {}, ("lr", "batch_size"), num_repeats=1), trials[:2])
+    first = analysis.points[0]
+    samples = [replace(first.samples, point=r.spec.point) for r in trials]
+    values = [{"time_s": single(r.train_time_s), "metric": single(r.final["accuracy"])} for r in trials]
+    points = [replace(first, samples=s, **v) for s, v in zip(samples, values, strict=True)]
     analysis = replace(analysis, points=tuple(points))
     every, table = html_tables.trials_table(analysis, trials), html_tables.points_table(analysis)
     assert table is not None and num_rows(every) == 5000
