@@ -7,8 +7,8 @@ threads, environment, working folder and memory are the server's, which no trial
 
 from __future__ import annotations
 
+import abc
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 from raypar.run.forkserver import kill_group, remove_socket
 from raypar.signals import is_running
@@ -32,6 +32,8 @@ from raypar.train.job import RankContext, RankOutcome, TrialJob
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
 
 CLOSE_GRACE_S = 1.0
+EXIT_GRACE_S = 5.0
+LOG_TAIL_CHARS = 4000
 
 # A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and
 # are paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
@@ -42,76 +44,71 @@ ALLOCATOR = {
 }
 
 
-class RankProcess(Protocol):
+class RankProcess(abc.ABC):
     """A started rank. `connection` leads to `raypar.train.worker.main`; `was_killed`: `kill` has ended it."""
 
-    connection: Connection
-    was_killed: bool
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self.connection = Connection(connection.detach())
+        self.was_killed = False
 
     def kill(self) -> None:
         """End the rank and every process that it started; harmless where it has ended."""
-        ...
+        self.was_killed = self.was_killed or is_running(self.pid)
+        kill_group(self.pid)
 
     def join(self, timeout_s: float) -> int | None:
         """Wait for its end; the exit code (negative: a signal), or None after the time-out."""
-        ...
+        code = self._exit_code(timeout_s)
+        if code is not None:
+            kill_group(self.pid)  # loader processes that outlived the rank
+        return code
+
+    @abc.abstractmethod
+    def _exit_code(self, timeout_s: float) -> int | None: ...
 
 
-class SpawnedRank:
+class SpawnedRank(RankProcess):
     """A rank in a fresh interpreter: what a fork is compared with, and the way where forking is unsafe."""
 
     def __init__(self, log_path: Path, listen: socket.socket | None = None) -> None:
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *([listen.fileno()] if listen else [])]
-        with log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    "from raypar.run.forkserver import spawned_main; spawned_main()",
-                    *map(str, fds),
-                ],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **ALLOCATOR},
-                start_new_session=True,
-            )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-        self.was_killed = False
+        with theirs, log_path.open("ab") as log:
+            self._process = _python("spawned_main", *fds, fds=fds, output=log, env={**os.environ, **ALLOCATOR})
+        super().__init__(self._process.pid, ours)
 
-    def kill(self) -> None:
-        self.was_killed = self.was_killed or is_running(self._process.pid)
-        kill_group(self._process.pid)
-
-    def join(self, timeout_s: float) -> int | None:
+    def _exit_code(self, timeout_s: float) -> int | None:
         try:
-            code = self._process.wait(timeout_s)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
-        kill_group(self._process.pid)  # loader processes that outlived the rank
-        return code
 
 
-class ForkedRank:
+class ForkedRank(RankProcess):
     """A rank forked from a server."""
 
-    def __init__(self, server: ForkClient, pid: int, connection: Connection) -> None:
-        self._server, self.pid = server, pid
-        self.connection = connection
-        self.was_killed = False
+    def __init__(self, server: ForkClient, pid: int, connection: socket.socket) -> None:
+        super().__init__(pid, connection)
+        self._server = server
 
-    def kill(self) -> None:
-        self.was_killed = self.was_killed or is_running(self.pid)
-        kill_group(self.pid)
+    def _exit_code(self, timeout_s: float) -> int | None:
+        return self._server.exit_code(self.pid, timeout_s)
 
-    def join(self, timeout_s: float) -> int | None:
-        code = self._server.exit_code(self.pid, timeout_s)
-        if code is not None:
-            kill_group(self.pid)
-        return code
+
+def _python(
+    main: str, *arguments: object, fds: Sequence[int], output: int | BinaryIO, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a main function of `raypar.run.forkserver`, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from raypar.run.forkserver import {main}; {main}()", *map(str, arguments)],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=env,
+        start_new_session=True,
+    )
 
 
 class ForkClient:
@@ -125,13 +122,9 @@ class ForkClient:
         self.is_lost = False  # the server has ended, and that was noticed
 
     def wait_until_ready(self) -> None:
-        """Wait while the server is still importing; before the first fork.
-
-        Raises:
-            EOFError, OSError: the server has ended.
-        """
-        self._connection.send_bytes(json.dumps("ready?").encode())
-        self._connection.recv_bytes()
+        """Wait while the server is still importing; before the first fork. Raises like `fork`."""
+        self._connection.send(0)
+        self._connection.recv()
 
     def fork(self, log_path: Path, listen: socket.socket | None = None) -> ForkedRank:
         """Start a rank; waits while the server is still importing.
@@ -142,25 +135,25 @@ class ForkClient:
         ours, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log:
             fds = [theirs.fileno(), log.fileno(), *([listen.fileno()] if listen else [])]
-            self._connection.send_bytes(json.dumps({"num_fds": len(fds)}).encode())
+            self._connection.send(len(fds))
             for fd in fds:
                 send_handle(self._connection, fd, 0)
-            while True:
-                message = json.loads(self._connection.recv_bytes())
-                if "forked" in message:
-                    return ForkedRank(self, message["forked"], Connection(ours.detach()))
-                self._exit_codes[message["pid"]] = message["exit_code"]
+        while True:
+            pid, code = self._connection.recv()
+            if code is None:
+                return ForkedRank(self, pid, ours)
+            self._exit_codes[pid] = code
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         while pid not in self._exit_codes:
             if not wait([self._connection], timeout_s):
                 return None
             try:
-                message = json.loads(self._connection.recv_bytes())
+                ended, code = self._connection.recv()
             except (EOFError, OSError):
                 self.is_lost = True
                 return -signal.SIGKILL  # the server's forks go with it
-            self._exit_codes[message["pid"]] = message["exit_code"]
+            self._exit_codes[ended] = code
         return self._exit_codes.pop(pid)
 
     def close(self) -> None:
@@ -182,10 +175,7 @@ class ForkServer:
     def __init__(self, preload: tuple[str, ...] = (), sys_path: tuple[str, ...] = ()) -> None:
         # Mode 0700: nobody else can ask for a fork.
         self.address = str(Path(tempfile.mkdtemp(prefix="raypar-")) / "fork")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(self.address)
-        listener.listen(64)
-        self._owner_end, server_end = os.pipe()[::-1]
+        server_end, self._owner_end = os.pipe()
         environment = {
             **os.environ,
             # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
@@ -193,29 +183,13 @@ class ForkServer:
             **ALLOCATOR,
             "PYTHONPATH": os.pathsep.join([*sys_path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         }
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from raypar.run.forkserver import serve; serve()",
-                str(listener.fileno()),
-                str(server_end),
-                *BASE_PRELOAD,
-                *preload,
-            ],
-            pass_fds=(listener.fileno(), server_end),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
-        listener.close()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(self.address)
+            listener.listen(64)
+            fds, modules = (listener.fileno(), server_end), (*BASE_PRELOAD, *preload)
+            self._process = _python("serve", *fds, *modules, fds=fds, output=subprocess.DEVNULL, env=environment)
+        self.pid = self._process.pid
         os.close(server_end)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def close(self) -> None:
         os.close(self._owner_end)
@@ -225,10 +199,6 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         remove_socket(self.address)  # where the server was killed
-
-
-EXIT_GRACE_S = 5.0
-LOG_TAIL_CHARS = 4000
 
 
 @dataclass(frozen=True)
@@ -280,31 +250,29 @@ def trial_result(
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None]
     if failure is None and not outcomes:
         failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
-    if failure is not None:
-        state = TrialState.FAILED
-    else:
-        state = TrialState.STOPPED if any(o.stopped for o in outcomes) else TrialState.FINISHED
+    is_stopped = any(outcome.stopped for outcome in outcomes)
     times = {name: [value for o in outcomes if (value := getattr(o, name)) is not None] for name in TIMES}
     slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
-    num_samples = sum(o.num_samples or 0 for o in outcomes)
+    num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
     train_time_s = slowest["train_time_s"]
-    keys = dict.fromkeys(key for o in outcomes for key in o.environment)
-    by_rank = {key: [o.environment.get(key) for o in outcomes] for key in keys}
-    measured, energy_j = _measured([o.counters for o in outcomes])
+    keys = dict.fromkeys(key for outcome in outcomes for key in outcome.environment)
+    by_rank = {key: [outcome.environment.get(key) for outcome in outcomes] for key in keys}
+    measured, energy_j = _measured([outcome.counters for outcome in outcomes])
+    profiles = [outcome.profile for outcome in outcomes]
     return TrialResult(
         spec=spec,
-        state=state,
+        state=TrialState.FAILED if failure else TrialState.STOPPED if is_stopped else TrialState.FINISHED,
         attempts=attempts,
         started_at=started_at,
         **slowest,
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
-        step_times_s=tuple(o.step_times_s for o in outcomes),
+        step_times_s=tuple(outcome.step_times_s for outcome in outcomes),
         energy_j=energy_j,
         environment={**(environment or {}), **by_rank, **measured},
         failure=failure,
-        profile={"recorded": [o.profile for o in outcomes]} if outcomes and all(o.profile for o in outcomes) else {},
-        data=next((o.data for o in outcomes if o.data), {}),
+        profile={"recorded": profiles} if profiles and all(profiles) else {},
+        data=next((outcome.data for outcome in outcomes if outcome.data), {}),
     )
 
 
@@ -351,8 +319,7 @@ def supervise(
                     end = RankEnd(failure=Failure(kind, text, rank, traceback, log_path))
     except (EOFError, OSError):
         pass  # the process has ended; its exit code says more
-    code = process.join(EXIT_GRACE_S)
-    if code is None:
+    if (code := process.join(EXIT_GRACE_S)) is None:
         process.kill()
         code = process.join(EXIT_GRACE_S)
     process.connection.close()
@@ -366,14 +333,15 @@ def supervise(
 
 
 def _crash(rank: int, log_path: str, code: int | None, took_too_much: bool) -> Failure:
-    kind = FailureKind.CRASH
+    kind, how = FailureKind.CRASH, f"ended with exit code {code}"
     if code == -signal.SIGKILL and took_too_much:
         kind, how = FailureKind.OUT_OF_MEMORY, "was killed by the kernel: the machine, or its group, is out of memory"
     elif code is not None and code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
-    else:
-        how = f"ended with exit code {code}"
-    return Failure(kind, f"rank {rank} {how}", rank, log_tail(log_path), log_path)
+    log_end = ""  # a crash leaves no traceback
+    with contextlib.suppress(OSError):
+        log_end = Path(log_path).read_text(errors="replace")[-LOG_TAIL_CHARS:]
+    return Failure(kind, f"rank {rank} {how}", rank, log_end, log_path)
 
 
 def num_memory_kills() -> int:
@@ -382,16 +350,5 @@ def num_memory_kills() -> int:
     That is ``oom_kill`` in /proc/vmstat, groups with a limit included; always 0 where there is none.
     """
     with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
+        return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines()).get("oom_kill", 0))
     return 0
-
-
-def log_tail(log_path: str) -> str:
-    """Return the end of a log, for a failure that left no traceback; empty if there is no log."""
-    try:
-        return Path(log_path).read_text(errors="replace")[-LOG_TAIL_CHARS:]
-    except OSError:
-        return ""
