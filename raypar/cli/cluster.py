@@ -51,8 +51,7 @@ def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = F
         if job.is_over:
             say(f"study {study} does not run: it {ENDED[job.status]} before")
             return
-        num_logged = jobs.num_logged(job.id)
-        jobs.stop(job.id)
+        num_logged = jobs.stop(job.id)
         say(f"study {study} is asked to stop")
         with detached_by_signals(study, address):
             over = jobs.follow(job.id, write, skip=num_logged)

@@ -45,63 +45,71 @@ def own_token() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def admitted(address: str, refuses: Callable[[str], bool] | None = None) -> Iterator[bool]:
+def admitted(address: str, connect: Callable[[str], object] | None = None) -> Iterator[bool]:
     """Let Ray calls inside connect to the cluster at the address, with the user's token where it asks for one.
 
     Args:
         address: ``host:port``, where somebody listens.
-        refuses: whether the cluster refuses us for lack of the right token; None: tried as Ray itself does.
+        connect: raises Ray's AuthenticationError where the cluster refuses us for lack of the right token; None: as
+            Ray itself does.
 
     Yields whether the cluster takes everybody, without a token.
 
     Raises:
         ClusterError: it refuses us.
     """
-    refuses = refuses or _refuses
-    mode = os.environ.get(MODE, "").lower()
-    source = token_source()
-    if mode == "token" and source is None:
-        # Ray would end this process.
-        what = f"{MODE}=token asks for a token, and there is none"
-        if os.environ.get(TOKEN_PATH):
-            what = f"{TOKEN_PATH}={os.environ[TOKEN_PATH]}: there is no token in it"
-        raise ClusterError(f"--address {address}: {what}", hint=GIVE_TOKEN)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_environment({}))
-        refused = refuses(address)
+    from ray.exceptions import AuthenticationError
+
+    def is_refused() -> bool:
+        try:
+            (connect or _connect)(address)
+        except AuthenticationError:
+            return True
+        except Exception:
+            return False  # something else is wrong, which connecting will show
+        return False
+
+    mode, source = os.environ.get(MODE, "").lower(), token_source()
+    if mode == "token" and source is None:  # Ray would end this process
+        path = os.environ.get(TOKEN_PATH)
+        lacking = (
+            f"{TOKEN_PATH}={path}: there is no token in it"
+            if path
+            else f"{MODE}=token asks for a token, and there is none"
+        )
+        raise ClusterError(f"--address {address}: {lacking}", hint=GIVE_TOKEN)
+    with _environment({}):
+        refused = is_refused()
         if refused and source is not None and not mode:
-            stack.enter_context(_environment({MODE: "token"}))
-            refused, mode = refuses(address), "token"
-        if refused and mode == "token":
-            raise ClusterError(
-                f"--address {address}: the cluster doesn't take the token from {source}", hint=GIVE_TOKEN
-            )
+            mode = "token"
+            _set({MODE: mode})
+            refused = is_refused()
         if refused:
-            if source is not None:
+            wrong, hint = "the cluster asks for a token, and you have given none", GIVE_TOKEN
+            if mode == "token":
+                wrong = f"the cluster doesn't take the token from {source}"
+            elif source is not None:
+                wrong = "the cluster asks for a token"
                 hint = f"leave {MODE}={os.environ[MODE]} out: it keeps back the token from {source}"
-                raise ClusterError(f"--address {address}: the cluster asks for a token", hint=hint)
-            raise ClusterError(
-                f"--address {address}: the cluster asks for a token, and you have given none", hint=GIVE_TOKEN
-            )
+            raise ClusterError(f"--address {address}: {wrong}", hint=hint)
         yield mode != "token"
+
+
+def _connect(address: str) -> None:
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.GcsClient(address=address)  # `ray.init` would try for half a minute
 
 
 def token_source() -> str | None:
     """Return where Ray finds the user's token; None where there is none."""
     if os.environ.get(TOKEN, "").strip():
         return TOKEN
-    path = os.environ.get(TOKEN_PATH)
-    if path:
-        return f"{TOKEN_PATH}={path}" if _has_text(Path(path).expanduser()) else None
-    default = Path("~/.ray/auth_token").expanduser()
-    return str(default) if _has_text(default) else None
-
-
-def _has_text(path: Path) -> bool:
-    try:
-        return bool(path.read_text().strip())
-    except (OSError, UnicodeDecodeError):
-        return False
+    name = os.environ.get(TOKEN_PATH)
+    path = Path(name or "~/.ray/auth_token").expanduser()
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text().strip():
+            return f"{TOKEN_PATH}={name}" if name else str(path)
+    return None
 
 
 @contextlib.contextmanager
@@ -127,17 +135,3 @@ def _set(values: dict[str, str | None]) -> None:
     raylet.Config.initialize("")
     if os.environ.get(MODE, "").lower() != "token" or token_source() is not None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _refuses(address: str) -> bool:
-    """Return whether the cluster refuses us for lack of the right token; `ray.init` would try for half a minute."""
-    from ray.exceptions import AuthenticationError
-
-    raylet: Any = importlib.import_module("ray._raylet")
-    try:
-        raylet.GcsClient(address=address)
-    except AuthenticationError:
-        return True
-    except Exception:
-        return False  # something else is wrong, which `ray.init` will show
-    return False

@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ TUNNEL_HINT = (
     "`ssh -N -L 8265:127.0.0.1:8265 HEAD` brings it to http://127.0.0.1:8265"
 )
 OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray would take them instead of what it is given
-
-TALKATIVE = (  # of every upload, and of the end
+# They write of every upload, and of the end.
+TALKATIVE = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
     "ray._private.runtime_env.packaging",
@@ -46,26 +47,26 @@ def is_dashboard(address: str | None) -> bool:
 
 def check_dashboard(address: str) -> None:
     """Raise ClusterError for what is no address of a dashboard; nothing is contacted."""
-    hint = "write http://127.0.0.1:8265"
-    if not is_dashboard(address):
-        raise ClusterError(f"--address {shortened(masked(address))}: is no dashboard, http://host:port", hint=hint)
+    wrong, hint = "", "write http://127.0.0.1:8265"
     try:
         parts = urlsplit(address)
-        is_one = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_one = False
-    if not is_one or parts.path.strip("/") or parts.query or parts.fragment:
-        raise ClusterError(f"--address {shortened(masked(address))}: is no http://host:port", hint=hint)
-    if parts.username is not None or parts.password is not None:
-        what = "is no place for a password, since command lines can be seen"
-        raise ClusterError(
-            f"--address {masked(address)}: {what}", hint="give the cluster's token in RAY_AUTH_TOKEN_PATH"
-        )
+        is_host = bool(parts.hostname) and parts.port != 0 and not parts.path.strip("/")
+        if not is_dashboard(address):
+            wrong = "is no dashboard, http://host:port"
+        elif not is_host or parts.query or parts.fragment:
+            wrong = "is no http://host:port"
+        elif parts.username is not None or parts.password is not None:
+            wrong = "is no place for a password, since command lines can be seen"
+            hint = "give the cluster's token in RAY_AUTH_TOKEN_PATH"
+    except ValueError:  # its port is no number
+        wrong = "is no http://host:port"
+    if wrong:
+        raise ClusterError(f"--address {shortened(masked(address))}: {wrong}", hint=hint)
 
 
 @contextlib.contextmanager
-def job_client(address: str, notice: Callable[[str], object]) -> Iterator[Any]:
-    """Connect Ray's client for jobs to the dashboard at the address.
+def connected(address: str, notice: Callable[[str], object]) -> Iterator[Jobs]:
+    """Connect to the studies of the cluster whose dashboard is at the address.
 
     Args:
         notice: gets warnings about the cluster.
@@ -83,7 +84,7 @@ def job_client(address: str, notice: Callable[[str], object]) -> Iterator[Any]:
         raise ClusterError(f"--address {address}: {error.name} is missing here", hint=hint) from None
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    with admitted(address, _refuses) as takes_everybody:
+    with admitted(address, lambda address: _client(address).list_jobs()) as takes_everybody:
         try:
             client = _client(address)
         except Exception as error:
@@ -95,19 +96,7 @@ def job_client(address: str, notice: Callable[[str], object]) -> Iterator[Any]:
                 f"the Ray at {address} runs the code of whoever reaches it: it asks for no token "
                 "(start it with RAY_AUTH_MODE=token)"
             )
-        yield client
-
-
-def _refuses(address: str) -> bool:
-    from ray.exceptions import AuthenticationError
-
-    try:
-        _client(address).list_jobs()
-    except AuthenticationError:
-        return True
-    except Exception:
-        return False  # something else is wrong, which connecting will show
-    return False
+        yield Jobs(client, address)
 
 
 def _client(address: str) -> Any:
@@ -122,7 +111,6 @@ def _client(address: str) -> Any:
 
 # What one message of Ray can hold, and so a working_dir.
 MAX_BYTES = 500 * 1024**2
-_NUM_NAMED = 3
 _OWN = ("mlflow.db", "mlflow.db-wal", "mlflow.db-shm", "mlflow.db-journal", "mlruns", "mlartifacts")
 _MADE = frozenset({"__pycache__", "node_modules", "venv", *_OWN})
 _PRIVATE = (".pem", ".key", ".pyc")
@@ -155,72 +143,59 @@ def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, .
             f"{study_file}: lies in {folder}, and what lies beside a study travels with it",
             hint="give the study a folder of its own",
         )
-    always = {study_file, *modules}
-    ignored = not_ignored(folder)
+    not_ignored = _not_ignored(folder)
     files: list[Path] = []
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for path in _files(folder):
-        if path in always or ignored is None or path in ignored:
-            try:
-                size = path.stat().st_size
-            except OSError:  # a link to nowhere, or gone
-                continue
-            files.append(path)
-            top = path.relative_to(folder).parts[0]
-            sizes[top] = sizes.get(top, 0) + size
-    if (total := sum(sizes.values())) > MAX_BYTES:
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_NAMED]
-        named = ", ".join(f"{name} ({units.size(sizes[name])})" for name in largest)
+        if not_ignored is None or path in not_ignored or path in {study_file, *modules}:
+            files.append(path.relative_to(folder))
+            sizes[files[-1].parts[0]] += path.stat().st_size
+    if sizes.total() > MAX_BYTES:
+        largest = ", ".join(f"{name} ({units.size(size)})" for name, size in sizes.most_common(3))
+        beside = f"what lies beside it is {units.size(sizes.total())}"
         raise RayparError(
-            f"{study_file}: what lies beside it is {units.size(total)}, and Ray takes {units.size(MAX_BYTES)}: {named}",
-            hint=TOO_LARGE_HINT,
+            f"{study_file}: {beside}, and Ray takes {units.size(MAX_BYTES)}: {largest}", hint=TOO_LARGE_HINT
         )
-    for path in files:
-        copy = to / path.relative_to(folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copyfile(path, copy)
+            shutil.copyfile(folder / name, to / name)
         except OSError as error:
             hint = "make it readable, or list it in a .gitignore beside the study"
-            raise RayparError(f"{path}: can't be read: {error.strerror}", hint=hint) from None
-    return tuple(path.relative_to(folder) for path in files)
+            raise RayparError(f"{folder / name}: can't be read: {error.strerror}", hint=hint) from None
+    return tuple(files)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files below, without those that never travel; links to folders are not followed."""
+
+    def may_travel(path: Path) -> bool:
+        is_private = path.name.startswith(".") or path.suffix in _PRIVATE
+        return not (is_private or path.name in _MADE or (path / "pyvenv.cfg").exists())
+
     for root, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _may_travel(Path(root, name)))
-        for name in sorted(files):
-            path = Path(root, name)
-            if _may_travel(path) and path.is_file():
-                yield path
+        folders[:] = sorted(name for name in folders if may_travel(Path(root, name)))
+        paths = (Path(root, name) for name in sorted(files))
+        yield from (path for path in paths if may_travel(path) and path.is_file())
 
 
-def _may_travel(path: Path) -> bool:
-    name = path.name
-    return not (
-        name.startswith(".") or name in _MADE or path.suffix in _PRIVATE or (path / "pyvenv.cfg").exists()  # a venv
-    )
-
-
-def not_ignored(folder: Path) -> frozenset[Path] | None:
+def _not_ignored(folder: Path) -> frozenset[Path] | None:
     """Return the files below that git doesn't ignore, in a repository or not; None without git."""
-    listed = _listed(["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-    if listed is None:
+
+    def git(*arguments: str) -> bytes | None:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, check=True, timeout=60, stdin=subprocess.DEVNULL).stdout
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    list_files = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names = git(*list_files)
+    if names is None:
         with tempfile.TemporaryDirectory() as empty:
-            if _listed(["git", "init", "--bare", "--quiet", empty]) is None:
-                return None
-            git = ["git", f"--git-dir={empty}", f"--work-tree={folder}", "-C", str(folder)]
-            listed = _listed([*git, "ls-files", "-z", "--others", "--exclude-standard"])
-    return None if listed is None else frozenset(folder / name for name in listed)
-
-
-def _listed(command: list[str]) -> list[str] | None:
-    try:
-        done = subprocess.run(command, capture_output=True, check=True, timeout=60, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+            git("init", "--bare", "--quiet", empty)
+            names = git(f"--git-dir={empty}", f"--work-tree={folder}", *list_files)
+    return None if names is None else frozenset(folder / os.fsdecode(name) for name in names.split(b"\0") if name)
 
 
 STUDIES = "raypar-studies"  # in the head's home
@@ -264,16 +239,16 @@ def command_on_head(study: str, file_name: str, flags: Sequence[str]) -> str:
 
     ``~/`` at the start of a word is the head's home.
     """
+
+    def quoted(word: str) -> str:
+        return f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word)
+
     folder = f'"$HOME"/{STUDIES}/{shlex.quote(study)}'
-    words = " ".join(_quoted(word) for word in ("--address", "auto", *flags))
+    words = " ".join(quoted(word) for word in ("--address", "auto", *flags))
     return (
         f'travelled="$PWD" && mkdir -p {folder} && cd {folder} && PATH="$PATH:{USUAL_BIN}" '
         f'exec raypar study "$travelled"/{shlex.quote(file_name)} {words}'
     )
-
-
-def _quoted(word: str) -> str:
-    return f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word)
 
 
 class RunsAlready(ClusterError):
@@ -302,20 +277,17 @@ class Jobs:
         """
         with self._requesting():
             details = self._client.list_jobs()
-        running = self._latest(details).get(study)
-        if running is not None and not running.is_over:
-            raise RunsAlready(study)
-        # Of clients that have seen the same jobs only the first one gets the next number.
-        job_id = _next_id(study, [each.submission_id or "" for each in details])
-        with self._requesting():
+            running = self._latest(details).get(study)
+            if running is not None and not running.is_over:
+                raise RunsAlready(study)
+            # Of clients that have seen the same jobs only the first one gets the next number.
+            job_id = _next_id(study, [each.submission_id or "" for each in details])
+            variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environment}
             try:
                 self._client.submit_job(
                     entrypoint=command,
                     submission_id=job_id,
-                    runtime_env={
-                        "working_dir": str(folder),
-                        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environment},
-                    },
+                    runtime_env={"working_dir": str(folder), "env_vars": variables},
                     metadata={STUDY_KEY: study},
                 )
             except RuntimeError as error:
@@ -332,24 +304,18 @@ class Jobs:
     @staticmethod
     def _latest(details: Sequence[Any]) -> dict[str, Job]:
         jobs = [_job(each) for each in details if STUDY_KEY in (each.metadata or {})]
-        latest: dict[str, Job] = {}
-        for job in sorted(jobs, key=lambda job: (job.is_over, -job.submitted_at)):
-            latest.setdefault(job.study, job)
-        return latest
+        return {job.study: job for job in sorted(jobs, key=lambda job: (not job.is_over, job.submitted_at))}
 
-    def job(self, job_id: str) -> Job:
-        with self._requesting():
-            return _job(self._client.get_job_info(job_id))
+    def stop(self, job_id: str) -> int:
+        """Ask it to stop, as Ctrl-C would; it may go on for a while.
 
-    def num_logged(self, job_id: str) -> int:
-        """Return how many characters the study has written by now."""
+        Returns:
+            How many characters it has written before.
+        """
         with self._requesting():
-            return len(self._client.get_job_logs(job_id) or "")
-
-    def stop(self, job_id: str) -> None:
-        """Ask it to stop, as Ctrl-C would; it may go on for a while."""
-        with self._requesting():
+            num_logged = len(self._client.get_job_logs(job_id) or "")
             self._client.stop_job(job_id)
+        return num_logged
 
     def follow(self, job_id: str, write: Callable[[str], object], skip: int = 0) -> Job:
         """Pass on what a study writes, until it is over; reconnect where the connection is lost.
@@ -363,18 +329,30 @@ class Jobs:
         """
         import asyncio
 
-        log = _Log(write, skip)
+        import aiohttp
+
+        num_written = skip
         lost_at: float | None = None
+
+        async def take() -> None:
+            nonlocal num_written
+            num_read = 0  # from the log's beginning
+            async for chunk in self._client.tail_job_logs(job_id):
+                num_read += len(chunk)
+                if num_read > num_written:
+                    write(chunk[num_written - num_read :])
+                    num_written = num_read
+
         while True:
-            before = log.num_written
+            before = num_written
             try:
-                asyncio.run(log.take(self._client.tail_job_logs(job_id)))
+                asyncio.run(take())
                 job = _job(self._client.get_job_info(job_id))
                 if job.is_over:
                     return job
                 lost_at = None
-            except _lost() as error:
-                if lost_at is None or log.num_written > before:
+            except (RuntimeError, OSError, aiohttp.ClientError) as error:
+                if lost_at is None or num_written > before:
                     lost_at = time.monotonic()
                 if time.monotonic() - lost_at > RECONNECT_S:
                     raise ClusterError(
@@ -394,33 +372,6 @@ class Jobs:
             raise ClusterError(f"--address {self._address}: {cut(str(error))}", hint=TUNNEL_HINT) from error
 
 
-class _Log:
-    """Log of a study, passed on once, however often it is read from its beginning.
-
-    Attributes:
-        num_written: characters that were passed on, or skipped.
-    """
-
-    def __init__(self, write: Callable[[str], object], skip: int) -> None:
-        self._write = write
-        self.num_written = skip
-
-    async def take(self, chunks: AsyncIterator[str]) -> None:
-        read = 0
-        async for chunk in chunks:
-            read += len(chunk)
-            if read > self.num_written:
-                self._write(chunk[self.num_written - read :])
-                self.num_written = read
-
-
-def _lost() -> tuple[type[Exception], ...]:
-    """Return the errors of a lost connection."""
-    import aiohttp
-
-    return (RuntimeError, OSError, aiohttp.ClientError)
-
-
 def _next_id(study: str, ids: Sequence[str]) -> str:
     """Return the id after those of the study's jobs so far; it becomes part of an address and of a file's name."""
     stem = f"raypar-{re.sub(r'[^A-Za-z0-9_-]', '_', study)[:80]}-"
@@ -438,10 +389,3 @@ def _job(details: Any) -> Job:
         exit_code=128 - code if code is not None and code < 0 else code,  # a signal's, as in a shell
         submitted_at=(details.start_time or 0) / 1000,
     )
-
-
-@contextlib.contextmanager
-def connected(address: str, notice: Callable[[str], object]) -> Iterator[Jobs]:
-    """Connect to the studies of the cluster whose dashboard is at the address; see `job_client`."""
-    with job_client(address, notice) as client:
-        yield Jobs(client, address)

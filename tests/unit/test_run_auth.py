@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray.exceptions import AuthenticationError
 
 from raypar.errors import ClusterError
-from raypar.run import auth as authentication
 from raypar.run.auth import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitted, own_token, token_source
 
 
@@ -64,38 +64,42 @@ def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch: pytest
 
 
 class Gate:
-    """Stands in for a cluster's answer, as no cluster is started here: takes who sends a token, if it is the right
-    one. `asked` has the mode of each time."""
+    """A cluster's answers, as no cluster is started here: it takes who sends a token, if that is the right one.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, wants: bool, takes: bool = True) -> None:
+    `asked` has the mode of each time.
+    """
+
+    def __init__(self, *, wants: bool, takes: bool = True) -> None:
+        self.wants, self.takes = wants, takes
         self.asked: list[str | None] = []
 
-        def refuses(address: str) -> bool:
-            mode = os.environ.get(MODE)
-            self.asked.append(mode)
-            return wants and not (mode == "token" and takes)
-
-        monkeypatch.setattr(authentication, "_refuses", refuses)
+    def __call__(self, address: str) -> None:
+        self.asked.append(os.environ.get(MODE))
+        if self.wants and not (self.asked[-1] == "token" and self.takes):
+            raise AuthenticationError("no")
 
 
 @pytest.mark.parametrize(("wants", "modes"), [(False, [None]), (True, [None, "token"])])
 def test_the_token_is_shown_only_where_the_cluster_asks_for_it(
-    wants: bool, modes: list[str | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wants: bool, modes: list[str | None], tmp_path: Path
 ) -> None:
     in_file(tmp_path / ".ray" / "auth_token")
-    gate = Gate(monkeypatch, wants=wants)
-    with admitted("head:6379") as takes_everybody:
+    gate = Gate(wants=wants)
+    with admitted("head:6379", gate) as takes_everybody:
         assert takes_everybody is not wants and os.environ.get(MODE) == modes[-1]
     assert MODE not in os.environ and gate.asked == modes
+
+
+WRONG = {TOKEN: "wrong" * 5}
 
 
 @pytest.mark.parametrize(
     ("environment", "parts"),
     [
         ({}, ("asks for a token", "given none", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
-        ({TOKEN: "wrong" * 5}, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
-        ({TOKEN: "wrong" * 5, MODE: "token"}, ("doesn't take the token from RAY_AUTH_TOKEN",)),
-        ({TOKEN: "wrong" * 5, MODE: "disabled"}, ("asks for a token", "leave RAY_AUTH_MODE=disabled out")),
+        (WRONG, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
+        (WRONG | {MODE: "token"}, ("doesn't take the token from RAY_AUTH_TOKEN",)),
+        (WRONG | {MODE: "disabled"}, ("asks for a token", "leave RAY_AUTH_MODE=disabled out")),
         ({MODE: "token"}, ("RAY_AUTH_MODE=token asks for a token, and there is none", "ray get-auth-token")),
         ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: there is no token in it",)),
     ],
@@ -105,10 +109,8 @@ def test_a_refusal_says_what_is_missing_and_how_to_give_it(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    Gate(monkeypatch, wants=True, takes=False)
-    with pytest.raises(ClusterError) as refused, admitted("head:6379"):
+    with pytest.raises(ClusterError) as refused, admitted("head:6379", Gate(wants=True, takes=False)):
         pass
-    for part in ("--address head:6379", *parts):
-        assert part in str(refused.value)
+    assert all(part in str(refused.value) for part in ("--address head:6379", *parts))
     assert "wrongwrong" not in str(refused.value)
     assert {name: os.environ[name] for name in VARIABLES if name in os.environ} == environment
