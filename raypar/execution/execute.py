@@ -28,7 +28,7 @@ from raypar.execution.plan import ExecutionPlan, check_data, make_plan
 from raypar.execution.results import ExecutionOutcome, ResultHandler, execution_record, scaling_metrics
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
-from raypar.run.cluster import Cluster, joined_cluster, this_machine, watch_of_joined
+from raypar.run.cluster import Cluster, joined_cluster, this_machine, watch_of_cluster
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Listener, Notice, Runner
@@ -258,7 +258,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
             stack.enter_context(private_ray(plan.cluster, plan.trial_cores))
             importing.join()
         else:
-            stack.enter_context(watch_of_joined().watching())
+            stack.enter_context(watch_of_cluster().watching())
         from raypar.run.tune import TuneRunner
 
         yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from raypar import provenance
 from raypar.errors import ClusterError, shortened
-from raypar.provenance import PACKAGES
 from raypar.run.auth import admitted
 from raypar.run.placement import refusal
 from raypar.signals import Interrupted, abort, exit_now, is_running, reinstall_handlers
@@ -82,34 +82,32 @@ class Cluster:
 
 def this_machine() -> Cluster:
     """Return what a private Ray would have, without starting it."""
-    gpus = Path("/proc/driver/nvidia/gpus")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), Path("/proc/driver/nvidia/gpus")
     if visible is not None:
         num_gpus = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
     else:
         num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
     cores = allowed_cores()
-    node: dict[str, float] = {"CPU": len(cores)}
-    if num_gpus:
-        node["GPU"] = num_gpus
+    node = {"CPU": len(cores)} | ({"GPU": num_gpus} if num_gpus else {})
     has_mps = sys.platform == "darwin" and platform.machine() == "arm64"
     return Cluster((node,), is_own=True, cores=topology(cores) if CAN_PIN else (), has_mps=has_mps)
 
 
 def check_address(address: str) -> None:
     """Raise ClusterError for what is no address of a running Ray; nothing is contacted."""
-    if address.startswith("ray://"):
-        raise ClusterError(f"--address {shortened(address)}: ray:// addresses are not supported", hint=CLIENT_HINT)
     host, colon, port = address.rpartition(":")
     if address == "auto" or (host.strip() and "/" not in host and port.isdecimal() and 0 < int(port) < 65536):
         return
-    if address == "local":
-        raise ClusterError("--address local: is no cluster that is there", hint="leave it out: a local Ray is started")
-    if address.startswith(("http://", "https://")):
+    if address.startswith("ray://"):
+        wrong, hint = "ray:// addresses are not supported", CLIENT_HINT
+    elif address == "local":
+        wrong, hint = "is no cluster that is there", "leave it out: a local Ray is started"
+    elif address.startswith(("http://", "https://")):
+        wrong = "is a dashboard, and no Ray"
         hint = "`raypar study FILE --address URL` submits a study to it; finished trials are kept"
-        raise ClusterError(f"--address {shortened(address)}: is a dashboard, and no Ray", hint=hint)
-    wrong = "has no port" if not colon else "is no host:port"
-    hint = "write auto or host:6379, or leave it out: a local Ray is started"
+    else:
+        wrong = "is no host:port" if colon else "has no port"
+        hint = "write auto or host:6379, or leave it out: a local Ray is started"
     raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)
 
 
@@ -119,10 +117,15 @@ def _check_reachable(address: str) -> str:
         from ray._private.services import canonicalize_bootstrap_address
 
         address = canonicalize_bootstrap_address(address) or address
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():  # otherwise Ray's own message is better
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    if address.rpartition(":")[2].isdigit():  # otherwise Ray's own message is better
+        _connect(address)
     return address
+
+
+def _connect(address: str) -> None:
+    """Raise OSError where nobody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def may_grow() -> bool:
@@ -156,9 +159,13 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
         reinstall_handlers()
         stack.callback(_leave)
         alive = [node for node in ray.nodes() if node["Alive"]]
-        nodes = tuple(dict(node["Resources"]) for node in alive)
-        labels = tuple(dict(node["Labels"]) for node in alive)
-        yield Cluster(nodes, is_own=False, may_grow=may_grow(), labels=labels, takes_everybody=takes_everybody)
+        yield Cluster(
+            tuple(dict(node["Resources"]) for node in alive),
+            is_own=False,
+            may_grow=may_grow(),
+            labels=tuple(dict(node["Labels"]) for node in alive),
+            takes_everybody=takes_everybody,
+        )
 
 
 def _leave() -> None:
@@ -175,33 +182,22 @@ def _leave() -> None:
 VERSIONS_TIMEOUT_S = 60.0
 
 
-def versions_of_nodes() -> dict[str, Mapping[str, str]]:
-    """Return, by address, the versions of Python and of the packages that timings depend on.
+def versions_of_nodes() -> dict[str, dict[str, str]]:
+    """Return, by the address of each node of the joined cluster, what `raypar.provenance.versions` returns there.
 
     Raises:
         ray.exceptions.GetTimeoutError: a node doesn't answer.
     """
     import ray
+    from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    packages = PACKAGES
-
-    def versions() -> dict[str, str]:  # in here: it travels by value, to nodes that may have another raypar, or none
-        import platform
-        from importlib import metadata
-
-        result = {"python": platform.python_version()}
-        for name in packages:
-            try:
-                result[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-        return result
-
+    cloudpickle.register_pickle_by_value(provenance)  # nodes may have another raypar, or none
+    versions = ray.remote(num_cpus=0)(provenance.versions)
     answers = {
-        node["NodeManagerAddress"]: ray.remote(num_cpus=0)(versions)
-        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        .remote()
+        node["NodeManagerAddress"]: versions.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote()
         for node in ray.nodes()
         if node["Alive"]
     }
@@ -229,16 +225,16 @@ class HeadWatch:
         self.lost = False
         self._loss, self._every_s = loss, every_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True, name="head-watch")
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        self._thread.start()
+        thread = threading.Thread(target=self._look, daemon=True, name="head-watch")
+        thread.start()
         try:
             yield
         finally:
             self._over.set()
-            self._thread.join()
+            thread.join()
             self.lost = self.lost or self._loss() is not None
 
     def _look(self) -> None:
@@ -254,34 +250,32 @@ def watch_of_own(pids: Mapping[str, int]) -> HeadWatch:
     """Return a monitor of a Ray that this process has started; args: from `head_processes`."""
 
     def loss() -> ClusterError | None:
-        for name, pid in pids.items():
-            if not is_running(pid):
-                hint = "it was killed, or ran out of memory: `dmesg` tells of the latter"
-                return ClusterError(f"Ray was lost: {NAMES.get(name, name)} ended (process {pid})", hint=hint)
-        return None
+        ended = next((name for name, pid in pids.items() if not is_running(pid)), None)
+        if ended is None:
+            return None
+        message = f"Ray was lost: {NAMES[ended]} ended (process {pids[ended]})"
+        return ClusterError(message, hint="it was killed, or ran out of memory: `dmesg` tells of the latter")
 
     return HeadWatch(loss, every_s=0.25)
 
 
-def watch_of_joined() -> HeadWatch:
-    """Return a monitor of the cluster that this process has joined as a driver."""
-    import ray
-
-    return watch_of_cluster(ray.get_runtime_context().gcs_address)
-
-
-def watch_of_cluster(address: str, patience_s: float = PATIENCE_S) -> HeadWatch:
+def watch_of_cluster(address: str = "", patience_s: float = PATIENCE_S) -> HeadWatch:
     """Return a monitor of a cluster whose head listens at ``host:port``; lost is one unreachable for so long.
 
     By then Tune may wait for it in a call that nothing interrupts: the process then ends without a report.
+
+    Args:
+        address: empty: of the cluster that this process has joined.
     """
-    host, _, port = address.rpartition(":")
+    import ray
+
+    address = address or ray.get_runtime_context().gcs_address
     last_s = time.monotonic()
 
     def loss() -> ClusterError | None:
         nonlocal last_s
         try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+            _connect(address)
         except OSError:
             if time.monotonic() - last_s < patience_s:
                 return None

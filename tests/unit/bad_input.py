@@ -322,7 +322,7 @@ FLAGS = (
     flags("an odd isolation", "study good.py --isolation cold", "--isolation cold", "warm, fresh"),
     flags("a cluster without Ray", "study good.py --no-ray --address x:1", "--address x:1", "--no-ray", "leave one"),
     flags("nobody's cluster for oneself", "study good.py --exclusive", "--exclusive without --address", "leave it out"),
-    flags("a local address", "plan good.py --address local", "--address local", "leave it out"),
+    flags("a local address", "plan good.py --address local", "--address 'local'", "leave it out"),
     flags("an address without a port", "plan good.py --address head", "--address 'head'", "no port", "host:6379"),
     flags("Ray's client mode", "study good.py --address ray://h:10001", "ray://h:10001", "http://HEAD:8265", "auto"),
     flags("a page as an address", "plan good.py --address http://x:1", "--address 'http://x:1'", "is a dashboard"),

@@ -44,40 +44,30 @@ def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions()
 
 def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_known() -> None:
     with a_process() as head:
-        watch = watch_of_own({"raylet": head.pid})
-        with watch.watching():
-            pass
-        assert not watch.lost
-        head.kill()
-        head.wait()
-        later = watch_of_own({"raylet": head.pid})
-        with later.watching():
-            pass
-        assert later.lost
+        for is_lost in (False, True):
+            watch = watch_of_own({"raylet": head.pid})
+            with watch.watching():
+                pass
+            assert watch.lost is is_lost
+            head.kill()
+            head.wait()
 
 
 def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_it_stays_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head, handle_signals():
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        with watch_of_cluster(address, patience_s=0.2).watching():
-            for _ in range(3):  # it is asked, and again
-                head.accept()[0].close()
         watch = watch_of_cluster(address, patience_s=0.2)
         with watch.watching():
-            head.accept()[0].close()
+            for _ in range(3):  # it is asked, and again
+                head.accept()[0].close()
             head.close()
             with pytest.raises(KeyboardInterrupt, match=f"its head at {address} can't be reached any more"):
                 work()
         assert watch.lost
-
-
-def test_a_head_that_is_away_for_less_than_the_patience_is_not_lost() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
-    watch = watch_of_cluster(address, patience_s=3600.0)
-    with watch.watching():
+    patient = watch_of_cluster(address, patience_s=3600.0)
+    with patient.watching():
         pass
-    assert not watch.lost
+    assert not patient.lost
 
 
 STUCK = """
