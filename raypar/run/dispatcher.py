@@ -9,17 +9,19 @@ a good choice needs more than one to choose from. Nothing here waits, and nothin
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from raypar.run.gang import Greeting, Turn
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
-from raypar.run.placement import Node, num_machines, refusal
+from raypar.run.placement import num_machines, refusal
 from raypar.run.ranks import RankEnd, cause, trial_result
 from raypar.run.runner import (
     ClusterChanged,
@@ -33,7 +35,7 @@ from raypar.run.runner import (
     TrialStarted,
     is_retried,
 )
-from raypar.run.scheduler import GangState, SchedulingPolicy, Waiting, decide
+from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.train.job import RunSettings, TrialJob
 
@@ -48,10 +50,6 @@ class TrialPhase(Enum):
     QUEUED = "queued"
     RUNNING = "running"
     OVER = "over"
-
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -80,7 +78,7 @@ class Attempt:
     kill_requested: bool = False
     ends: dict[int, RankEnd] = field(default_factory=dict)
     failure: Failure | None = None
-    timers: list[Timer] = field(default_factory=list)
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
     num_beside: int = 0
     num_sharing: int = 0
     is_over: bool = False
@@ -155,89 +153,6 @@ class Trial:
         self.followed_s = time.monotonic()
 
 
-class DurationEstimator:
-    """Estimates how long trials take from those of the same point."""
-
-    def __init__(self) -> None:
-        self._walls_s: dict[str, list[float]] = {}
-
-    def note(self, result: TrialResult) -> None:
-        if result.is_complete and result.wall_s is not None:
-            self._walls_s.setdefault(point_label(result.spec.point), []).append(result.wall_s)
-
-    def expected_s(self, spec: TrialSpec) -> float | None:
-        """Return the median seconds of the point's other repeats; None before the first has ended."""
-        walls_s = self._walls_s.get(point_label(spec.point))
-        return statistics.median(walls_s) if walls_s else None
-
-
-class TrialQueue:
-    """The trials that wait, in their order, and the Tune trials that are bound to none yet."""
-
-    def __init__(self, specs: Sequence[TrialSpec]) -> None:
-        self._trials = [Trial(spec) for spec in specs]
-        self._unbound: list[str] = []
-        self._placeable_s: dict[Placement, float] = {}  # when there was last a place for it
-
-    def __len__(self) -> int:
-        return len(self._trials)
-
-    def head(self) -> list[Trial]:
-        return self._trials[:HORIZON]
-
-    def add(self, trial: Trial, *, first: bool = False) -> None:
-        self._trials.insert(0 if first else len(self._trials), trial)
-
-    def remove(self, trial: Trial) -> None:
-        self._trials.remove(trial)
-
-    def add_unbound(self, uid: str) -> None:
-        """Add a Tune trial that runs whatever comes next."""
-        self._unbound.append(uid)
-
-    def bind(self, trial: Trial) -> bool:
-        """Bind a Tune trial to it. False where none is left."""
-        if not trial.uid and self._unbound:
-            trial.uid = self._unbound.pop(0)
-            trial.unfollow()
-        return bool(trial.uid)
-
-    def bind_next(self, uid: str) -> Trial | None:
-        """Bind a Tune trial that ends before its turn to the next trial that has none; None where there is none."""
-        trial = next((trial for trial in self._trials if not trial.uid), None)
-        if uid not in self._unbound or trial is None:
-            return None
-        self._unbound.remove(uid)
-        trial.uid = uid
-        return trial
-
-    def drop_unbound(self) -> None:
-        """Drop the trials that Tune has not started yet."""
-        self._trials = [trial for trial in self._trials if trial.uid]
-
-    def refusals(self, nodes: Sequence[Node], *, may_grow: bool) -> tuple[dict[Placement, Failure], list[Placement]]:
-        """Return the placements that can't run on these nodes, with the reason, and those to add nodes for.
-
-        A place may come back with lost nodes; it is refused after `COME_BACK_S`.
-        """
-        resources, labels = [node.has for node in nodes], [node.labels for node in nodes]
-        refused: dict[Placement, Failure] = {}
-        lacking: list[Placement] = []
-        now_s = time.monotonic()
-        for placement in dict.fromkeys(trial.spec.placement for trial in self.head()):
-            reason = refusal(placement, resources, labels)
-            last_s = self._placeable_s.get(placement)
-            if reason is None:
-                self._placeable_s[placement] = now_s
-            elif may_grow:
-                lacking.append(placement)
-            elif last_s is None:
-                refused[placement] = Failure(FailureKind.REFUSED, reason)
-            elif now_s - last_s > COME_BACK_S:
-                refused[placement] = Failure(FailureKind.GANG_LOST, f"nodes were lost: {reason}")
-        return refused, lacking
-
-
 @dataclass(frozen=True)
 class DispatchConfig:
     """Configuration of a run.
@@ -270,14 +185,16 @@ class Dispatcher:
         pool: GangPool,
         specs: Sequence[TrialSpec],
         *,
-        call_later: Callable[[float, Callable[[], None]], Timer],
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
         on_change: Callable[[], None],
     ) -> None:
         self._config, self._pool = config, pool
         self._call_later, self._on_change = call_later, on_change
-        self._queue = TrialQueue(specs)
+        self._queue = [Trial(spec) for spec in specs]  # in their order
+        self._unbound: list[str] = []  # Tune's trials that run whatever comes next
         self._trials: dict[str, Trial] = {}  # by Tune's trial
-        self._durations = DurationEstimator()
+        self._walls_s: defaultdict[str, list[float]] = defaultdict(list)  # of the trials of a point that have ended
+        self._placeable_s: dict[Placement, float] = {}  # when there was last a place for it
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
         self._events: list[tuple[str, Event]] = []
         self._num_forgotten = 0
@@ -295,7 +212,7 @@ class Dispatcher:
         """Return a trial's attempt of this number, None where it is not the one that runs."""
         trial = self._trials.get(uid)
         attempt = trial.attempt if trial else None
-        return attempt if attempt is not None and attempt.number == number and not attempt.is_over else None
+        return attempt if attempt and attempt.number == number and not attempt.is_over else None
 
     # ---- events
 
@@ -316,10 +233,10 @@ class Dispatcher:
     def define(self, uid: str, spec: TrialSpec | None) -> None:
         """Add a Tune trial; it runs the spec, or the next of those from the start."""
         if spec is None:
-            self._queue.add_unbound(uid)
+            self._unbound.append(uid)
         else:
             self._trials[uid] = Trial(spec, uid)
-            self._queue.add(self._trials[uid])
+            self._queue.append(self._trials[uid])
         self.dispatch()
 
     def follow(self, trial: Trial, after: int) -> None:
@@ -330,10 +247,14 @@ class Dispatcher:
 
     def release(self, uid: str, *, let_finish: bool) -> None:
         """Tune has done with a trial: end it, unless it may finish what it has begun; forget it once it is over."""
-        trial = self._trials.get(uid) or self._queue.bind_next(uid)
-        if trial is None:
-            return
-        self._trials[uid] = trial
+        trial = self._trials.get(uid)
+        if trial is None:  # it ends before its turn, and takes the next trial that has none with it
+            trial = next((trial for trial in self._queue if not trial.uid), None)
+            if uid not in self._unbound or trial is None:
+                return
+            self._unbound.remove(uid)
+            trial.uid = uid
+            self._trials[uid] = trial
         trial.released = True
         if trial.phase is TrialPhase.OVER:
             del self._trials[uid]
@@ -351,7 +272,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Stop what runs and close the gangs."""
-        self._queue.drop_unbound()
+        self._queue = [trial for trial in self._queue if trial.uid]  # the others Tune has not started yet
         self._pool.request_nodes(())
         for trial in list(self._trials.values()):
             self._stop(trial)
@@ -403,7 +324,7 @@ class Dispatcher:
             self._retry_or_conclude(trial, Failure(FailureKind.GANG_LOST, reason, None, error))
         elif not gang.num_turns and not gang.is_closing:
             # It never served a trial: to try again for ever would help nobody.
-            same = (trial for trial in self._queue.head() if trial.spec.placement == gang.placement)
+            same = (trial for trial in self._queue[:HORIZON] if trial.spec.placement == gang.placement)
             if (first := next(filter(self._bind, same), None)) is not None:
                 self._queue.remove(first)
                 first.num_attempts += 1
@@ -422,20 +343,22 @@ class Dispatcher:
     def _dispatch(self) -> None:
         if self._pool.refresh():
             self._tell(ClusterChanged(len(self._pool.nodes), self.num_slots))
-        refused, lacking = self._queue.refusals(self._pool.nodes, may_grow=self._pool.may_grow)
-        head = self._queue.head()
+        head = self._queue[:HORIZON]
+        refused, lacking = self._refusals(dict.fromkeys(trial.spec.placement for trial in head))
         candidates = [trial for trial in head if trial.spec.placement not in refused]
+        for each in self._pool.gangs.values():
+            self._expect_end(each)
         decisions = decide(
-            [Waiting(trial.spec.placement, self._durations.expected_s(trial.spec)) for trial in candidates],
-            [self._state_of(gang) for gang in self._pool.gangs.values()],
+            [Waiting(trial.spec.placement, self._expected_s(trial.spec)) for trial in candidates],
+            list(self._pool.gangs.values()),
             self._pool.nodes,
             self._policy,
             is_short_of_memory=self._pool.is_short_of_memory,
         )
-        gang_of = {id(candidates[i]): self._pool.gangs[gang_id] for i, gang_id in decisions.starts}
+        gang_of = {candidates[i]: self._pool.gangs[gang_id] for i, gang_id in decisions.starts}
         is_turn = True  # nobody before it waits: nodes may have joined when its turn comes
         for trial in head:
-            gang = gang_of.get(id(trial))
+            gang = gang_of.get(trial)
             failure = refused.get(trial.spec.placement) if is_turn else None
             if gang is not None and (reason := self._pool.refusal(gang, trial.spec)) is not None:
                 failure = Failure(FailureKind.REFUSED, reason)
@@ -454,19 +377,45 @@ class Dispatcher:
         for placement in self._pool.request_nodes(lacking):
             self._tell(Notice(f"{placement}: waiting for the cluster to add nodes"))
 
-    def _bind(self, trial: Trial) -> bool:
-        if not self._queue.bind(trial):
-            return False
-        self._trials[trial.uid] = trial
-        return True
+    def _refusals(self, placements: Collection[Placement]) -> tuple[dict[Placement, Failure], list[Placement]]:
+        """Return why placements can't run here (with lost nodes a place may come back), and those to add nodes for."""
+        resources, labels = [node.has for node in self._pool.nodes], [node.labels for node in self._pool.nodes]
+        refused: dict[Placement, Failure] = {}
+        lacking: list[Placement] = []
+        now_s, may_grow = time.monotonic(), self._pool.may_grow
+        for placement in placements:
+            reason = refusal(placement, resources, labels)
+            last_s = self._placeable_s.get(placement)
+            if reason is None:
+                self._placeable_s[placement] = now_s
+            elif may_grow:
+                lacking.append(placement)
+            elif last_s is None:
+                refused[placement] = Failure(FailureKind.REFUSED, reason)
+            elif now_s - last_s > COME_BACK_S:
+                refused[placement] = Failure(FailureKind.GANG_LOST, f"nodes were lost: {reason}")
+        return refused, lacking
 
-    def _state_of(self, gang: Gang) -> GangState:
+    def _bind(self, trial: Trial) -> bool:
+        """Bind a Tune trial to it. False where none is left."""
+        if not trial.uid and self._unbound:
+            trial.uid = self._unbound.pop(0)
+            trial.unfollow()
+        if trial.uid:
+            self._trials[trial.uid] = trial
+        return bool(trial.uid)
+
+    def _expected_s(self, spec: TrialSpec) -> float | None:
+        """Return the median seconds of the point's other repeats; None before the first has ended."""
+        walls_s = self._walls_s.get(point_label(spec.point))
+        return statistics.median(walls_s) if walls_s else None
+
+    def _expect_end(self, gang: Gang) -> None:
         trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
-        expected_s = self._durations.expected_s(trial.spec) if trial else None
-        ends_in_s = None
+        expected_s = self._expected_s(trial.spec) if trial else None
+        gang.ends_in_s = None
         if trial is not None and trial.attempt is not None and expected_s is not None:
-            ends_in_s = max(0.0, expected_s - trial.attempt.elapsed_s)
-        return GangState(gang.id, gang.placement, gang.phase, gang.nodes, gang.last_used_s, ends_in_s)
+            gang.ends_in_s = max(0.0, expected_s - trial.attempt.elapsed_s)
 
     def _start(self, trial: Trial, gang: Gang) -> None:
         """Let a queued trial run in the gang, where the cores that it needs are free."""
@@ -479,12 +428,21 @@ class Dispatcher:
         gang.begin(Turn(job, gang.master_address, cores))
         trial.phase = TrialPhase.RUNNING
         trial.attempt = attempt = Attempt(trial, job.attempt, gang, gang.num_turns)
-        _note_company([t.attempt for t in self._trials.values() if t.phase is TrialPhase.RUNNING and t.attempt])
+        self._note_company()
         self._tell(TrialStarted(trial.spec, job.attempt), trial.uid)
         limit_s = self._config.settings.trial_timeout_s
         if limit_s is not None:
             hung = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=str(job.log_path(0)))
             self._kill_later(attempt, limit_s, hung)
+
+    def _note_company(self) -> None:
+        """Note in each running attempt that these run at the same time."""
+        running = [trial.attempt for trial in self._trials.values() if trial.phase is TrialPhase.RUNNING]
+        hosts = {attempt: set(attempt.gang.hosts.values()) for attempt in running if attempt}
+        for attempt, mine in hosts.items():
+            num_sharing = sum(bool(mine & theirs) for theirs in hosts.values()) - 1
+            attempt.num_beside = max(attempt.num_beside, len(hosts) - 1)
+            attempt.num_sharing = max(attempt.num_sharing, num_sharing)
 
     def _kill_later(self, attempt: Attempt, delay_s: float, failure: Failure | None = None) -> None:
         def kill() -> None:
@@ -512,37 +470,28 @@ class Dispatcher:
         if failure is not None and retried and not trial.stop_requested:
             self._tell(TrialRetried(trial.spec, failure.message), trial.uid)
             trial.phase, trial.attempt = TrialPhase.QUEUED, None
-            self._queue.add(trial, first=True)
+            self._queue.insert(0, trial)
         else:
             self._conclude(trial, failure)
 
     def _conclude(self, trial: Trial, failure: Failure | None) -> None:
         """The trial is over: make its result."""
-        attempt = trial.attempt
+        attempt, ends = trial.attempt, trial.attempt.ends if trial.attempt else {}
         result = trial_result(
             trial.spec,
-            attempt.ends if attempt else {},
+            ends,
             reports=trial.reports,
             attempts=max(1, trial.num_attempts),
             started_at=attempt.started_at if attempt else 0.0,
             environment=attempt.environment() if attempt else {},
             failure=failure,
         )
-        artifacts = b""
         if attempt is not None:
             result = replace(result, wall_s=attempt.elapsed_s)
-            artifacts = b"".join(end.outcome.artifacts for end in attempt.ends.values() if end.outcome)
+        artifacts = b"".join(end.outcome.artifacts for end in ends.values() if end.outcome)
         trial.phase, trial.result = TrialPhase.OVER, result
-        self._durations.note(result)
+        if result.is_complete and result.wall_s is not None:
+            self._walls_s[point_label(trial.spec.point)].append(result.wall_s)
         self._tell(TrialEnded(result, artifacts), trial.uid)
         if trial.released:
             del self._trials[trial.uid]
-
-
-def _note_company(running: Sequence[Attempt]) -> None:
-    """Note in each that these run at the same time."""
-    hosts = [set(attempt.gang.hosts.values()) for attempt in running]
-    for i, attempt in enumerate(running):
-        sharing = sum(bool(hosts[i] & other) for k, other in enumerate(hosts) if k != i)
-        attempt.num_beside = max(attempt.num_beside, len(running) - 1)
-        attempt.num_sharing = max(attempt.num_sharing, sharing)

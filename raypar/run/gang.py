@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,28 +51,11 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Turn:
-    """One trial of a gang, as the broker hands it to each of its workers.
-
-    Attributes:
-        cores: of each rank; none: not pinned.
-    """
+    """One trial of a gang, as the broker hands it to each of its workers; ranks without cores are not pinned."""
 
     job: TrialJob
     master_address: tuple[str, int]
     cores: Mapping[int, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class NodeSelection:
-    """The nodes that a gang is to be on, in Ray's terms.
-
-    Attributes:
-        strategy: of its placement group.
-        labels: that the node of each worker has to have; empty: any.
-    """
-
-    strategy: str = "PACK"
-    labels: tuple[Mapping[str, str], ...] = ()
 
 
 class GangBackend(BackendConfig):  # type: ignore[misc]
@@ -86,12 +69,19 @@ def train_gang(
     gang_id: str,
     placement: Placement,
     resources: Mapping[str, float],
-    nodes: NodeSelection,
+    strategy: str,
+    labels: Sequence[Mapping[str, str]],
     storage: str,
     *,
     fresh: bool,
 ) -> None:
-    """Run a gang to its end; blocks. Raises what `TorchTrainer.fit` raises when the gang is lost."""
+    """Run a gang to its end; blocks. Raises what `TorchTrainer.fit` raises when the gang is lost.
+
+    Args:
+        resources: that each worker reserves.
+        strategy: Ray's, of the placement group.
+        labels: that the node of each worker has to have; empty: any.
+    """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -109,8 +99,8 @@ def train_gang(
             num_workers=placement.num_workers,
             use_gpu=placement.device == "cuda",
             resources_per_worker=dict(resources),
-            placement_strategy=nodes.strategy,
-            label_selector=[dict(labels) for labels in nodes.labels] or None,
+            placement_strategy=strategy,
+            label_selector=[dict(each) for each in labels] or None,
         ),
         run_config=RunConfig(
             name=f"gang-{gang_id}",

@@ -17,12 +17,11 @@ import ray
 from ray._private.state import available_resources_per_node
 
 from raypar.run.cluster import may_grow
-from raypar.run.gang import ForkAgent, Greeting, NodeSelection, Turn, host_id, train_gang
+from raypar.run.gang import ForkAgent, Greeting, Turn, host_id, train_gang
 from raypar.run.placement import CoreLeases, Node, NodeAssignment, needed
 from raypar.run.ranks import answers
-from raypar.run.scheduler import ROUNDING, GangPhase
+from raypar.run.scheduler import ROUNDING, GangPhase, GangState
 from raypar.study.options import node_label_of
-from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
 from raypar.train.job import RunSettings
@@ -50,24 +49,18 @@ class GangPolicy:
 
 
 @dataclass(eq=False)
-class Gang:
+class Gang(GangState):
     """A gang that was started.
 
     Attributes:
-        nodes: its workers' nodes; as chosen, until they are up and say where they are.
         serves_once: it closes after its first trial.
         ready: ranks that are ready for the next turn.
         num_turns: trials that it has begun.
         turn: the one that it is busy with.
     """
 
-    id: str
-    placement: Placement
-    nodes: NodeAssignment
     serves_once: bool = False
-    phase: GangPhase = GangPhase.STARTING
     started_s: float = field(default_factory=time.monotonic)
-    last_used_s: float = field(default_factory=time.monotonic)
     workers: dict[int, Greeting] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
     master_address: tuple[str, int] = ("", 0)
@@ -150,61 +143,43 @@ class GangPool:
         return bool(memory.available < MIN_FREE_MEMORY * memory.total)
 
     def reserved(self, placement: Placement) -> dict[str, float]:
-        """Return what a worker of a gang reserves in Ray.
-
-        That is what it needs, so that others' jobs are not in its way, and idle gangs make room for others. Where there
-        are no others, the leases alone keep trials apart.
-        """
+        """Return what a worker of a gang reserves in Ray: what it needs, or a sliver where leases keep trials apart."""
         gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
         return {"CPU": TINY_CPU if self._is_exclusive else float(placement.cpus_per_worker), **gpu}
 
     def request_nodes(self, placements: Collection[Placement]) -> list[Placement]:
-        """Let the autoscaler see what gangs of these need, and of no others: as placement groups that wait.
-
-        Returns those that were not requested before.
-        """
+        """Let the autoscaler see what gangs of these need, as placement groups that wait; return the new ones."""
         for placement in [p for p in self._requested if p not in placements]:
             ray.util.remove_placement_group(self._requested.pop(placement))  # its nodes are there: they are for gangs
         new = [placement for placement in placements if placement not in self._requested]
         for placement in new:
-            bundles = [needed(placement)] * placement.num_workers
-            label = [dict([node_label_of(placement.node_label)])] * len(bundles) if placement.node_label else None
-            self._requested[placement] = ray.util.placement_group(
-                bundles, _strategy(placement.nodes, len(bundles)), bundle_label_selector=label
-            )
+            bundles, strategy = [needed(placement)] * placement.num_workers, _strategy(placement)
+            labels = _labels(placement)
+            self._requested[placement] = ray.util.placement_group(bundles, strategy, bundle_label_selector=labels)
         return new
 
-    def _selection(self, placement: Placement, nodes: NodeAssignment) -> NodeSelection:
-        """Name the nodes to Ray, unless there is only one, or others have taken them: then Ray chooses."""
+    def _selection(self, placement: Placement, nodes: NodeAssignment) -> tuple[str, list[dict[str, str]]]:
+        """Return Ray's strategy and the labels of each worker's node; Ray chooses where others have taken the nodes."""
         if len(self.nodes) > 1 and (self._is_exclusive or self._are_free(placement, nodes)):
-            of_each = [node_id for node_id, count in nodes.items() for _ in range(count)]
-            return NodeSelection("PACK", tuple({NODE_ID_LABEL: node_id} for node_id in of_each))
-        label = dict([node_label_of(placement.node_label)]) if placement.node_label else {}
-        strategy = _strategy(placement.nodes, placement.num_workers) if len(self.nodes) > 1 else "PACK"
-        return NodeSelection(strategy, (label,) * placement.num_workers if label else ())
+            return "PACK", [{NODE_ID_LABEL: node_id} for node_id, count in nodes.items() for _ in range(count)]
+        return _strategy(placement) if len(self.nodes) > 1 else "PACK", _labels(placement) or []
 
     def _are_free(self, placement: Placement, nodes: NodeAssignment) -> bool:
         """Return whether the nodes have in Ray what the gang reserves; wait a little, since Ray shows it late."""
         until_s = time.monotonic() + RAY_DELAY_S
+        least = {kind: amount - ROUNDING for kind, amount in self.reserved(placement).items()}
         while True:
             free = available_resources_per_node()
-            if all(
-                free.get(node_id, {}).get(kind, 0) >= amount * count - ROUNDING
-                for node_id, count in nodes.items()
-                for kind, amount in self.reserved(placement).items()
-            ):
+            has = [(free.get(node_id, {}), count) for node_id, count in nodes.items()]
+            if all(left.get(kind, 0) >= amount * count for left, count in has for kind, amount in least.items()):
                 return True
             if time.monotonic() > until_s:
                 return False
             time.sleep(0.1)
 
     def start(self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, str], object]) -> Gang:
-        """Start a gang on these nodes, in a thread of its own; its workers will say hello.
-
-        Args:
-            on_end: called with the gang and an error, after it has ended.
-        """
-        gang = Gang(f"{next(self._numbers)}", placement, nodes, serves_once=not self._is_warm)
+        """Start a gang on these nodes, in a thread of its own; `on_end` gets it and an error, after it has ended."""
+        gang = Gang(f"{next(self._numbers)}", placement, GangPhase.STARTING, nodes, serves_once=not self._is_warm)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
 
@@ -216,7 +191,7 @@ class GangPool:
                     gang.id,
                     placement,
                     self.reserved(placement),
-                    self._selection(placement, nodes),
+                    *self._selection(placement, nodes),
                     str(Path(self._settings.log_dir) / "gangs"),
                     fresh=not self._is_warm,
                 )
@@ -256,7 +231,7 @@ class GangPool:
         return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
 
     def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
-        """Lease cores to every rank of the gang, each core to one rank at a time; None where they are not free now."""
+        """Lease cores to every rank of the gang; None where they are not free now."""
         return self._cores.lease(gang.hosts, gang.placement.cpus_per_worker, spec.config.get("cpu_affinity"))
 
     def release(self, gang: Gang) -> None:
@@ -284,11 +259,17 @@ class GangPool:
         return self._agents[node_id]
 
 
-def _strategy(nodes: Value, num_workers: int) -> str:
+def _strategy(placement: Placement) -> str:
     """Return Ray's name for it; it has none for several workers on each of some nodes."""
-    if isinstance(nodes, int):
-        return "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD" if nodes == num_workers else "SPREAD"
+    if isinstance(nodes := placement.nodes, int):
+        return "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD" if nodes == placement.num_workers else "SPREAD"
     return str(nodes).upper()
+
+
+def _labels(placement: Placement) -> list[dict[str, str]] | None:
+    """Return the labels that each worker's node has to have; None: any."""
+    label = placement.node_label
+    return [dict([node_label_of(label)])] * placement.num_workers if label else None
 
 
 def alive_nodes() -> tuple[Node, ...]:

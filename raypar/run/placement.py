@@ -45,12 +45,11 @@ def shares(
     counts, left = [0] * len(room), placement.num_workers
     if isinstance(placement.nodes, int):
         base, more = divmod(left, placement.nodes)
-        parts = [base + 1] * more + [base] * (placement.nodes - more)
-        if not base or len(room) < placement.nodes or any(room[i] < n for i, n in zip(order, parts, strict=False)):
-            return None
-        for i, n in zip(order, parts, strict=False):
-            counts[i] = n
-        return tuple(counts)
+        chosen = order[: placement.nodes]
+        for nth, i in enumerate(chosen):
+            counts[i] = base + (nth < more)
+        fits = base > 0 and len(chosen) == placement.nodes and all(room[i] >= counts[i] for i in chosen)
+        return tuple(counts) if fits else None
     if sum(room) < left:
         return None
     while left:
@@ -89,10 +88,7 @@ def refusal(
 
 def needed(placement: Placement) -> dict[str, float]:
     """Return what each of its workers takes of a node."""
-    need: dict[str, float] = {"CPU": placement.cpus_per_worker}
-    if placement.device == "cuda":
-        need["GPU"] = 1
-    return need
+    return {"CPU": placement.cpus_per_worker, **({"GPU": 1} if placement.device == "cuda" else {})}
 
 
 def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:
@@ -100,15 +96,14 @@ def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:
 
     Cores of one socket stand together, so that equal parts of them lie close.
     """
-    rest = set(free)
-    of_physical: Counter[int] = Counter()
-    of_package: Counter[int] = Counter()
+    rest, chosen = set(free), list[Core]()
+    of_physical, of_package = Counter[int](), Counter[int]()
     for _ in range(count):
         best = min(rest, key=lambda core: (of_physical[core.physical], of_package[core.package], core.number))
         rest.remove(best)
+        chosen.append(best)
         of_physical[best.physical] += 1
         of_package[best.package] += 1
-    chosen = set(free) - rest
     return tuple(sorted(chosen, key=lambda core: (core.package, core.physical, core.number)))
 
 
@@ -150,8 +145,8 @@ class CoreLeases:
 
     def refusal(self, hosts: Mapping[int, str], affinity: Value) -> str | None:
         """Return why ranks on these hosts can never get the cores that the affinity names; None if they can."""
-        reasons = (absent_cores(affinity, self._numbers(host)) for host in dict.fromkeys(hosts.values()))
-        return next(filter(None, reasons), None)
+        cores = (self._all[host] for host in dict.fromkeys(hosts.values()))
+        return next(filter(None, (absent_cores(affinity, [core.number for core in each]) for each in cores)), None)
 
     def lease(
         self, hosts: Mapping[int, str], num_cores: int, affinity: Value = None
@@ -159,21 +154,18 @@ class CoreLeases:
         """Lease cores to every rank on its host; None where they are not free now.
 
         Every rank gets `num_cores`: the first that are free, or as the affinity "spread" or "compact" chooses. Cores
-        that it lists are shared out among the ranks of each host, which has them (see `refusal`).
-
-        A gang that a machine's cores can never hold (several Ray nodes simulated on one machine) gets none at all
-        and runs unpinned, which its results show.
+        that it lists are shared out among the ranks of each host, which has them (see `refusal`). A gang that a
+        machine's cores can never hold (several simulated Ray nodes) gets none and runs unpinned, as its results show.
         """
         ranks: dict[str, list[int]] = {}
         for rank, host in hosts.items():
             ranks.setdefault(host, []).append(rank)
-        listed = listed_cores(affinity)
-        if listed is None and any(len(local) * num_cores > len(self._all[host]) for host, local in ranks.items()):
+        is_too_small = any(len(local) * num_cores > len(self._all[host]) for host, local in ranks.items())
+        if is_too_small and listed_cores(affinity) is None:
             return {}
         cores: dict[int, tuple[int, ...]] = {}
         for host, local in ranks.items():
-            num_host = len(local) * num_cores
-            chosen = self._chosen(host, num_host, affinity) if listed is None else self._named(host, listed)
+            chosen = self._choose(host, len(local) * num_cores, affinity)
             if chosen is None:
                 return None
             for i, rank in enumerate(local):
@@ -188,25 +180,14 @@ class CoreLeases:
             free.extend(core for core in self._all[hosts[rank]] if core.number in leased)
             free.sort(key=lambda core: core.number)
 
-    def _numbers(self, host: str) -> tuple[int, ...]:
-        return tuple(core.number for core in self._all[host])
-
-    def _named(self, host: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
-        free = {core.number for core in self._free[host]}
-        return numbers if free.issuperset(numbers) else None
-
-    def _chosen(self, host: str, count: int, affinity: Value) -> tuple[int, ...] | None:
+    def _choose(self, host: str, count: int, affinity: Value) -> tuple[int, ...] | None:
         free = self._free[host]
+        if (listed := listed_cores(affinity)) is not None:
+            return listed if {core.number for core in free}.issuperset(listed) else None
         if count > len(free):
             return None
-        match affinity:
-            case "spread":
-                chosen: Sequence[Core] = spread_out(free, count)
-            case "compact":
-                chosen = close_together(free, count)
-            case _:
-                chosen = free[:count]
-        return tuple(core.number for core in chosen)
+        choose = {"spread": spread_out, "compact": close_together}.get(str(affinity), lambda free, count: free[:count])
+        return tuple(core.number for core in choose(free, count))
 
 
 NodeAssignment = Mapping[str, int]  # how many workers are on which node, by its id

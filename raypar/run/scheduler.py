@@ -42,9 +42,9 @@ class GangPhase(Enum):
     CLOSING = "closing"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class GangState:
-    """Snapshot of a gang.
+    """State of a gang, as far as decisions go by it.
 
     Attributes:
         nodes: of its workers; empty for one that Ray places, and that has not said where.
@@ -104,42 +104,33 @@ def decide(
     is_short_of_memory: bool = False,
 ) -> Decisions:
     """Decide what to do now; see the module. What has to wait for a gang's end is decided at the next call."""
-    return _Round(queue, gangs, nodes, policy, is_short_of_memory).decisions()
+    this_round = _Round(queue, gangs, nodes, policy)
+    this_round.match()
+    return this_round.decisions(is_short_of_memory)
 
 
 class _Round:
     """One decision, from the first trial of the queue to the last that may start."""
 
     def __init__(
-        self,
-        queue: Sequence[Waiting],
-        gangs: Sequence[GangState],
-        nodes: Sequence[Node],
-        policy: SchedulingPolicy,
-        is_short_of_memory: bool,
+        self, queue: Sequence[Waiting], gangs: Sequence[GangState], nodes: Sequence[Node], policy: SchedulingPolicy
     ) -> None:
-        self._queue, self._nodes, self._policy, self._is_short_of_memory = queue, nodes, policy, is_short_of_memory
+        self._queue, self._nodes, self._policy, self._all_gangs = queue, nodes, policy, gangs
         self._gangs = [gang for gang in gangs if gang.phase is not GangPhase.CLOSING]
-        self._all_gangs = gangs
         # What has a place for a while: placement, nodes, the seconds until it leaves it.
         self._held: list[tuple[Placement, NodeAssignment, float | None]] = []
         self._available = {gang.id: gang for gang in self._gangs if gang.phase is not GangPhase.BUSY}
         self._starts: list[tuple[int, str]] = []
         self._to_open: list[tuple[Placement, NodeAssignment]] = []
-        self._num_active = 0
+        self._num_active = len(self._gangs) - len(self._available)
         for gang in self._gangs:
             if gang.phase in (GangPhase.BUSY, GangPhase.STARTING):
                 self._held.append((gang.placement, gang.nodes, gang.ends_in_s))
-            self._num_active += gang.phase is GangPhase.BUSY
         self._reservation: tuple[Placement, NodeAssignment] | None = None
         self._ready_s = 0.0
 
-    def decisions(self) -> Decisions:
-        self._match()
-        opens, closes = self._changes_of_gangs()
-        return Decisions(tuple(self._starts), tuple(opens), tuple(closes))
-
-    def _match(self) -> None:
+    def match(self) -> None:
+        """Give the trials places, in their order."""
         free, last = self._free(), len(self._queue)
         stuck: set[tuple[Placement, bool]] = set()
         for i, trial in enumerate(self._queue):
@@ -161,23 +152,26 @@ class _Round:
     def _place(self, i: int, trial: Waiting, free: FreeResources, *, only_idle: bool = False) -> bool:
         """Give the trial a place now, in a gang that is there or one to be started. False where there is none."""
         phases = (GangPhase.IDLE,) if only_idle else (GangPhase.IDLE, GangPhase.RETURNING, GangPhase.STARTING)
-        for phase in phases:
-            for gang in self._available.values():
-                if gang.phase is not phase or gang.placement != trial.placement:
-                    continue
-                if phase is not GangPhase.STARTING:  # that one has its place already
-                    if not free.has(gang.placement, gang.nodes):
-                        continue
-                    self._held.append((gang.placement, gang.nodes, trial.expected_s))
-                if phase is GangPhase.IDLE:
-                    self._starts.append((i, gang.id))
-                del self._available[gang.id]
-                self._num_active += 1
-                return True
-        if only_idle or (nodes := free.find(trial.placement)) is None:
+        alike = [gang for gang in self._available.values() if gang.placement == trial.placement]
+        # One that is starting has its place already.
+        places = (
+            gang
+            for phase in phases
+            for gang in alike
+            if gang.phase is phase and (phase is GangPhase.STARTING or free.has(gang.placement, gang.nodes))
+        )
+        gang = next(places, None)
+        nodes = gang.nodes if gang else None if only_idle else free.find(trial.placement)
+        if nodes is None:
             return False
-        self._to_open.append((trial.placement, nodes))
-        self._held.append((trial.placement, nodes, trial.expected_s))
+        if gang is None:
+            self._to_open.append((trial.placement, nodes))
+        else:
+            del self._available[gang.id]
+            if gang.phase is GangPhase.IDLE:
+                self._starts.append((i, gang.id))
+        if gang is None or gang.phase is not GangPhase.STARTING:
+            self._held.append((trial.placement, nodes, trial.expected_s))
         self._num_active += 1
         return True
 
@@ -208,10 +202,8 @@ class _Round:
             free.take(*self._reservation)
         return free
 
-    def _changes_of_gangs(self) -> tuple[list[tuple[Placement, NodeAssignment]], list[str]]:
-        """Return the gangs to start that have what they need of Ray, and the idle ones to close for the others."""
-        if not self._to_open:
-            return [], []
+    def decisions(self, is_short_of_memory: bool) -> Decisions:
+        """Return the trials and the gangs to start that have what they need, and the idle gangs to close for others."""
         machine_of = {node.id: node.machine for node in self._nodes}
         left = {node.id: dict(node.has) for node in self._nodes}  # for gangs
         coming = {node.id: dict(node.has) for node in self._nodes}  # with what closing gangs leave
@@ -235,7 +227,7 @@ class _Round:
             self._take(coming, placement, nodes)
             machines = {machine_of[node_id] for node_id in nodes}
             near = [gang for gang in idle if machines & {machine_of.get(node_id) for node_id in gang.nodes}]
-            if near and (self._is_short_of_memory or len(near) >= self._policy.max_parked):
+            if near and (is_short_of_memory or len(near) >= self._policy.max_parked):
                 close(near.pop(0))
             for gang in near:
                 if any(_is_over(coming[node_id]) for node_id in set(nodes) & set(gang.nodes)):
@@ -245,7 +237,7 @@ class _Round:
                 self._take(left, placement, nodes, -1)  # not before those are gone
             else:
                 opens.append((placement, nodes))
-        return opens, closes
+        return Decisions(tuple(self._starts), tuple(opens), tuple(closes))
 
     def _take(
         self, left: dict[str, dict[str, float]], placement: Placement, nodes: NodeAssignment, times: int = 1

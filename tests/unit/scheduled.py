@@ -50,7 +50,7 @@ class Ran:
 
 @dataclass
 class Simulated:
-    """What came of it; `room` is what is free at the end of all."""
+    """What came of it."""
 
     ran: list[Ran] = field(default_factory=list)
     num_gang_starts: int = 0
@@ -125,7 +125,6 @@ def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: SchedulingPolicy) -
 
 
 def on_empty(placement: Placement, nodes: Sequence[Node]) -> NodeAssignment:
-    """Where a gang lies on a cluster that has nothing else to do."""
-    outcome = shares(placement, needed(placement), [node.has for node in nodes])
-    assert outcome is not None
-    return {node.id: count for node, count in zip(nodes, outcome, strict=True) if count}
+    """Where a gang lies on a cluster that has nothing else to do; empty: it doesn't fit."""
+    counts = shares(placement, needed(placement), [node.has for node in nodes]) or ()
+    return {node.id: count for node, count in zip(nodes, counts, strict=False) if count}

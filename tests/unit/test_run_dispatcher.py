@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from results import make_result
-from scheduled import TINY, cluster
+from scheduled import cluster
 
-from raypar.run import dispatcher as dispatcher_module
 from raypar.run.dispatcher import COME_BACK_S, LEASE_S, Attempt, DispatchConfig, Dispatcher, TrialPhase
 from raypar.run.gang import Greeting
-from raypar.run.gang_pool import Gang, GangPolicy
+from raypar.run.gang_pool import Gang, GangPolicy, GangPool
 from raypar.run.placement import CoreLeases, Node, NodeAssignment
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
@@ -24,30 +23,23 @@ from raypar.train.affinity import Core
 from raypar.train.job import RankOutcome, RunSettings
 
 CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
+CLOCK = "raypar.run.dispatcher.time.monotonic"
 DONE = RankEnd(RankOutcome(train_time_s=1.0))
 
 
-class Pool:
-    """A `GangPool` without Ray."""
+class Pool(GangPool):
+    """A pool without Ray."""
 
-    is_short_of_memory = False
-    may_grow = False
+    is_short_of_memory = may_grow = False
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self.nodes = self.seen = nodes
-        self.gangs: dict[str, Gang] = {}
-        self.requested: list[Placement] = []
-        self.num_started = 0
-        self._cores = CoreLeases()
-        for node in nodes:
-            self._cores.add_host(node.id, [Core(n, 0, n) for n in range(int(node.has["CPU"]))])
+        self.gangs, self.requested, self.num_started = {}, [], 0
+        self._cores, self._is_exclusive = CoreLeases(), True
 
     def refresh(self) -> bool:
         changed, self.seen = self.seen != self.nodes, self.nodes
         return changed
-
-    def reserved(self, placement: Placement) -> dict[str, float]:
-        return TINY
 
     def request_nodes(self, placements: Sequence[Placement]) -> list[Placement]:
         new = [placement for placement in placements if placement not in self.requested]
@@ -56,79 +48,40 @@ class Pool:
 
     def start(self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, str], object]) -> Gang:
         self.num_started += 1
-        gang = Gang(str(self.num_started), placement, nodes)
+        gang = Gang(str(self.num_started), placement, GangPhase.STARTING, nodes)
         self.gangs[gang.id] = gang
         return gang
 
-    def greet(self, gang_id: str, greeting: Greeting) -> Gang:
-        self.gangs[gang_id].worker_is_up(greeting)
-        return self.gangs[gang_id]
 
-    def refusal(self, gang: Gang, spec: TrialSpec) -> str | None:
-        return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
-
-    def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
-        return self._cores.lease(gang.hosts, 1, spec.config.get("cpu_affinity"))
-
-    def release(self, gang: Gang) -> None:
-        assert gang.turn is not None
-        self._cores.release(gang.hosts, gang.turn.cores)
-        gang.end_turn()
-
-    def close(self) -> None:
-        for gang in self.gangs.values():
-            gang.close()
-
-
-@dataclass
-class Later:
-    """A call that is due at some time, unless it is cancelled."""
-
-    due_s: float
-    call: Callable[[], None]
-    is_cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-@dataclass
 class Run:
     """A dispatcher with what surrounds it. Times are seconds from the start."""
 
-    specs: Sequence[TrialSpec] = ()
-    nodes: tuple[Node, ...] = field(default_factory=lambda: cluster(4))
-    max_retries: int = 1
-    in_lockstep: bool = False
-    max_trials: int | None = None
-    trial_timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        specs: Sequence[TrialSpec] = (),
+        nodes: tuple[Node, ...] = cluster(4),
+        *,
+        max_retries: int = 1,
+        in_lockstep: bool = False,
+        trial_timeout_s: float | None = None,
+    ) -> None:
+        self.specs, self.pool = specs, Pool(nodes)
         self.now_s = 100.0
-        self.timers: list[Later] = []
-        self.pool = Pool(self.nodes)
-        config = DispatchConfig(
-            workload=b"",
-            settings=RunSettings(Path("/logs"), trial_timeout_s=self.trial_timeout_s, stop_grace_s=10.0),
-            gangs=GangPolicy(owns_cluster=True, max_parked=4),
-            max_retries=self.max_retries,
-            in_lockstep=self.in_lockstep,
-            max_trials=self.max_trials,
-        )
-        pool: Any = self.pool
-        self.it = Dispatcher(config, pool, self.specs, call_later=self._call_later, on_change=lambda: None)
+        self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
+        settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0)
+        config = DispatchConfig(b"", settings, GangPolicy(True, 4), max_retries, in_lockstep)
+        self.it = Dispatcher(config, self.pool, specs, call_later=self._call_later, on_change=lambda: None)
         self.it.dispatch()
 
-    def _call_later(self, delay_s: float, call: Callable[[], None]) -> Later:
-        self.timers.append(Later(self.now_s + delay_s, call))
-        return self.timers[-1]
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> Any:
+        key = object()
+        self.timers[key] = (self.now_s + delay_s, call)
+        return SimpleNamespace(cancel=lambda: self.timers.pop(key, None))
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        for timer in [timer for timer in self.timers if timer.due_s <= self.now_s]:
-            self.timers.remove(timer)
-            if not timer.is_cancelled:
-                timer.call()
+        for key in [key for key, (due_s, _) in self.timers.items() if due_s <= self.now_s]:
+            self.timers.pop(key)[1]()
 
     def define(self, *uids: str) -> None:
         for uid in uids:
@@ -137,9 +90,10 @@ class Run:
     def workers_come_up(self) -> None:
         """All gangs that are starting are ready for their first trial."""
         for gang in [gang for gang in self.pool.gangs.values() if gang.phase is GangPhase.STARTING]:
-            size, hosts = gang.placement.num_workers, [n for n, count in gang.nodes.items() for _ in range(count)]
-            for rank, host in enumerate(hosts):
-                self.it.worker_is_up(gang.id, Greeting(host, host, host, "ip", rank, size, 0, rank, size, None, ()))
+            size, on = gang.placement.num_workers, [n for n, count in gang.nodes.items() for _ in range(count)]
+            for rank, node in enumerate(on):
+                cores = tuple(Core(n, 0, n) for n in range(4))
+                self.it.worker_is_up(gang.id, Greeting(node, "", node, "ip", rank, size, 0, rank, size, None, cores))
             self.workers_return(gang)
 
     def workers_return(self, gang: Gang) -> None:
@@ -147,9 +101,8 @@ class Run:
             self.it.worker_is_ready(gang.id, rank, ("host", 1) if rank == 0 else None)
 
     def running(self, uid: str) -> Attempt:
-        trial = self.it.trial(uid)
-        assert trial is not None and trial.phase is TrialPhase.RUNNING and trial.attempt is not None
-        return trial.attempt
+        assert self.it.trial(uid).phase is TrialPhase.RUNNING
+        return self.it.trial(uid).attempt
 
     def end(self, uid: str, *ends: RankEnd) -> None:
         """The ranks end in their order; the gang is ready for the next trial."""
@@ -163,7 +116,6 @@ class Run:
         self.it.gang_ended(gang, error)
 
     def of(self, kind: type[Any]) -> list[Any]:
-        """Events of a kind that nobody has acknowledged."""
         return [event for _, event in self.it.events(0) if isinstance(event, kind)]
 
     @property
@@ -173,17 +125,6 @@ class Run:
     @property
     def started(self) -> list[TrialSpec]:
         return [event.spec for event in self.of(TrialStarted)]
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], Run]:
-    """Lets a run's clock be the dispatcher's."""
-
-    def use(run: Run) -> Run:
-        monkeypatch.setattr(dispatcher_module.time, "monotonic", lambda: run.now_s)
-        return run
-
-    return use
 
 
 def specs(*num_workers: int, **config: Any) -> list[TrialSpec]:
@@ -217,10 +158,8 @@ def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them() 
 def test_a_job_carries_the_trial_and_each_ranks_cores() -> None:
     run = one_running(2)
     (gang,) = run.pool.gangs.values()
-    assert gang.turn is not None
     job = gang.turn.job
     assert (job.spec, job.attempt, job.uid) == (run.specs[0], 1, "a")
-    assert job.log_path(1) == Path(f"/logs/{job.spec.identity}/attempt1-rank1.log")
     assert (gang.turn.master_address, gang.turn.cores) == (("host", 1), {0: (0,), 1: (1,)})
     run.end("a")
     assert gang.phase is GangPhase.IDLE and gang.turn is None
@@ -245,8 +184,9 @@ def test_cores_that_a_machine_lacks_are_refused() -> None:
     assert run.results[0].failure == Failure(FailureKind.REFUSED, "there is no core 4000: the machine's are 0-3")
 
 
-def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(clock: Callable[[Run], Run]) -> None:
-    run = clock(Run(specs(4)))
+def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(specs(4))
+    monkeypatch.setattr(CLOCK, lambda: run.now_s)
     run.define("a")
     for nodes, seconds in [(cluster(2), COME_BACK_S), (cluster(2, 4), 0.0), (cluster(2), COME_BACK_S)]:
         run.pool.nodes = nodes
@@ -272,8 +212,17 @@ def test_nodes_are_requested_where_the_cluster_may_grow_and_no_longer_than_neede
     assert not run.pool.requested and not run.results
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["rank", "gang"])
-def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(lost: bool) -> None:
+@pytest.mark.parametrize(
+    ("lost", "kind", "message"),
+    [
+        (False, FailureKind.CRASH, CRASH.message),
+        (True, FailureKind.GANG_LOST, "its gang was lost: RayActorError: it died"),
+    ],
+    ids=["rank", "gang"],
+)
+def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(
+    lost: bool, kind: FailureKind, message: str
+) -> None:
     run = Run(specs(1, 1), max_retries=1)
     run.define("a", "b")
     for number in (1, 2):
@@ -286,14 +235,10 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(lost:
         else:
             run.end("a", RankEnd(failure=CRASH))
         assert attempt.is_over
-    (retried,) = run.of(TrialRetried)
-    assert retried.spec == run.specs[0]
+    assert [event.spec for event in run.of(TrialRetried)] == [run.specs[0]]
     result = run.results[0]
     assert (result.spec, result.attempts, len(result.reports)) == (run.specs[0], 2, 1)
-    assert result.failure is not None
-    assert result.failure.kind is (FailureKind.GANG_LOST if lost else FailureKind.CRASH)
-    if lost:
-        assert result.failure.message == "its gang was lost: RayActorError: it died"
+    assert (result.failure.kind, result.failure.message) == (kind, message)
     run.workers_come_up()
     assert run.running("b").number == 1
 
@@ -308,23 +253,18 @@ def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed() -> None:
     assert run.it.attempt("a", 1) is None  # it is over: what comes late is not for it
 
 
-def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for() -> None:
+def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_that_was_closed_fails_nobody() -> None:
     run = Run(specs(1), max_retries=1)
-    run.define("a")
-    for _ in range(2):
-        (gang,) = run.pool.gangs.values()
-        run.lose_gang(gang, "no")
-    assert run.results[0].failure == Failure(FailureKind.GANG_LOST, "its gang did not start: no")
-    assert run.results[0].attempts == 2 and not run.pool.gangs
-
-
-def test_a_closed_gang_that_ends_fails_nobody() -> None:
-    run = Run(specs(1))
     run.define("a")
     (gang,) = run.pool.gangs.values()
     gang.close()
     run.lose_gang(gang)
     assert not run.of(TrialRetried) and run.pool.num_started == 2
+    for _ in range(2):
+        (gang,) = run.pool.gangs.values()
+        run.lose_gang(gang, "no")
+    assert run.results[0].failure == Failure(FailureKind.GANG_LOST, "its gang did not start: no")
+    assert run.results[0].attempts == 2 and not run.pool.gangs
 
 
 def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung() -> None:
@@ -335,9 +275,8 @@ def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung() -> None:
     run.wait(0.1)
     assert attempt.kill_requested
     run.end("a", RankEnd(failure=CRASH, was_killed=True))
-    failure = run.results[0].failure
-    assert failure is not None and (failure.kind, failure.message) == (FailureKind.HUNG, "took longer than 5 s")
-    assert failure.log_path.endswith("attempt1-rank0.log")
+    log = f"/logs/{run.specs[0].identity}/attempt1-rank0.log"
+    assert run.results[0].failure == Failure(FailureKind.HUNG, "took longer than 5 s", log_path=log)
 
 
 def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while() -> None:
@@ -356,18 +295,9 @@ def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while() ->
     assert run.it.trial("a") is None and run.of(TrialRetried) == []
 
 
-def test_a_trial_that_ended_in_time_is_not_killed_later() -> None:
-    run = one_running(trial_timeout_s=5.0)
-    attempt = run.running("a")
-    run.end("a")
-    run.wait(5.0)
-    assert not attempt.kill_requested
-
-
 def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial() -> None:
     run = one_running(in_lockstep=True)
     trial, attempt = run.it.trial("a"), run.running("a")
-    assert trial is not None
     run.it.report(attempt, {"epoch": 1})
     run.it.follow(trial, 0)
     assert trial.has_news(0) and not attempt.is_decided(0)
@@ -393,10 +323,10 @@ def test_a_trial_that_tune_lost_before_its_turn_takes_the_next_one_with_it_and_n
     assert run.started == [trials[1]]
 
 
-def test_a_trial_that_nobody_follows_any_more_is_stopped(clock: Callable[[Run], Run]) -> None:
-    run = clock(one_running())
+def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = one_running()
+    monkeypatch.setattr(CLOCK, lambda: run.now_s)
     trial = run.it.trial("a")
-    assert trial is not None
     run.it.follow(trial, 0)
     run.wait(LEASE_S * 2)
     run.it.check()
@@ -422,8 +352,11 @@ def test_after_the_close_nothing_starts_and_what_runs_is_killed() -> None:
 
 
 def test_events_come_in_one_order_until_they_are_acknowledged() -> None:
-    run = one_running()
+    run = one_running(trial_timeout_s=5.0)
+    attempt = run.running("a")
     run.end("a")
+    run.wait(5.0)
+    assert not attempt.kill_requested  # it ended in time
     events = run.it.events(0)
     assert [type(e) for _, e in events] == [GangStarting, GangReady, TrialStarted, TrialEnded]
     assert [uid for uid, _ in events] == ["", "", "a", "a"]
@@ -432,10 +365,9 @@ def test_events_come_in_one_order_until_they_are_acknowledged() -> None:
 
 
 def test_a_gang_of_fresh_interpreters_serves_once() -> None:
-    gang = Gang("1", specs(1)[0].placement, {"n0": 1}, serves_once=True)
+    gang = Gang("1", specs(1)[0].placement, GangPhase.STARTING, {"n0": 1}, serves_once=True)
     gang.worker_is_ready(0, ("host", 1))
-    turn: Any = object()
-    gang.begin(turn)
+    gang.begin(object())
     assert gang.phase is GangPhase.BUSY
     gang.end_turn()
     assert gang.phase is GangPhase.CLOSING

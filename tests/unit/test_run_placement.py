@@ -37,20 +37,19 @@ def numbered(*numbers: int) -> tuple[Core, ...]:
 
 def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bool:
     """Whether some assignment of the workers to the nodes holds, by trying them all."""
-    counts = itertools.combinations_with_replacement(range(len(nodes)), placement.num_workers)
-    for nodes_of_workers in counts:
-        of_nodes = [nodes_of_workers.count(i) for i in set(nodes_of_workers)]
-        if isinstance(placement.nodes, int):
-            evenly = max(of_nodes) - min(of_nodes) <= 1 and len(of_nodes) == placement.nodes
-            if not evenly:
-                continue
-        if all(
-            nodes_of_workers.count(i) * placement.cpus_per_worker <= node["CPU"]
-            and (placement.device != "cuda" or nodes_of_workers.count(i) <= node.get("GPU", 0))
-            for i, node in enumerate(nodes)
-        ):
-            return True
-    return False
+
+    def holds(nodes_of_workers: tuple[int, ...]) -> bool:
+        counts = [nodes_of_workers.count(i) for i in range(len(nodes))]
+        used = [count for count in counts if count]
+        if isinstance(placement.nodes, int) and (max(used) - min(used) > 1 or len(used) != placement.nodes):
+            return False
+        num_gpus = 1 if placement.device == "cuda" else 0
+        return all(
+            count * placement.cpus_per_worker <= node["CPU"] and count * num_gpus <= node.get("GPU", 0)
+            for count, node in zip(counts, nodes, strict=True)
+        )
+
+    return any(map(holds, itertools.combinations_with_replacement(range(len(nodes)), placement.num_workers)))
 
 
 @given(placement=PLACEMENTS, nodes=NODES)
@@ -60,28 +59,25 @@ def test_a_gang_is_refused_unless_some_assignment_of_its_workers_to_nodes_does(
     assert (refusal(placement, nodes) is None) == placed_by_hand(placement, nodes)
 
 
+def has(num_cpus: float, num_gpus: float = 0) -> Mapping[str, float]:
+    return {"CPU": num_cpus, "GPU": num_gpus}
+
+
 @pytest.mark.parametrize(
     ("placement", "nodes", "message"),
     [
-        (Placement(4, 1, "cpu"), [{"CPU": 2.0}], "needs 4 CPUs in one gang, the cluster has 2"),
-        (Placement(2, 8, "cpu"), [{"CPU": 6.0}, {"CPU": 6.0}], "needs 16 CPUs in one gang, the cluster has 12"),
-        (Placement(1, 1, "cuda"), [{"CPU": 8.0}], "needs 1 GPU in one gang, the cluster has 0"),
-        (Placement(3, 1, "cuda"), [{"CPU": 8.0, "GPU": 2.0}], "needs 3 GPUs in one gang, the cluster has 2"),
-        (Placement(1, 64, "cpu"), [{"CPU": 2.0}], "needs 64 CPUs in one gang, the cluster has 2"),
+        (Placement(2, 8, "cpu"), [has(6), has(6)], "needs 16 CPUs in one gang, the cluster has 12"),
         (Placement(1, 1, "cpu"), [], "needs 1 CPU in one gang, the cluster has 0"),
-        (
-            Placement(2, 3, "cpu"),
-            [{"CPU": 4.0}, {"CPU": 2.0}],
-            "needs 2 workers with CPU 3 each, and no 2 fit on the nodes",
-        ),
+        (Placement(3, 1, "cuda"), [has(8, 2)], "needs 3 GPUs in one gang, the cluster has 2"),
+        (Placement(2, 3, "cpu"), [has(4), has(2)], "needs 2 workers with CPU 3 each, and no 2 fit on the nodes"),
         (
             Placement(2, 1, "cuda"),
-            [{"CPU": 8.0}, {"CPU": 1.0, "GPU": 2.0}],
+            [has(8), has(1, 2)],
             "needs 2 workers with CPU 1, GPU 1 each, and no 2 fit on the nodes",
         ),
         (
             Placement(4, 1, "cpu", 2),
-            [{"CPU": 4.0}, {"CPU": 1.0}],
+            [has(4), has(1)],
             "needs 4 workers with CPU 1 each, evenly on 2 nodes; 2 of the cluster's nodes can hold one",
         ),
     ],
@@ -113,18 +109,12 @@ def test_four_workers_are_shared_out_as_the_placement_says(
 
 
 def test_a_label_leaves_the_other_nodes_out_and_one_that_no_node_has_is_refused_with_those_there_are() -> None:
-    nodes, labels = [{"CPU": 1.0}, {"CPU": 4.0}], [{"type": "gpu", "ray.io/node-id": "1"}, {"type": "cpu"}]
-    assert refusal(Placement(1, 1, "cpu", "pack", "type=gpu"), nodes, labels) is None
-    assert refusal(Placement(2, 1, "cpu", "pack", "type=gpu"), nodes, labels)
-    assert refusal(Placement(2, 1, "cpu", "pack", "type=gpu"), nodes, labels) == (
-        "needs 2 CPUs in one gang, the nodes with type=gpu have 1"
-    )
-    assert refusal(Placement(1, 1, "cpu", "pack", "type=tpu"), nodes, labels) == (
-        "no node has the label type=tpu; there are: type=cpu, type=gpu"
-    )
-    assert (
-        refusal(Placement(1, 1, "cpu", "pack", "type=gpu"), nodes) == "no node has the label type=gpu; there are: none"
-    )
+    nodes, labels = [has(1), has(4)], [{"type": "gpu", "ray.io/node-id": "1"}, {"type": "cpu"}]
+    one, two, tpu = (Placement(n, 1, "cpu", "pack", f"type={t}") for n, t in ((1, "gpu"), (2, "gpu"), (1, "tpu")))
+    assert refusal(one, nodes, labels) is None
+    assert refusal(two, nodes, labels) == "needs 2 CPUs in one gang, the nodes with type=gpu have 1"
+    assert refusal(tpu, nodes, labels) == "no node has the label type=tpu; there are: type=cpu, type=gpu"
+    assert refusal(one, nodes) == "no node has the label type=gpu; there are: none"
 
 
 class Leases(RuleBasedStateMachine):
@@ -134,7 +124,7 @@ class Leases(RuleBasedStateMachine):
     def start(self) -> None:
         self.cores = {"a": (0, 1, 4, 5, 7), "b": (0, 1, 2)}
         self.leases = CoreLeases()
-        for host, cores in self.cores.items():
+        for host, cores in (*self.cores.items(), *self.cores.items()):  # a known machine again
             self.leases.add_host(host, numbered(*cores))
         self.held: list[tuple[dict[int, str], dict[int, tuple[int, ...]]]] = []
 
@@ -178,10 +168,6 @@ class Leases(RuleBasedStateMachine):
         if self.held:
             self.leases.release(*self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
-    @rule()
-    def meet_a_known_machine_again(self) -> None:
-        self.leases.add_host("a", numbered(0, 1, 4, 5, 7))
-
     @invariant()
     def no_core_is_leased_twice(self) -> None:
         leased = [(hosts[rank], c) for hosts, cores in self.held for rank in cores for c in cores[rank]]
@@ -206,33 +192,28 @@ TWO_BY_TWO_BY_TWO = machine(sockets=2, cores=2, threads=2)  # socket 0: cores 0 
 
 
 @pytest.mark.parametrize(
-    ("count", "spread", "compact"),
+    ("taken", "count", "spread", "compact"),
     [
-        (1, (0,), (0,)),
-        (2, (0, 2), (0, 4)),
-        (3, (0, 1, 2), (0, 4, 1)),
-        (4, (0, 1, 2, 3), (0, 4, 1, 5)),
-        (6, (0, 4, 1, 2, 6, 3), (0, 4, 1, 5, 2, 6)),
-        (8, (0, 4, 1, 5, 2, 6, 3, 7), (0, 4, 1, 5, 2, 6, 3, 7)),
+        ((), 1, (0,), (0,)),
+        ((), 2, (0, 2), (0, 4)),
+        ((), 3, (0, 1, 2), (0, 4, 1)),
+        ((), 4, (0, 1, 2, 3), (0, 4, 1, 5)),
+        ((), 6, (0, 4, 1, 2, 6, 3), (0, 4, 1, 5, 2, 6)),
+        ((), 8, (0, 4, 1, 5, 2, 6, 3, 7), (0, 4, 1, 5, 2, 6, 3, 7)),
+        # Socket 0 has only core 0's second thread: compact leaves whole what is larger than it needs.
+        ((0, 1, 5), 1, (2,), (4,)),
+        ((0, 1, 5), 2, (4, 2), (2, 6)),
+        ((0, 1, 5), 5, (4, 2, 6, 3, 7), (2, 6, 3, 7, 4)),
+        # Socket 0 has one core with two threads: spread prefers a core of its own to a socket of its own.
+        ((1, 5), 3, (0, 2, 3), (2, 6, 3)),
     ],
 )
 def test_spread_takes_sockets_then_cores_then_threads_and_compact_the_other_way_round(
-    count: int, spread: tuple[int, ...], compact: tuple[int, ...]
+    taken: tuple[int, ...], count: int, spread: tuple[int, ...], compact: tuple[int, ...]
 ) -> None:
-    assert tuple(core.number for core in spread_out(TWO_BY_TWO_BY_TWO, count)) == spread
-    assert tuple(core.number for core in close_together(TWO_BY_TWO_BY_TWO, count)) == compact
-
-
-def test_compact_leaves_whole_what_is_larger_than_it_needs() -> None:
-    free = [core for core in TWO_BY_TWO_BY_TWO if core.number not in (0, 1, 5)]  # socket 0 has only core 0's thread 4
-    assert [core.number for core in close_together(free, 1)] == [4]
-    assert [core.number for core in close_together(free, 2)] == [2, 6]
-    assert [core.number for core in close_together(free, 5)] == [2, 6, 3, 7, 4]
-
-
-def test_spread_prefers_a_core_of_its_own_to_a_socket_of_its_own() -> None:
-    free = [core for core in TWO_BY_TWO_BY_TWO if core.number not in (1, 5)]  # socket 0 has one core with two threads
-    assert [core.number for core in spread_out(free, 3)] == [0, 2, 3]
+    free = [core for core in TWO_BY_TWO_BY_TWO if core.number not in taken]
+    assert tuple(core.number for core in spread_out(free, count)) == spread
+    assert tuple(core.number for core in close_together(free, count)) == compact
 
 
 MACHINES = st.builds(machine, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
@@ -273,17 +254,6 @@ def test_listed_cores_are_shared_out_in_their_order_on_every_machine() -> None:
     assert leased({0: "a", 1: "a"}, 2, (7, 3, 1, 0)) == {0: (7, 3), 1: (1, 0)}
     assert leased({0: "a", 1: "b"}, 1, "2-3") == {0: (2, 3), 1: (2, 3)}
     assert leased({0: "a", 1: "a", 2: "b", 3: "a"}, 1, "0-3") == {0: (0,), 1: (1,), 3: (2, 3), 2: (0, 1, 2, 3)}
-
-
-def test_listed_cores_are_waited_for_while_somebody_has_one_of_them() -> None:
-    leases = CoreLeases()
-    leases.add_host("a", numbered(0, 1, 2))
-    first = leases.lease({0: "a"}, 2)
-    assert first == {0: (0, 1)}
-    assert leases.lease({0: "a"}, 2, (1, 2)) is None
-    assert leases.lease({0: "a"}, 1, (2,)) == {0: (2,)}
-    leases.release({0: "a"}, first)
-    assert leases.lease({0: "a"}, 1, "1") == {0: (1,)}
 
 
 def test_a_core_that_a_machine_does_not_have_is_refused_with_those_it_has() -> None:
