@@ -75,10 +75,7 @@ def handle_signals() -> Iterator[None]:
     _state = _State()
     _state.is_handling = True
     numbers = SIGNALS if ABORT_SIGNAL is None else (*SIGNALS, ABORT_SIGNAL)
-    before = {number: signal.getsignal(number) for number in numbers}
-    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
-    for number in before:
-        signal.signal(number, _state.handle)
+    before = {n: signal.signal(n, _state.handle) for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)}
     try:
         yield
     finally:

@@ -58,8 +58,7 @@ class Broker:
         Asking with a larger `after` says that Tune wants the trial to go on past the reports before.
         """
         await self._until(lambda: self._dispatcher.trial(uid) is not None, POLL_S)
-        trial = self._dispatcher.trial(uid)
-        if trial is None:
+        if (trial := self._dispatcher.trial(uid)) is None:
             return [], None
         self._dispatcher.follow(trial, after)
         await self._until(lambda: trial.has_news(after), POLL_S)
@@ -102,8 +101,7 @@ class Broker:
 
     async def report(self, uid: str, attempt: int, rank: int, index: int, metrics: Mapping[str, float] | None) -> bool:
         """Take a rank's report. The answer (go on?) is the same for every rank: the first one to ask fixes it."""
-        running = self._dispatcher.attempt(uid, attempt)
-        if running is None:
+        if (running := self._dispatcher.attempt(uid, attempt)) is None:
             return False
         if rank == 0 and metrics is not None:
             self._dispatcher.report(running, metrics)
@@ -113,8 +111,7 @@ class Broker:
 
     async def wait_for_kill(self, uid: str, attempt: int) -> bool:
         """Return True when a rank has to be killed, False when its trial is over without."""
-        running = self._dispatcher.attempt(uid, attempt)
-        if running is None:
+        if (running := self._dispatcher.attempt(uid, attempt)) is None:
             return False
         await self._until(lambda: running.kill_requested or running.is_over)
         return running.kill_requested

@@ -8,21 +8,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 import cloudpickle
 
 from raypar.run.placement import CoreLeases
-from raypar.run.ranks import (
-    ForkClient,
-    ForkServer,
-    RankEnd,
-    RankProcess,
-    SpawnedRank,
-    cause,
-    supervise,
-    trial_result,
-)
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, cause, supervise, trial_result
 from raypar.run.runner import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted, is_retried
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
@@ -42,9 +32,7 @@ class LocalRunner:
             self._server = ForkServer(self._settings.preload, self._settings.sys_path)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._server:
             self._server.close()
             self._server = None
@@ -93,32 +81,24 @@ class _LocalAttempt:
         )
 
     def _run_ranks(self, cores: Mapping[int, tuple[int, ...]]) -> dict[int, RankEnd]:
-        requested_at_s, limit_s = time.monotonic(), self._job.settings.trial_timeout_s
+        requested_at_s, limit_s, size = time.monotonic(), self._job.settings.trial_timeout_s, self._world_size
         with contextlib.ExitStack() as stack:
             listen = stack.enter_context(socket.socket())
             listen.bind(("127.0.0.1", 0))
             listen.listen()
+            address = listen.getsockname()
             stack.push(lambda kind, *_: self._kill() if kind else None)
-            for rank in range(self._world_size):
+            for rank in range(size):
                 self._start(rank, listen if rank == 0 else None, stack)
             contexts = [
-                RankContext(
-                    rank=rank,
-                    world_size=self._world_size,
-                    local_rank=rank,
-                    local_world_size=self._world_size,
-                    node_rank=0,
-                    master_address=listen.getsockname(),
-                    requested_at_s=requested_at_s,
-                    cores=cores.get(rank, ()),
-                )
-                for rank in range(self._world_size)
+                RankContext(rank, size, rank, size, 0, address, requested_at_s, cores.get(rank, ()))
+                for rank in range(size)
             ]
             if limit_s is not None:
                 timer = threading.Timer(limit_s, self._time_out, (limit_s,))
                 timer.start()
                 stack.callback(timer.cancel)
-            with ThreadPoolExecutor(self._world_size) as pool:
+            with ThreadPoolExecutor(size) as pool:
                 try:
                     return dict(enumerate(pool.map(self._supervise, self._processes, contexts)))
                 except BaseException:  # here: at its end the pool waits for its threads, and they for the ranks

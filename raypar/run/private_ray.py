@@ -25,7 +25,14 @@ from raypar.train.affinity import CAN_PIN, allowed_cores, pin
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
 SHUTDOWN_TIMEOUT_S = 20.0
-NUM_CALLS_KEPT = "1000"
+DEFAULTS = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # The account of each call is for a dashboard, which there is none of: the head's memory would grow with the trials.
+    # (Without any account at all this process would end with a segmentation fault when Ray loses its head: Ray 2.60.)
+    "RAY_task_events_max_num_task_in_gcs": "1000",
+    "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
+}
 LOST_TIMEOUT_S = 2.0  # a minute after it has lost its head, Ray ends this process
 AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
 
@@ -49,43 +56,12 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     before = os.sched_getaffinity(0) if CAN_PIN else set()
     if CAN_PIN and taken and (free := set(cores).difference(taken)):
         pin(free)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The account of each call is for a dashboard, which there is none of: the head's memory would grow with the trials.
-    # (Without any account at all this process would end with a segmentation fault when Ray loses its head: Ray 2.60.)
-    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", NUM_CALLS_KEPT)
-    os.environ.setdefault("RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs", NUM_CALLS_KEPT)
-    import ray
-    from ray._private import ray_constants
-
-    # What Ray does on macOS and Windows, where clusters are off: every port of it on 127.0.0.1. On Linux it would
-    # listen on all interfaces.
-    ray_constants.ENABLE_RAY_CLUSTER = False
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     older = frozenset(child.pid for child in psutil.Process().children())
-    mark("ray: init")
     with own_token() as token_folder:
-        try:
-            with _in_groups_of_their_own(), _without_secrets():
-                ray.init(
-                    address="local",  # a bare init would join whatever cluster it finds
-                    num_cpus=len(cores),
-                    num_gpus=int(machine.nodes[0].get("GPU", 0)),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    object_store_memory=OBJECT_STORE_BYTES,
-                )
-        except BaseException as error:
-            _end_ray(older)
-            if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM
-                raise Interrupted(signal.SIGTERM) from None
-            if not isinstance(error, Exception):
-                raise
-            hint = "`raypar doctor` looks for the cause"
-            raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
-        reinstall_handlers()
-        mark("ray: is up")
+        _start_ray(len(cores), int(machine.nodes[0].get("GPU", 0)), older)
         watch = watch_of_own(head_processes())
         try:
             with _leavings_end_with_us(token_folder), watch.watching():
@@ -100,12 +76,39 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
                 pin(before)
 
 
+def _start_ray(num_cpus: int, num_gpus: int, older: frozenset[int]) -> None:
+    import ray
+    from ray._private import ray_constants
+
+    # What Ray does on macOS and Windows, where clusters are off: every port of it on 127.0.0.1. On Linux it would
+    # listen on all interfaces.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    mark("ray: init")
+    try:
+        with _in_groups_of_their_own(), _without_secrets():
+            ray.init(
+                address="local",  # a bare init would join whatever cluster it finds
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=OBJECT_STORE_BYTES,
+            )
+    except BaseException as error:
+        _end_ray(older)
+        if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM
+            raise Interrupted(signal.SIGTERM) from None
+        if not isinstance(error, Exception):
+            raise
+        raise ClusterError(f"Ray does not start here: {error}", hint="`raypar doctor` looks for the cause") from error
+    reinstall_handlers()
+    mark("ray: is up")
+
+
 @contextlib.contextmanager
 def _in_groups_of_their_own() -> Iterator[None]:
-    """Give Ray's processes groups of their own: a signal to ours (a closed terminal's, `timeout`'s) is not for them.
-
-    Without them the study could not be ended in good order.
-    """
+    """Give Ray's processes groups of their own: a signal to ours (a closed terminal's, `timeout`'s) is not for them."""
     from ray._private import services
 
     plain = services.ConsolePopen
@@ -118,12 +121,7 @@ def _in_groups_of_their_own() -> Iterator[None]:
 
 
 def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:
-    """Shut Ray down, by force where it doesn't answer any more (its processes were killed with their machine's others).
-
-    Args:
-        older: children of this process that are not Ray's.
-        is_lost: it won't answer.
-    """
+    """Shut Ray down, by force where it is lost and won't answer; older: this process's children that are not Ray's."""
     import ray
 
     if is_lost:
@@ -161,8 +159,7 @@ def _leavings_end_with_us(folder: Path) -> Iterator[None]:
     agents = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if any(name in " ".join(process.cmdline()) for name in AGENTS):
-                agents.append(str(process.pid))
+            agents += [str(process.pid)] if any(name in " ".join(process.cmdline()) for name in AGENTS) else []
     shell = subprocess.Popen(
         ["/bin/sh", "-c", 'read line || { kill -9 "$@"; rm -rf -- "$0"; }', str(folder), *agents],
         stdin=subprocess.PIPE,

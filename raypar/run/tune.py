@@ -1,9 +1,7 @@
 """Trials as a Ray Tune study over warm gangs.
 
 Tune sees thin trainables on the head node, which ask the broker to run something and wait. So whatever searches,
-schedules or stops in Tune works as ever.
-
-All of Tune's trials are alike, so that its actor cache always hits.
+schedules or stops in Tune works as ever. All of them are alike, so that Tune's actor cache always hits.
 """
 
 from __future__ import annotations
@@ -94,8 +92,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None,
         generator: BasicVariantGenerator | None,
     ) -> None:
-        self._broker, self._listener = broker, listener
-        self._spec_of, self._generator = spec_of, generator
+        self._broker, self._listener, self._spec_of, self._generator = broker, listener, spec_of, generator
         self._running: set[str] = set()  # Tune's trials
         self._ended: set[str] = set()  # of these, those whose result was passed on
         self._num_events = 0
@@ -163,9 +160,6 @@ QUIET = {
 
 MAX_LOST = 4  # brokers, one after the other, without a trial that has ended between them
 ANSWER_TIMEOUT_S = 10.0
-LOST = "the broker of the trials was lost; what ran is run again"
-LOST_AGAIN = "the broker of the trials was lost {} times, one after the other"
-LOST_HINT = "is the head node short of memory? what has ended is kept"
 
 
 class BrokerLost(RuntimeError):
@@ -195,9 +189,8 @@ class TuneRunner:
                 ended.append(event.result.spec)
             listener(event)
 
-        num_lost = 0
+        num_lost, num_before = 0, 0
         while True:
-            num_before = len(ended)
             done = {spec.identity for spec in ended}
             left = [*specs, *ended] if study.is_search else [spec for spec in specs if spec.identity not in done]
             try:
@@ -205,9 +198,12 @@ class TuneRunner:
                 return
             except BrokerLost as lost:
                 num_lost = 1 if len(ended) > num_before else num_lost + 1
+                num_before = len(ended)
                 if num_lost == MAX_LOST:
-                    raise ClusterError(LOST_AGAIN.format(num_lost), hint=LOST_HINT) from lost
-                listen(Notice(LOST))
+                    message = f"the broker of the trials was lost {num_lost} times, one after the other"
+                    hint = "is the head node short of memory? what has ended is kept"
+                    raise ClusterError(message, hint=hint) from lost
+                listen(Notice("the broker of the trials was lost; what ran is run again"))
 
     def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
         """Raises BrokerLost."""
@@ -242,32 +238,28 @@ class TuneRunner:
             raise lost from None
         finally:
             if not is_ray_lost:
-                self._end(broker)
-
-    def _end(self, broker: Any) -> None:
-        with contextlib.suppress(RayActorError):
-            if not self._policy.owns_cluster:  # otherwise its gangs end with it, at once
-                ray.get(broker.close.remote())
-        ray.kill(broker)
-        mark("tuner: closed")
+                with contextlib.suppress(RayActorError):
+                    if not self._policy.owns_cluster:  # otherwise its gangs end with it, at once
+                        ray.get(broker.close.remote())
+                ray.kill(broker)
+                mark("tuner: closed")
 
     def _tune(
         self, study: Study, specs: Sequence[TrialSpec], name: str, broker: Any, num_slots: int, listener: Listener
     ) -> None:
         space: dict[str, Any] = {"broker": name, "in_lockstep": study.scheduler is not None}
-        count = 1
+        count, spec_of, generator = 1, None, None
         if study.is_search:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
             num_grid_points = len(study.points())
             num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
             count = -(-num_missing // num_grid_points)  # Tune draws so many for every grid point
+            spec_of = _spec_maker(study, specs, self._settings.default_device)
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
-        generator: BasicVariantGenerator | None = None
         if study.searcher is None:
             # A search that goes on draws anew, not what it has drawn before.
             generator = BasicVariantGenerator(max_concurrent=num_slots, random_state=study.seed + len(specs))
-        spec_of = _spec_maker(study, specs, self._settings.default_device) if study.is_search else None
         callback = ResultCallback(broker, listener, spec_of, generator)
         needs_metric = study.searcher is not None or study.scheduler is not None
         tuner = tune.Tuner(
@@ -304,13 +296,12 @@ def _spec_maker(
     study: Study, done: Sequence[TrialSpec], default_device: str
 ) -> Callable[[Mapping[str, Any]], TrialSpec]:
     """Return a function that makes a trial of what Tune drew; a point that was drawn before gives a repeat."""
-    order = itertools.count()
-    drawn = Counter(tuple(spec.point.items()) for spec in done)
+    order, drawn = itertools.count(), Counter(tuple(spec.point.items()) for spec in done)
 
     def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
         point = {key: tune_config[key] for key in study.space}
-        repeat = drawn[tuple(point.items())]
         drawn[tuple(point.items())] += 1
+        repeat = drawn[tuple(point.items())] - 1
         return study.trial(point, repeat, order=next(order), default_device=default_device)
 
     return make_spec
@@ -318,11 +309,10 @@ def _spec_maker(
 
 def _is_lost(broker: Any) -> bool:
     try:
-        ray.get(broker.__ray_ready__.remote(), timeout=ANSWER_TIMEOUT_S)
+        with contextlib.suppress(GetTimeoutError):
+            ray.get(broker.__ray_ready__.remote(), timeout=ANSWER_TIMEOUT_S)
     except RayActorError:
         return True
-    except GetTimeoutError:
-        return False
     return False
 
 
