@@ -10,29 +10,19 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import requests  # noqa: F401 - when it is imported, it binds a socket once, to learn about IPv6
 import typer
 
 from raypar.cli.app import app
 
-STARTS = (
-    "subprocess.Popen",
-    "os.exec",
-    "os.fork",
-    "os.forkpty",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.startfile",
-    "os.system",
-    "pty.spawn",
-    "socket.bind",
-    "socket.connect",
-    "webbrowser.open",
-)
+STARTS = {
+    *("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.spawn"),
+    *("socket.bind", "socket.connect", "subprocess.Popen", "webbrowser.open"),
+}
 # Where nobody listens: a server that refuses.
 NOWHERE = "http://127.0.0.1:9"
 _UNSET = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAYPAR_DATA_DIR", "XDG_CACHE_HOME")
@@ -42,22 +32,19 @@ class Started(BaseException):
     """Something was about to be started."""
 
 
-@dataclass
-class _Watch:
-    is_on: bool = False
-    is_hooked: bool = False
-    seen: list[str] = field(default_factory=list)
-
-    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.is_on or event not in STARTS:
-            return
-        if event == "socket.connect" and arguments[1:] == (("127.0.0.1", 9),):
-            return
-        self.seen.append(f"{event}{arguments!r}"[:300])
-        raise Started(self.seen[-1])
+_seen: list[str] | None = None  # what tried to start; None: nobody looks
 
 
-_WATCH = _Watch()
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if _seen is None or event not in STARTS:
+        return
+    if event == "socket.connect" and arguments[1:] == (("127.0.0.1", 9),):
+        return
+    _seen.append(f"{event}{arguments!r}"[:300])
+    raise Started(_seen[-1])
+
+
+sys.addaudithook(_hook)  # it stays for good
 
 
 @contextlib.contextmanager
@@ -67,16 +54,13 @@ def nothing_starts() -> Iterator[None]:
     Raises:
         AssertionError: at the end, where something tried.
     """
-    if not _WATCH.is_hooked:  # an audit hook stays for good
-        sys.addaudithook(_WATCH.hook)
-        _WATCH.is_hooked = True
-    _WATCH.seen.clear()
-    _WATCH.is_on = True
+    global _seen
+    seen = _seen = []
     try:
         yield
     finally:
-        _WATCH.is_on = False
-        assert not _WATCH.seen, _WATCH.seen
+        _seen = None
+        assert not seen, seen
 
 
 @dataclass(frozen=True)
@@ -133,23 +117,21 @@ def _as_it_was(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _output() -> Iterator[tuple[io.BufferedRandom, io.BufferedRandom]]:
+def _output() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Files that standard output and standard error go into: those of the process, not Python's alone."""
-    with contextlib.ExitStack() as stack:
-        files = tuple(stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        before = (sys.stdout, sys.stderr)
+    before, saved = (sys.stdout, sys.stderr), [os.dup(fd) for fd in (1, 2)]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         for stream in before:
             stream.flush()
-        saved = [os.dup(fd) for fd in (1, 2)]
         try:
-            for fd, file in zip((1, 2), files, strict=True):
+            for fd, file in ((1, out), (2, err)):
                 os.dup2(file.fileno(), fd)
             # Not to be closed with the wrappers.
             sys.stdout, sys.stderr = (
                 io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), encoding="utf-8", write_through=True)
                 for fd in (1, 2)
             )
-            yield files  # type: ignore[misc]
+            yield out, err
         finally:
             sys.stdout, sys.stderr = before
             for fd, original in zip((1, 2), saved, strict=True):
@@ -159,15 +141,12 @@ def _output() -> Iterator[tuple[io.BufferedRandom, io.BufferedRandom]]:
 
 def contents(folder: Path) -> dict[str, tuple[str, str]]:
     """Every path below a folder: what it is, with its permissions, and its bytes (their hash) or its target."""
-    found = {}
+    by_path = {}
     for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        kind = stat.filemode(status.st_mode)
-        if stat.S_ISREG(status.st_mode):
-            held = hashlib.sha256(path.read_bytes()).hexdigest()
-        elif stat.S_ISLNK(status.st_mode):
-            held = str(path.readlink())
-        else:
-            held = ""
-        found[str(path.relative_to(folder))] = (kind, held)
-    return found
+        mode, content = path.lstat().st_mode, ""
+        if stat.S_ISREG(mode):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif stat.S_ISLNK(mode):
+            content = str(path.readlink())
+        by_path[str(path.relative_to(folder))] = (stat.filemode(mode), content)
+    return by_path

@@ -31,16 +31,9 @@ def sigint_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def run(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", HEAD + textwrap.dedent(code)],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", HEAD + textwrap.dedent(code)]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -54,8 +47,7 @@ def test_the_first_signal_is_raised_in_the_main_thread_and_says_which_it_was(num
 
 def test_inside_uninterrupted_a_signal_waits_for_the_end_of_the_outermost() -> None:
     happened = []
-
-    def work() -> None:
+    with pytest.raises(Interrupted), handle_signals():  # noqa: PT012
         with uninterrupted():
             with uninterrupted():
                 signal.raise_signal(signal.SIGTERM)
@@ -63,9 +55,6 @@ def test_inside_uninterrupted_a_signal_waits_for_the_end_of_the_outermost() -> N
             happened.append("outer goes on")
             assert was_interrupted()
         happened.append("never")
-
-    with pytest.raises(Interrupted), handle_signals():
-        work()
     assert happened == ["inner goes on", "outer goes on"]
 
 
@@ -80,12 +69,9 @@ def test_after_the_first_nothing_is_raised_so_that_things_can_be_put_away() -> N
 
 
 def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_one_as_itself() -> None:
-    def fail_after_a_signal() -> None:
+    with pytest.raises(Interrupted), handle_signals(), uninterrupted():  # noqa: PT012
         signal.raise_signal(signal.SIGHUP)
         raise BrokenPipeError
-
-    with pytest.raises(Interrupted), handle_signals(), uninterrupted():
-        fail_after_a_signal()
     with pytest.raises(BrokenPipeError), handle_signals(), uninterrupted():
         raise BrokenPipeError
 
@@ -117,45 +103,37 @@ def assert_ended(pids: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
-def test_a_second_ctrl_c_exits_at_once_and_leaves_no_process(tmp_path: Path, first: str) -> None:
-    done = run(
-        CHILD
-        + f"""
+def test_a_second_ctrl_c_exits_at_once_and_leaves_no_process(first: str) -> None:
+    body = f"""
         with handle_signals(), uninterrupted():
             send(signal.{first})
             send(signal.SIGINT)
             print("never")
-        """,
-        tmp_path,
-    )
+    """
+    done = run(CHILD + body)
     assert (done.returncode, done.stderr) == (128 + getattr(signal, first), "") and "never" not in done.stdout
     assert_ended(done.stdout)
 
 
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM"])
-def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(tmp_path: Path, number: str) -> None:
-    done = run(
-        f"""
+def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(number: str) -> None:
+    body = f"""
         with handle_signals():
             try:
                 send(signal.{number})
             except Interrupted:
                 send(signal.{number})
                 print("in good order")
-        """,
-        tmp_path,
-    )
+    """
+    done = run(body)
     assert done.stdout == "in good order\n" and done.returncode == 0
 
 
-def test_what_was_started_does_not_outlive_an_interrupted_program(tmp_path: Path) -> None:
-    done = run(
-        CHILD
-        + """
+def test_what_was_started_does_not_outlive_an_interrupted_program() -> None:
+    body = """
         with handle_signals():
             send()
-        """,
-        tmp_path,
-    )
+    """
+    done = run(CHILD + body)
     assert done.stderr.strip().endswith("Interrupted: signal 2")
     assert_ended(done.stdout)
