@@ -1,15 +1,13 @@
 """Studies whose trials stop in mid-epoch for a fault, and the faults: killed processes, locked stores, full disks.
 
 Every trial's first attempt stops in its fourth training step: its last rank writes a file and waits (the other rank
-waits for it in an all-reduce). Another file tells it to continue, and how to misbehave first. Tests and benchmarks run
-such a study in a process and drive it from outside.
+waits for it in an all-reduce) for another file, by which it continues or misbehaves.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sqlite3
 import subprocess
 import time
@@ -28,7 +26,6 @@ from raypar import Study, grid
 from raypar.workloads import digits
 
 FOLDER = Path(__file__).parent
-FILL_BYTES = 64 * 2**20
 
 
 def model(config):
@@ -65,9 +62,6 @@ def hold(lr):
         raise ValueError("no such luck")
     if act == "ask for too much":
         bytes(1 << 50)
-    hog = []
-    while act == "take too much":
-        hog.append(b"1" * FILL_BYTES)
 
 
 study = Study(
@@ -79,8 +73,6 @@ study = Study(
 )
 """
 POLL_S, KILL_LIMIT_S = 0.02, 30.0
-MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
-ROOM_BYTES = 512 * 2**20  # limit of a memory group
 DISK_BYTES = 16 * 2**20
 
 
@@ -100,23 +92,15 @@ class Faulty:
 
     def held(self) -> tuple[str, int] | None:
         """Return the held trial, if any: its learning rate and the process id of its last rank."""
-        for path in self.folder.glob("held-*"):
-            lr = path.name.removeprefix("held-")
-            if lr not in self._released:
-                return lr, int(path.read_text())
-        return None
+        held = {path.name.removeprefix("held-"): path for path in self.folder.glob("held-*")}
+        return next(((lr, int(path.read_text())) for lr, path in held.items() if lr not in self._released), None)
 
     def prepare_go(self, lr: str, act: str = "") -> None:
         """Write the file of `go`, for use before the disk is full."""
         (self.folder / f"going-{lr}").write_text(act or "go on")
 
     def go(self, lr: str, act: str = "") -> None:
-        """Continue a held trial.
-
-        Args:
-            lr: its learning rate.
-            act: its misbehaviour, ``raise``, ``ask for too much`` or ``take too much`` (memory); empty: none.
-        """
+        """Continue a held trial; act: ``raise``, ``ask for too much`` (memory), or nothing."""
         self._released.add(lr)
         draft = self.folder / f"going-{lr}"
         if not draft.exists():
@@ -130,8 +114,7 @@ class Faulty:
             try:
                 yield process
             finally:
-                if process.poll() is None:
-                    process.kill()
+                process.kill()
 
     def hold_no_more(self) -> None:
         """Let later trials run through."""
@@ -139,11 +122,7 @@ class Faulty:
 
 
 def next_held(study: Faulty, process: subprocess.Popen[str], limit_s: float = 200.0) -> tuple[str, int]:
-    """Wait for the next held trial; return its learning rate and the process id of its last rank.
-
-    Raises:
-        AssertionError: the study's process ends before, or the limit is reached.
-    """
+    """Wait for the next held trial while its study runs; return what `Faulty.held` does."""
     wait_until(lambda: study.held() is not None or process.poll() is not None, limit_s)
     held = study.held()
     if held is None:
@@ -155,30 +134,22 @@ def next_held(study: Faulty, process: subprocess.Popen[str], limit_s: float = 20
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     """Wait for a condition; return False if the limit is reached before."""
     until_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > until_s:
-            return False
+    while not (is_met := condition()) and time.monotonic() < until_s:
         time.sleep(POLL_S)
-    return True
+    return is_met
 
 
 def find(parent: int, word: str) -> psutil.Process:
-    """Return the descendant with a word in its command line, of several the youngest.
-
-    Forks of a match are ignored: they have its command line.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """Return the descendant with a word in its command line, of several the youngest; raise LookupError for none."""
     matches = {}
     for process in psutil.Process(parent).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if any(word in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                matches[process.pid] = (process.create_time(), process.ppid(), process)
-    roots = [(created, process) for created, ppid, process in matches.values() if ppid not in matches]
+            if any(word in part for part in process.cmdline()) and is_running(process.pid):
+                matches[process.pid] = (process.ppid(), process)
+    roots = [process for ppid, process in matches.values() if ppid not in matches]  # forks have its command line too
     if not roots:
         raise LookupError(f"no process with {word} in its command line")
-    return max(roots, key=lambda root: root[0])[1]
+    return max(roots, key=psutil.Process.create_time)
 
 
 # Processes of a study in Ray, by a word of their command lines.
@@ -194,11 +165,7 @@ VICTIMS = {
 
 
 def kill(parent: int, victim: str) -> int:
-    """Kill one of `VICTIMS` and wait for its end; return its process id.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """Kill one of `VICTIMS` and wait for its end; return its process id."""
     process = find(parent, VICTIMS[victim])
     kill_rank(process.pid)
     return process.pid
@@ -206,39 +173,10 @@ def kill(parent: int, victim: str) -> int:
 
 def kill_rank(pid: int) -> None:
     """Kill a process, if it still runs, and wait for its end."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).kill()
     if not wait_until(lambda: not is_running(pid), KILL_LIMIT_S):
         raise TimeoutError(f"process {pid} does not end")
-
-
-@contextlib.contextmanager
-def memory_group() -> Iterator[Callable[[int], None]]:
-    """Yield a function that moves a process into a new memory group with little memory.
-
-    Raises:
-        OSError: none can be made here.
-    """
-    parent = next(
-        (line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), ""
-    )
-    if not parent or not (MEMORY_GROUPS / "memory.limit_in_bytes").exists():
-        raise OSError("no memory groups (version 1) that could be written")
-    group = MEMORY_GROUPS / parent.lstrip("/") / f"raypar-faults-{os.getpid()}"
-    group.mkdir()
-    members: list[int] = []
-
-    def join(pid: int) -> None:
-        members.append(pid)
-        (group / "memory.limit_in_bytes").write_text(str(ROOM_BYTES))
-        (group / "cgroup.procs").write_text(str(pid))
-
-    try:
-        yield join
-    finally:
-        for pid in members:
-            kill_rank(pid)
-        group.rmdir()
 
 
 @contextlib.contextmanager
@@ -252,11 +190,7 @@ def locked_database(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """Mount a file system of `DISK_BYTES` on a folder.
-
-    Raises:
-        OSError: it can't be mounted here.
-    """
+    """Mount a file system of `DISK_BYTES` on a folder; raise OSError where none can be mounted."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode:

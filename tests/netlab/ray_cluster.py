@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from netlab.lab import Lab
+from netlab import Lab
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER_FILE = REPOSITORY / "cluster-local.yaml"
@@ -23,14 +20,12 @@ HEAD = 0
 # Shorter waits: by default a node without a head ends after a minute, and the launcher polls every five seconds.
 GIVE_UP_EARLY = "RAY_gcs_rpc_server_reconnect_timeout_s=10"
 LOOK_OFTEN = "AUTOSCALER_UPDATE_INTERVAL_S=1 AUTOSCALER_NODE_SSH_INTERVAL_S=1"
-NODES_TIMEOUT_S = 180
 ALIVE = """
 import sys, time, ray
 ray.init("auto", logging_level="ERROR", log_to_driver=False)
-until_s = time.monotonic() + float(sys.argv[2])
+until_s = time.monotonic() + 180
 while (alive := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
-    if time.monotonic() > until_s:
-        sys.exit(f"{alive} nodes")
+    time.monotonic() < until_s or sys.exit(f"{alive} nodes")
     time.sleep(0.2)
 """
 
@@ -38,8 +33,8 @@ while (alive := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
 class RayCluster:
     """Cluster with host 0 as head and hosts 1 … num_workers as nodes; the last host, the client, has the key.
 
-    Differs from the users' file in addresses, the key, two CPUs and a label per node, shorter waits, and in using this
-    environment, with the copied code, instead of an installation on each machine.
+    It differs from the users' file in addresses, the key, two CPUs and a label per node, shorter waits, and in this
+    environment, with the copied code, in place of an installation on each machine.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -56,27 +51,10 @@ class RayCluster:
         self.run(self.client, line)
         return self.lab.home(self.client) / ".ray" / "auth_token"
 
-    def up(self) -> str:
-        """Run `ray up`, wait for every node, and return its output."""
-        printed = self.run(self.client, f"cd {REPOSITORY} && {LOOK_OFTEN} ray up -y --no-config-cache {self.file}")
-        self.wait_for_nodes(self.num_workers + 1)
-        return printed
-
-    def execute(self, command: str) -> str:
-        """Run a shell command on the head by `ray exec`, from the client, and return its output.
-
-        Raises:
-            RuntimeError: it failed.
-        """
-        return self.run(self.client, f"ray exec {self.file} {shlex.quote(command)}")
-
-    def down(self) -> str:
-        return self.run(self.client, f"ray down -y {self.file}")
-
-    def wait_for_nodes(self, num_nodes: int, timeout_s: float = NODES_TIMEOUT_S) -> None:
-        script = self.lab.folder / "alive.py"
-        script.write_text(ALIVE)
-        self.run(HEAD, f"python {script} {num_nodes} {timeout_s}", RAY_AUTH_MODE="token")
+    def up(self) -> None:
+        """Run `ray up`, and wait for every node."""
+        self.run(self.client, f"cd {REPOSITORY} && {LOOK_OFTEN} ray up -y --no-config-cache {self.file}")
+        self.run(HEAD, f"python -c {shlex.quote(ALIVE)} {self.num_workers + 1}", RAY_AUTH_MODE="token")
 
     def run(self, host: int, command: str, *, check: bool = True, **environment: str) -> str:
         """Run a shell command on a host, in its user's environment, and return its output.
@@ -84,25 +62,13 @@ class RayCluster:
         Raises:
             RuntimeError: it failed, and `check` is set.
         """
-        return self.lab.run(host, self._on(host, command, environment), check=check)
+        return self.lab.run(host, self._on(host, command, **environment), check=check)
 
-    def start(self, host: int, command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a shell command like `run`, with both outputs in its standard output; `stop` ends it."""
-        return self.lab.popen(
-            host,
-            self._on(host, command, environment),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+    def start(self, host: int, command: str) -> subprocess.Popen[str]:
+        """Start a shell command as the leader of a process group."""
+        return self.lab.popen(host, self._on(host, command))
 
-    def stop(self, process: subprocess.Popen[str], signal_: int = signal.SIGKILL) -> str:
-        """Signal a started command's process group and return its output."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_)
-        return process.communicate()[0]
-
-    def _on(self, host: int, command: str, environment: Mapping[str, str]) -> list[str]:
+    def _on(self, host: int, command: str, **environment: str) -> list[str]:
         everything = {
             "HOME": str(self.lab.home(host)),
             "USER": "root",
@@ -128,16 +94,13 @@ class RayCluster:
             if "-m venv" not in command
         ] + ["echo 'export PYTHONPATH=~/raypar RAY_USAGE_STATS_ENABLED=0' >> ~/.bashrc"]
         config["head_setup_commands"] = [c for c in config["head_setup_commands"] if "pip install" not in c]
-        config["worker_start_ray_commands"] = [
-            command.replace("RAY_AUTH_MODE", f"{GIVE_UP_EARLY} RAY_AUTH_MODE").replace(
-                "ray start", "ray start --num-cpus=2 --labels host=$(hostname) --object-store-memory=100000000"
-            )
-            for command in config["worker_start_ray_commands"]
-        ]
-        config["head_start_ray_commands"] = [
-            command.replace("RAY_AUTH_MODE", f"{LOOK_OFTEN} RAY_AUTH_MODE").replace(
-                "ray start", "ray start --object-store-memory=100000000"
-            )
-            for command in config["head_start_ray_commands"]
-        ]
+        flags = "ray start --object-store-memory=100000000"
+        for role, variables, more in (
+            ("worker", GIVE_UP_EARLY, " --num-cpus=2 --labels host=$(hostname)"),
+            ("head", LOOK_OFTEN, ""),
+        ):
+            config[f"{role}_start_ray_commands"] = [
+                command.replace("RAY_AUTH_MODE", f"{variables} RAY_AUTH_MODE").replace("ray start", flags + more)
+                for command in config[f"{role}_start_ray_commands"]
+            ]
         return config

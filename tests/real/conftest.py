@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from telling import HERE, PRELOAD
 
 from raypar.run.cluster import this_machine
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.train.affinity import allowed_cores
 
+HERE = Path(__file__).parent
 NUM_CORES = len(allowed_cores())
+sys.path += [str(HERE.parent), str(HERE.parent / "unit")]  # for faultlab and netlab, and for results made by hand
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:  # under nohup; whatever tests start would inherit it
+        signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`two_cores` and `ray` tests run gangs of two workers, each on a core of its own."""
-    if NUM_CORES >= 2:
-        return
-    skip = pytest.mark.skip(reason=f"two workers need two cores; this machine allows {NUM_CORES}")
+    skip = pytest.mark.skip(reason=f"gangs of two workers need two cores; this machine allows {NUM_CORES}")
     for item in items:
-        if item.get_closest_marker("ray"):
+        if NUM_CORES < 2 and HERE in item.path.parents:
             item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")
 def fork_address() -> Iterator[str]:
-    """Of a fork server in a private Ray: what a `TuneRunner` wants."""
+    """Start a private Ray and a fork server; yield the server's address."""
+    from harness import PRELOAD
+
     with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, private_ray(this_machine(), ()):
         yield server.address

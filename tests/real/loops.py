@@ -1,6 +1,6 @@
 """Workloads that behave or misbehave as their config says; the ranks import them from here.
 
-``act`` says what a trial does (see `_act`). Where two ranks train, it is the last one that misbehaves: the other waits
+``act`` is what a trial does (see `_act`). Where two ranks train, it is the last one that misbehaves: the other waits
 for it in a collective.
 """
 
@@ -17,6 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
 from raypar import Data, Split, Statistic, Workload
 
 NUM_TRAIN = 256
@@ -25,52 +31,45 @@ NUM_FEATURES = 16
 NUM_CLASSES = 4
 
 
-def model(config: Mapping[str, Any]) -> Any:
-    from torch import nn
+class Learning(nn.Linear):
+    """A layer that learns even where gradients were switched off, so that a trial that soils can finish."""
 
+    def forward(self, x: Any) -> Any:
+        with torch.set_grad_enabled(self.training):
+            return super().forward(x)
+
+
+def model(config: Mapping[str, Any]) -> Any:
     print(json.dumps(state_of_this_process()), flush=True)
     _act(config)
     layers = nn.Sequential(
-        _learning(nn.Linear(NUM_FEATURES, 32)),
-        nn.ReLU(),
-        nn.Dropout(config["dropout"]),
-        _learning(nn.Linear(32, NUM_CLASSES)),
+        Learning(NUM_FEATURES, 32), nn.ReLU(), nn.Dropout(config["dropout"]), Learning(32, NUM_CLASSES)
     )
     if config["act"] == "fall" and os.environ["RANK"] == "1":
-        _fall_in_training(layers, config)
+        steps = itertools.count(1)
+
+        def fall(module: Any, _: Any) -> None:
+            # In the first attempt, in the third epoch of 4 steps, after 2 steps to warm up.
+            if module.training and next(steps) == 2 + 2 * NUM_TRAIN // 64 + 2 and _first_time(config):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        layers.register_forward_pre_hook(fall)
     return layers
 
 
-def _fall_in_training(layers: Any, config: Mapping[str, Any]) -> None:
-    """In the first attempt, the process is killed in the third epoch of 4 steps, after 2 steps to warm up."""
-    steps = itertools.count(1)
-
-    def fall(module: Any, _: Any) -> None:
-        if module.training and next(steps) == 2 + 2 * NUM_TRAIN // 64 + 2 and _first_time(config):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    layers.register_forward_pre_hook(fall)
-
-
 def data(_: Mapping[str, Any]) -> Data:
-    """Classes that a straight line nearly separates; the same ones every time."""
-    import torch
-
+    """Return classes that a straight line nearly separates; the same ones every time."""
     generator = torch.Generator().manual_seed(11)
-    size = NUM_TRAIN + NUM_VAL
-    inputs = torch.randn(size, NUM_FEATURES, generator=generator, dtype=torch.float32)
+    inputs = torch.randn(NUM_TRAIN + NUM_VAL, NUM_FEATURES, generator=generator, dtype=torch.float32)
     directions = torch.randn(NUM_FEATURES, NUM_CLASSES, generator=generator, dtype=torch.float32)
     targets = (inputs @ directions).argmax(1)
-    return Data(
-        train=Split(inputs[:NUM_TRAIN], targets[:NUM_TRAIN]), val=Split(inputs[NUM_TRAIN:], targets[NUM_TRAIN:])
-    )
+    train, val = Split(inputs[:NUM_TRAIN], targets[:NUM_TRAIN]), Split(inputs[NUM_TRAIN:], targets[NUM_TRAIN:])
+    return Data(train=train, val=val)
 
 
 def loss(outputs: Any, targets: Any) -> Any:
-    import torch
-
     with torch.set_grad_enabled(outputs.requires_grad):
-        return torch.nn.functional.cross_entropy(outputs, targets)
+        return cross_entropy(outputs, targets)
 
 
 acting = Workload(
@@ -85,10 +84,7 @@ acting = Workload(
 
 
 def state_of_this_process() -> dict[str, Any]:
-    """What a trial could find changed by the one before."""
-    import numpy as np
-    import torch
-
+    """Return what the trial before could have changed."""
     return {
         "pid": os.getpid(),
         "dtype": str(torch.get_default_dtype()),
@@ -103,21 +99,15 @@ def state_of_this_process() -> dict[str, Any]:
 
 def _act(config: Mapping[str, Any]) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank != world_size - 1:
+    if rank != world_size - 1 or (config["act"] in ("heal", "wait") and not _first_time(config)):
         return
     match config["act"]:
         case "raise":
             raise ValueError("no such luck")
-        case "kill":
+        case "kill" | "heal":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "heal":
-            if _first_time(config):
-                os.kill(os.getpid(), signal.SIGKILL)
-        case "wait":
-            if _first_time(config):
-                threading.Event().wait()  # for whoever kills this process
-        case "hang":
-            threading.Event().wait()
+        case "hang" | "wait":
+            threading.Event().wait()  # until this process is killed
         case "soil":
             _soil()
         case "stray" | "stray and kill" as act:
@@ -128,7 +118,7 @@ def _act(config: Mapping[str, Any]) -> None:
 
 
 def _first_time(config: Mapping[str, Any]) -> bool:
-    """Whether no attempt before this one came here; leaves this process's id in the trial's scratch file."""
+    """Return True in the first attempt to come here; write this process's id to the trial's scratch file."""
     path = Path(config["scratch"])
     if path.exists():
         return False
@@ -140,9 +130,6 @@ def _first_time(config: Mapping[str, Any]) -> bool:
 
 def _soil() -> None:
     """Leave all the dirt that a trial can leave in its process, and go on."""
-    import numpy as np
-    import torch
-
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
     torch.use_deterministic_algorithms(True)
@@ -155,30 +142,12 @@ def _soil() -> None:
     os.chdir("/")
 
 
-def _learning(inner: Any) -> Any:
-    """A layer that learns even where gradients were switched off, so that a trial that soils can finish."""
-    import torch
-
-    class Learning(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Any) -> Any:
-            with torch.set_grad_enabled(self.training):
-                return self.inner(x)
-
-    return Learning()
-
-
 # ---- train loops as Ray's documentation writes them; nothing in them is raypar's
 
 
 def train_func(config: dict[str, Any]) -> None:
     import ray.train
     import ray.train.torch
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
 
     samples = data({}).train
     model = ray.train.torch.prepare_model(torch.nn.Linear(NUM_FEATURES, NUM_CLASSES))
@@ -191,24 +160,17 @@ def train_func(config: dict[str, Any]) -> None:
             loader.sampler.set_epoch(epoch)
         num_seen = 0
         for inputs, targets in loader:
-            loss_value = torch.nn.functional.cross_entropy(model(inputs), targets)
+            loss_value = cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
             loss_value.backward()
             optimizer.step()
             num_seen += len(targets)
-        ray.train.report(
-            {
-                "loss": loss_value.item(),
-                "num_seen": num_seen,
-                "world_size": context.get_world_size(),
-                "rank": context.get_world_rank(),
-                "note": "not a number",
-            }
-        )
+        where = {"world_size": context.get_world_size(), "rank": context.get_world_rank(), "note": "not a number"}
+        ray.train.report({"loss": loss_value.item(), "num_seen": num_seen, **where})
 
 
 def lr_func(config: dict[str, Any]) -> None:
-    """Its accuracy is its lr, in every epoch; whoever asks for more of it gets no more."""
+    """Report lr as the accuracy of every epoch."""
     import ray.train
 
     for epoch in range(4):
@@ -219,29 +181,21 @@ def lr_func(config: dict[str, Any]) -> None:
 
 
 def _small_images(_: Mapping[str, Any]) -> Any:
-    from torch import nn
-
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, NUM_CLASSES)
-    )
+    layers = (nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+    return nn.Sequential(*layers)
 
 
 def _image_data(config: Mapping[str, Any]) -> Data:
-    from torch.utils.data import TensorDataset
-
     vectors = data(config)
     assert vectors.train is not None and vectors.val is not None
     train, val = (Split(s.inputs.view(-1, 1, 4, 4), s.targets) for s in (vectors.train, vectors.val))
     if config["in_memory"]:
         return Data(train=train, val=val)
-    return Data(
-        train_dataset=TensorDataset(train.inputs, train.targets), val_dataset=TensorDataset(val.inputs, val.targets)
-    )
+    train_dataset, val_dataset = (TensorDataset(split.inputs, split.targets) for split in (train, val))
+    return Data(train_dataset=train_dataset, val_dataset=val_dataset)
 
 
 def _confusion(outputs: Any, targets: Any) -> Any:
-    import torch
-
     return torch.bincount(targets * NUM_CLASSES + outputs.argmax(1), minlength=NUM_CLASSES**2)
 
 

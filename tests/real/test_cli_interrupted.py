@@ -11,160 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import TIMEOUT_S, Cli, runs_of
-from telling import until
+from faultlab import Faulty, next_held
+from harness import TIMEOUT_S, Cli, finished, runs_of, until
 
-from raypar.run.ranks import is_running
-from raypar.train.affinity import allowed_cores
+from raypar.signals import is_running
 
-pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
-
-# Its third trial waits for the file `wait` to go away; `starts` gets a line for each trial that was started.
-STUDY = """
-from dataclasses import replace
-from pathlib import Path
-
-from raypar import Study, grid
-from raypar.workloads import digits
-
-FOLDER = Path(__file__).parent
-
-
-def model(config):
-    import os, time
-    from raypar.workloads.digits import build
-
-    starts = FOLDER / "starts"
-    if os.environ["RANK"] == "0":
-        with starts.open("a") as file:
-            file.write(f"{config['lr']}\\n")
-        while (FOLDER / "wait").exists() and len(starts.read_text().splitlines()) >= 3:
-            time.sleep(0.05)
-    return build(config)
-
-
-study = Study(
-    workload=replace(digits, name="waiting", model=model),
-    space={"lr": grid(0.1, 0.2, 0.3, 0.4)},
-    num_repeats=1,
-    config={"epochs": 1, "batch_size": 768, "hidden_size": 32, "num_workers": 2},
-)
-"""
-
-Start = Callable[..., None]
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    made = Cli(tmp_path)
-    made.write("waiting.py", STUDY)
-    made.write("wait", "")
-    made.write("starts", "")
-    return made
-
-
-def starts(cli: Cli) -> list[str]:
-    return (cli.folder / "starts").read_text().splitlines()
-
-
-def interrupt_in_the_third_trial(cli: Cli, flags: tuple[str, ...], send: Callable[[int], None]) -> int:
-    """The exit code."""
-    with cli.start("study", "waiting.py", *flags) as process:
-        try:
-            until(lambda: len(starts(cli)) == 3 or process.poll() is not None, "the third trial", TIMEOUT_S)
-            assert process.poll() is None, (cli.folder / "stderr").read_text()
-            send(process.pid)
-            return process.wait(TIMEOUT_S)
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def everything_is_there(cli: Cli) -> None:
-    """Each point once in the store, and no trial was started that need not be."""
-    finished = [run for run in runs_of(cli.folder, "waiting", "trial") if run.info.status == "FINISHED"]
-    assert sorted(run.data.params["lr"] for run in finished) == ["0.1", "0.2", "0.3", "0.4"]
-    begun = starts(cli)
-    assert len(begun) == 5 and begun[2] in begun[3:]
-
-
-def finished_trials(cli: Cli) -> list[str]:
-    runs = runs_of(cli.folder, "waiting", "trial")
-    return sorted(run.data.params["lr"] for run in runs if run.info.status == "FINISHED")
-
-
+RATES = ["0.01", "0.02", "0.03", "0.04"]
 WAYS = pytest.mark.parametrize(
     "flags", [pytest.param((), marks=pytest.mark.ray, id="ray"), pytest.param(("--no-ray",), id="no-ray")]
 )
-
-
-@WAYS
-def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
-    cli: Cli, flags: tuple[str, ...]
-) -> None:
-    code = interrupt_in_the_third_trial(cli, flags, lambda pid: os.killpg(pid, signal.SIGINT))
-    output = (cli.folder / "stdout").read_text()
-    assert (code, (cli.folder / "stderr").read_text()) == (130, "")
-    assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
-    assert "interrupted; `raypar resume waiting` runs the rest" in output
-    assert cli.processes() == {}  # when it ends, not some time after
-    assert finished_trials(cli) == sorted(starts(cli)[:2])
-    (execution,) = runs_of(cli.folder, "waiting", "execution")
-    assert execution.info.status == "KILLED"
-    (report,) = cli.folder.glob("**/report.html")
-    assert "Partial: interrupted when 2 of 4 trials were done." in report.read_text()
-
-    (cli.folder / "wait").unlink()
-    (cli.folder / "elsewhere").mkdir()
-    resumed = cli.run("resume", "waiting")
-    assert (resumed.returncode, resumed.stderr) == (0, "")
-    assert "2 of 4 trials" in resumed.stdout
-    assert len(re.findall(r"^\[\d/4\] ", resumed.stdout, re.MULTILINE)) == 2
-    everything_is_there(cli)
-
-
-@WAYS
-def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cli: Cli, flags: tuple[str, ...]) -> None:
-    code = interrupt_in_the_third_trial(cli, flags, lambda pid: os.kill(pid, signal.SIGKILL))
-    assert code == -signal.SIGKILL
-    cli.wait_for_its_processes()
-    listed = cli.run("show", "waiting")
-    assert listed.returncode == 0 and len(re.findall(r"\bfinished\b", listed.stdout)) == 2
-
-    (cli.folder / "wait").unlink()
-    done = cli.run("study", "waiting.py", "--no-ray")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "2 of 4 trials" in done.stdout
-    everything_is_there(cli)
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("sign", ["the process gcs_server", "starting a gang"])
-def test_ctrl_c_before_the_first_trial_ends_what_is_starting_and_the_same_command_runs_all(cli: Cli, sign: str) -> None:
-    (cli.folder / "wait").unlink()
-
-    def is_starting(process: subprocess.Popen[str]) -> bool:
-        if sign.startswith("the process "):
-            name = sign.removeprefix("the process ")
-            return any(Path(line.split()[0]).name == name for line in cli.processes().values() if line)
-        return sign in (cli.folder / "stdout").read_text()
-
-    with cli.start("study", "waiting.py") as process:
-        until(lambda: is_starting(process) or process.poll() is not None, sign, TIMEOUT_S)
-        assert process.poll() is None, (cli.folder / "stderr").read_text()
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(TIMEOUT_S) == 130, (cli.folder / "stderr").read_text()
-    told = (cli.folder / "stdout").read_text() + (cli.folder / "stderr").read_text()
-    assert "interrupted" in told and "Traceback" not in told and "rror" not in told, told
-    assert cli.processes() == {}
-    begun = starts(cli)  # none, unless the gang was ready while it was told
-    done = cli.run("study", "waiting.py")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert finished_trials(cli) == ["0.1", "0.2", "0.3", "0.4"]
-    assert len(starts(cli)) == 4 + len(begun)
-
-
-# Makes the report only once the file `wait` is gone, and says in the file `reports` that it is about to.
+# Makes the report only once the file `holds` is gone, and announces it in the file `reports`.
 SLOW_REPORT = """
 import raypar.report.html
 from raypar.report.html import html_report
@@ -174,7 +30,7 @@ def slow_report(*what):
     import time
 
     (FOLDER / "reports").touch()
-    while (FOLDER / "wait").exists():
+    while (FOLDER / "holds").exists():
         time.sleep(0.05)
     return html_report(*what)
 
@@ -183,82 +39,115 @@ raypar.report.html.html_report = slow_report
 """
 
 
-def test_a_second_ctrl_c_leaves_at_once_and_loses_nothing(cli: Cli) -> None:
-    cli.write("waiting.py", STUDY + SLOW_REPORT)
-    with cli.start("study", "waiting.py", "--no-ray") as process:
-        until(lambda: len(starts(cli)) == 3 or process.poll() is not None, "the third trial", TIMEOUT_S)
-        process.send_signal(signal.SIGINT)
-        until(lambda: (cli.folder / "reports").exists() or process.poll() is not None, "the report", TIMEOUT_S)
-        assert process.poll() is None, (cli.folder / "stderr").read_text()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_S) == 130 and cli.processes() == {}
-    (cli.folder / "wait").unlink()
-    done = cli.run("resume", "waiting")
-    assert (done.returncode, done.stderr) == (0, "") and "2 of 4 trials" in done.stdout
-    everything_is_there(cli)
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
 
 
-def test_a_hang_up_while_the_report_is_made_lets_it_be_finished(cli: Cli) -> None:
-    cli.write("waiting.py", STUDY.replace('(FOLDER / "wait").exists()', "False") + SLOW_REPORT)
-    with cli.start("study", "waiting.py", "--no-ray") as process:
-        until(lambda: (cli.folder / "reports").exists() or process.poll() is not None, "the report", TIMEOUT_S)
-        os.killpg(process.pid, signal.SIGHUP)
-        (cli.folder / "wait").unlink()
-        assert process.wait(TIMEOUT_S) == 129, (cli.folder / "stderr").read_text()
+@pytest.fixture
+def study(tmp_path: Path) -> Faulty:
+    return Faulty(tmp_path, len(RATES))
+
+
+def interrupt_third_trial(cli: Cli, study: Faulty, flags: tuple[str, ...], send: Callable[[int], None]) -> int:
+    """Send a signal while the third trial is held; return the exit code."""
+    with study.running(cli.start("study", "faulty.py", *flags)) as process:
+        for _ in range(2):
+            study.go(next_held(study, process)[0])
+        next_held(study, process)
+        send(process.pid)
+        return process.wait(TIMEOUT_S)
+
+
+def check_rest(cli: Cli, study: Faulty, *command: str) -> None:
+    """Run the rest; check that each point is in the store once, and that no trial was started that need not be."""
+    study.hold_no_more()
+    output = cli.done(*command)
+    assert "2 of 4 trials" in output and len(re.findall(r"^\[\d/4\] ", output, re.MULTILINE)) == 2
+    assert finished(cli.folder) == RATES
+    starts = study.starts()
+    assert len(starts) == 5 and starts[2] in starts[3:]
+
+
+@WAYS
+def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
+    cli: Cli, study: Faulty, flags: tuple[str, ...]
+) -> None:
+    code = interrupt_third_trial(cli, study, flags, lambda pid: os.killpg(pid, signal.SIGINT))
     output = (cli.folder / "stdout").read_text()
-    assert "4 points, 4 trials" in output and "Partial" not in output
-    assert "interrupted when every trial was done" in output
-    assert len(finished_trials(cli)) == 4 and cli.processes() == {}
-    (execution,) = runs_of(cli.folder, "waiting", "execution")
+    assert (code, (cli.folder / "stderr").read_text()) == (130, "")
+    assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
+    assert "interrupted; `raypar resume faulty` runs the rest" in output
+    assert cli.processes() == {}  # when it ends, not some time after
+    assert finished(cli.folder) == sorted(study.starts()[:2])
+    (execution,) = runs_of(cli.folder, "faulty", "execution")
+    assert execution.info.status == "KILLED"
+    (report,) = cli.folder.glob("**/report.html")
+    assert "Partial: interrupted when 2 of 4 trials were done." in report.read_text()
+    check_rest(cli, study, "resume", "faulty")
+
+
+@WAYS
+def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(
+    cli: Cli, study: Faulty, flags: tuple[str, ...]
+) -> None:
+    code = interrupt_third_trial(cli, study, flags, lambda pid: os.kill(pid, signal.SIGKILL))
+    assert code == -signal.SIGKILL
+    cli.wait_for_its_processes()
+    assert len(re.findall(r"\bfinished\b", cli.done("show", "faulty"))) == 2
+    check_rest(cli, study, "study", "faulty.py", "--no-ray")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("sign", ["gcs_server", "starting a gang"])
+def test_ctrl_c_before_the_first_trial_ends_what_is_starting(cli: Cli, study: Faulty, sign: str) -> None:
+    study.hold_no_more()
+    with cli.start("study", "faulty.py") as process:
+        cli.wait(
+            process,
+            lambda: sign in cli.output() + "".join(line.split()[0] for line in cli.processes().values() if line),
+        )
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130, cli.output()
+    assert "interrupted" in cli.output() and "Traceback" not in cli.output() and "rror" not in cli.output()
+    assert cli.processes() == {}
+    num_starts = len(study.starts())  # 0, unless the gang was ready by then
+    cli.done("study", "faulty.py", "--no-ray")
+    assert finished(cli.folder) == RATES and len(study.starts()) == 4 + num_starts
+
+
+def test_a_hang_up_while_the_report_is_made_lets_it_be_finished(cli: Cli, study: Faulty) -> None:
+    cli.write("faulty.py", (cli.folder / "faulty.py").read_text().replace("hold(lr)\n", "pass\n") + SLOW_REPORT)
+    with cli.start("study", "faulty.py", "--no-ray") as process:
+        cli.wait(process, (cli.folder / "reports").exists)
+        os.killpg(process.pid, signal.SIGHUP)
+        study.hold_no_more()
+        assert process.wait(TIMEOUT_S) == 129, cli.output()
+    assert "4 points, 4 trials" in cli.output() and "Partial" not in cli.output()
+    assert "interrupted when every trial was done" in cli.output()
+    assert finished(cli.folder) == RATES and cli.processes() == {}
+    (execution,) = runs_of(cli.folder, "faulty", "execution")
     assert execution.info.status == "FINISHED"
 
 
-def test_sigterm_while_a_study_is_planned_starts_nothing(cli: Cli) -> None:
+def test_sigterm_while_a_study_is_planned_starts_nothing(cli: Cli, study: Faulty) -> None:
     prepare = 'lambda config: ((FOLDER / "plans").touch(), __import__("time").sleep(600))'
-    cli.write("waiting.py", STUDY.replace("model=model", f"model=model, prepare={prepare}"))
-    with cli.start("study", "waiting.py", "--no-ray") as process:
-        until(lambda: (cli.folder / "plans").exists() or process.poll() is not None, "the plan", TIMEOUT_S)
+    text = (cli.folder / "faulty.py").read_text()
+    cli.write("faulty.py", text.replace("model=model", f"model=model, prepare={prepare}"))
+    with cli.start("study", "faulty.py", "--no-ray") as process:
+        cli.wait(process, (cli.folder / "plans").exists)
         process.terminate()
         assert process.wait(TIMEOUT_S) == 143
-    assert (cli.folder / "stderr").read_text() == "interrupted\n"
-    assert (cli.folder / "stdout").read_text() == "" and not (cli.folder / "mlflow.db").exists()
-    assert cli.processes() == {} and starts(cli) == []
+    assert cli.output() == "interrupted\n" and not (cli.folder / "mlflow.db").exists()
+    assert cli.processes() == {} and study.starts() == []
 
 
 def test_a_fork_server_ends_with_its_owner_and_removes_its_socket() -> None:
-    own = "from raypar.run.ranks import ForkServer; s = ForkServer(); print(s.pid, s.address, flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
+    code = "from raypar.run.ranks import ForkServer; s = ForkServer(); print(s.pid, s.address, flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as owner:  # type: ignore[call-overload]
         pid, address = owner.stdout.readline().split()
         assert is_running(int(pid)) and Path(address).exists()
         owner.kill()
     until(lambda: not is_running(int(pid)), "the end of the fork server")
     assert not Path(address).parent.exists()
-
-
-def test_a_point_that_fails_is_told_with_its_log_and_the_others_are_finished(tmp_path: Path) -> None:
-    cli = Cli(tmp_path)
-    cli.write(
-        "failing.py",
-        STUDY.replace("    return build(config)", "    return build(config) if config['lr'] != 0.2 else 1 / 0"),
-    )
-    done = cli.run("study", "failing.py", "--no-ray", "--set", "num_workers=1")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "failed: lr=0.2 #1: ZeroDivisionError: division by zero" in done.stdout
-    (log,) = set(re.findall(r"log: (\S+)", done.stdout))
-    assert "ZeroDivisionError" in Path(log).read_text()
-    trials = {run.data.params["lr"]: run for run in runs_of(tmp_path, "failing", "trial")}
-    assert {lr: run.info.status for lr, run in trials.items()} == {
-        "0.1": "FINISHED",
-        "0.2": "FAILED",
-        "0.3": "FINISHED",
-        "0.4": "FINISHED",
-    }
-    assert "division by zero" in trials["0.2"].data.tags["raypar.failure"]
-    cli.wait_for_its_processes()
-
-    again = cli.run("study", "failing.py", "--no-ray", "--set", "num_workers=1")
-    assert again.returncode == 1 and "3 of 4 trials" in again.stdout
-    assert starts(cli).count("0.2") == 2 and len(starts(cli)) == 5

@@ -1,16 +1,22 @@
-"""`raypar study` from the shell: what it prints, what it keeps, and what it does when asked again."""
+"""`raypar study` from the shell: what it prints, what it keeps, what it does when asked again, and what it refuses."""
 
 from __future__ import annotations
 
+import io
 import re
-import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
-from commands import Cli, report_in, runs_of
-from mlflow import MlflowClient
+import torch
+from harness import Cli, client_of, report_in, run, runs_of, settings_at, weights_path
+from loops import acting
 
-pytestmark = pytest.mark.ray
+from raypar import Study
+from raypar.run.runner import TrialEnded
+from raypar.run.tune import TuneRunner
+from raypar.train.job import MODEL_FOLDER
+from raypar.train.saved_model import WEIGHTS_FILE
 
 STUDY = '''
 """Does a second worker pay off for a tiny network?"""
@@ -30,123 +36,170 @@ FOREIGN = re.compile(
     r"\b(INFO|WARNING|ERROR|DEBUG)\b|\(\w*pid=|raylet|ray::|Ray Tune|alembic|mlflow\.\w|Traceback|/tmp/"
 )
 
-Done = tuple[Cli, subprocess.CompletedProcess[str]]
+Done = tuple[Cli, str]
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """The study's first execution."""
+    """The study's first execution, on Ray."""
     cli = Cli(tmp_path_factory.mktemp("study"))
     cli.write("tiny.py", STUDY)
-    return cli, cli.run("study", "tiny.py")
-
-
-@pytest.fixture(scope="module")
-def again(first: Done) -> Done:
-    """The same command once more."""
-    return first[0], first[0].run("study", "tiny.py")
-
-
-@pytest.fixture(scope="module")
-def more(again: Done) -> Done:
-    """With one repeat more than is done already, and without Ray."""
-    return again[0], again[0].run("study", "tiny.py", "--repeats", "3", "--no-ray")
+    return cli, cli.done("study", "tiny.py")
 
 
 @pytest.mark.core
-def test_a_study_ends_well_with_its_table_and_nothing_of_what_runs_beneath(first: Done) -> None:
-    cli, done = first
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^tiny: 2 points, 4 trials$", done.stdout, re.MULTILINE)
-    assert (
-        re.search(r"^num_\s*time\s+speedup\s+eff\.\s+accuracy", done.stdout, re.MULTILINE) or "speedup" in done.stdout
-    )
-    assert len(re.findall(r"^\[\d/4\] num_workers=[12] #[12]  trained ", done.stdout, re.MULTILINE)) == 4
-    assert [line for line in done.stdout.splitlines() if FOREIGN.search(line)] == []
+@pytest.mark.ray
+def test_a_study_prints_its_trials_and_table_and_nothing_of_what_runs_beneath(first: Done) -> None:
+    cli, output = first
+    assert re.search(r"^tiny: 2 points, 4 trials$", output, re.MULTILINE) and "speedup" in output
+    assert len(re.findall(r"^\[\d/4\] num_workers=[12] #[12]  trained ", output, re.MULTILINE)) == 4
+    assert [line for line in output.splitlines() if FOREIGN.search(line)] == []
     cli.wait_for_its_processes()
 
 
 @pytest.mark.core
+@pytest.mark.ray
 def test_whoever_knows_mlflow_finds_everything_in_it(first: Done) -> None:
     cli, _ = first
-    client = MlflowClient(f"sqlite:///{cli.folder / 'mlflow.db'}")
+    client = client_of(cli.folder)
     (parent,) = runs_of(cli.folder, "tiny", "execution")
     assert parent.info.status == "FINISHED"
-    assert {"workload": "digits", "num_repeats": "2", "epochs": "2"}.items() <= parent.data.params.items()
+    assert {"workload": "digits", "num_repeats": "2"}.items() <= parent.data.params.items()
     assert parent.data.tags["mlflow.note.content"] == "Does a second worker pay off for a tiny network?"
     assert {"version.raypar", "version.torch", "host", "cpu", "command"} <= set(parent.data.tags)
     assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["report.html", "study.py"]
-    source = Path(client.download_artifacts(parent.info.run_id, "study.py", str(cli.folder)))
-    assert source.read_text() == STUDY
-    scaling = client.get_metric_history(parent.info.run_id, "scaling/speedup")
-    assert {point.step: point.value for point in scaling}.keys() == {1, 2}
+    assert Path(client.download_artifacts(parent.info.run_id, "study.py", str(cli.folder))).read_text() == STUDY
+    assert {point.step for point in client.get_metric_history(parent.info.run_id, "scaling/speedup")} == {1, 2}
 
     children = runs_of(cli.folder, "tiny", "trial")
     assert len(children) == 4
-    for run in children:
-        assert run.info.status == "FINISHED"
-        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert {
-            "epochs": "2",
-            "batch_size": "256",
-            "lr": "0.1",
-            "optimizer": "momentum",
-        }.items() <= run.data.params.items()
-        assert run.data.metrics["num_workers"] == int(run.data.params["num_workers"])
+    for child in children:
+        params, metrics, tags = child.data.params, child.data.metrics, child.data.tags
+        assert (child.info.status, tags["mlflow.parentRunId"]) == ("FINISHED", parent.info.run_id)
+        chosen = {"epochs": "2", "batch_size": "256", "lr": "0.1", "optimizer": "momentum"}
+        assert chosen.items() <= params.items() and metrics["num_workers"] == int(params["num_workers"])
         times = {"train_time_s", "wall_s", "startup_s", "throughput_samples_per_s", "step_time_median_s"}
-        assert all(run.data.metrics[key] > 0 for key in times)
-        assert run.data.metrics["speedup"] > 0
-        epochs = client.get_metric_history(run.info.run_id, "train/epoch")
+        assert all(metrics[key] > 0 for key in (*times, "speedup"))
+        assert metrics["speedup"] == 1.0 or params["num_workers"] == "2"
+        epochs = client.get_metric_history(child.info.run_id, "train/epoch")
         assert [point.value for point in epochs] == [1, 2]
         for key in ("accuracy", "eval/loss", "train/loss", "train/learning_rate", "train/samples_per_second"):
-            history = client.get_metric_history(run.info.run_id, key)
+            history = client.get_metric_history(child.info.run_id, key)
             assert [point.step for point in history] == [point.step for point in epochs]
-        assert {"raypar.identity", "raypar.seed", "raypar.repeat", "raypar.env.cores"} <= set(run.data.tags)
-        assert "trial.json" in [file.path for file in client.list_artifacts(run.info.run_id)]
-    of_baseline = [run.data.metrics["speedup"] for run in children if run.data.params["num_workers"] == "1"]
-    assert of_baseline == [1.0, 1.0]
+        assert {"raypar.identity", "raypar.seed", "raypar.repeat", "raypar.env.cores"} <= set(tags)
+        assert "trial.json" in [file.path for file in client.list_artifacts(child.info.run_id)]
 
 
-def test_the_same_command_runs_nothing_and_tells_the_same(first: Done, again: Done) -> None:
-    cli, done = again
-    assert (done.returncode, done.stderr) == (0, "")
-    assert report_in(done.stdout) == report_in(first[1].stdout)
-    assert "gang" not in done.stdout and "trained" not in done.stdout
-    assert len(runs_of(cli.folder, "tiny", "execution")) >= 1
-    executions = [path for path in (cli.folder / ".raypar" / "logs").iterdir() if path.is_dir()]
-    assert len(executions) <= 2  # this one has none
-
-
-def test_report_tells_the_same_from_the_store(again: Done) -> None:
-    cli, done = again
-    report = cli.run("report", "tiny")
-    assert (report.returncode, report.stderr) == (0, "")
-    assert report_in(report.stdout) == report_in(done.stdout)
-
-
-def test_one_more_repeat_runs_the_new_block_alone(more: Done) -> None:
-    cli, done = more
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "4 of 6 trials" in done.stdout
-    assert sorted(re.findall(r"num_workers=(\d) #(\d)  trained", done.stdout)) == [("1", "3"), ("2", "3")]
-    children = runs_of(cli.folder, "tiny", "trial")
-    assert sorted(run.data.tags["raypar.repeat"] for run in children) == ["0", "0", "1", "1", "2", "2"]
-    assert re.search(r"^tiny: 2 points, 6 trials$", done.stdout, re.MULTILINE)
-
-
-def test_list_and_show_know_the_study_and_its_trials(more: Done) -> None:
-    cli, _ = more
-    listed, shown = cli.run("list"), cli.run("show", "tiny")
-    assert (listed.returncode, listed.stderr, shown.returncode, shown.stderr) == (0, "", 0, "")
-    (line,) = [line for line in listed.stdout.splitlines() if line.startswith("tiny")]
+@pytest.mark.ray
+def test_asked_again_it_runs_what_is_new_and_everything_is_read_from_the_store(first: Done) -> None:
+    cli, output = first
+    again = cli.done("study", "tiny.py")
+    assert report_in(again) == report_in(cli.done("report", "tiny")) == report_in(output)
+    assert "gang" not in again and "trained" not in again
+    more = cli.done("study", "tiny.py", "--repeats", "3", "--no-ray")
+    assert "4 of 6 trials" in more and re.search(r"^tiny: 2 points, 6 trials$", more, re.MULTILINE)
+    assert sorted(re.findall(r"num_workers=(\d) #(\d)  trained", more)) == [("1", "3"), ("2", "3")]
+    (line,) = [line for line in cli.done("list").splitlines() if line.startswith("tiny")]
     assert line.split()[:4] == ["tiny", "2", "6", "0"]
-    assert len(re.findall(r"^[12]\s+[123]\s+finished\s", shown.stdout, re.MULTILINE)) == 6
+    assert len(re.findall(r"^\s*[12]\s+[123]\s+finished\s", cli.done("show", "tiny"), re.MULTILINE)) == 6
+    refused = cli.run("report", "tinny")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: no study `tinny` in the store\n") and "tiny" in refused.stderr
 
 
-def test_an_unknown_study_is_told_with_what_is_known(more: Done) -> None:
-    cli, _ = more
-    for command in ("report", "show", "resume"):
-        done = cli.run(command, "tinny")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.splitlines()[0] == "error: no study `tinny` in the store"
-        assert "tiny" in done.stderr.splitlines()[1]
+WITH_A_MODULE = STUDY.replace(
+    "workload=digits", "workload=replace(digits, name='mine', model=lambda config: network())"
+)
+PARTS = """
+def network():
+    import torch
+    return torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+"""
+
+
+def test_points_that_a_study_gains_are_run_and_changed_code_is_named(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    text = "from dataclasses import replace\nfrom parts import network\n" + WITH_A_MODULE.replace("peats=2", "peats=1")
+    cli.write("s.py", text.replace("grid(1, 2)", "grid(1)"))
+    cli.write("parts.py", PARTS)
+    cli.done("study", "s.py", "--no-ray")
+    cli.write("s.py", "# Which?\n" + text)
+    same = cli.done("plan", "s.py")
+    assert "done already: 1; to run: 1" in same and "other code" not in same
+    cli.write("parts.py", PARTS.replace("16", "24"))
+    more = cli.done("resume", "s")
+    assert more.startswith("1 trial in the store ran other code: parts.py changed since.")
+    assert re.findall(r"num_workers=(\d) #1  trained", more) == ["2"]
+    assert "1 of 2 trials ran other code than the latest one: parts.py changed in" in " ".join(more.split())
+
+
+KEPT = '''
+"""Which learning rate does a linear model of the digits want?"""
+from raypar import Data, Split, Study, Workload, grid
+from raypar.workloads import digits
+
+
+def model(config):
+    from torch import nn
+
+    return nn.Linear(64, 10)
+
+
+def data(config):
+    every = digits.data(config)
+    train, val = every.train, every.val
+    parts = [Split(train.inputs[a:b], train.targets[a:b]) for a, b in ((0, 1000), (1000, 1536))]
+    return Data(train=parts[0], val=parts[1], test=val, transform=every.transform)
+
+
+study = Study(
+    workload=Workload(name="linear", model=model, data=data, num_train_samples=1000, has_test=True),
+    space={"lr": grid(0.0001, 0.5)},
+    num_repeats=2,
+    config={"epochs": 3, "batch_size": 50, "keep_model": True},
+)
+'''
+
+
+def test_only_the_models_that_validation_chooses_see_the_test_set(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    cli.write("linear.py", KEPT)
+    output = cli.done("study", "linear.py", "--no-ray")
+    pattern = r"Test set, seen once, by the 2 models .*?\(lr=0.5\): accuracy (\d+)"
+    accuracy = re.search(pattern, " ".join(output.split()))
+    assert accuracy is not None and int(accuracy[1]) > 80
+    trials = runs_of(tmp_path, "linear", "trial")
+    assert len(trials) == 4
+    for trial in trials:
+        files = client_of(tmp_path).list_artifacts(trial.info.run_id, "model")
+        assert [file.path for file in files] == [f"model/{WEIGHTS_FILE}"]
+        assert ("test/accuracy" in trial.data.metrics) == (trial.data.params["lr"] == "0.5")
+    assert report_in(cli.done("report", "linear")) == report_in(output)
+    cli.wait_for_its_processes()
+
+
+@pytest.mark.ray
+def test_a_model_that_was_kept_on_another_machine_travels_with_its_result(fork_address: str, tmp_path: Path) -> None:
+    study = Study(workload=acting, name="ships", config={"keep_model": True})
+    settings = settings_at(tmp_path, ships_artifacts=True)
+    runner = TuneRunner(settings, owns_cluster=True, fork_address=fork_address)
+    (ended,) = run(runner, study, [study.trial({}, 0)]).of(TrialEnded)
+    assert ended.result.failure is None
+    with tarfile.open(fileobj=io.BytesIO(ended.artifacts)) as tar:
+        packed = tar.extractfile(f"./{MODEL_FOLDER}/{WEIGHTS_FILE}")
+        assert packed is not None
+        shipped = torch.load(io.BytesIO(packed.read()))
+    left = torch.load(weights_path(tmp_path, ended.result.spec))
+    assert shipped.keys() == left.keys() and all(torch.equal(shipped[key], left[key]) for key in left)
+
+
+def test_doctor_checks_everything_and_starts_ray(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    done = cli.run("doctor")
+    assert done.returncode == ("FAIL" in done.stdout) and not done.stderr  # a busy machine fails
+    checks = ("versions", "packages", "cores", "memory", "disk", "data", "store", "port", "torch", "GPU")
+    assert all(check in done.stdout for check in (*checks, "Ray: starts in"))
+    cli.wait_for_its_processes()
+    done = cli.run("doctor", "--address", "127.0.0.1:1")
+    assert done.returncode == 1 and "→ is the cluster up" in done.stdout
+    assert "FAIL  cluster: no Ray cluster at --address 127.0.0.1:1" in done.stdout

@@ -7,42 +7,29 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-import yaml
+from harness import until
+from netlab import Lab, why_not
+from netlab.ray_cluster import HEAD, RayCluster
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS))
-
-from netlab import Lab, why_no_ssh, why_not  # noqa: E402
-from netlab.ray_cluster import HEAD, RayCluster  # noqa: E402
-from telling import until  # noqa: E402
-
-WHY_NOT = why_not() or why_no_ssh()
+WHY_NOT = why_not(with_ssh=True)
 if WHY_NOT is None and find_spec("flask_wtf") is None:
     WHY_NOT = "a head's MLflow asks for a password: pip install 'raypar[cluster]'"
 pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(900),
+    *(pytest.mark.cluster, pytest.mark.timeout(900)),
     pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
 ]
 
 STUDY = """
-\"\"\"Does a second machine pay off for the digits?\"\"\"
-
 from raypar import Study, grid
 from raypar.workloads import digits
 
-study = Study(
-    workload=digits,
-    space={"num_workers": grid(1, 2)},
-    num_repeats=2,
-    config={"epochs": 2},
-)
+study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=2, config={"epochs": 2})
 """
 MLFLOW = "http://127.0.0.1:5000"
 RUNS = """
@@ -66,47 +53,41 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def trials_of(cluster: RayCluster, study: str) -> list[tuple[dict[str, str], dict[str, str], str]]:
-    """Params, tags and status of a study's trials, as the head's MLflow server tells them to whoever asks."""
+    """Return params, tags and status of a study's trials, as the head's MLflow server has them."""
     printed = cluster.run(HEAD, f"python {cluster.lab.folder / 'runs.py'} {MLFLOW} {study}")
     (line,) = [line for line in printed.splitlines() if line.startswith("runs ")]
     return [tuple(run) for run in json.loads(line.removeprefix("runs "))]
 
 
 def rows_of(cluster: RayCluster, study: str) -> list[dict[str, str]]:
-    """What `raypar export` writes of a study's trials."""
+    """Return what `raypar export` writes of a study's trials."""
     cluster.run(HEAD, f"raypar export {study} {study}.csv --tracking-uri {MLFLOW}")
     with (cluster.lab.home(HEAD) / f"{study}.csv").open() as table:
         return list(csv.DictReader(table))
 
 
-def write_study(cluster: RayCluster, host: int, name: str) -> None:
-    (cluster.lab.home(host) / f"{name}.py").write_text(STUDY)
+def write_study(cluster: RayCluster, host: int, name: str, text: str = STUDY) -> None:
+    """Write a study in a folder of its own."""
+    (cluster.lab.home(host) / name).mkdir()
+    (cluster.lab.home(host) / name / f"{name}.py").write_text(text)
 
 
-def test_every_host_is_a_node_and_turns_away_who_has_no_token(cluster: RayCluster) -> None:
-    cluster.wait_for_nodes(3)
+def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster: RayCluster) -> None:
     study = "raypar study raypar/studies/quickstart.py --address auto"
-    for environment, told in (
-        ({"HOME": "/nonexistent"}, "the cluster asks for a token, and you have given none"),
-        ({"RAY_AUTH_TOKEN": "wrong-" * 4}, "the cluster doesn't take the token from RAY_AUTH_TOKEN"),
+    for command, words in (
+        (study, ("the cluster asks for a token, and you have given none", "ray get-auth-token")),
+        (f"raypar list --tracking-uri {MLFLOW}", ("asks for a user and a password", "~/.mlflow/credentials")),
     ):
-        refused = cluster.run(HEAD, f"{study}; echo status $?", **environment)
-        assert told in refused and "ray get-auth-token" in refused and "status 2" in refused
-        assert "Traceback" not in refused
-
-
-def test_mlflow_turns_away_who_has_no_password(cluster: RayCluster) -> None:
-    refused = cluster.run(HEAD, f"raypar list --tracking-uri {MLFLOW}; echo status $?", HOME="/nonexistent")
-    assert "asks for a user and a password" in refused and "~/.mlflow/credentials" in refused
-    assert "status 0" not in refused and "Traceback" not in refused
+        refused = cluster.run(HEAD, f"{command}; echo status $?", HOME="/nonexistent")
+        assert all(part in refused for part in words) and "status 0" not in refused and "Traceback" not in refused
     assert cluster.run(HEAD, "stat -c %a ~/.mlflow/credentials ~/.ray/auth_token").split() == ["600", "600"]
-    for host in range(1, cluster.num_workers + 1):
-        assert not (cluster.lab.home(host) / ".mlflow").exists()
+    assert not [host for host in range(1, cluster.num_workers + 1) if (cluster.lab.home(host) / ".mlflow").exists()]
 
 
 def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster: RayCluster) -> None:
     write_study(cluster, HEAD, "from_head")
-    printed = " ".join(cluster.execute("raypar study from_head.py --address auto").split())
+    command = f"ray exec {cluster.file} 'raypar study from_head/from_head.py --address auto'"
+    printed = " ".join(cluster.run(cluster.client, command).split())
     assert "from_head: 2 points, 4 trials" in printed
     assert "different nodes" not in printed  # which are alike
     trials = trials_of(cluster, "from_head")
@@ -114,25 +95,21 @@ def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster: RayClu
     assert {params["num_workers"] for params, _, _ in trials} == {"1", "2"}
     for row in rows_of(cluster, "from_head"):
         assert set(row["environment.node"].split()) <= {"node1", "node2"}
-        for told in ("node", "cores", "cpu_model", "device_name"):
-            assert row[f"environment.{told}"], told
+        assert all(row[f"environment.{key}"] for key in ("node", "cores", "cpu_model", "device_name"))
         assert row["environment.device_name"] == "cpu"
 
 
 def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster: RayCluster) -> None:
-    (cluster.lab.home(HEAD) / "where.py").write_text(STUDY.replace("grid(1, 2)", "grid(2)"))
-    everywhere = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
-    cluster.run(HEAD, f"raypar study where.py --set nodes=1,2 {everywhere}")
-    found = {row["config.nodes"]: len(set(row["environment.node"].split())) for row in rows_of(cluster, "where")}
-    assert found == {"1": 1, "2": 2}
-
-
-def test_a_label_says_which_node_and_one_that_no_node_has_is_refused(cluster: RayCluster) -> None:
+    flags = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
+    write_study(cluster, HEAD, "where", STUDY.replace("grid(1, 2)", "grid(2)"))
+    cluster.run(HEAD, f"raypar study where/where.py --set nodes=1,2 {flags}")
+    rows = rows_of(cluster, "where")
+    assert {row["config.nodes"]: len(set(row["environment.node"].split())) for row in rows} == {"1": 1, "2": 2}
     write_study(cluster, HEAD, "labelled")
-    everywhere = f"--set num_workers=1 --repeats 1 --address auto --tracking-uri {MLFLOW}"
-    cluster.run(HEAD, f"raypar study labelled.py --set node_label=host=node2 {everywhere}")
+    study = f"raypar study labelled/labelled.py --set num_workers=1 {flags} --set node_label=host"
+    cluster.run(HEAD, f"{study}=node2")
     assert {node for row in rows_of(cluster, "labelled") for node in row["environment.node"].split()} == {"node2"}
-    refused = cluster.run(HEAD, f"raypar study labelled.py --set node_label=host=node9 {everywhere}", check=False)
+    refused = cluster.run(HEAD, f"{study}=node9", check=False)
     assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
 
 
@@ -140,20 +117,20 @@ def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_
     cluster: RayCluster,
 ) -> None:
     write_study(cluster, cluster.client, "from_head")
-    key = cluster.lab.folder / "key"
     tunnel = cluster.start(
         cluster.client,
-        f"exec ssh -N -i {key} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
+        f"exec ssh -N -i {cluster.lab.folder / 'key'} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
         f" -L 8265:127.0.0.1:8265 root@{cluster.head_address}",
     )
     try:
         printed = cluster.run(
             cluster.client,
             "until (: </dev/tcp/127.0.0.1/8265) 2>/dev/null; do sleep 0.1; done;"
-            " raypar study from_head.py --repeats 3 --address http://127.0.0.1:8265",
+            " raypar study from_head/from_head.py --repeats 3 --address http://127.0.0.1:8265",
         )
     finally:
-        cluster.stop(tunnel)
+        os.killpg(tunnel.pid, signal.SIGKILL)
+        tunnel.wait()
     assert "from_head: 2 points, 6 trials" in " ".join(printed.split())
     assert len(trials_of(cluster, "from_head")) == 6
 
@@ -165,15 +142,8 @@ def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster: RayClust
     assert {"22", "6379", "10001"} <= open_ports
 
 
-def test_ray_is_gone_from_every_host_after_ray_down(cluster: RayCluster) -> None:
-    cluster.down()
+def test_ray_down_ends_ray_on_every_host(cluster: RayCluster) -> None:
+    cluster.run(cluster.client, f"ray down -y {cluster.file}")
     assert "raylet" not in cluster.run(HEAD, "ps -eo comm")
     for host in range(1, cluster.num_workers + 1):  # which end when they have missed the head for a minute
-        until(lambda host=host: "raylet" not in cluster.run(host, "ps -eo comm"), lambda: "the nodes' end", 180)
-
-
-def test_the_clusters_file_is_the_users_but_for_addresses_and_installation(cluster: RayCluster) -> None:
-    tested = yaml.safe_load(cluster.file.read_text())
-    users = yaml.safe_load((TESTS.parent / "cluster-local.yaml").read_text())
-    assert tested["file_mounts"] == users["file_mounts"]
-    assert len(tested["head_start_ray_commands"]) == len(users["head_start_ray_commands"])
+        until(lambda host=host: "raylet" not in cluster.run(host, "ps -eo comm"), "the nodes' end", 180)

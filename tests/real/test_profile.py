@@ -1,4 +1,4 @@
-"""Profiles of real ranks: what they record, what is made of it, and what the command line shows of it."""
+"""Profiles of real ranks: their records, what the command line shows of them, and the links between ranks."""
 
 from __future__ import annotations
 
@@ -13,44 +13,41 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from commands import Cli, report_in, runs_of
-from mlflow import MlflowClient
+from harness import Cli, client_of, report_in, runs_of
 from ranks import Reports, on_ranks
 from torch import Tensor, nn
 
 from raypar import Workload
 from raypar.analysis.breakdown import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS, Profile, profile_of
+from raypar.errors import RayparError
 from raypar.parallel.strategy import DistContext
+from raypar.predict.network import all_reduce_cost, fit_network
+from raypar.predict.probe import probe_all_reduces
 from raypar.study.options import resolve
+from raypar.train.affinity import allowed_cores
 from raypar.train.job import NO_PROFILING, Profiling
 from raypar.train.loop import train
 from raypar.workloads import digits, wide_mlp
 
 SIZE: Mapping[str, Any] = {"batch_size": 64, "width": 64, "num_layers": 3}
+TRACES = ["rank0.trace.json.gz", "rank1.trace.json.gz"]
 
 
 def recorded_by(
-    context: DistContext,
-    workload: Workload,
-    profiling: Profiling,
-    chosen: Mapping[str, Any],
-    folder: Path | None = None,
-) -> tuple[Mapping[str, Any], list[dict[str, float]]]:
+    context: DistContext, workload: Workload, how: Profiling, chosen: Mapping[str, Any], folder: Path | None = None
+) -> tuple[Mapping[str, Any], Reports]:
     """Return what a rank records of a training, and its reports."""
     reports = Reports()
     config = resolve(workload, {"epochs": 1, **chosen, "num_workers": context.world_size})
-    outcome = train(workload, config, 0, context, reports, start_s=0.0, artifact_dir=folder, profiling=profiling)
-    return outcome.profile, list(reports)
+    outcome = train(workload, config, 0, context, reports, start_s=0.0, artifact_dir=folder, profiling=how)
+    return outcome.profile, reports
 
 
-def profiled(
-    chosen: Mapping[str, Any], workload: Workload = wide_mlp, num_ranks: int = 2, num_steps: int = 8
-) -> Profile:
+def profiled(chosen: Mapping[str, Any], workload: Workload = wide_mlp, num_ranks: int = 2, steps: int = 8) -> Profile:
     """Return the profile of a trial that does nothing else."""
-    profiling = Profiling(num_steps, instead_of_training=True)
-    recordings = on_ranks(lambda context: recorded_by(context, workload, profiling, chosen), num_ranks)
-    config = resolve(workload, {**chosen, "num_workers": num_ranks})
-    profile = profile_of([recorded for recorded, _ in recordings], config)
+    how = Profiling(steps, instead_of_training=True)
+    recordings = on_ranks(lambda context: recorded_by(context, workload, how, chosen)[0], num_ranks)
+    profile = profile_of(recordings, resolve(workload, {**chosen, "num_workers": num_ranks}))
     assert profile is not None
     for rank in profile.ranks:
         assert sum(rank.parts.values()) == pytest.approx(rank.step_s)
@@ -59,7 +56,7 @@ def profiled(
 
 
 class Slow(nn.Module):
-    """Does a rank's share of the work again and again on rank 1."""
+    """Repeat a rank's share of the work on rank 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,12 +87,9 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path: P
         assert names.count("gloo:all_reduce") >= 4
         assert profile["shares_clock"]
         assert profile["peak_flops"] > 0
-    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
-        "rank0.trace.json.gz",
-        "rank1.trace.json.gz",
-    ]
-    for path in (tmp_path / "profile").iterdir():
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == TRACES
+    for name in TRACES:
+        events = json.loads(gzip.decompress((tmp_path / "profile" / name).read_bytes()))["traceEvents"]
         names = {event.get("name") for event in events}
         assert {"raypar:step", "raypar:data", "raypar:forward", "raypar:backward", "gloo:all_reduce"} <= names
 
@@ -118,22 +112,16 @@ def test_who_is_fast_waits_for_who_is_slow() -> None:
 
 
 def test_without_overlap_hardly_any_communication_is_hidden() -> None:
-    share = profiled({**SIZE, "width": 512, "overlap": False}, num_steps=12).mean.hidden_share
+    share = profiled({**SIZE, "width": 512, "overlap": False}, steps=12).mean.hidden_share
     assert share is not None and share < 0.2
 
 
-def test_a_pipeline_has_a_bubble_and_no_collectives() -> None:
-    profile = profiled({**SIZE, "strategy": "pipeline"})
-    assert all(rank.parts[BUBBLE] > 0 for rank in profile.ranks)
-    assert all(rank.parts[FORWARD] > 0 and rank.parts[BACKWARD] > 0 for rank in profile.ranks)
-    assert profile.utilisation is not None  # of the whole model, counted once
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor", "gather_broadcast", "local_sgd"])
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor", "gather_broadcast", "local_sgd", "pipeline"])
 def test_every_strategy_can_be_looked_into(strategy: str) -> None:
     profile = profiled({**SIZE, "strategy": strategy, "sync_every": 4})
-    assert all(rank.parts[COMMUNICATION] > 0 for rank in profile.ranks)
-    assert profile.utilisation is not None
+    waits = BUBBLE if strategy == "pipeline" else COMMUNICATION
+    assert all(rank.parts[part] > 0 for rank in profile.ranks for part in (waits, FORWARD, BACKWARD))
+    assert profile.utilisation is not None  # of the whole model, counted once
 
 
 STUDY = '''
@@ -151,55 +139,51 @@ study = Study(
 '''
 
 
-@pytest.mark.ray
-def test_a_study_with_profile_tells_where_the_time_goes_now_and_from_the_store(tmp_path: Path) -> None:
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
     cli = Cli(tmp_path)
     cli.write("tiny.py", STUDY)
-    done = cli.run("study", "tiny.py", "--profile")
-    assert (done.returncode, done.stderr) == (0, "")
-    section = done.stdout[done.stdout.index("Where a step's time goes") :]
+    return cli
+
+
+def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(cli: Cli) -> None:
+    output = cli.done("study", "tiny.py", "--profile", "--no-ray")
+    section = output[output.index("Where a step's time goes") :]
     assert len(re.findall(r"^  num_workers=[12] .* %$", section, re.MULTILINE)) == 2
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    for run in runs_of(tmp_path, "tiny", "trial"):
-        was_looked_into = run.data.tags["raypar.repeat"] == "0"
-        assert ("profile/backward_s" in run.data.metrics) == was_looked_into
-        files = {file.path for file in client.list_artifacts(run.info.run_id, "profile")}
-        num_ranks = int(run.data.params["num_workers"]) if was_looked_into else 0
-        traces = {f"profile/rank{rank}.trace.json.gz" for rank in range(num_ranks)}
-        assert files == (traces | {"profile/breakdown.json"} if was_looked_into else set())
-        if was_looked_into:
-            metrics = run.data.metrics
-            parts = sum(metrics[f"profile/{part}_s"] for part in PARTS)
-            assert parts == pytest.approx(metrics["profile/step_s"])
-    report = cli.run("report", "tiny")
-    assert report_in(report.stdout) == report_in(done.stdout)
-    cli.wait_for_its_processes()
+    for run in runs_of(cli.folder, "tiny", "trial"):
+        files = {file.path for file in client_of(cli.folder).list_artifacts(run.info.run_id, "profile")}
+        if run.data.tags["raypar.repeat"] != "0":
+            assert not files and "profile/backward_s" not in run.data.metrics
+            continue
+        assert files == {
+            f"profile/{name}" for name in ("breakdown.json", *TRACES[: int(run.data.params["num_workers"])])
+        }
+        parts = sum(run.data.metrics[f"profile/{part}_s"] for part in PARTS)
+        assert parts == pytest.approx(run.data.metrics["profile/step_s"])
+    assert report_in(cli.done("report", "tiny")) == report_in(output)
 
 
-def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(tmp_path: Path) -> None:
-    cli = Cli(tmp_path)
-    cli.write("tiny.py", STUDY)
-    done = cli.run("profile", "tiny.py", "--no-ray", "--set", "num_workers=2", "--steps", "6")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^ +rank 0 +rank 1$", done.stdout, re.MULTILINE)
-    assert re.search(r"^backward pass +[\d.]+ ms +\d+ %", done.stdout, re.MULTILINE)
-    assert "Model FLOP utilisation: " in done.stdout and "without the profiler" in done.stdout
-    (folder,) = (tmp_path / ".raypar").glob("logs/*/*/artifacts/profile")
-    assert f"Traces: {folder.relative_to(tmp_path)} " in done.stdout
-    assert {path.name for path in folder.iterdir()} == {
-        "breakdown.json",
-        "rank0.trace.json.gz",
-        "rank1.trace.json.gz",
-    }
-    assert cli.run("list").stdout.count("tiny-profile") == 1
+def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(cli: Cli) -> None:
+    output = cli.done("profile", "tiny.py", "--no-ray", "--set", "num_workers=2", "--steps", "6")
+    assert re.search(r"^ +rank 0 +rank 1$", output, re.MULTILINE)
+    assert re.search(r"^backward pass +[\d.]+ ms +\d+ %", output, re.MULTILINE)
+    assert "Model FLOP utilisation: " in output and "without the profiler" in output
+    (folder,) = (cli.folder / ".raypar").glob("logs/*/*/artifacts/profile")
+    assert f"Traces: {folder.relative_to(cli.folder)} " in output
+    assert sorted(path.name for path in folder.iterdir()) == ["breakdown.json", *TRACES]
+    assert cli.done("list").count("tiny-profile") == 1
     assert cli.run("report", "tiny").returncode == 2  # it has no trial of its own
-    cli.wait_for_its_processes()
 
 
-@pytest.mark.parametrize("steps", ["0", "-3", "1001"])
-def test_a_wrong_number_of_steps_is_told(tmp_path: Path, steps: str) -> None:
-    cli = Cli(tmp_path)
-    cli.write("tiny.py", STUDY)
-    done = cli.run("profile", "tiny.py", "--no-ray", "--steps", steps)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[0] == f"error: --steps {steps}: must be from 1 to 1000"
+def test_all_reduces_between_two_ranks_measure_a_network(tmp_path: Path) -> None:
+    samples = probe_all_reduces(2, tmp_path)
+    assert len(samples) > 4 and all(seconds > 0 for _, seconds in samples)
+    largest, seconds = samples[-1]
+    # A busy machine spoils single sizes, not the order of magnitude.
+    assert seconds / 10 < all_reduce_cost(largest, 2, fit_network(samples, 2)).total_s < 10 * seconds
+
+
+def test_all_reduces_between_more_ranks_than_cores_are_refused_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(RayparError, match="can't be measured on") as caught:
+        probe_all_reduces(len(allowed_cores()) + 1, tmp_path)
+    assert caught.value.hint and "--network" in caught.value.hint and not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What every runner owes: each trial ends once, is told whole, and neither its failure nor its dirt meets the next."""
+"""Contract of every runner: each trial ends once and whole, and neither its failure nor its dirt reaches the next."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
+from harness import RunEvents, losses, run, settings_at, until
 from loops import NUM_TRAIN, acting, train_func
-from telling import RunEvents, losses, run, settings_at, until
 
 from raypar import Study, Workload
 from raypar.run.local import LocalRunner
@@ -21,11 +21,10 @@ from raypar.signals import is_running
 from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.train.affinity import CAN_PIN, allowed_cores
 
-pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
-
-SEED = 3
 MAX_RETRIES = 1
 EPOCHS = 2
+CHECKPOINTED = {"epochs": 4, "dropout": 0.3, "optimizer": "adam", "lr": 0.01, "num_workers": 2}
+CHECKPOINTED["checkpoint_every_epochs"] = 1
 # In this order; every trial that ends badly or leaves something has one after it that must not notice.
 TRIALS: dict[str, dict[str, Any]] = {
     "clean": {"dropout": 0.5},
@@ -38,6 +37,8 @@ TRIALS: dict[str, dict[str, Any]] = {
     "after it soiled": {"dropout": 0.5},
     "strays": {"act": "stray", "loader": "dataloader", "num_loader_workers": 2},
     "strays and dies": {"act": "stray and kill"},
+    "goes on": CHECKPOINTED,
+    "goes on after a fall": {**CHECKPOINTED, "act": "fall"},
 }
 
 RunIn = Callable[..., RunEvents]
@@ -60,23 +61,19 @@ def run_in(request: pytest.FixtureRequest) -> RunIn:
 
 @dataclass
 class Run:
-    """One run of all `TRIALS`, found by their names."""
+    """One run of all `TRIALS`, by their names."""
 
     specs: dict[str, TrialSpec]
-    told: RunEvents
+    events: RunEvents
     folder: Path
 
     def __getitem__(self, name: str) -> TrialResult:
-        return self.told.result(self.specs[name])
+        return self.events.result(self.specs[name])
 
-    def log(self, name: str, attempt: int = 1, rank: int = 0) -> str:
-        folder = self.folder / "logs" / self.specs[name].identity
-        return (folder / f"attempt{attempt}-rank{rank}.log").read_text()
-
-    def state(self, name: str) -> dict[str, Any]:
-        """Of rank 0's process before it trained."""
-        state: dict[str, Any] = json.loads(self.log(name).splitlines()[0])
-        return state
+    def log(self, name: str, attempt: int = 1) -> list[Any]:
+        """Return what rank 0 wrote: first the state of its process before it trained."""
+        path = self.folder / "logs" / self.specs[name].identity / f"attempt{attempt}-rank0.log"
+        return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")
@@ -90,26 +87,23 @@ def study_run(run_in: RunIn, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(specs, run_in(study, list(specs.values()), folder), folder)
 
 
-def test_every_trial_ends_exactly_once_and_in_its_order(study_run: Run) -> None:
-    assert [result.spec for result in study_run.told.results] == list(study_run.specs.values())
-
-
-def test_a_trial_starts_before_it_reports_and_reports_before_it_ends(study_run: Run) -> None:
+def test_every_trial_starts_then_reports_then_ends_once_in_its_order(study_run: Run) -> None:
+    assert [result.spec for result in study_run.events.results] == list(study_run.specs.values())
     for name, spec in study_run.specs.items():
-        kinds = [type(event) for event in study_run.told.about(spec)]
+        kinds = [type(event) for event in study_run.events.about(spec)]
         if study_run[name].state is TrialState.FINISHED and study_run[name].attempts == 1:
-            assert kinds == [TrialStarted, *[TrialReported] * EPOCHS, TrialEnded], name
+            assert kinds == [TrialStarted, *[TrialReported] * len(study_run[name].reports), TrialEnded], name
         assert kinds[0] is TrialStarted and kinds[-1] is TrialEnded, name
 
 
 @pytest.mark.parametrize("name", ["clean", "after it raised"])
-def test_a_finished_trial_is_told_whole(study_run: Run, name: str) -> None:
+def test_a_finished_trial_comes_whole(study_run: Run, name: str) -> None:
     result, spec = study_run[name], study_run.specs[name]
     num_workers = spec.placement.num_workers
     assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 1, None)
     assert [report["epoch"] for report in result.reports] == [1, 2]
     assert all({"train_loss", "val_loss", "accuracy", "train_time_s", "eval_time_s"} <= set(r) for r in result.reports)
-    assert [e.report for e in study_run.told.of(TrialReported) if e.spec == spec] == list(result.reports)
+    assert [e.report for e in study_run.events.of(TrialReported) if e.spec == spec] == list(result.reports)
     steps_per_epoch = NUM_TRAIN // 64
     assert [len(steps) for steps in result.step_times_s] == [EPOCHS * steps_per_epoch] * num_workers
     times = (result.startup_s, result.warmup_s, result.train_time_s, result.eval_time_s)
@@ -119,7 +113,7 @@ def test_a_finished_trial_is_told_whole(study_run: Run, name: str) -> None:
     environment = result.environment
     assert len(environment["node"]) == len(set(environment["pid"])) == num_workers
     assert environment["num_threads"] == [1] * num_workers
-    # Too short for a load to be told; but the machine was looked at, and says what it can't tell.
+    # Too short to measure other load, but the machine was looked at.
     assert environment["num_node_cores"] == [psutil.cpu_count()] * num_workers
     assert (result.energy_j is None) is ("energy_of" not in environment)
     assert result.energy_j is not None or environment["no_energy"]
@@ -136,7 +130,7 @@ def test_a_trial_that_raises_fails_with_its_traceback_and_its_log_and_is_not_ret
     assert failure.message == "ValueError: no such luck"
     assert "Traceback" in failure.traceback and "loops.py" in failure.traceback
     assert "no such luck" in Path(failure.log_path).read_text()
-    assert study_run.specs["raises"] not in [event.spec for event in study_run.told.of(TrialRetried)]
+    assert study_run.specs["raises"] not in [event.spec for event in study_run.events.of(TrialRetried)]
 
 
 def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run: Run) -> None:
@@ -145,49 +139,57 @@ def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run
     assert (result.state, result.attempts) == (TrialState.FAILED, 1 + MAX_RETRIES)
     assert failure is not None and (failure.kind, failure.rank) == (FailureKind.CRASH, 1)
     assert "SIGKILL" in failure.message and Path(failure.log_path).is_file()
-    events = study_run.told.about(spec)
+    events = study_run.events.about(spec)
     assert [e.attempt for e in events if isinstance(e, TrialStarted)] == [1, 2]
     (retried,) = [e for e in events if isinstance(e, TrialRetried)]
     assert "SIGKILL" in retried.reason
 
 
-def test_a_trial_that_heals_at_its_second_attempt_is_finished(study_run: Run) -> None:
+def test_a_second_attempt_finishes_a_trial_and_the_trials_after_bad_ones_are_fine(study_run: Run) -> None:
     result = study_run["heals"]
     assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 2, None)
     assert [report["epoch"] for report in result.reports] == [1, 2]  # none of the first attempt's
-    assert "pid" in study_run.log("heals", attempt=1) and "pid" in study_run.log("heals", attempt=2)
+    assert study_run.log("heals", attempt=1)[0]["pid"] != study_run.log("heals", attempt=2)[0]["pid"]
+    for name in ("after it raised", "after it died", "after it soiled"):
+        assert (study_run[name].state, study_run[name].attempts) == (TrialState.FINISHED, 1)
 
 
-@pytest.mark.parametrize("name", ["after it raised", "after it died", "after it soiled"])
-def test_the_trial_after_a_bad_one_is_fine(study_run: Run, name: str) -> None:
-    assert (study_run[name].state, study_run[name].attempts) == (TrialState.FINISHED, 1)
+def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(study_run: Run) -> None:
+    one, other = study_run["goes on"], study_run["goes on after a fall"]
+    assert (one.attempts, other.attempts, other.state) == (1, 2, TrialState.FINISHED)
+    assert other.environment["resumed_at_epoch"] == [2, 2] and "resumed_at_epoch" not in one.environment
+    assert losses(other) == losses(one) and len(other.reports) == 4
+    # Each step that led to the result is timed once, those of the first attempt included.
+    assert [len(steps) for steps in other.step_times_s] == [len(steps) for steps in one.step_times_s] == [16, 16]
+    events = study_run.events.about(study_run.specs["goes on after a fall"])
+    assert list(other.reports[:2]) == [e.report for e in events if isinstance(e, TrialReported)][:2]
+    assert not list(study_run.folder.rglob("*.pt"))
 
 
 def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run: Run) -> None:
     assert study_run["soils"].state is TrialState.FINISHED
     assert losses(study_run["after it soiled"]) == losses(study_run["clean"])
-    before, after = (study_run.state(name) for name in ("clean", "after it soiled"))
+    before, after = (study_run.log(name)[0] for name in ("clean", "after it soiled"))
     assert before.pop("pid") != after.pop("pid")
     assert before == after
     assert (after["dtype"], after["grad"], after["threads"], after["dirt"]) == ("torch.float32", True, 1, "")
 
 
-def test_the_processes_that_a_trial_started_are_gone_with_it(study_run: Run) -> None:
+def test_the_processes_that_a_trial_started_end_with_it(study_run: Run) -> None:
     states = {name: study_run[name].state for name in ("strays", "strays and dies")}
     assert states == {"strays": TrialState.FINISHED, "strays and dies": TrialState.FAILED}
-    lines = [line for name in states for line in study_run.log(name).splitlines() if "stray" in line]
-    strays = [json.loads(line)["stray"] for line in lines]
+    strays = [line["stray"] for name in states for line in study_run.log(name) if "stray" in line]
     assert len(strays) == 2
-    ranks = [pid for result in study_run.told.results for pid in result.environment.get("pid", ())]
+    ranks = [pid for result in study_run.events.results for pid in result.environment.get("pid", ())]
     until(lambda: not any(map(is_running, [*strays, *ranks])), "the end of a trial's processes")
 
 
 def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit(run_in: RunIn, study_run: Run, tmp_path: Path) -> None:
     study = Study(workload=acting, name="contract", config={"epochs": EPOCHS})
     specs = [study_run.specs["clean"], study_run.specs["after it raised"]]
-    told = run_in(study, specs, tmp_path, isolation="fresh")
-    assert losses(told.result(specs[0])) == losses(study_run["after it soiled"])
-    assert losses(told.result(specs[1])) == losses(study_run["after it raised"])
+    events = run_in(study, specs, tmp_path, isolation="fresh")
+    assert losses(events.result(specs[0])) == losses(study_run["after it soiled"])
+    assert losses(events.result(specs[1])) == losses(study_run["after it raised"])
 
 
 @pytest.mark.skipif(
@@ -203,11 +205,11 @@ def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in: RunIn
         {"cpu_affinity": (1, 4000)},
     ]
     specs = [study.trial(point, 0, order=i) for i, point in enumerate(points)]
-    told = run_in(study, specs, tmp_path)
-    cores = [told.result(spec).environment.get("cores") for spec in specs]
+    events = run_in(study, specs, tmp_path)
+    cores = [events.result(spec).environment.get("cores") for spec in specs]
     assert cores[:3] == [[[1]], [[0], [1]], [[1], [0]]]
     assert cores[3] is not None and len({tuple(core) for core in cores[3]}) == 2
-    failure = told.result(specs[4]).failure
+    failure = events.result(specs[4]).failure
     assert failure is not None and failure.kind is FailureKind.REFUSED
     assert failure.message.startswith("there is no core 4000: the machine's are 0-")
 
@@ -216,22 +218,22 @@ def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in: RunIn, tmp
     study = Study(workload=acting, name="hanging", max_retries=0)
     points = [{"act": "hang", "num_workers": 2}, {"num_workers": 2}]
     hangs, next_one = (study.trial(point, 0, order=i) for i, point in enumerate(points))
-    told = run_in(study, [hangs, next_one], tmp_path, trial_timeout_s=10.0)
-    result = told.result(hangs)
+    events = run_in(study, [hangs, next_one], tmp_path, trial_timeout_s=10.0)
+    result = events.result(hangs)
     assert (result.state, result.attempts) == (TrialState.FAILED, 1)
     assert result.failure is not None and result.failure.kind is FailureKind.HUNG
     assert result.failure.message == "took longer than 10 s"
     assert Path(result.failure.log_path).is_file()
-    assert told.result(next_one).state is TrialState.FINISHED
+    assert events.result(next_one).state is TrialState.FINISHED
 
 
 def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in: RunIn, tmp_path: Path) -> None:
     config = {"lr": 0.1, "num_epochs": 3, "batch": 32}
     study = Study(workload=Workload.from_train_loop(train_func), name="loop", config=config, max_retries=0)
     one, two = (study.trial({"num_workers": n}, 0, order=n) for n in (1, 2))
-    told = run_in(study, [one, two], tmp_path)
+    events = run_in(study, [one, two], tmp_path)
     for spec, num_seen in ((one, NUM_TRAIN), (two, NUM_TRAIN // 2)):
-        result = told.result(spec)
+        result = events.result(spec)
         assert (result.state, result.failure) == (TrialState.FINISHED, None)
         assert [report["epoch"] for report in result.reports] == [1, 2, 3]
         assert {report["num_seen"] for report in result.reports} == {num_seen}

@@ -1,48 +1,138 @@
-"""Several machines (simulated: Ray nodes that are said to be machines): trials side by side, one on each."""
+"""Several machines (simulated: Ray nodes that are labelled as machines): trials side by side, one on each.
+
+Run with a folder, it is the study in a process of its own, and leaves ``trials.json`` there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import psutil
 import pytest
-from telling import HERE
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
+NUM_CPUS = 4
 
 
-def test_trials_run_side_by_side_on_machines_of_their_own_on_those_that_join_and_again_where_one_is_lost(
-    tmp_path: Path,
-) -> None:
+def meet(config: dict[str, Any]) -> None:
+    """Wait until all others that are to run at the same time have been here."""
+    folder, ends_s = Path(config["folder"]), time.monotonic() + 60
+    if config["name"] == "lost":
+        if (folder / "has begun").exists():
+            return
+        (folder / "has begun").touch()
+        time.sleep(600)  # until its node is lost
+    (folder / config["name"]).touch()
+    while not all((folder / name).exists() for name in config["others"].split()):
+        if time.monotonic() > ends_s:
+            raise TimeoutError(f"{config['name']} met not all of {config['others']}")
+        time.sleep(0.02)
+
+
+def main(folder: Path) -> None:
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    from ray.cluster_utils import Cluster
+
+    from raypar import Study, Workload
+    from raypar.run.cluster import TRAIN_ENVIRONMENT, joined_cluster
+    from raypar.run.runner import ClusterChanged, Event, TrialEnded, TrialStarted
+    from raypar.run.tune import TuneRunner
+    from raypar.train.job import RunSettings
+
+    os.environ.update(TRAIN_ENVIRONMENT)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    study = Study(workload=Workload.from_train_loop(meet), name="simulated", max_retries=1)
+
+    def trial(name: str, others: str = "", **shape: Any) -> Any:
+        return study.trial({"name": name, "others": others, "folder": str(folder), **shape}, 0)
+
+    specs = (
+        trial("one", "two three"),
+        trial("two", "one three"),
+        trial("three", "one two"),  # needs a third machine, since no two run on one
+        trial("wide", num_workers=2, cpus_per_worker=NUM_CPUS, nodes=2),
+        trial("after", num_workers=1),
+        trial("too wide", num_workers=4, cpus_per_worker=NUM_CPUS),
+        trial("lost", num_workers=3, cpus_per_worker=NUM_CPUS, nodes=3),
+    )
+    # Without Ray's handlers of signals, which only the main thread may set: a node joins from another one.
+    cluster = Cluster(initialize_head=True, head_node_args=node_args("m1"), shutdown_at_exit=False)
+    cluster.add_node(**node_args("m2"))
+    events: list[Event] = []
+    joined: list[Any] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if not isinstance(event, TrialStarted):
+            return
+        if sum(isinstance(e, TrialStarted) for e in events) == 2:
+            joined.append(cluster.add_node(**node_args("m3")))
+        elif event.spec.point["name"] == "lost" and event.attempt == 1:
+            while not (folder / "has begun").exists():
+                time.sleep(0.02)
+            cluster.remove_node(joined[0], allow_graceful=False)
+            cluster.add_node(**node_args("m4"))
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(cluster.shutdown)
+        stack.enter_context(joined_cluster(cluster.address))
+        TuneRunner(RunSettings(log_dir=folder / "logs"), owns_cluster=False).run(study, specs, listen)
+    results = {e.result.spec.point["name"]: e.result for e in events if isinstance(e, TrialEnded)}
+    trials = {
+        name: {
+            "attempts": result.attempts,
+            "failure": result.failure.message if result.failure else None,
+            "nodes": sorted(set(result.environment.get("node", ()))),
+            "num_beside": result.environment.get("num_beside"),
+            "num_sharing": result.environment.get("num_sharing"),
+            "begun_s": result.started_at,
+            "ended_s": result.started_at + (result.wall_s or 0.0),
+        }
+        for name, result in results.items()
+    }
+    changes = [[e.num_nodes, e.num_slots] for e in events if isinstance(e, ClusterChanged)]
+    (folder / "trials.json").write_text(json.dumps({"changes": changes, "trials": trials}))
+
+
+def node_args(machine: str) -> dict[str, Any]:
+    return {"num_cpus": NUM_CPUS, "labels": {"raypar-machine": machine}, "include_dashboard": False}
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(500)
+def test_trials_run_on_machines_of_their_own_on_those_that_join_and_again_where_one_is_lost(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, HERE / "simulated.py", tmp_path], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        process = psutil.Popen([sys.executable, __file__, tmp_path], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             code = process.wait(400)
         finally:
-            for left in [*psutil.Process().children(recursive=True)]:
-                if process.pid in {left.pid, *(parent.pid for parent in left.parents())}:
-                    left.kill()
+            with contextlib.suppress(psutil.Error):
+                for descendant in [*process.children(recursive=True), process]:
+                    descendant.kill()
     assert code == 0, (tmp_path / "log").read_text()
-    told = json.loads((tmp_path / "told.json").read_text())
-    trials = told["trials"]
-    assert told["changes"][0] == told["changes"][-1] == [3, 3]
-    ended = {own: trial["failure"] for own, trial in trials.items()}
-    # They end only where all three run at the same time.
-    assert {own: ended[own] for own in ("one", "two", "three", "wide", "after")} == dict.fromkeys(
-        ("one", "two", "three", "wide", "after")
-    )
-    assert sorted(node for own in ("one", "two", "three") for node in trials[own]["nodes"]) == ["m1", "m2", "m3"]
-    assert [trials[own]["num_beside"] for own in ("one", "two", "three")] == [2, 2, 2]
-    assert len(trials["wide"]["nodes"]) == 2
-    assert {trial["num_sharing"] for own, trial in trials.items() if own != "too wide"} == {0}
+    outcome = json.loads((tmp_path / "trials.json").read_text())
+    trials = outcome["trials"]
+    assert outcome["changes"][0] == outcome["changes"][-1] == [3, 3]
+    assert "needs 16 CPUs in one gang, the cluster has 12" in trials.pop("too wide")["failure"]
+    # One, two and three end only where all three run at the same time.
+    assert {name: trial["failure"] for name, trial in trials.items()} == dict.fromkeys(trials) and len(trials) == 6
+    assert {trial["num_sharing"] for trial in trials.values()} == {0}
+    beside = [trials[name] for name in ("one", "two", "three")]
+    assert sorted(node for trial in beside for node in trial["nodes"]) == ["m1", "m2", "m3"]
+    assert [trial["num_beside"] for trial in beside] == [2, 2, 2]
     wide, after = trials["wide"], trials["after"]
+    assert len(wide["nodes"]) == 2
     if wide["begun_s"] < after["ended_s"] and after["begun_s"] < wide["ended_s"]:
         assert not set(wide["nodes"]) & set(after["nodes"])
-    assert trials["lost"]["failure"] is None and trials["lost"]["attempts"] == 2
-    assert sorted(trials["lost"]["nodes"]) == ["m1", "m2", "m4"]
-    assert "needs 16 CPUs in one gang, the cluster has 12" in ended["too wide"]
+    assert (trials["lost"]["attempts"], trials["lost"]["nodes"]) == (2, ["m1", "m2", "m4"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

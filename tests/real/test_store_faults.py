@@ -1,4 +1,4 @@
-"""A locked store, a full disk, a damaged journal: what was written stays, and the rest is told."""
+"""A locked store, a full disk, a damaged journal: what was written stays, and the rest is reported."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import TIMEOUT_S, Cli
-from telling import HERE, until
+from faultlab import Faulty, damaged, fill_disk, locked_database, next_held, small_disk
+from harness import TIMEOUT_S, Cli, finished, until
 
 from raypar.track.journal import journal_paths
 from raypar.track.server import start_server
-from raypar.track.store import Store, default_tracking_uri
-from raypar.train.affinity import allowed_cores
+from raypar.track.store import default_tracking_uri
 
-sys.path.insert(0, str(HERE.parent))
-
-from faultlab import Faulty, damaged, fill_disk, locked_database, next_held, small_disk
-
-pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
+RATES = ["0.01", "0.02", "0.03", "0.04"]
 
 
 @pytest.fixture
@@ -40,11 +34,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def finished(folder: Path, uri: str | None = None) -> list[str]:
-    results = Store(uri or default_tracking_uri(folder), folder).results("faulty")
-    return sorted(str(result.spec.config["lr"]) for result in results if result.is_complete)
-
-
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines_only(tmp_path: Path) -> None:
@@ -57,10 +46,9 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
             study.hold_no_more()
             study.go(second)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
-            output = (tmp_path / "stdout").read_text()
-            assert "records wait on disk; `raypar sync` sends them" in output
+            assert "records wait on disk; `raypar sync` sends them" in cli.output()
     assert (tmp_path / "stderr").read_text() == ""
-    assert finished(tmp_path) == ["0.01", "0.02", "0.03", "0.04"]  # the store and the journal together
+    assert finished(tmp_path) == RATES  # the store and the journal together
 
     (journal,) = journal_paths(tmp_path)
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -70,15 +58,11 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
     lines[bad] = damaged(lines[bad])
     journal.write_bytes(b"".join(lines[:cut]) + lines[cut][:100])
     synced = cli.run("sync")
-    told = synced.stdout + synced.stderr
-    assert f"line {bad + 1}: is damaged, skipped" in told and "Traceback" not in told, told
-    kept = sorted({"0.01", "0.02", "0.03", "0.04"} - lost)
-    assert finished(tmp_path) == kept
-
-    done = cli.run("resume", "faulty")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "2 of 4 trials" in done.stdout
-    assert finished(tmp_path) == ["0.01", "0.02", "0.03", "0.04"]
+    output = synced.stdout + synced.stderr
+    assert f"line {bad + 1}: is damaged, skipped" in output and "Traceback" not in output, output
+    assert finished(tmp_path) == sorted({*RATES} - lost)
+    assert "2 of 4 trials" in cli.done("resume", "faulty")
+    assert finished(tmp_path) == RATES
     assert set(study.starts()[4:]) == lost and len(study.starts()) == 6
 
 
@@ -97,20 +81,18 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
             study.hold_no_more()
             study.go(first)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
-    output = (tmp_path / "stdout").read_text()
-    assert "3 points, 3 trials" in output and "records wait on disk; `raypar sync` sends them" in output
-    assert "Traceback" not in output + (tmp_path / "stderr").read_text()
+    assert "3 points, 3 trials" in cli.output() and "records wait on disk; `raypar sync` sends them" in cli.output()
+    assert "Traceback" not in cli.output()
     refused = cli.run("resume", "faulty", "--tracking-uri", uri)
     assert refused.returncode == 2 and f"The tracking store {uri} can't be used" in refused.stderr
     with start_server(default_tracking_uri(kept), kept, port=port):
-        synced = cli.run("sync")
-        assert synced.returncode == 0, synced.stderr
-        assert finished(tmp_path, uri) == ["0.01", "0.02", "0.03"]
+        cli.done("sync")
+        assert finished(tmp_path, uri=uri) == RATES[:3]
         assert journal_paths(tmp_path) == ()
-        again = cli.run("study", "faulty.py", "--no-ray", "--tracking-uri", uri)
-        assert (again.returncode, len(study.starts())) == (0, 3), again.stderr
+        cli.done("study", "faulty.py", "--no-ray", "--tracking-uri", uri)
+        assert len(study.starts()) == 3
     assert not (tmp_path / "mlflow.db").exists()
-    until(lambda: not cli.processes(), "the end of its processes")
+    cli.wait_for_its_processes()
 
 
 def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the_rest(

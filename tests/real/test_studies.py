@@ -1,9 +1,7 @@
-"""Every study that ships, shrunk: all its trials finish, and its question gets an answer. Some run on Ray, which takes
-longer to start gangs than they to train; most without, in ranks of the same kind (that both ways do the same is in
-test_runner_contract.py).
+"""Every study that ships, shrunk: all its trials finish, and its question gets an answer; some of them on Ray.
 
-Where MNIST and Fashion-MNIST are not to be had, files of their format hold scikit-learn's digits, enlarged: what is
-tested is that the studies run, not how well their networks see.
+Where MNIST and Fashion-MNIST are unavailable, files of their format hold scikit-learn's digits, enlarged: the test is
+that the studies run, not how well their networks learn.
 """
 
 from __future__ import annotations
@@ -14,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
-from telling import HERE, run, settings_at
+from harness import HERE, run, settings_at
+from sklearn.datasets import load_digits
 
 from raypar.analysis.analyse import analyse
 from raypar.execution.plan import check_data, make_plan
@@ -23,8 +23,7 @@ from raypar.run.cluster import this_machine
 from raypar.run.local import LocalRunner
 from raypar.run.tune import TuneRunner
 from raypar.study.loader import load_study
-from raypar.study.trial import TrialResult, TrialState
-from raypar.train.affinity import allowed_cores
+from raypar.study.trial import TrialState
 from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS
 
 FOLDER = HERE.parents[1] / "studies"
@@ -63,10 +62,7 @@ NEEDS = {"cpu_affinity": "tweeteval", "gpt2_finetune": "mbpp"}
 
 
 def _write_digits_as(name: str, root: Path) -> None:
-    """Scikit-learn's 1,797 digits of 8x8 pixels, 24x24 in a frame of 28x28, over and over, in MNIST's format."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-
+    """Write the digits of 8x8 pixels, 24x24 in a frame of 28x28, over and over, in MNIST's format."""
     pixels, labels = load_digits(return_X_y=True)
     large = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3))) * 15.9
     framed = np.pad(large.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
@@ -80,7 +76,7 @@ def _write_digits_as(name: str, root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The data folder of whoever runs the tests, or one that is made up."""
+    """Return the data folder of whoever runs the tests, or one that is made up."""
     named = Path(os.environ.get(DATA_DIR_VARIABLE) or SHARED)
     with pytest.MonkeyPatch.context() as patch:
         if not named.is_dir():
@@ -91,53 +87,40 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield named
 
 
-@pytest.fixture(autouse=True)
-def _path_as_it_was() -> Iterator[None]:
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
-
-
 def test_every_study_that_ships_is_run_here() -> None:
     assert set(SHRUNK) == {path.stem for path in FOLDER.glob("*.py")}
 
 
-@pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.ray) if name in ON_RAY else name for name in sorted(SHRUNK)]
 )
 def test_a_study_that_ships_answers_its_question(
-    name: str, data_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+    name: str, data_dir: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
         pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
-    fork_address = request.getfixturevalue("fork_address") if name in ON_RAY else None
+    monkeypatch.setattr(sys, "path", list(sys.path))
     loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], repeats=1)
     study = loaded.study
     check_data(study)
     plan = make_plan(study, this_machine(), ())
     for module in (loaded.module_name, *loaded.local_modules):
         cloudpickle.register_pickle_by_value(sys.modules[module])
-    settings = settings_at(
-        tmp_path, environment={DATA_DIR_VARIABLE: os.environ[DATA_DIR_VARIABLE]}, sys_path=(str(FOLDER),)
-    )
-    if fork_address:
-        listened = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, plan.missing)
+    environment = {DATA_DIR_VARIABLE: os.environ[DATA_DIR_VARIABLE]}
+    settings = settings_at(tmp_path, environment=environment, sys_path=(str(FOLDER),))
+    if name in ON_RAY:
+        runner = TuneRunner(settings, owns_cluster=True, fork_address=request.getfixturevalue("fork_address"))
+        results = run(runner, study, plan.missing).results
     else:
-        with LocalRunner(settings) as runner:
-            listened = run(runner, study, plan.missing)
-    results = listened.results
+        with LocalRunner(settings) as local:
+            results = run(local, study, plan.missing).results
     assert [r.failure for r in results if r.state is not TrialState.FINISHED] == []
     assert len(results) == len(study.points()) >= 1
-    assert all(_is_told(result, study.metric) for result in results)
+    for result in results:
+        if result.train_time_s is None:  # a train loop reports what it likes
+            assert result.reports and result.wall_s is not None
+        else:
+            assert study.metric in result.final and result.final["step"] == len(result.gang_step_times_s) > 0
     analysis = analyse(study, results)
-    compared = [p for p in analysis.points if not p.is_baseline] if study.baseline else []
-    assert all(p.speedup is not None for p in compared)
+    assert not study.baseline or all(p.speedup is not None for p in analysis.points if not p.is_baseline)
     assert analysis.verdicts or len(results) == 1
-
-
-def _is_told(result: TrialResult, metric: str) -> bool:
-    """A train loop reports what it likes; raypar's own tells the time, the steps and the study's metric."""
-    if result.train_time_s is None:
-        return bool(result.reports) and result.wall_s is not None
-    return metric in result.final and result.final["step"] == len(result.gang_step_times_s) > 0

@@ -1,29 +1,24 @@
-"""Studies that are submitted from outside to a cluster that asks for a token: they need nobody to look on."""
+"""Studies that are submitted from outside to a cluster that asks for a token run without their client."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from commands import UNSET, Cli, runs_of
-from telling import until
+import requests
+from harness import Cli, command_line, ray_head, runs_of, until
 
 from raypar.track.server import free_port
 
 pytest.importorskip("aiohttp", reason="a dashboard needs raypar[client]")
-BIN = Path(sys.executable).parent
 TOKEN = "a-token-of-the-cluster-and-of-nobody-else"
 STUDY = """
 from dataclasses import replace
@@ -56,9 +51,7 @@ study = Study(
     config={"epochs": epochs},
 )
 """
-
-
-# Of one that has looked for jobs just before another client submitted one.
+# A client that has looked for jobs just before another one submitted one.
 LATE = """
 import sys
 from pathlib import Path
@@ -76,77 +69,39 @@ with connected(sys.argv[1], print) as jobs:
 
 @dataclass(frozen=True)
 class Head:
-    """Of a cluster with a dashboard, whose user has a home of its own."""
+    """Head of a cluster with a dashboard, whose user has a home of its own."""
 
     url: str
     home: Path
     process: psutil.Process
 
     def drivers(self) -> list[str]:
-        """The command lines of the studies that run, and of what they have forked."""
-        found = []
-        for child in self.process.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                found.append(" ".join(child.cmdline()))
-        return [line for line in found if "raypar" in line and "JobSupervisor" not in line]
+        """Return the command lines of the studies that run, and of what they have forked."""
+        lines = map(command_line, self.process.children(recursive=True))
+        return [line for line in lines if "raypar" in line and "JobSupervisor" not in line]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     home = tmp_path_factory.mktemp("home")
     folder = Path(tempfile.mkdtemp(prefix="r"))  # a short path: sockets lie in it
-    ports = {name: free_port(first) for name, first in PORTS.items()}
-    kept = {key: value for key, value in os.environ.items() if key not in UNSET}
-    path = f"{BIN}:{os.environ['PATH']}"
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *(BIN / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=2"),
-                *(f"--{name}={port}" for name, port in ports.items()),
-                *("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--temp-dir={folder}"),
-                *("--disable-usage-stats", "--object-store-memory=100000000"),
-            ],
-            env={**kept, "HOME": str(home), "PATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    own = psutil.Process(process.pid)
-    url = f"http://127.0.0.1:{ports['dashboard-port']}"
+    port, agent = free_port(24300), free_port(24400)
+    flags = ("--dashboard-host=127.0.0.1", f"--dashboard-port={port}", f"--dashboard-agent-listen-port={agent}")
+    variables = {"HOME": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return requests.get(f"{url}/api/version", timeout=5).status_code in (200, 401)
+        except requests.RequestException:
+            return False
+
     try:
-        until(
-            lambda: b"Ray runtime started" in (home / "log").read_bytes() or process.poll() is not None,
-            lambda: (home / "log").read_text(),
-            120,
-        )
-        assert process.poll() is None, (home / "log").read_text()
-        until(lambda: answers(url), lambda: "the dashboard", 60)
-        yield Head(url, home, own)
+        with ray_head(home, "--include-dashboard=true", f"--temp-dir={folder}", *flags, **variables) as (_, process):
+            until(answers, "the dashboard")
+            yield Head(url, home, process)
     finally:
-        for each in [*own.children(recursive=True), own]:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
-        process.wait()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-PORTS = {
-    "port": 24100,
-    "ray-client-server-port": 24200,
-    "dashboard-port": 24300,
-    "dashboard-agent-listen-port": 24400,
-}
-
-
-def answers(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/api/version", timeout=5).close()
-    except urllib.error.HTTPError as error:
-        return error.code == 401
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -170,31 +125,25 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     client.write("settings/epochs.txt", "1")
     submit = ("study", "rates.py", "--address", head.url, "--set", "batch_size=64")
     store = head.home / "raypar-studies" / "rates"
-    stdout, stderr = client.folder / "stdout", client.folder / "stderr"
-
-    def said() -> str:
-        return stdout.read_text() + stderr.read_text()
 
     # The client is killed; the first trial ends, the second one starts.
-    process = client.start(*submit)
-    until(lambda: "is submitted with" in said() or process.poll() is not None, said, 60)
-    process.kill()
-    process.wait()
+    with client.start(*submit) as process:
+        until(lambda: "is submitted with" in client.output() or process.poll() is not None, client.output, 60)
+        process.kill()
     client.wait_for_its_processes()
-    until(lambda: (head.home / "second").exists(), said, 120)
+    until((head.home / "second").exists, client.output, 120)
 
-    # Another one looks on, from the beginning, and is told how to come back.
-    process = client.start("attach", "rates", "--address", head.url)
-    until(lambda: "1/2" in said() or process.poll() is not None, said, 60)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130, said()
-    assert f"`raypar attach rates --address {head.url}` shows it again" in said() and "Traceback" not in said()
+    # Another one looks on, from the beginning, and learns how to come back.
+    with client.start("attach", "rates", "--address", head.url) as process:
+        client.wait(process, lambda: "1/2" in client.output())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130, client.output()
+    assert f"`raypar attach rates --address {head.url}` shows it again" in client.output()
+    assert "Traceback" not in client.output()
     refused = client.run(*submit)
     assert refused.returncode == 2
     assert f"runs on this cluster already\n  → `raypar attach rates --address {head.url}`" in refused.stderr
-    late = [sys.executable, "-c", LATE, head.url]
-    own = {key: value for key, value in os.environ.items() if key not in UNSET}
-    refused = subprocess.run(late, cwd=client.folder, env=own, capture_output=True, text=True, check=True, timeout=120)
+    refused = subprocess.run([sys.executable, "-c", LATE, head.url], capture_output=True, check=True, **client.how())
     assert "refused: study `rates` runs on this cluster already" in refused.stdout
     refused = client.run("attach", "rate", "--address", head.url)
     assert refused.returncode == 2 and "did you mean 'rates'?" in refused.stderr
@@ -212,16 +161,15 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     # Only what is missing is run, and the client ends as the study does.
     (head.home / "release").touch()
     done = client.run(*submit)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
     assert "1 of 2 trials are in the store already" in done.stdout and "2 points, 2 trials" in done.stdout
-    assert "job_manager" not in done.stdout + done.stderr and "Traceback" not in done.stdout + done.stderr
+    assert not [word for word in ("job_manager", "Traceback", TOKEN) if word in output]
     finished = [run for run in runs_of(store, "rates", "trial") if run.info.status == "FINISHED"]
     assert sorted((run.data.params["lr"], run.data.params["epochs"]) for run in finished) == [
         ("0.1", "1"),
         ("0.2", "1"),
     ]
-    assert TOKEN not in done.stdout + done.stderr
     # The client has neither a store nor anything else of it.
-    assert {path.name for path in client.folder.iterdir()} == {
-        *("rates.py", "helpers.py", "settings", "stdout", "stderr"),
-    }
+    files = {"rates.py", "helpers.py", "settings", "stdout", "stderr"}
+    assert {path.name for path in client.folder.iterdir()} == files

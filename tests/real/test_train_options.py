@@ -1,26 +1,34 @@
-"""Effects of hyperparameters on a training: schedules, clipping, precision, layouts, evaluations, kept models."""
+"""Trainings of one and two local workers: equal work, and the effects of hyperparameters."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness import losses, run, settings_at, weights_path
 from loops import NUM_VAL, acting, data, model, seeing
-from telling import losses, run, settings_at
 
 from raypar import Study
 from raypar.run.local import LocalRunner
 from raypar.study.trial import TrialResult
-from raypar.train.affinity import allowed_cores
-from raypar.train.saved_model import WEIGHTS_FILE
-
-pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two workers need two cores")
 
 STEPS_PER_EPOCH, EPOCHS = 4, 3
-ACTING: dict[str, dict[str, Any]] = {
+# With batches of 64: a last batch of 8, or of a single sample, which leaves one of two workers without any.
+NUM_SAMPLES = (200, 193)
+SHAPES = {
+    (precision, size, n, loader): {"precision": precision, "num_samples": size, "num_workers": n, "loader": loader}
+    for precision, loaders in (("fp64", ("resident",)), ("fp32", ("resident", "dataloader")))
+    for size, n, loader in itertools.product(NUM_SAMPLES, (1, 2), loaders)
+}
+WARM_UP = {"dropout": 0.5, "optimizer": "adam", "lr": 0.01}
+ACTING: dict[Any, dict[str, Any]] = {
+    **SHAPES,
+    "cold": {**WARM_UP, "num_warmup_steps": 0},
+    "warm": {**WARM_UP, "num_warmup_steps": 10},
     "plain": {},
     "by step": {"eval_every_steps": 5},
     "linear": {"lr_schedule": "linear", "lr_warmup_steps": 2, "eval_every_steps": 1},
@@ -34,17 +42,18 @@ ACTING: dict[str, dict[str, Any]] = {
     "reduced": {"strategy": "ddp", "num_workers": 2, "precision": "fp64"},
     "lamb": {"optimizer": "lamb", "lr": 0.01, "num_workers": 2},
 }
+FROM_FILES = {"in_memory": False, "loader": "dataloader"}
 SEEING: dict[str, dict[str, Any]] = {
     "image": {},
     "two": {"num_workers": 2},
     "nhwc": {"channels_last": True},
     "compiled": {"compile": True},
-    "from files": {"in_memory": False, "loader": "dataloader"},
-    "from files, two": {"in_memory": False, "loader": "dataloader", "num_workers": 2, "num_loader_workers": 1},
+    "from files": FROM_FILES,
+    "from files, two": {**FROM_FILES, "num_workers": 2, "num_loader_workers": 1},
     "ahead": {"loader": "dataloader", "num_loader_workers": 1, "prefetch_factor": 3, "pin_memory": False},
 }
 
-Trial = Callable[[str], TrialResult]
+Trial = Callable[[Any], TrialResult]
 
 
 @pytest.fixture(scope="module")
@@ -55,49 +64,75 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trial(folder: Path) -> Trial:
     """Every trial of this module, by its name."""
-    results: dict[str, TrialResult] = {}
+    results: dict[Any, TrialResult] = {}
     with LocalRunner(settings_at(folder)) as runner:
         for workload, trials in ((acting, ACTING), (seeing, SEEING)):
             study = Study(workload=workload, name="train_options", max_retries=0)
             specs = [study.trial({"epochs": EPOCHS, **point}, 0, order=i) for i, point in enumerate(trials.values())]
-            listened = run(runner, study, specs)
-            results |= {name: listened.result(spec) for name, spec in zip(trials, specs, strict=True)}
-
-    def find(name: str) -> TrialResult:
-        assert results[name].failure is None
-        return results[name]
-
-    return find
+            results |= zip(trials, run(runner, study, specs).results, strict=True)
+    assert {name: result.failure for name, result in results.items() if result.failure} == {}
+    return results.__getitem__
 
 
 def series(result: TrialResult, key: str) -> list[float]:
     return [report[key] for report in result.reports]
 
 
-def test_an_evaluation_every_so_many_steps_changes_when_it_is_told_and_not_what_is_learned(trial: Trial) -> None:
+@pytest.mark.parametrize("size", NUM_SAMPLES)
+def test_one_worker_and_two_see_the_same_batches_and_every_sample_once(trial: Trial, size: int) -> None:
+    for precision, tolerance in (("fp64", 1e-9), ("fp32", 1e-4)):
+        one, two = (trial((precision, size, workers, "resident")) for workers in (1, 2))
+        assert series(one, "epoch") == series(two, "epoch") == [1, 2, 3]
+        for key in ("train_loss", "val_loss"):
+            assert series(two, key) == pytest.approx(series(one, key), rel=tolerance)
+        assert one.final["train_loss"] < one.reports[0]["train_loss"]  # and they do learn
+    one, two = (trial(("fp64", size, workers, "resident")) for workers in (1, 2))
+    assert series(one, "accuracy") == series(two, "accuracy")
+    for accuracy in series(one, "accuracy"):
+        assert accuracy * NUM_VAL == pytest.approx(round(accuracy * NUM_VAL), abs=1e-9)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("size", NUM_SAMPLES)
+def test_every_step_is_timed_and_a_dataloader_changes_no_bit(trial: Trial, size: int, num_workers: int) -> None:
+    result = trial(("fp32", size, num_workers, "resident"))
+    assert losses(trial(("fp32", size, num_workers, "dataloader"))) == losses(result)
+    assert [len(steps) for steps in result.step_times_s] == [EPOCHS * STEPS_PER_EPOCH] * num_workers
+    assert all(step > 0 for steps in result.step_times_s for step in steps)
+    assert result.train_time_s is not None and result.wall_s is not None
+    assert max(map(sum, result.step_times_s)) - 1e-6 <= result.train_time_s < result.wall_s
+    assert result.throughput_samples_per_s == pytest.approx(EPOCHS * size / result.train_time_s)
+    assert result.data_time_s is not None and result.startup_s is not None
+    assert 0 < result.data_time_s < result.startup_s
+
+
+def test_warming_up_leaves_no_trace_in_the_result(trial: Trial) -> None:
+    assert losses(trial("warm")) == losses(trial("cold"))
+    assert trial("cold").warmup_s is not None and trial("warm").warmup_s is not None
+
+
+def test_an_evaluation_every_so_many_steps_changes_the_reports_and_not_the_training(trial: Trial) -> None:
     plain, by_step = trial("plain"), trial("by step")
     assert series(plain, "step") == [4, 8, 12] and series(plain, "epoch") == [1, 2, 3]
     assert series(by_step, "step") == [5, 10, 12] and series(by_step, "epoch") == [1.25, 2.5, 3]
     assert by_step.final["val_loss"] == plain.final["val_loss"]
-    total = sum(loss * size for loss, size in zip(series(plain, "train_loss"), (4, 4, 4), strict=True))
-    assert sum(
-        loss * size for loss, size in zip(series(by_step, "train_loss"), (5, 5, 2), strict=True)
-    ) == pytest.approx(total)
-    assert [len(steps) for steps in by_step.step_times_s] == [STEPS_PER_EPOCH * EPOCHS]
+    total, same = (
+        sum(loss * num_steps for loss, num_steps in zip(series(result, "train_loss"), sizes, strict=True))
+        for result, sizes in ((plain, (4, 4, 4)), (by_step, (5, 5, 2)))
+    )
+    assert total == pytest.approx(same)
 
 
-def test_the_lr_of_each_step_is_told(trial: Trial) -> None:
+def test_the_lr_of_each_step_is_reported(trial: Trial) -> None:
     rising_then_falling = [0.25, 0.5, *(0.5 * (1 - i / 10) for i in range(10))]
     assert series(trial("linear"), "lr") == pytest.approx(rising_then_falling)
     assert series(trial("scaled"), "lr") == pytest.approx([0.2] * EPOCHS)
 
 
-def test_clipped_gradients_tell_their_norm_and_hardly_move_the_weights(trial: Trial) -> None:
-    for name in ("clipped", "clipped in fp16"):
-        clipped = trial(name)
-        assert all(norm > 1e-3 for norm in series(clipped, "grad_norm"))  # before they were clipped, and unscaled
-        assert all(norm < 10 for norm in series(clipped, "grad_norm"))
-        assert abs(clipped.reports[0]["val_loss"] - clipped.final["val_loss"]) < 0.01
+@pytest.mark.parametrize("name", ["clipped", "clipped in fp16"])
+def test_clipped_gradients_report_their_norm_and_hardly_move_the_weights(trial: Trial, name: str) -> None:
+    assert all(1e-3 < norm < 10 for norm in series(trial(name), "grad_norm"))  # before they were clipped, and unscaled
+    assert abs(trial(name).reports[0]["val_loss"] - trial(name).final["val_loss"]) < 0.01
     assert "grad_norm" not in trial("plain").final
 
 
@@ -108,50 +143,42 @@ def test_mixed_precision_learns_as_full_precision_does_but_not_bit_by_bit(trial:
     assert losses(mixed) != losses(plain)
 
 
-def test_the_two_ways_to_agree_on_weights_learn_alike(trial: Trial) -> None:
+ALIKE = {
+    ("gathered", "reduced"): 1e-9,
+    ("nhwc", "image"): 1e-3,
+    ("compiled", "image"): 1e-3,
+    ("from files, two", "two"): 1e-6,
+    ("from files", "image"): 0.0,
+    ("ahead", "image"): 0.0,
+}
+
+
+@pytest.mark.parametrize(("names", "tolerance"), ALIKE.items(), ids=map(" and ".join, ALIKE))
+def test_strategy_layout_compilation_and_storage_change_the_speed_and_not_the_learning(
+    trial: Trial, names: tuple[str, str], tolerance: float
+) -> None:
     for key in ("train_loss", "val_loss"):
-        assert series(trial("gathered"), key) == pytest.approx(series(trial("reduced"), key), rel=1e-9)
+        assert series(trial(names[0]), key) == pytest.approx(series(trial(names[1]), key), rel=tolerance, abs=0)
 
 
 def test_a_layerwise_optimizer_trains_on_two_workers(trial: Trial) -> None:
-    losses_ = series(trial("lamb"), "train_loss")
-    assert losses_[-1] < losses_[0]
+    assert trial("lamb").final["train_loss"] < trial("lamb").reports[0]["train_loss"]
 
 
-@pytest.mark.parametrize("name", ["nhwc", "compiled"])
-def test_layout_and_compilation_change_the_speed_and_not_the_learning(trial: Trial, name: str) -> None:
-    assert series(trial(name), "train_loss") == pytest.approx(series(trial("image"), "train_loss"), rel=1e-3)
-
-
-def test_what_is_no_mean_of_scores_is_summed_over_batches_and_ranks(trial: Trial) -> None:
-    for name in ("image", "two", "from files, two"):
-        result = trial(name)
-        assert result.final["diagonal"] == pytest.approx(result.final["accuracy"] * NUM_VAL)
-
-
-def test_a_set_that_is_not_in_memory_is_trained_and_evaluated_the_same(trial: Trial) -> None:
-    for files, memory in (("from files", "image"), ("ahead", "image")):
-        assert losses(trial(files)) == losses(trial(memory))
-    for key in ("train_loss", "val_loss"):
-        assert series(trial("from files, two"), key) == pytest.approx(series(trial("two"), key), rel=1e-6)
+@pytest.mark.parametrize("name", ["image", "two", "from files, two"])
+def test_a_metric_that_is_no_mean_of_scores_is_summed_over_batches_and_ranks(trial: Trial, name: str) -> None:
+    assert trial(name).final["diagonal"] == pytest.approx(trial(name).final["accuracy"] * NUM_VAL)
 
 
 def test_the_best_models_weights_are_kept(trial: Trial, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = trial("kept")
-    weights = torch.load(settings_at(folder).artifact_dir(kept.spec) / "model" / WEIGHTS_FILE)
     for variable, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(variable, value)
     rebuilt = model(kept.spec.config)
-    rebuilt.load_state_dict(weights)
+    rebuilt.load_state_dict(torch.load(weights_path(folder, kept.spec)))
     val = data({}).val
     assert val is not None
     with torch.no_grad():
         accuracy = float((rebuilt.eval()(val.inputs).argmax(1) == val.targets).double().mean())
     assert accuracy == pytest.approx(max(series(kept, "accuracy")))
-    assert not (folder / "logs" / trial("plain").spec.identity / "model").exists()
-
-
-def test_the_time_that_the_data_took_is_told(trial: Trial) -> None:
-    result = trial("plain")
-    assert result.data_time_s is not None and result.startup_s is not None
-    assert 0 < result.data_time_s < result.startup_s
+    assert not weights_path(folder, trial("plain").spec).parent.exists()

@@ -1,0 +1,211 @@
+"""Studies run in this process, the command line in a folder of its own, and a Ray cluster's head."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from mlflow import MlflowClient
+from store_parts import runs
+
+from raypar import Study
+from raypar.run.runner import Event, Runner, TrialEnded
+from raypar.study.trial import TrialResult, TrialSpec
+from raypar.track.server import free_port
+from raypar.track.store import Store, default_tracking_uri
+from raypar.train.job import ARTIFACT_FOLDER, MODEL_FOLDER, RunSettings
+from raypar.train.saved_model import WEIGHTS_FILE
+
+E = TypeVar("E")
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+PRELOAD = ("ray.train.torch", "torchvision")
+MARK = "RAYPAR_TEST_MARK"
+TIMEOUT_S = 200
+RAY_AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # of the tests' own Ray
+UNSET = ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "RAY_ADDRESS", *RAY_AUTH)
+
+
+@dataclass
+class RunEvents:
+    """The events of a run, in their order."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def results(self) -> list[TrialResult]:
+        return [event.result for event in self.of(TrialEnded)]
+
+    def result(self, spec: TrialSpec) -> TrialResult:
+        """Return the result of a trial that ended once."""
+        (result,) = [result for result in self.results if result.spec == spec]
+        return result
+
+    def about(self, spec: TrialSpec) -> list[Event]:
+        return [event for event in self.events if getattr(getattr(event, "result", event), "spec", None) == spec]
+
+
+def settings_at(folder: Path, **changes: Any) -> RunSettings:
+    """Return settings by which logs go below the folder and ranks import the loops of these tests."""
+    return RunSettings(**{"log_dir": folder / "logs", "sys_path": (str(HERE),), "preload": PRELOAD, **changes})
+
+
+def run(runner: Runner, study: Study, specs: Sequence[TrialSpec]) -> RunEvents:
+    run_events = RunEvents()
+    runner.run(study, specs, run_events.events.append)
+    return run_events
+
+
+def losses(result: TrialResult) -> list[str]:
+    """Return the losses of every report, exact to the last bit."""
+    return [float(report[key]).hex() for report in result.reports for key in ("train_loss", "val_loss")]
+
+
+def weights_path(folder: Path, spec: TrialSpec) -> Path:
+    """Return the file of the weights that a trial kept, where `settings_at` has put it."""
+    return folder / "logs" / spec.identity / ARTIFACT_FOLDER / MODEL_FOLDER / WEIGHTS_FILE
+
+
+def until(condition: Callable[[], object], what: Callable[[], object] | str, limit_s: float = 60.0) -> None:
+    """Wait for a condition."""
+    give_up_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < give_up_s, f"waited in vain: {what if isinstance(what, str) else what()}"
+        time.sleep(0.05)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment without what a user's shell would not have."""
+    return {**{key: value for key, value in os.environ.items() if key not in UNSET}, **changes}
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`raypar` as a user runs it in a folder, standard output into a pipe."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def run(self, *arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, with changes to its environment."""
+        return subprocess.run(
+            [BIN / "raypar", *arguments], capture_output=True, timeout=TIMEOUT_S, **self.how(**changes)
+        )
+
+    def done(self, *arguments: str | Path, **changes: str) -> str:
+        """Run a command that succeeds without a word on standard error; return its output."""
+        done = self.run(*arguments, **changes)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own, its output in the files ``stdout`` and ``stderr``."""
+        with (self.folder / "stdout").open("w") as stdout, (self.folder / "stderr").open("w") as stderr:
+            how = {**self.how(), "stdout": stdout, "stderr": stderr, "start_new_session": True}
+            return subprocess.Popen([BIN / "raypar", *arguments], **how)
+
+    def how(self, **changes: str) -> dict[str, Any]:
+        env = environment(**{MARK: self.mark, "COLUMNS": "120"}, **changes)
+        return {"cwd": self.folder, "env": env, "stdin": subprocess.DEVNULL, "text": True}
+
+    def output(self) -> str:
+        """Return both outputs of the command that was started."""
+        return (self.folder / "stdout").read_text() + (self.folder / "stderr").read_text()
+
+    def wait(self, process: subprocess.Popen[str], condition: Callable[[], object], limit_s: float = TIMEOUT_S) -> None:
+        """Wait for a condition while a command runs."""
+        until(lambda: condition() or process.poll() is not None, self.output, limit_s)
+        assert process.poll() is None, self.output()
+
+    def wait_for_its_processes(self) -> None:
+        until(lambda: not self.processes(), lambda: f"the end of {self.processes()}", 30)
+
+    def processes(self) -> dict[int, str]:
+        """Return the command line of every process started from here, whoever its parent is by now."""
+        started = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(MARK) == self.mark]
+        return {process.pid: command_line(process) for process in started}
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+
+def command_line(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def results_of(folder: Path, study: str = "faulty", uri: str = "") -> dict[str, TrialResult]:
+    """Return the results that a store has of a study that varies lr, by lr."""
+    results = Store(uri or default_tracking_uri(folder), folder).results(study)
+    by_lr = {str(result.spec.config["lr"]): result for result in results}
+    assert len(by_lr) == len(results)
+    return by_lr
+
+
+def finished(folder: Path, study: str = "faulty", uri: str = "") -> list[str]:
+    return sorted(lr for lr, result in results_of(folder, study, uri).items() if result.is_complete)
+
+
+def client_of(folder: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+
+
+def runs_of(folder: Path, study: str, kind: str) -> list[Any]:
+    """Return a study's MLflow runs as MLflow itself finds them; kind: execution or trial."""
+    return runs(f"sqlite:///{folder / 'mlflow.db'}", study, kind)
+
+
+def report_in(output: str) -> str:
+    """Return the report's part of an output: from its title on, without the last line, which is no part of it."""
+    lines = output.splitlines()
+    first = next(i for i, line in enumerate(lines) if " points, " in line or " point, " in line)
+    return "\n".join(line for line in lines[first:] if not line.startswith(("`raypar ui`", "interrupted;")))
+
+
+@contextlib.contextmanager
+def ray_head(folder: Path, *flags: str, **changes: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Start a cluster of one node; yield its address and the process from which all of it descends."""
+    log, port = folder / "ray.log", free_port(24_100)
+    command: list[str | Path] = [BIN / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
+    command += [f"--port={port}", "--num-cpus=2", "--disable-usage-stats", "--object-store-memory=100000000", *flags]
+    with log.open("wb") as out:
+        env = environment(PATH=f"{BIN}:{os.environ['PATH']}", **changes)
+        head = psutil.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    processes: list[psutil.Process] = [head]
+    try:
+        until(lambda: b"Ray runtime started" in log.read_bytes() or head.poll() is not None, log.read_text, 120)
+        assert head.poll() is None, log.read_text()
+        processes += head.children(recursive=True)
+        yield f"127.0.0.1:{port}", head
+    finally:
+        with contextlib.suppress(psutil.Error):
+            processes += head.children(recursive=True)
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        head.wait()
+
+
+def listening(first: psutil.Process) -> dict[str, str]:
+    """Return the address of every socket on which a process or a descendant listens, and the process's name."""
+    sockets = {}
+    for process in (first, *first.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    address = connection.laddr.ip.removeprefix("::ffff:")
+                    sockets[f"{address}:{connection.laddr.port}"] = process.name()
+    return sockets
