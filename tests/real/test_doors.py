@@ -84,8 +84,9 @@ def test_a_cluster_admits_only_those_with_its_token(tmp_path: Path) -> None:
         assert not (tmp_path / "mlflow.db").exists()
         (home / ".ray").mkdir(parents=True)
         (home / ".ray" / "auth_token").write_text(TOKEN)
-        output = cli.done("plan", "good.py", "--address", address, HOME=str(home))
-        assert "2 trials" in output and TOKEN not in output
+        done = cli.run("plan", "good.py", "--address", address, HOME=str(home))
+        assert done.returncode == 0, done.stderr
+        assert "2 trials" in done.stdout and TOKEN not in done.stdout + done.stderr
 
 
 @pytest.mark.mlflow

@@ -18,6 +18,8 @@ import cloudpickle
 import psutil
 import pytest
 
+from raypar.study.trial import TrialResult
+
 NUM_CPUS = 4
 
 
@@ -84,19 +86,7 @@ def main(folder: Path) -> None:
         stack.callback(cluster.shutdown)
         stack.enter_context(joined_cluster(cluster.address))
         TuneRunner(RunSettings(log_dir=folder / "logs"), owns_cluster=False).run(study, specs, listen)
-    results = {e.result.spec.point["name"]: e.result for e in events if isinstance(e, TrialEnded)}
-    trials = {
-        name: {
-            "attempts": result.attempts,
-            "failure": result.failure.message if result.failure else None,
-            "nodes": sorted(set(result.environment.get("node", ()))),
-            "num_beside": result.environment.get("num_beside"),
-            "num_sharing": result.environment.get("num_sharing"),
-            "begun_s": result.started_at,
-            "ended_s": result.started_at + (result.wall_s or 0.0),
-        }
-        for name, result in results.items()
-    }
+    trials = [e.result.to_json() for e in events if isinstance(e, TrialEnded)]
     changes = [[e.num_nodes, e.num_slots] for e in events if isinstance(e, ClusterChanged)]
     (folder / "trials.json").write_text(json.dumps({"changes": changes, "trials": trials}))
 
@@ -118,20 +108,21 @@ def test_trials_run_on_machines_of_their_own_on_those_that_join_and_again_where_
                     descendant.kill()
     assert code == 0, (tmp_path / "log").read_text()
     outcome = json.loads((tmp_path / "trials.json").read_text())
-    trials = outcome["trials"]
+    results = {r.spec.point["name"]: r for r in map(TrialResult.from_json, outcome["trials"])}
     assert outcome["changes"][0] == outcome["changes"][-1] == [3, 3]
-    assert "needs 16 CPUs in one gang, the cluster has 12" in trials.pop("too wide")["failure"]
+    too_wide = results.pop("too wide").failure
+    assert too_wide is not None and "needs 16 CPUs in one gang, the cluster has 12" in too_wide.message
     # One, two and three end only where all three run at the same time.
-    assert {name: trial["failure"] for name, trial in trials.items()} == dict.fromkeys(trials) and len(trials) == 6
-    assert {trial["num_sharing"] for trial in trials.values()} == {0}
-    beside = [trials[name] for name in ("one", "two", "three")]
-    assert sorted(node for trial in beside for node in trial["nodes"]) == ["m1", "m2", "m3"]
-    assert [trial["num_beside"] for trial in beside] == [2, 2, 2]
-    wide, after = trials["wide"], trials["after"]
-    assert len(wide["nodes"]) == 2
-    if wide["begun_s"] < after["ended_s"] and after["begun_s"] < wide["ended_s"]:
-        assert not set(wide["nodes"]) & set(after["nodes"])
-    assert (trials["lost"]["attempts"], trials["lost"]["nodes"]) == (2, ["m1", "m2", "m4"])
+    assert {name: result.failure for name, result in results.items()} == dict.fromkeys(results) and len(results) == 6
+    nodes = {name: sorted(set(result.environment["node"])) for name, result in results.items()}
+    assert [result.environment["num_sharing"] for result in results.values()] == [0] * 6
+    assert sorted(nodes["one"] + nodes["two"] + nodes["three"]) == ["m1", "m2", "m3"]
+    assert [results[name].environment["num_beside"] for name in ("one", "two", "three")] == [2, 2, 2]
+    wide, after = results["wide"], results["after"]
+    assert len(nodes["wide"]) == 2 and wide.wall_s is not None and after.wall_s is not None
+    if wide.started_at < after.started_at + after.wall_s and after.started_at < wide.started_at + wide.wall_s:
+        assert not set(nodes["wide"]) & set(nodes["after"])
+    assert (results["lost"].attempts, nodes["lost"]) == (2, ["m1", "m2", "m4"])
 
 
 if __name__ == "__main__":
