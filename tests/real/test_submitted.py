@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,20 +48,6 @@ study = Study(
     num_repeats=1,
     config={"epochs": epochs},
 )
-"""
-# A client that has looked for jobs just before another one submitted one.
-LATE = """
-import sys
-from pathlib import Path
-
-from raypar.run.jobs import RunsAlready, connected
-
-with connected(sys.argv[1], print) as jobs:
-    jobs._client.list_jobs = lambda: []
-    try:
-        print(jobs.submit("rates", Path.cwd() / "settings", "true", {}))
-    except RunsAlready as error:
-        print("refused:", error)
 """
 
 
@@ -143,8 +127,6 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     refused = client.run(*submit)
     assert refused.returncode == 2
     assert f"runs on this cluster already\n  → `raypar attach rates --address {head.url}`" in refused.stderr
-    refused = subprocess.run([sys.executable, "-c", LATE, head.url], capture_output=True, check=True, **client.how())
-    assert "refused: study `rates` runs on this cluster already" in refused.stdout
     refused = client.run("attach", "rate", "--address", head.url)
     assert refused.returncode == 2 and "did you mean 'rates'?" in refused.stderr
     refused = client.run("stop", "rates", "--address", head.url, HOME="/nowhere")
