@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from raypar.analysis.stats import LEVEL, Estimate, Floats, Method
+from raypar.analysis.stats import Estimate, Floats, Method, bootstrap_estimate
 
 EXTRAPOLATED = (2, 4)  # times the largest worker count measured
 # A parameter that slows the largest worker count by less than this share is 0: an optimizer never arrives at a bound.
@@ -44,7 +44,6 @@ class Law:
         parameters: what its parameters are called; each is at least 0.
         upper: the largest value of each.
         orders: the power of the worker count with which each takes effect.
-        min_counts: the fewest distinct worker counts: one more than it has parameters, the rate of one worker included.
         speedup: the speedup over one worker of some worker counts, given the parameters.
     """
 
@@ -53,8 +52,12 @@ class Law:
     parameters: tuple[str, ...]
     upper: tuple[float, ...]
     orders: tuple[int, ...]
-    min_counts: int
     speedup: Callable[..., Any]
+
+    @property
+    def min_counts(self) -> int:
+        """Fewest distinct worker counts: one more than parameters, the rate of one worker included."""
+        return len(self.parameters) + 2
 
 
 # Amdahl, "Validity of the Single Processor Approach", AFIPS 1967: strong scaling.
@@ -64,12 +67,11 @@ AMDAHL = Law(
     ("serial fraction f",),
     (1.0,),
     (1,),
-    3,
     lambda n, f: 1 / (f + (1 - f) / n),
 )
 # Gustafson, "Reevaluating Amdahl's Law", CACM 31(5), 1988: weak scaling.
 GUSTAFSON = Law(
-    "Gustafson's law", "S = N - f (N - 1)", ("serial fraction f",), (1.0,), (0,), 3, lambda n, f: n - f * (n - 1)
+    "Gustafson's law", "S = N - f (N - 1)", ("serial fraction f",), (1.0,), (0,), lambda n, f: n - f * (n - 1)
 )
 # Gunther, "Guerrilla Capacity Planning", 2007. Its rate of one worker, lambda, is `Fit.rate`.
 USL = Law(
@@ -78,7 +80,6 @@ USL = Law(
     ("contention s", "coherence k"),
     (1.0, math.inf),
     (1, 2),
-    4,
     lambda n, s, k: n / (1 + s * (n - 1) + k * n * (n - 1)),
 )
 LAWS = {Scaling.STRONG: (AMDAHL, USL), Scaling.WEAK: (GUSTAFSON, USL)}
@@ -151,10 +152,8 @@ def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats |
         value = float(quantity(best))
         if rows is None:
             return Estimate(value, None, None, 1, None, Method.SINGLE)
-        # Of ranks, not between them: a draw may be infinite.
-        bounds = np.quantile([quantity(row) for row in rows], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
-        low, high = min(float(bounds[0]), value), max(float(bounds[1]), value)
-        return Estimate(value, low, high, min(map(len, logs.values())), LEVEL, Method.BOOTSTRAP)
+        num_samples = min(map(len, logs.values()))
+        return bootstrap_estimate(value, [quantity(row) for row in rows], num_samples, interpolates=False)
 
     def over_baseline(num_workers: float) -> Callable[[Floats], Any]:
         return lambda row: law.speedup(num_workers, *row[1:]) / law.speedup(baseline, *row[1:])

@@ -31,11 +31,11 @@ import numpy as np
 from raypar import units
 from raypar.analysis.laws import LAWS, Fit, Law, Refused, Scaling, better_law, fit_law
 from raypar.analysis.pairwise import speedup
-from raypar.analysis.question import PointKey, PointSamples, Question, current_results, point_key
+from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, Floats, median_estimate, ratio_estimate, reference
 from raypar.errors import Mistake, RayparError
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState, point_label
+from raypar.study.trial import TrialState, point_label
 
 
 class Quantity(StrEnum):
@@ -59,13 +59,29 @@ BOOTSTRAP_SEED = 19670418
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """Numbers of one worker count; `karp_flatt` is None for the baseline, which shows no serial fraction."""
+    """Numbers of one worker count; its speedup is over `baseline` workers."""
 
     num_workers: int
+    baseline: int
     measured: Estimate
     speedup: Estimate
-    efficiency: Estimate
-    karp_flatt: Estimate | None
+
+    @property
+    def efficiency(self) -> Estimate:
+        return self.speedup.scaled(self.baseline / self.num_workers)
+
+    @property
+    def karp_flatt(self) -> Estimate | None:
+        """Serial fraction with the interval that the speedup's gives; None for the baseline, which shows none."""
+        if self.num_workers == self.baseline:
+            return None
+        ratio, num_workers = self.speedup, self.num_workers / self.baseline
+        fraction = replace(ratio, value=karp_flatt(ratio.value, num_workers))
+        if ratio.low is None or ratio.high is None:
+            return fraction
+        # The fraction falls as the speedup grows.
+        low, high = sorted(karp_flatt(s, num_workers) for s in (ratio.low, ratio.high))
+        return replace(fraction, low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,7 @@ def analyse_scaling(
     """Estimate speedups, and fit the laws of this way to scale. The same runs and seed give the same numbers.
 
     Args:
-        runs: what was measured.
+        runs: of one worker count at least.
         scaling: what grows with the workers.
         baseline: the worker count to compare with; None: the smallest.
         speedups: over the baseline, of every worker count, where more is known of them than `runs` say (which repeats
@@ -112,11 +128,9 @@ def analyse_scaling(
         seed: of the draws.
 
     Raises:
-        RayparError: there are no runs, or none of the baseline.
+        RayparError: there are no runs of the baseline.
     """
     counts = sorted(runs.values)
-    if not counts:
-        raise RayparError("no runs to look at", hint="give the times of two worker counts or more")
     base = counts[0] if baseline is None else baseline
     if base not in runs.values:
         hint = f"worker counts that have runs: {', '.join(map(str, counts))}"
@@ -130,9 +144,7 @@ def analyse_scaling(
         scaling=scaling,
         quantity=runs.quantity,
         baseline=base,
-        points=tuple(
-            _point(runs, n, base, speedups[n] if speedups else _speedup(runs, scaling, n, base)) for n in counts
-        ),
+        points=_points(runs, base, speedups or {n: _speedup(runs, scaling, n, base) for n in counts}),
         laws=laws,
         better=better,
         why_no_better=why,
@@ -149,15 +161,6 @@ def karp_flatt(speedup: float, num_workers: float) -> float:
     return (1 / speedup - 1 / num_workers) / (1 - 1 / num_workers)
 
 
-def karp_flatt_of(speedup: Estimate, num_workers: float) -> Estimate:
-    """Estimate it with the interval that the speedup's gives: the fraction falls as the speedup grows."""
-    fraction = replace(speedup, value=karp_flatt(speedup.value, num_workers))
-    if speedup.low is None or speedup.high is None:
-        return fraction
-    low, high = sorted(karp_flatt(s, num_workers) for s in (speedup.low, speedup.high))
-    return replace(fraction, low=low, high=high)
-
-
 def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int) -> Estimate:
     values, base_values = runs.values[num_workers], runs.values[base]
     if num_workers == base:
@@ -169,14 +172,8 @@ def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int) -> Estim
     return ratio.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else ratio
 
 
-def _point(runs: Runs, num_workers: int, base: int, speedup: Estimate) -> ScalingPoint:
-    return ScalingPoint(
-        num_workers=num_workers,
-        measured=median_estimate(runs.values[num_workers]),
-        speedup=speedup,
-        efficiency=speedup.scaled(base / num_workers),
-        karp_flatt=karp_flatt_of(speedup, num_workers / base) if num_workers != base else None,
-    )
+def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate]) -> tuple[ScalingPoint, ...]:
+    return tuple(ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n]) for n in sorted(runs.values))
 
 
 def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
@@ -233,9 +230,9 @@ class WorkerGroup:
         return point_label(self.point) if self.point else ""
 
     @property
-    def karp_flatt(self) -> dict[int, Estimate]:
-        """Serial fraction that each speedup shows, by worker count; the baseline shows none."""
-        return {n: karp_flatt_of(s, n / self.baseline) for n, s in self.speedups.items() if n != self.baseline}
+    def points(self) -> tuple[ScalingPoint, ...]:
+        """Numbers of each worker count, from the smallest."""
+        return _points(self.runs, self.baseline, self.speedups)
 
     @cached_property
     def analysis(self) -> ScalingAnalysis:
@@ -268,13 +265,6 @@ def worker_groups(
             by_rest.setdefault(point_key(samples.rest), {})[samples.num_workers] = samples
     groups = (_group(question, dict(sorted(by_count.items())), baseline) for by_count in by_rest.values())
     return tuple(group for group in groups if group is not None)
-
-
-def groups_in(
-    question: Question, results: Sequence[TrialResult], baseline: int | None = None
-) -> tuple[WorkerGroup, ...]:
-    """Return the groups of a study's results, in any order; those of other settings are excluded."""
-    return worker_groups(question, current_results(question, results).points, baseline)
 
 
 def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: int | None) -> WorkerGroup | None:

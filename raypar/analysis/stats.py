@@ -20,11 +20,12 @@ Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,9 +152,7 @@ def median_estimate(values: Sequence[float], *, log_scale: bool = True) -> Estim
         return Estimate(median, None, None, 1, None, Method.SINGLE)
     if size < MIN_RANKED:
         if log_scale:
-            half = _t_half_width(np.log(sample))
-            low, high = _exp_bounds(math.log(median), half)
-            return Estimate(median, min(low, median), max(high, median), size, LEVEL, Method.T_LOG)
+            return _log_estimate(median, _t_half_width(np.log(sample)), size)
         half = _t_half_width(sample)
         return Estimate(median, median - half, median + half, size, LEVEL, Method.T_LINEAR)
     return _ranked_estimate(np.sort(sample), Method.RANKS)
@@ -229,17 +228,22 @@ def ratio_estimate(numerators: Sequence[float], denominators: Sequence[float], *
     if size == 1:
         return Estimate(medians_ratio, None, None, 1, None, Method.SINGLE)
     if size >= MIN_RANKED:
-        low, high = _bootstrap_bounds(top, bottom, paired=paired)
-        # Percentiles of few, skewed resamples may miss the value itself: an interval that does would mislead.
-        return Estimate(medians_ratio, min(low, medians_ratio), max(high, medians_ratio), size, LEVEL, Method.BOOTSTRAP)
+        tops, bottoms = resampled_medians(top, bottom, paired=paired)
+        return bootstrap_estimate(medians_ratio, tops / bottoms, size)
     if paired:
         differences = np.log(top) - np.log(bottom)
-        centre, half = float(np.median(differences)), _t_half_width(differences)
-    else:
-        centre, half = math.log(medians_ratio), _welch_half_width(np.log(top), np.log(bottom))
-    value = math.exp(centre)
-    low, high = _exp_bounds(centre, half)
-    return Estimate(value, min(low, value), max(high, value), size, LEVEL, Method.T_LOG)
+        return _log_estimate(math.exp(np.median(differences)), _t_half_width(differences), size)
+    return _log_estimate(medians_ratio, _welch_half_width(np.log(top), np.log(bottom)), size)
+
+
+def bootstrap_estimate(value: float, draws: Any, num_samples: int, *, interpolates: bool = True) -> Estimate:
+    """Return the value with the percentiles of its bootstrap draws; `interpolates`: False where a draw may be infinite.
+
+    Percentiles of few, skewed resamples may miss the value itself. Such an interval is widened up to it.
+    """
+    method: Literal["linear", "nearest"] = "linear" if interpolates else "nearest"
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method=method)
+    return Estimate(value, min(float(low), value), max(float(high), value), num_samples, LEVEL, Method.BOOTSTRAP)
 
 
 def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
@@ -286,13 +290,8 @@ def _welch_half_width(first: Floats, second: Floats) -> float:
     return float(stdtrit(freedom, (1 + LEVEL) / 2)) * MEDIAN_TO_MEAN_ERROR * math.sqrt(squared_error)
 
 
-def _exp_bounds(centre: float, half: float) -> tuple[float, float]:
-    """Return bounds taken back from the log scale; two wild samples may span more than a float does."""
-    largest = math.log(float(np.finfo(np.float64).max))
-    return math.exp(max(centre - half, -largest)), math.exp(min(centre + half, largest))
-
-
-def _bootstrap_bounds(top: Floats, bottom: Floats, *, paired: bool) -> tuple[float, float]:
-    tops, bottoms = resampled_medians(top, bottom, paired=paired)
-    low, high = np.quantile(tops / bottoms, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+def _log_estimate(value: float, half: float, size: int) -> Estimate:
+    """Return the t interval taken back from the log scale; two wild samples may span more than a float does."""
+    centre, largest = math.log(value), math.log(sys.float_info.max)
+    low, high = math.exp(max(centre - half, -largest)), math.exp(min(centre + half, largest))
+    return Estimate(value, min(low, value), max(high, value), size, LEVEL, Method.T_LOG)

@@ -344,12 +344,12 @@ def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
 
 
 def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
-    from raypar.analysis.scaling import groups_in
+    from raypar.analysis.scaling import worker_groups
     from raypar.execution.stored import read_study
     from raypar.report.fit import print_groups
 
     study = read_study(name, uri_of(tracking_uri), Path.cwd())
-    groups = groups_in(study.question, study.results, baseline)
+    groups = worker_groups(study.question, study.current_results.points, baseline)
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)

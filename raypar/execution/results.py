@@ -296,7 +296,7 @@ def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
             if isinstance(base, int) and point.speedup is not None:
                 ideal[point.num_workers] = point.num_workers / base
     for group in analysis.worker_groups:
-        estimates += [("karp_flatt", group.point, fraction, num) for num, fraction in group.karp_flatt.items()]
+        estimates += [("karp_flatt", group.point, p.karp_flatt, p.num_workers) for p in group.points]
     metrics: list[tuple[str, float, int]] = []
     for name, at, estimate, num_workers in estimates:
         if estimate is None:

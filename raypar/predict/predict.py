@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypar.analysis.laws import Scaling
-from raypar.analysis.stats import LEVEL, Estimate, Method, median_estimate
+from raypar.analysis.stats import Estimate, Method, bootstrap_estimate, median_estimate
 from raypar.errors import RayparError
 from raypar.predict.calibration import Calibration, ObservedPoint, epoch_samples
 from raypar.predict.network import Algorithm, Floats, Network, Topology
@@ -165,10 +165,7 @@ class BootstrapSteps:
         value = float(quantity(self._best))
         if self._rows is None:
             return Estimate(value, None, None, self._num_samples, None, Method.SINGLE)
-        low, high = np.quantile(quantity(self._rows), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return Estimate(
-            value, min(float(low), value), max(float(high), value), self._num_samples, LEVEL, Method.BOOTSTRAP
-        )
+        return bootstrap_estimate(value, quantity(self._rows), self._num_samples)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ from raypar.analysis.candidates import front_of, pareto_front
 from raypar.analysis.laws import Fit
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, point_key
-from raypar.analysis.scaling import WorkerGroup
+from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.report import vega
@@ -71,7 +72,7 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     groups = _named(analysis.worker_groups[: vega.MAX_SERIES])
     if not groups:
         return OmittedFigure(title, NO_GROUPS)
-    rows = list(_group_rows(groups, lambda group: group.speedups, units.ratio_interval))
+    rows = list(_group_rows(groups, attrgetter("speedup"), units.ratio_interval))
     counts = [row["workers"] for row in rows]
     laws = list(_law_rows(groups, max(counts)))
     kinds = list(dict.fromkeys(row["kind"] for row in laws))
@@ -102,11 +103,7 @@ def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Om
     groups = _named(analysis.worker_groups[: vega.MAX_SERIES])
     if not groups:
         return OmittedFigure(title, NO_GROUPS)
-
-    def efficiencies(group: WorkerGroup) -> Mapping[int, Estimate]:
-        return {n: s.scaled(group.baseline / n) for n, s in group.speedups.items()}
-
-    rows = list(_group_rows(groups, efficiencies, units.percent_interval))
+    rows = list(_group_rows(groups, attrgetter("efficiency"), units.percent_interval))
     x = vega.workers_axis([row["workers"] for row in rows])
     y = quantity("value", "efficiency", zero=True, axis={"format": ".0%"})
     below = (vega.reference_layer(y), vega.line_layer({**x, "field": "beside"}, y, color=vega.series(list(groups))))
@@ -146,11 +143,12 @@ def _over_workers(
 
 def _group_rows(
     groups: Mapping[str, WorkerGroup],
-    values_of: Callable[[WorkerGroup], Mapping[int, Estimate]],
+    value_of: Callable[[ScalingPoint], Estimate],
     show: Callable[[float, float | None, float | None], str],
 ) -> Iterator[Row]:
     for name, group in groups.items():
-        for num_workers, e in values_of(group).items():
+        for point in group.points:
+            e, num_workers = value_of(point), point.num_workers
             yield {
                 "series": name,
                 "workers": num_workers,

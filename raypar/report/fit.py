@@ -98,7 +98,7 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
     """Return the serial fractions of groups of two worker counts."""
-    fractions = [(group, n, fraction) for group in groups for n, fraction in group.karp_flatt.items()]
+    fractions = [(g, p.num_workers, p.karp_flatt) for g in groups for p in g.points if p.karp_flatt]
     if len(fractions) > MAX_SCALING_GROUPS:
         ends = [pick(fractions, key=lambda entry: entry[2].value) for pick in (min, max)]
         both = [f"{units.percent(f.value, 1)} ({units.counted(n, 'worker')}, {g.label})" for g, n, f in ends]

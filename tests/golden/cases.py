@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -25,10 +26,11 @@ from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.candidates import Constraints
 from raypar.analysis.compare import Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Scaling
-from raypar.analysis.question import TRAIN_TIME, Question
+from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import recommend
-from raypar.analysis.scaling import WorkerGroup, groups_in
+from raypar.analysis.scaling import WorkerGroup, read_table, worker_groups
 from raypar.analysis.time_to_target import Start, Target
+from raypar.errors import RayparError
 from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
 from raypar.predict.predict import JobSpec, predict
@@ -209,7 +211,7 @@ def scaling() -> Cases:
             for (i, b), n, r in product(enumerate(sizes), counts, range(len(noise)))
         ]
         results += [make_result({"batch_size": 64, "num_workers": n}, state=TrialState.FAILED) for n in failed]
-        return _indented(scaling_lines("study", groups_in(asked, results)))
+        return _indented(scaling_lines("study", worker_groups(asked, current_results(asked, results).points)))
 
     weak = {"per_worker_batch_size": 32, "batch_size": None}
     six: Any = {"batch_sizes": [2**i for i in range(6)], "noise": (1.0,)}
@@ -233,6 +235,34 @@ def scaling() -> Cases:
 
 def _indented(lines: Iterable[tuple[int, str]]) -> str:
     return "\n".join(" " * indent + text for indent, text in lines)
+
+
+def tables() -> Cases:
+    """What `raypar fit` says of a file that is no table, or has mistakes."""
+
+    def refused(content: str | bytes | None) -> str:
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "times.csv")
+            if content is not None:
+                path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            try:
+                read_table(path)
+            except RayparError as error:
+                return str(error).replace(str(path), "FILE")
+        raise AssertionError(content)
+
+    return {
+        "mistakes": refused("workers,time_s\n1,10\n# a remark\ntwo,5.5s\n2.5,0\n\n-4,nan\n8\n0,1e99\n1,1_000\n"),
+        "many mistakes": refused("workers,time\n" + "1,x\n" * 25),
+        "no column": refused("n,elapsed\n1,2\n"),
+        "two columns": refused("workers,time,throughput\n1,2,3\n"),
+        "empty": refused(""),
+        "a remark alone": refused("\n# nothing\n"),
+        "no runs": refused("workers,time\n"),
+        "no text": refused(b"workers,time\n1,\xff\n"),
+        "no CSV": refused("workers,time\n1," + "1" * 200_000),
+        "no file": refused(None),
+    }
 
 
 # ---- raypar recommend
@@ -530,6 +560,7 @@ FILES: Mapping[str, Callable[[], Cases]] = {
     "effects": effects,
     "scaling": scaling,
     "figures": figures,
+    "tables": tables,
     "recommend": recommendations,
     "compare": comparisons,
     "predict": predictions,

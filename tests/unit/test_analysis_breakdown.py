@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -56,64 +56,41 @@ def reducing(start: float, end: float, wait: float | None = None, name: str = RE
     return [*ALONE, (name, start, end), ("wait", start if wait is None else wait, end)]
 
 
+Case: TypeAlias = tuple[list[list[Span]], dict[str, float], float, dict[int, float]]
+MOVING = [*ALONE, (REDUCE, 0.5, 0.7)]
+COPIES: list[Span] = [("step", 0.0, 1.0), ("combine", 0.0, 0.6), (GATHER, 0.1, 0.5), ("wait", 0.1, 0.5)]
+WHILE_MOVING = [
+    [*MOVING, ("gloo:broadcast", 0.5, 0.8), ("wait", 0.5, 0.8)],
+    [*MOVING, ("gloo:broadcast", 0.75, 0.8), ("wait", 0.5, 0.7)],
+]
+SECOND = [[*reducing(0.6, 0.8), (REDUCE, 0.45, 0.55)], [*reducing(0.7, 0.8), (REDUCE, 0.5, 0.55)]]
+UNEQUAL = [reducing(0.5, 0.8), [*reducing(0.7, 0.8), (REDUCE, 0.1, 0.2)]]
+NOT_WAITED_FOR = [[*ALONE, (REDUCE, 0.45, 0.75)], [*ALONE, (REDUCE, 0.7, 0.75)]]
+PARTS_ALONE = {DATA_WAIT: 0.1, FORWARD: 0.3, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1}
+BUBBLES = ("gloo:recv", "gloo:send", "ncclDevKernel_SendRecv")
+
 # What the ranks did in a step, and of the first one what its time was spent on: parts, hidden communication, and whom
 # it waited for.
-CASES: dict[str, tuple[list[list[Span]], dict[str, float], float, dict[int, float]]] = {
-    "alone": ([ALONE], {DATA_WAIT: 0.1, FORWARD: 0.3, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1}, 0, {}),
+CASES: dict[str, Case] = {
+    "alone": ([ALONE], PARTS_ALONE, 0, {}),
     "waiting is taken from the part it lies in": ([reducing(0.7, 0.8)], {BACKWARD: 0.3, COMMUNICATION: 0.1}, 0, {}),
-    "hidden while it works": ([[*ALONE, (REDUCE, 0.5, 0.7)]], {BACKWARD: 0.4, COMMUNICATION: 0}, 0.2, {}),
+    "hidden while it works": ([MOVING], {BACKWARD: 0.4, COMMUNICATION: 0}, 0.2, {}),
     "hidden in part": ([reducing(0.5, 0.8, wait=0.7)], {COMMUNICATION: 0.1}, 0.2, {}),
-    "two at once are hidden once": ([[*ALONE, (REDUCE, 0.5, 0.7), (REDUCE, 0.6, 0.75)]], {}, 0.25, {}),
-    "the first waits for the last": (
-        [reducing(0.5, 0.8), reducing(0.7, 0.8)],
-        {STRAGGLERS: 0.2, COMMUNICATION: 0.1},
-        0,
-        {1: 0.2},
-    ),
-    "the last waits for nobody": ([reducing(0.7, 0.8), reducing(0.5, 0.8)], {STRAGGLERS: 0, COMMUNICATION: 0.1}, 0, {}),
-    "a straggler that nobody waits for": (
-        [[*ALONE, (REDUCE, 0.45, 0.75)], [*ALONE, (REDUCE, 0.7, 0.75)]],
-        {STRAGGLERS: 0},
-        0.05,
-        {},
-    ),
-    "waiting while another moves data is communication": (
-        [
-            [*ALONE, (REDUCE, 0.5, 0.7), ("gloo:broadcast", 0.5, 0.8), ("wait", 0.5, 0.8)],
-            [*ALONE, (REDUCE, 0.5, 0.7), ("gloo:broadcast", 0.75, 0.8), ("wait", 0.5, 0.7)],
-        ],
-        {COMMUNICATION: 0.25, STRAGGLERS: 0.05},
-        0,
-        {1: 0.05},
-    ),
+    "two at once are hidden once": ([[*MOVING, (REDUCE, 0.6, 0.75)]], {}, 0.25, {}),
+    "first": ([reducing(0.5, 0.8), reducing(0.7, 0.8)], {STRAGGLERS: 0.2, COMMUNICATION: 0.1}, 0, {1: 0.2}),
+    "last": ([reducing(0.7, 0.8), reducing(0.5, 0.8)], {STRAGGLERS: 0, COMMUNICATION: 0.1}, 0, {}),
+    "a straggler that nobody waits for": (NOT_WAITED_FOR, {STRAGGLERS: 0}, 0.05, {}),
+    "while another moves data": (WHILE_MOVING, {COMMUNICATION: 0.25, STRAGGLERS: 0.05}, 0, {1: 0.05}),
     "the last of three": ([reducing(0.5, 0.8), reducing(0.75, 0.8), reducing(0.6, 0.8)], {}, 0, {1: 0.25}),
-    "the k-th of a name is matched with the k-th": (
-        [[*reducing(0.6, 0.8), (REDUCE, 0.45, 0.55)], [*reducing(0.7, 0.8), (REDUCE, 0.5, 0.55)]],
-        {STRAGGLERS: 0.1},
-        0.05,
-        {1: 0.1},
-    ),
-    "unequal numbers can't be matched": (
-        [reducing(0.5, 0.8), [*reducing(0.7, 0.8), (REDUCE, 0.1, 0.2)]],
-        {STRAGGLERS: 0, COMMUNICATION: 0.3},
-        0,
-        {},
-    ),
+    "the k-th of a name is matched with the k-th": (SECOND, {STRAGGLERS: 0.1}, 0.05, {1: 0.1}),
+    "unequal numbers can't be matched": (UNEQUAL, {STRAGGLERS: 0, COMMUNICATION: 0.3}, 0, {}),
     "clocks that disagree": (
         [reducing(0.5, 0.6), reducing(0.9, 1.0)],
         {STRAGGLERS: 0.1, COMMUNICATION: 0},
         0,
         {1: 0.1},
     ),
-    **{
-        f"waiting for a message, {name}": (
-            [reducing(0.1, 0.3, name=name)],
-            {DATA_WAIT: 0.1, FORWARD: 0.1, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1, BUBBLE: 0.2},
-            0,
-            {},
-        )
-        for name in ("gloo:recv", "gloo:send", "ncclDevKernel_SendRecv")
-    },
+    **{name: ([reducing(0.1, 0.3, name=name)], {**PARTS_ALONE, FORWARD: 0.1, BUBBLE: 0.2}, 0, {}) for name in BUBBLES},
     "messages are no hidden communication": ([[*ALONE, ("gloo:send", 0.1, 0.8)]], {}, 0, {}),
     "a collective beside a message": (
         [[*reducing(0.5, 0.8, wait=0.4), ("gloo:recv", 0.4, 0.8)]],
@@ -121,18 +98,8 @@ CASES: dict[str, tuple[list[list[Span]], dict[str, float], float, dict[int, floa
         0,
         {},
     ),
-    "a call that starts a communication": (
-        [[*ALONE, ("wait", 0.5, 0.52), (REDUCE, 0.52, 0.7)]],
-        {COMMUNICATION: 0.02},
-        0.18,
-        {},
-    ),
-    "copies are other work": (
-        [[("step", 0.0, 1.0), ("combine", 0.0, 0.6), (GATHER, 0.1, 0.5), ("wait", 0.1, 0.5)]],
-        {COMMUNICATION: 0.4, OTHER: 0.6},
-        0,
-        {},
-    ),
+    "a call that starts it": ([[*ALONE, ("wait", 0.5, 0.52), (REDUCE, 0.52, 0.7)]], {COMMUNICATION: 0.02}, 0.18, {}),
+    "copies are other work": ([COPIES], {COMMUNICATION: 0.4, OTHER: 0.6}, 0, {}),
 }
 
 
@@ -183,20 +150,15 @@ def steps(draw: st.DrawFn) -> list[Span]:
 
 
 @given(st.lists(st.tuples(steps(), SPANS), min_size=1, max_size=3))
-def test_the_parts_add_up_to_the_step_whatever_happens(ranks: list[tuple[list[Span], list[Span]]]) -> None:
-    for own in break_down([[*marks, *others] for marks, others in ranks]):
-        for step in own:
+def test_the_parts_add_up_to_the_step_whatever_happens_and_so_do_their_means(
+    ranks: list[tuple[list[Span], list[Span]]],
+) -> None:
+    for of_rank in break_down([[*marks, *others] for marks, others in ranks]):
+        for step in [*of_rank, mean_of(of_rank)]:
             assert sum(step.parts.values()) == pytest.approx(step.step_s, abs=1e-9)
             assert all(seconds >= -1e-9 for seconds in step.parts.values())
             assert 0 <= step.hidden_s <= step.step_s + 1e-9
             assert sum(step.waits_for.values()) == pytest.approx(step.parts[STRAGGLERS])
-
-
-@given(st.lists(st.tuples(steps(), SPANS), min_size=2, max_size=3))
-def test_the_mean_of_steps_adds_up_as_well(ranks: list[tuple[list[Span], list[Span]]]) -> None:
-    for own in break_down([[*marks, *others] for marks, others in ranks]):
-        mean = mean_of(own)
-        assert sum(mean.parts.values()) == pytest.approx(mean.step_s)
 
 
 @given(steps(), SPANS, st.floats(-5, 5))
@@ -219,49 +181,37 @@ def test_a_profile_is_the_mean_of_typical_steps(
     config: dict[str, Any], durations: tuple[float, ...], num_steps: int, step_s: float
 ) -> None:
     spans: list[Span] = [("step", a, b) for a, b in itertools.pairwise(itertools.accumulate(durations, initial=0.0))]
-    profile = profile_of([recorded(spans)], {"batch_size": 8, **config})
-    assert profile is not None
-    assert (profile.num_steps, profile.ranks[0].step_s) == (num_steps, pytest.approx(step_s))
+    made = profile_of([recorded(spans)], {"batch_size": 8, **config})
+    assert made is not None and (made.num_steps, made.ranks[0].step_s) == (num_steps, pytest.approx(step_s))
 
 
-def test_a_profile_tells_its_overhead_and_the_utilisation_of_all_workers() -> None:
-    ranks = [recorded(ALONE, flop_per_sample=1e7), recorded(ALONE, step_times_s=[0.8, 0.8], peak_flops=3e9)]
-    profile = profile_of(ranks, {"batch_size": 36, "strategy": "ddp"})
-    assert profile is not None
-    assert profile.step_s == 0.9  # the slowest rank's
-    assert profile.overhead == pytest.approx(1 / 9)
-    assert profile.utilisation == pytest.approx(36 * 1e7 / 0.9 / 4e9)
+def profile(*ranks: dict[str, Any], **config: Any) -> Profile:
+    made = profile_of(ranks, {"batch_size": 36, **config})
+    assert made is not None
+    return made
 
 
-def test_a_network_that_cannot_be_counted_has_no_utilisation() -> None:
-    profile = profile_of([recorded(ALONE, flop_per_sample=None)], {"batch_size": 36})
-    assert profile is not None and profile.utilisation is None
-    assert "profile/model_flop_utilisation" not in profile.metrics()
+def test_a_profile_has_its_overhead_and_the_utilisation_of_all_workers() -> None:
+    of_two = profile(recorded(ALONE, flop_per_sample=1e7), recorded(ALONE, step_times_s=[0.8, 0.8], peak_flops=3e9))
+    assert of_two.step_s == 0.9  # the slowest rank's
+    assert of_two.overhead == pytest.approx(1 / 9)
+    assert of_two.utilisation == pytest.approx(36 * 1e7 / 0.9 / 4e9)
+    metrics = of_two.metrics()
+    assert metrics["profile/model_flop_utilisation"] == of_two.utilisation
+    assert metrics["profile/backward_s"] == pytest.approx(0.4)
+    assert sum(metrics[f"profile/{part}_s"] for part in PARTS) == pytest.approx(metrics["profile/step_s"])
+    # A network that can't be counted:
+    assert "profile/model_flop_utilisation" not in profile(recorded(ALONE, flop_per_sample=None)).metrics()
 
 
 def test_ranks_of_a_mesh_are_not_matched() -> None:
-    ranks = [recorded(reducing(0.5, 0.8)), recorded(reducing(0.7, 0.8))]
-    profile = profile_of(ranks, {"batch_size": 8, "strategy": "hybrid"})
-    assert profile is not None and not profile.matches_collectives
-    assert profile.ranks[0].parts[STRAGGLERS] == 0 and profile.ranks[0].parts[COMMUNICATION] == pytest.approx(0.3)
-
-
-def test_a_profile_is_the_same_after_json() -> None:
     ranks = [recorded(reducing(0.5, 0.8), flop_per_sample=10), recorded(reducing(0.7, 0.8))]
-    profile = profile_of(ranks, {"batch_size": 8})
-    assert profile is not None and profile.ranks[0].waits_for
-    assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
+    mesh, matched = profile(*ranks, strategy="hybrid"), profile(*ranks)
+    assert not mesh.matches_collectives and matched.matches_collectives
+    assert mesh.ranks[0].parts[STRAGGLERS] == 0 and mesh.ranks[0].parts[COMMUNICATION] == pytest.approx(0.3)
+    assert matched.ranks[0].waits_for and Profile.from_dict(json.loads(json.dumps(matched.to_dict()))) == matched
 
 
 @pytest.mark.parametrize("raw", [{}, {"ranks": []}, {"ranks": [{"parts": 1}]}, {"recorded": []}, {"ranks": 3}])
-def test_what_is_no_profile_is_none(raw: dict[str, Any]) -> None:
+def test_a_mapping_that_is_no_profile_gives_none(raw: dict[str, Any]) -> None:
     assert Profile.from_dict(raw) is None
-
-
-def test_metrics_are_in_a_section_of_their_own_and_name_their_units() -> None:
-    profile = profile_of([recorded(ALONE, flop_per_sample=10)], {"batch_size": 8})
-    assert profile is not None
-    metrics = profile.metrics()
-    assert all(key.startswith("profile/") for key in metrics)
-    assert metrics["profile/backward_s"] == pytest.approx(0.4)
-    assert sum(metrics[f"profile/{part}_s"] for part in PARTS) == pytest.approx(metrics["profile/step_s"])

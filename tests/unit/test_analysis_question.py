@@ -14,7 +14,7 @@ from raypar.analysis.candidates import Constraints
 from raypar.analysis.compare import Side, compare
 from raypar.analysis.question import Question, current_results, question_from_dict, question_of
 from raypar.analysis.recommend import recommend
-from raypar.analysis.scaling import groups_in
+from raypar.analysis.scaling import worker_groups
 from raypar.execution.plan import make_plan
 from raypar.report.export import rows_of
 from raypar.run.cluster import this_machine
@@ -137,7 +137,7 @@ def test_nothing_that_reads_a_study_mixes_them_in() -> None:
     assert pair_speedups(question, mixed) == pair_speedups(question, own)
     found = recommend(question, mixed, Constraints())
     assert found.candidates == recommend(question, own, Constraints()).candidates and found.excluded == told
-    (group,), (same,) = groups_in(question, mixed), groups_in(question, own)
+    (group,), (same,) = (worker_groups(question, current_results(question, rs).points) for rs in (mixed, own))
     assert group.runs == same.runs
     compared = compare(Side(question, tuple(own), {}), Side(question, tuple(mixed), {}))
     assert compared.excluded == ("", told)

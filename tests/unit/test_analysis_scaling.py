@@ -1,16 +1,168 @@
-"""Speedups, efficiencies and serial fractions of runs by worker count."""
+"""Speedups, serial fractions and laws: of runs that a law has made, of a study's groups, of tables from elsewhere."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
-from law_runs import COUNTS, fit_of, runs_of
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
-from raypar.analysis.scaling import Runs, analyse_scaling, karp_flatt, karp_flatt_of
-from raypar.analysis.stats import Estimate, Method, reference
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from results import make_result
+
+from raypar.analysis.analyse import analyse
+from raypar.analysis.laws import AMDAHL, GUSTAFSON, NO_EFFECT, USL, Fit, Law, Refused, Scaling
+from raypar.analysis.question import Question, current_results
+from raypar.analysis.scaling import (
+    SAMPLES_PER_S,
+    TRAININGS_PER_S,
+    Quantity,
+    Runs,
+    ScalingAnalysis,
+    ScalingPoint,
+    WorkerGroup,
+    analyse_scaling,
+    karp_flatt,
+    read_table,
+    worker_groups,
+)
+from raypar.analysis.stats import Estimate, Method, median_estimate
 from raypar.errors import RayparError
+from raypar.study.trial import TrialResult, TrialState
+
+COUNTS = (1, 2, 4, 8, 16)
+SOME_COUNTS = st.lists(st.integers(1, 512), min_size=4, max_size=8, unique=True).map(sorted)
+SHARES = st.floats(0, 1)
+RATES = st.floats(1e-6, 1e6)
+
+
+def runs_of(
+    law: Law,
+    *parameters: float,
+    counts: Iterable[int] = COUNTS,
+    rate: float = 0.01,
+    noise: float = 0.0,
+    num_repeats: int = 1,
+    seed: int = 0,
+) -> Runs:
+    """Throughputs as a law has them, with log-normal noise."""
+    rng = np.random.default_rng(seed)
+    factors = {n: np.exp(noise * rng.standard_normal(num_repeats)) for n in counts}
+    rates = {n: tuple((rate * law.speedup(n, *parameters) * f).tolist()) for n, f in factors.items()}
+    return Runs(rates, Quantity.THROUGHPUT)
+
+
+def as_times(runs: Runs, scaling: Scaling = Scaling.STRONG) -> Runs:
+    return Runs({n: tuple((n if scaling is Scaling.WEAK else 1) / r for r in v) for n, v in runs.values.items()})
+
+
+def fit_of(analysis: ScalingAnalysis, law: Law) -> Fit:
+    (fit,) = [law_fit for law_fit in analysis.laws if isinstance(law_fit, Fit) and law_fit.law is law]
+    return fit
+
+
+def holds(estimate: Estimate | None, truth: float) -> bool:
+    assert estimate is not None and estimate.low is not None and estimate.high is not None
+    return estimate.low <= truth <= estimate.high
+
+
+# ---- laws
+
+
+@given(fraction=SHARES, rate=RATES, counts=SOME_COUNTS)
+def test_times_made_by_amdahls_law_give_back_its_serial_fraction(
+    fraction: float, rate: float, counts: list[int]
+) -> None:
+    fit = fit_of(analyse_scaling(as_times(runs_of(AMDAHL, fraction, counts=counts, rate=rate))), AMDAHL)
+    assert fit.parameters[0].value == pytest.approx(fraction, rel=1e-3, abs=2 * NO_EFFECT / max(counts))
+    assert max(map(abs, fit.residuals.values())) < 2 * NO_EFFECT
+    assert fit.rate.value == pytest.approx(rate, rel=1e-2)
+
+
+@given(fraction=SHARES, rate=RATES, counts=SOME_COUNTS)
+def test_times_made_by_gustafsons_law_give_back_its_serial_fraction(
+    fraction: float, rate: float, counts: list[int]
+) -> None:
+    runs = as_times(runs_of(GUSTAFSON, fraction, counts=counts, rate=rate), Scaling.WEAK)
+    fit = fit_of(analyse_scaling(runs, Scaling.WEAK), GUSTAFSON)
+    assert max(map(abs, fit.residuals.values())) < 2 * NO_EFFECT
+    if min(counts) == 1:  # without it, the law is all but a straight line through 0, whatever f
+        assert fit.parameters[0].value == pytest.approx(fraction, abs=1e-2)
+
+
+@given(contention=st.floats(0, 0.9), coherence=st.floats(1e-4, 0.1))
+def test_rates_made_by_the_universal_law_give_back_its_parameters_and_its_peak(
+    contention: float, coherence: float
+) -> None:
+    fit = fit_of(analyse_scaling(runs_of(USL, contention, coherence, counts=(1, 2, 4, 8, 16, 32))), USL)
+    assert [p.value for p in fit.parameters] == pytest.approx([contention, coherence], rel=1e-3, abs=1e-5)
+    assert fit.peak is not None
+    assert fit.peak.value == pytest.approx(math.sqrt((1 - contention) / coherence), rel=1e-2)
+
+
+def test_noisy_repeats_give_intervals_that_hold_the_truth() -> None:
+    runs = runs_of(USL, 0.05, 0.002, counts=(1, 2, 4, 8, 16, 32), noise=0.02, num_repeats=5, seed=7)
+    analysis = analyse_scaling(as_times(runs), num_resamples=200)
+    fit = fit_of(analysis, USL)
+    assert analysis.why_no_interval == ""
+    assert holds(fit.parameters[0], 0.05) and holds(fit.parameters[1], 0.002) and holds(fit.rate, 0.01)
+    assert holds(fit.peak, math.sqrt(0.95 / 0.002))
+    assert holds(fit.peak_speedup, USL.speedup(math.sqrt(0.95 / 0.002), 0.05, 0.002))
+    assert list(fit.extrapolated) == [64, 128]
+    assert holds(fit.extrapolated[64], USL.speedup(64, 0.05, 0.002))
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say_and_a_seed_gives_the_same() -> None:
+    fits = [
+        fit_of(
+            analyse_scaling(runs_of(AMDAHL, 0.05, noise=0.03, num_repeats=4, counts=(1, 4, 16), seed=i), **more), AMDAHL
+        )
+        for i, more in [(0, {"seed": 1}), (0, {"seed": 2}), *((i, {"num_resamples": 100}) for i in range(20))]
+    ]
+    assert fits[0] != fits[1]
+    assert sum(holds(fit.parameters[0], 0.05) for fit in fits[2:]) >= 16
+
+
+def test_amdahls_limit_is_one_over_the_serial_fraction_and_relative_to_the_baseline() -> None:
+    runs = runs_of(AMDAHL, 0.05, noise=0.01, num_repeats=3)
+    of_one = fit_of(analyse_scaling(runs, num_resamples=100), AMDAHL)
+    of_four = fit_of(analyse_scaling(runs, baseline=4, num_resamples=100), AMDAHL)
+    assert holds(of_one.limit, 20)
+    assert holds(of_four.limit, 20 / AMDAHL.speedup(4, 0.05))
+    assert of_four.parameters == of_one.parameters
+
+
+def test_without_a_clear_bend_there_is_no_peak_and_no_limit() -> None:
+    analysis = analyse_scaling(Runs({n: (100 / n, 101 / n, 99 / n, 100.5 / n) for n in COUNTS}), num_resamples=100)
+    assert (fit_of(analysis, USL).peak, fit_of(analysis, AMDAHL).limit) == (None, None)
+
+
+@pytest.mark.parametrize(("num_counts", "refused"), [(1, [AMDAHL, USL]), (2, [AMDAHL, USL]), (3, [USL]), (4, [])])
+def test_too_few_worker_counts_are_refused_with_the_reason(num_counts: int, refused: list[Law]) -> None:
+    analysis = analyse_scaling(runs_of(AMDAHL, 0.1, counts=COUNTS[:num_counts], num_repeats=9))
+    reasons = {law.law: law.reason for law in analysis.laws if isinstance(law, Refused)}
+    few = "it takes {} distinct worker counts or more, and there are {}"
+    assert reasons == {law: few.format(len(law.parameters) + 2, num_counts) for law in refused}
+
+
+@pytest.mark.parametrize(
+    ("law", "parameters", "scaling", "better"),
+    [
+        (GUSTAFSON, (0.3,), Scaling.WEAK, GUSTAFSON),
+        (USL, (0.02, 0.01), Scaling.STRONG, USL),
+        (AMDAHL, (0.1,), Scaling.STRONG, None),  # with k = 0, the universal law is Amdahl's
+    ],
+)
+def test_the_law_that_made_the_times_is_the_better_one(
+    law: Law, parameters: tuple[float, ...], scaling: Scaling, better: Law | None
+) -> None:
+    assert analyse_scaling(as_times(runs_of(law, *parameters), scaling), scaling).better is better
+
+
+# ---- runs
 
 
 @given(speedup=st.floats(0.1, 1000), num_workers=st.integers(2, 1000))
@@ -18,9 +170,18 @@ def test_karp_flatt_is_the_serial_fraction_with_which_amdahl_has_that_speedup(sp
     assert AMDAHL.speedup(num_workers, karp_flatt(speedup, num_workers)) == pytest.approx(speedup)
 
 
-@given(times=st.lists(st.floats(0.1, 100), min_size=2, max_size=2), data=st.data())
-def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times: list[float], data: st.DataObject) -> None:
-    base = data.draw(st.sampled_from([2, 8]))
+@given(bounds=st.lists(st.floats(0.1, 1000), min_size=3, max_size=3).map(sorted), num=st.integers(1, 99))
+def test_a_serial_fraction_has_the_interval_that_the_speedups_own_gives(bounds: list[float], num: int) -> None:
+    assume(num != 8)
+    low, value, high = bounds
+    point = ScalingPoint(num, 8, median_estimate([1.0]), Estimate(value, low, high, 5, 0.95, Method.T_LOG))
+    fraction = point.karp_flatt
+    assert fraction is not None and holds(fraction, fraction.value)
+    assert {fraction.low, fraction.high} == {karp_flatt(low, num / 8), karp_flatt(high, num / 8)}
+
+
+@given(times=st.lists(st.floats(0.1, 100), min_size=2, max_size=2), base=st.sampled_from([2, 8]))
+def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times: list[float], base: int) -> None:
     runs = Runs({2: (times[0],), 8: (times[1],)})
     for scaling, work in ((Scaling.STRONG, 1), (Scaling.WEAK, 4)):
         low, high = analyse_scaling(runs, scaling, base).points
@@ -31,66 +192,157 @@ def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times: list[
         assert (of_base.speedup.value, of_base.karp_flatt) == (1, None)
 
 
-def test_constant_times_are_no_gain_in_strong_and_perfect_in_weak_scaling() -> None:
-    runs = Runs(dict.fromkeys(COUNTS, (10.0,)))
-    strong, weak = analyse_scaling(runs), analyse_scaling(runs, Scaling.WEAK)
-    assert [p.speedup.value for p in strong.points] == [1] * 5
-    assert [p.efficiency.value for p in weak.points] == pytest.approx([1] * 5)
-    assert fit_of(strong, AMDAHL).parameters[0].value == pytest.approx(1, abs=1e-6)
-    assert fit_of(weak, GUSTAFSON).parameters[0].value == 0
-    assert [law.law for law in weak.laws] == [GUSTAFSON, USL]
+@pytest.mark.parametrize(
+    ("power", "scaling", "law", "fraction"),
+    [(0.0, Scaling.STRONG, AMDAHL, 1), (0.0, Scaling.WEAK, GUSTAFSON, 0), (1.2, Scaling.STRONG, AMDAHL, 0)],
+    ids=["no gain", "perfect weak scaling", "faster than perfect"],
+)
+def test_a_serial_fraction_stays_between_0_and_1(power: float, scaling: Scaling, law: Law, fraction: float) -> None:
+    analysis = analyse_scaling(Runs({n: (100 / n**power,) for n in COUNTS}), scaling)
+    assert fit_of(analysis, law).parameters[0].value == pytest.approx(fraction, abs=1e-6)
+    work = COUNTS if scaling is Scaling.WEAK else (1,) * 5
+    expected = [w * n**power for w, n in zip(work, COUNTS, strict=True)]
+    assert [p.speedup.value for p in analysis.points] == pytest.approx(expected)
 
 
 def test_a_throughput_is_a_rate_in_both_ways_to_scale() -> None:
-    runs = runs_of(AMDAHL, 0.1)
-    strong, weak = (analyse_scaling(runs, scaling) for scaling in Scaling)
+    strong, weak = (analyse_scaling(runs_of(AMDAHL, 0.1), scaling) for scaling in Scaling)
     assert strong.points == weak.points
 
 
-def test_the_same_runs_give_the_same_intervals_and_another_seed_gives_others() -> None:
-    runs = runs_of(AMDAHL, 0.1, noise=0.05, num_repeats=3, counts=(1, 2, 4))
-    first, again, other = (analyse_scaling(runs, num_resamples=50, seed=seed) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
+# ---- groups of a study
+
+QUESTION = Question("s", {"num_workers": 1}, ("num_workers",))
+WEAK = {"per_worker_batch_size": 32}
+TIMES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=2, max_size=6)
 
 
-def test_one_repeat_gives_parameters_without_intervals_and_says_why() -> None:
-    runs = Runs({1: (10.0, 10.1), 2: (5.5,), 4: (3.1, 3.0), 8: (2.0,)})
-    analysis = analyse_scaling(runs)
-    assert analysis.why_no_interval == "2, 8 workers ran only once"
-    assert all(p.low is None for law in (AMDAHL, USL) for p in fit_of(analysis, law).parameters)
+def trials(times: Mapping[int, float], noise: Sequence[float] = (1.0, 1.01, 0.99), **more: Any) -> list[TrialResult]:
+    """A trial for each worker count and repeat; what disturbs a worker count differs from that of the next."""
+    return [
+        make_result({"num_workers": n}, r, t * noise[(r + i) % len(noise)], **more)
+        for i, (n, t) in enumerate(times.items())
+        for r in range(len(noise))
+    ]
 
 
-def test_faster_than_perfect_is_a_fraction_of_0_and_a_karp_flatt_below() -> None:
-    analysis = analyse_scaling(Runs({n: (100 / n**1.2,) for n in COUNTS}))
-    assert fit_of(analysis, AMDAHL).parameters[0].value == 0
-    assert all(p.karp_flatt is not None and p.karp_flatt.value < 0 for p in analysis.points[1:])
+def by_amdahl(fraction: float) -> dict[int, float]:
+    return {n: 60 / AMDAHL.speedup(n, fraction) for n in (1, 2, 4, 8)}
 
 
-def test_a_baseline_without_runs_is_refused_with_those_that_have_some() -> None:
-    with pytest.raises(RayparError, match="no run with 3 workers") as told:
-        analyse_scaling(Runs({1: (1.0,), 2: (0.6,)}), baseline=3)
-    assert told.value.hint == "worker counts that have runs: 1, 2"
-    with pytest.raises(RayparError, match="no runs to look at"):
-        analyse_scaling(Runs({}))
+def groups(question: Question, results: list[TrialResult], baseline: int | None = None) -> tuple[WorkerGroup, ...]:
+    return worker_groups(question, current_results(question, results).points, baseline)
 
 
-@given(bounds=st.lists(st.floats(0.1, 1000), min_size=3, max_size=3).map(sorted), num_workers=st.floats(0.01, 1000))
-def test_a_serial_fraction_has_the_interval_that_the_speedups_own_gives(
-    bounds: list[float], num_workers: float
-) -> None:
-    assume(abs(num_workers - 1) > 1e-3)
-    low, value, high = bounds
-    fraction = karp_flatt_of(Estimate(value, low, high, 5, 0.95, Method.T_LOG), num_workers)
-    assert fraction.low is not None and fraction.high is not None
-    assert fraction.low <= fraction.value <= fraction.high
-    assert {fraction.low, fraction.high} == {karp_flatt(low, num_workers), karp_flatt(high, num_workers)}
-    alone = karp_flatt_of(Estimate(value, None, None, 1, None, Method.SINGLE), num_workers)
-    assert (alone.value, alone.low, alone.high) == (fraction.value, None, None)
+def only(*args: Any) -> WorkerGroup:
+    (group,) = groups(*args)
+    return group
 
 
-def test_speedups_that_are_known_better_are_taken_as_they_are() -> None:
-    known = {1: reference(2), 2: Estimate(1.7, 1.6, 1.8, 2, 0.95, Method.T_LOG)}
-    base, two = analyse_scaling(Runs({1: (10.0, 11.0), 2: (6.0, 5.0)}), speedups=known).points
-    assert (base.speedup, two.speedup) == (known[1], known[2])
-    assert (two.efficiency.value, two.karp_flatt) == (0.85, karp_flatt_of(known[2], 2))
+def speedups(group: WorkerGroup) -> dict[int, float]:
+    return {n: estimate.value for n, estimate in group.speedups.items()}
+
+
+def test_gustafsons_scaled_speedup_is_the_worker_count_times_what_is_left_of_a_workers_rate() -> None:
+    # Steps of 32 samples a worker, 0.100 s for one worker and 0.125 s for four: a rate of 320/s, and of 4 · 256/s.
+    steps = ((1, 0.100), (4, 0.125))
+    results = [make_result({"num_workers": n}, 0, 180_000 / (32 * n) * step_s, config=WEAK) for n, step_s in steps]
+    group = only(QUESTION, results)
+    assert dict(group.runs.values) == {1: (pytest.approx(320),), 4: (pytest.approx(1024),)}
+    assert speedups(group) == {1: 1, 4: pytest.approx(4 * 256 / 320)}
+    assert group.points[1].efficiency.value == pytest.approx(256 / 320)
+
+
+@given(times=TIMES)
+def test_speedups_are_those_of_the_studys_report_in_weak_and_strong_scaling_alike(times: dict[int, float]) -> None:
+    question = Question("s", {"num_workers": max(times)}, ("num_workers",))
+    analysis, weak = (analyse(question, trials(times, config=config)) for config in ({}, WEAK))
+    (group,), (weak_group,) = analysis.worker_groups, weak.worker_groups
+    assert (group.scaling, weak_group.scaling) == (Scaling.STRONG, Scaling.WEAK)
+    assert group.runs == weak_group.runs and group.speedups == weak_group.speedups
+    assert group.baseline == max(times)
+    reported = {p.num_workers: (p.speedup, p.efficiency) for p in analysis.points}
+    scaled = group.analyse(num_resamples=2).points
+    assert {p.num_workers: (p.speedup, p.efficiency) for p in scaled} == reported
+    assert scaled == group.points and [p.num_workers for p in scaled] == sorted(times)
+
+
+def test_points_that_share_all_but_their_workers_are_a_group_whatever_else_is_swept() -> None:
+    question = Question("s", {"num_workers": 1}, ("batch_size", "num_workers", "precision"))
+    swept = [(b, p) for b in (64, 256) for p in ("bf16", "fp32")]
+    results = [
+        make_result({"batch_size": b, "precision": p, "num_workers": n}, 0, time_s)
+        for i, (b, p) in enumerate(swept)
+        for n, time_s in by_amdahl(0.1 * i).items()
+    ]
+    of_study = groups(question, results[::-1])
+    assert [tuple(g.point.values()) for g in of_study] == swept
+    assert [g.label for g in of_study][:2] == ["batch_size=64 precision=bf16", "batch_size=64 precision=fp32"]
+    assert [g.points[-1].karp_flatt.value for g in of_study] == pytest.approx([0, 0.1, 0.2, 0.3], abs=1e-9)
+
+
+def test_a_worker_count_without_a_finished_trial_is_excluded_and_a_failed_baseline_gives_way() -> None:
+    listed = tuple({"num_workers": n} for n in (*COUNTS, 32))
+    results = [
+        *(r for r in trials(by_amdahl(0.1)) if r.spec.placement.num_workers > 1),
+        make_result({"num_workers": 1}, 0, state=TrialState.FAILED),
+        make_result({"num_workers": 16}, 1, state=TrialState.STOPPED),
+    ]
+    group = only(Question("s", {"num_workers": 1}, ("num_workers",), points=listed), results)
+    assert tuple(group.speedups) == (2, 4, 8) and (group.baseline, speedups(group)[2]) == (2, 1)
+    assert group.excluded == {1: "failed", 16: "stopped early", 32: "not run yet"}
+
+
+def test_another_baseline_can_be_asked_for_and_has_to_have_finished() -> None:
+    results = trials(by_amdahl(0.1))
+    group = only(QUESTION, results, 4)
+    assert group.baseline == 4
+    assert speedups(group)[8] == pytest.approx(AMDAHL.speedup(8, 0.1) / AMDAHL.speedup(4, 0.1), rel=0.05)
+    with pytest.raises(RayparError, match="no finished trial with 3 workers to compare with") as caught:
+        groups(QUESTION, results, 3)
+    assert caught.value.hint == "worker counts that have some: 1, 2, 4, 8"
+
+
+@pytest.mark.parametrize("config", [{}, WEAK])
+def test_train_loops_whose_samples_are_not_counted_are_compared_by_whole_trainings(config: dict[str, Any]) -> None:
+    results = [make_result({"num_workers": n}, 0, None, wall_s=t, config=config) for n, t in ((1, 10.0), (2, 8.0))]
+    group = only(QUESTION, results)
+    assert (group.unit, dict(group.runs.values)) == (TRAININGS_PER_S, {1: (0.1,), 2: (0.125,)})
+    assert speedups(group) == {1: 1, 2: pytest.approx(1.25)}
+    assert only(QUESTION, trials({1: 4, 2: 3})).unit == SAMPLES_PER_S
+
+
+def test_a_study_of_one_worker_count_or_of_fixed_workers_has_no_group() -> None:
+    assert groups(QUESTION, trials({2: 4.0})) == groups(QUESTION, []) == ()
+    fixed = [make_result({"batch_size": b}, 0, 4.0) for b in (32, 64)]
+    assert groups(Question("s", {}, ("batch_size",)), fixed) == ()
+
+
+# ---- tables from elsewhere; what is wrong with one is in tests/golden/cases/tables.txt
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "times.csv"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.integers(1, 10**6), st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=4), min_size=1))
+def test_what_is_written_is_read(table: Path, values: dict[int, list[float]]) -> None:
+    lines = [f"{n},{value!r}" for n, repeats in values.items() for value in repeats]
+    table.write_text("\n".join(["workers,time", *lines]), encoding="utf-8")
+    assert read_table(table) == Runs({n: tuple(repeats) for n, repeats in values.items()}, Quantity.TIME)
+
+
+@pytest.mark.parametrize("workers", ["workers", "num_workers", " Workers "])
+@pytest.mark.parametrize("value", ["time", "time_s", "seconds", "throughput"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_columns_have_some_names_and_stand_anywhere(table: Path, workers: str, value: str, delimiter: str) -> None:
+    lines = [["host", value, "repeat", workers], ["a", "2.5", "1", "4"], ["b", " 2.75", "2", "4.0"]]
+    table.write_text("\n".join(map(delimiter.join, lines)), encoding="utf-8")
+    assert read_table(table) == Runs({4: (2.5, 2.75)}, Quantity("throughput" if value == "throughput" else "time"))
+
+
+def test_marks_of_other_programs_remarks_and_empty_lines_are_no_trouble(table: Path) -> None:
+    table.write_bytes(b'\xef\xbb\xbf# made on a cluster\r\n\r\nworkers,time\r\n1,"10"\r\n,\r\n\r\n2,6\r\n')
+    assert read_table(table).values == {1: (10.0,), 2: (6.0,)}

@@ -1,4 +1,4 @@
-"""How long a trial trains until a metric reaches a target, and what is said of trials that never do."""
+"""Time to target: of one trial, and of a point with trials that never reach it."""
 
 from __future__ import annotations
 
@@ -25,107 +25,77 @@ from raypar.analysis.time_to_target import (
 from raypar.study.trial import TrialResult, TrialState
 
 TARGET = Target("accuracy", 0.9)
+REACHED, MISSED, UNKNOWN, FAILED = TargetStatus
 
 
-def trial(
-    accuracies: Sequence[float | None],
-    repeat: int = 0,
-    *,
-    epoch_s: float = 2.0,
-    state: TrialState = TrialState.FINISHED,
-) -> TrialResult:
-    """A trial with a report per epoch of 1,000 samples, half a second of evaluation after each."""
-    made = make_result({"num_workers": 2}, repeat, epoch_s * len(accuracies), num_samples=1000 * len(accuracies))
-    reports = tuple(
-        {
-            "epoch": i + 1.0,
-            "train_time_s": epoch_s,
-            "eval_time_s": 0.5,
-            "throughput_samples_per_s": 1000 / epoch_s,
-            **({} if accuracy is None else {"accuracy": accuracy}),
-        }
-        for i, accuracy in enumerate(accuracies)
-    )
-    return replace(made, state=state, reports=reports, startup_s=3.0, warmup_s=0.25)
+def trial(accuracies: Sequence[float | None], repeat: int = 0, *, metric: str = "accuracy") -> TrialResult:
+    """A trial with a report per epoch of 1,000 samples in 2 s, half a second of evaluation after each."""
+    num = len(accuracies)
+    made = make_result({"num_workers": 2}, repeat, 2.0 * num, num_samples=1000 * num)
+    epoch = {"train_time_s": 2.0, "eval_time_s": 0.5, "throughput_samples_per_s": 500.0}
+    reports = tuple({**epoch, **({} if a is None else {metric: a})} for a in accuracies)
+    return replace(made, reports=reports, startup_s=3.0, warmup_s=0.25)
 
 
-def point(*results: TrialResult, target: Target = TARGET) -> PointToTarget:
+def point(*results: TrialResult) -> PointToTarget:
     (samples,) = collect(Question("s", {}, ("num_workers",)), results, "train_time_s")
-    return time_to_target(samples, target)
+    return time_to_target(samples, TARGET)
 
 
-def test_the_time_is_that_of_the_timed_steps_up_to_the_first_report_that_reaches_the_target() -> None:
-    found = trial_to_target(trial([0.5, 0.91, 0.89, 0.95]), TARGET)
-    assert (found.status, found.time_s, found.num_samples, found.best) == (TargetStatus.REACHED, 4.0, 2000.0, 0.95)
+PLAIN = make_result({}, 0, 4.0)  # whose reports have no times
+LOSS = Target("val_loss", 0.3, "min")
+CASES = {
+    "up to the first report that reaches it": (trial([0.5, 0.91, 0.89, 0.95]), TARGET, (REACHED, 4.0, 2000.0, 0.95)),
+    "a loss": (trial([0.5, 0.2, 0.3], metric="val_loss"), LOSS, (REACHED, 4.0, 2000.0, 0.2)),
+    "missed": (trial([0.5, 0.6]), TARGET, (MISSED, None, None, 0.6)),
+    "never reported": (trial([None]), TARGET, (UNKNOWN, None, None, None)),
+    "no number": (trial([math.nan, None, math.inf, 0.95]), TARGET, (REACHED, 8.0, 4000.0, 0.95)),
+    # Of the last report the trial's own time is that of all steps; of an earlier one nothing is known.
+    "no times, at the end": (PLAIN, TARGET, (REACHED, 4.0, 180_000.0, 0.97)),
+    "no times": (replace(PLAIN, reports=({"accuracy": 0.95}, {"accuracy": 0.96})), TARGET, (UNKNOWN, None, None, 0.96)),
+    # The times in its reports are not raypar's.
+    "a train loop": (replace(trial([0.95]), train_time_s=None), TARGET, (UNKNOWN, None, None, 0.95)),
+    "stopped": (replace(trial([0.92]), state=TrialState.STOPPED), TARGET, (REACHED, 2.0, 1000.0, 0.92)),
+    "failed": (replace(trial([0.95]), state=TrialState.FAILED), TARGET, (FAILED, None, None, None)),
+}
+
+
+@pytest.mark.parametrize(("result", "target", "expected"), CASES.values(), ids=CASES)
+def test_the_time_is_that_of_the_timed_steps(result: TrialResult, target: Target, expected: tuple[object, ...]) -> None:
+    to_target = trial_to_target(result, target)
+    assert (to_target.status, to_target.time_s, to_target.num_samples, to_target.best) == expected
 
 
 def test_from_the_launch_on_start_up_warm_up_and_evaluations_count() -> None:
     result = trial([0.5, 0.91, 0.95])
     assert trial_to_target(result, TARGET, Start.LAUNCH).time_s == 4.0 + 3.0 + 0.25 + 2 * 0.5
-    assert trial_to_target(replace(result, startup_s=None), TARGET, Start.LAUNCH).status is TargetStatus.UNKNOWN
-
-
-def test_a_trial_that_never_reaches_it_has_no_time_and_is_counted() -> None:
-    found = point(trial([0.5, 0.91]), trial([0.5, 0.6], 1), trial([0.95], 2))
-    assert found.num_in(TargetStatus.REACHED) == 2 and found.num_in(TargetStatus.MISSED) == 1
-    assert not found.is_always_reached
-    assert found.times == {0: 4.0, 2: 2.0}
-    assert found.time_s is not None and (found.time_s.value, found.time_s.num_samples) == (4.0, 3)
-    assert point(trial([0.1])).time_s is None
+    assert trial_to_target(replace(result, startup_s=None), TARGET, Start.LAUNCH).status is UNKNOWN
 
 
 def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half() -> None:
+    most = point(trial([0.5, 0.91]), trial([0.5, 0.6], 1), trial([0.95], 2))
+    assert (most.num_in(REACHED), most.num_in(MISSED), most.is_always_reached) == (2, 1, False)
+    assert most.times == {0: 4.0, 2: 2.0}
+    assert most.time_s is not None and (most.time_s.value, most.time_s.num_samples) == (4.0, 3)
     half = point(trial([0.95]), trial([0.5], 1))
     assert half.times == {0: 2.0} and half.time_s is None
-    most = point(*(trial([0.5] * i + [0.95], i) for i in range(5)), trial([0.1], 5), trial([0.1], 6))
-    assert most.time_s == Estimate(8.0, 2.0, math.inf, 7, pytest.approx(1 - 2 / 2**7), Method.CENSORED)
+    many = point(*(trial([0.5] * i + [0.95], i) for i in range(5)), trial([0.1], 5), trial([0.1], 6))
+    assert many.time_s == Estimate(8.0, 2.0, math.inf, 7, pytest.approx(1 - 2 / 2**7), Method.CENSORED)
 
 
-def test_a_trial_that_was_stopped_counts_by_what_it_had_reached() -> None:
-    stopped = [trial(accuracies, i, state=TrialState.STOPPED) for i, accuracies in enumerate(([0.92], [0.3]))]
-    found = point(*stopped)
-    assert [t.status for t in found.trials] == [TargetStatus.REACHED, TargetStatus.MISSED]
+def test_failed_trials_spoil_no_others() -> None:
+    failed = make_result({"num_workers": 2}, 1, state=TrialState.FAILED)
+    assert point(trial([0.95]), failed).is_always_reached and not point(failed).is_always_reached
 
 
-def test_failed_trials_are_told_as_such_and_spoil_no_others() -> None:
-    found = point(trial([0.95]), make_result({"num_workers": 2}, 1, state=TrialState.FAILED))
-    assert found.num_in(TargetStatus.FAILED) == 1 and found.is_always_reached
-    assert not point(make_result({"num_workers": 2}, 1, state=TrialState.FAILED)).is_always_reached
-
-
-def test_less_is_better_for_a_loss() -> None:
-    result = replace(trial([None]), reports=tuple({"val_loss": v, "train_time_s": 1.0} for v in (0.5, 0.2, 0.3)))
-    found = trial_to_target(result, Target("val_loss", 0.3, "min"))
-    assert (found.time_s, found.best) == (2.0, 0.2)
+def test_less_is_better_for_a_loss_unless_the_study_says_otherwise() -> None:
     question = Question("s", {}, (), metric="score", mode="min")
     assert [mode_of(question, m) for m in ("score", "val_loss", "accuracy")] == ["min", "min", "max"]
 
 
-def test_reports_without_times_leave_only_the_end_of_the_training() -> None:
-    """Of the last report the trial's own time is that of all steps; of an earlier one nothing is known."""
-    assert trial_to_target(make_result({}, 0, 4.0, 0.97), TARGET).time_s == 4.0
-    two = replace(make_result({}, 0, 4.0), reports=({"accuracy": 0.95}, {"accuracy": 0.96}))
-    assert trial_to_target(two, TARGET).status is TargetStatus.UNKNOWN
-
-
-def test_the_times_in_a_train_loops_reports_are_not_taken_for_raypars() -> None:
-    loop = replace(trial([0.95]), train_time_s=None)
-    found = trial_to_target(loop, TARGET)
-    assert (found.status, found.time_s, found.best) == (TargetStatus.UNKNOWN, None, 0.95)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_what_is_no_number_reaches_nothing(value: float | None) -> None:
-    assert not TARGET.is_reached_by(value)
-    assert trial_to_target(trial([value, 0.95]), TARGET).time_s == 4.0
-
-
-@given(
-    accuracies=st.lists(st.floats(0, 1), min_size=1, max_size=8),
-    values=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
-)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted))
 def test_a_higher_target_is_never_reached_earlier(accuracies: list[float], values: list[float]) -> None:
     easy, hard = (trial_to_target(trial(accuracies), Target("accuracy", value)) for value in values)
     if hard.time_s is not None:
         assert easy.time_s is not None and easy.time_s <= hard.time_s
-    assert (hard.status is TargetStatus.REACHED) == (max(accuracies) >= values[1])
+    assert (hard.status is REACHED) == (max(accuracies) >= values[1])
