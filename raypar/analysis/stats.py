@@ -82,6 +82,17 @@ def _drawn_medians(sample: Floats, counts: Counts) -> Floats:
     return np.asarray((sample[order[low]] + sample[order[high]]) / 2)
 
 
+def spread_medians(logs: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
+    """Return medians of two repeats or more drawn anew, shape ``(num_resamples,)``.
+
+    The repeats are spread by sqrt(n / (n - 1)) around their mean first: n of them, drawn with replacement, vary that
+    much too little.
+    """
+    size, mean = len(logs), np.mean(logs)
+    spread = mean + math.sqrt(size / (size - 1)) * (logs - mean)
+    return np.asarray(np.median(spread[rng.integers(size, size=(num_resamples, size))], axis=1))
+
+
 LEVEL = 0.95
 MIN_RANKED = 6  # the fewest samples whose extremes enclose the median with 95 % confidence
 # Standard error of a median over that of a mean, of many normal samples: sqrt(pi / 2). For few samples it is a little

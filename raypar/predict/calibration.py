@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
+from raypar.analysis.stats import spread_medians
 from raypar.errors import RayparError
 from raypar.predict.network import Floats, Network
 from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
@@ -163,24 +164,23 @@ class Calibration:
         batch_size: Floats,
         communication: Communication,
         *,
-        fixed_s: float | Floats | None = None,
-        per_sample_s: float | Floats | None = None,
+        costs: Floats | None = None,
         data_s: float | Floats = 0.0,
         accumulation_steps: int = 1,
     ) -> StepTime[Floats]:
         """Return the steps of some worker counts with some global batches; arrays are broadcast.
 
         Args:
-            fixed_s: a draw instead of the calibrated value; so `per_sample_s`.
+            costs: draws of fixed_s and per_sample_s instead of the calibrated ones, shape ``(draws, 2)``: a row each.
             data_s: as in `raypar.predict.step_model.simulate_steps`.
         """
-        sample_s = np.asarray(self.per_sample_s if per_sample_s is None else per_sample_s)
+        fixed_s, per_sample_s = np.array([self.fixed_s, self.per_sample_s]) if costs is None else costs.T[..., None]
         return simulate_steps(
             self.layers,
             num_workers,
             communication,
-            compute_s=sample_s * batch_size / num_workers,
-            optimizer_s=self.fixed_s if fixed_s is None else fixed_s,
+            compute_s=per_sample_s * batch_size / num_workers,
+            optimizer_s=fixed_s,
             data_s=data_s,
             variation=self.variation,
             accumulation_steps=accumulation_steps,
@@ -227,21 +227,9 @@ def calibrate(
     draws = None
     if min(len(p.step_times_s) for p in points) > 1:
         rng = np.random.default_rng(seed)
-        drawn = np.stack([bootstrap_medians(p.step_times_s, num_draws, rng) for p in alone], axis=1)
-        draws = np.array([_fitted_compute(batches, row) for row in drawn])
+        logs = [spread_medians(np.log(p.step_times_s), num_draws, rng) for p in alone]
+        draws = np.array([_fitted_compute(batches, row) for row in np.exp(np.stack(logs, axis=1))])
     return Calibration(tuple(layers), tuple(points), fixed_s, per_sample_s, variation or 0.0, draws, tuple(notes))
-
-
-def bootstrap_medians(times_s: Sequence[float], num_draws: int, rng: np.random.Generator) -> Floats:
-    """Return medians of a point's repeats drawn anew, shape ``(num_draws,)``.
-
-    The repeats are spread around their mean on the log scale, as `raypar.analysis.laws` does it: a few of them, drawn
-    with replacement, vary too little.
-    """
-    logs = np.log(np.asarray(times_s, dtype=np.float64))
-    size, mean = len(logs), float(np.mean(logs))
-    spread = mean + math.sqrt(size / (size - 1)) * (logs - mean)
-    return np.asarray(np.exp(np.median(spread[rng.integers(size, size=(num_draws, size))], axis=1)))
 
 
 def fit_study_network(

@@ -6,8 +6,7 @@ counts for nothing, and its time falls to the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import torch
@@ -21,15 +20,6 @@ from raypar.study.workload import Config, Workload
 from raypar.train.flops import FLOP_PER_MAC, run_on_shapes, sample_inputs
 
 FP64_BYTES = 8
-
-
-@dataclass
-class _Layer:
-    """A module in the forward pass; `macs` are those of its own code, not of the modules in it."""
-
-    name: str
-    module: nn.Module
-    macs: int = 0
 
 
 def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
@@ -73,31 +63,31 @@ def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[Laye
     Raises:
         RayparError: the network has no weight to train.
     """
-    entered = _entered(model, inputs)
-    gradients = _gradient_bytes(entered, config)
+    macs = _own_macs(model, inputs)
+    gradients = _gradient_bytes(macs, config)
     if not any(map(sum, gradients)):
         raise RayparError("the model has no weight to train", hint="leave some weights trainable")
     backward = []
     is_after_trained = False
-    for layer, sizes in zip(entered, gradients, strict=True):
-        has_weights = any(True for _ in layer.module.parameters(recurse=False))
+    for module, sizes in zip(macs, gradients, strict=True):
+        has_weights = any(True for _ in module.parameters(recurse=False))
         needs_gradient = bool(sum(sizes)) if has_weights else is_after_trained
-        backward.append(layer.macs * (needs_gradient + is_after_trained))
+        backward.append(macs[module] * (needs_gradient + is_after_trained))
         is_after_trained = is_after_trained or bool(sum(sizes))
-    total = sum(layer.macs for layer in entered) + sum(backward)
+    total = sum(macs.values()) + sum(backward)
     if not total:
         return one_layer(sum(map(sum, gradients)))
+    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
     return tuple(
-        LayerCost(layer.name, sum(sizes), back / total, layer.macs / total, max(1, len(sizes)))
-        for layer, sizes, back in zip(entered, gradients, backward, strict=True)
-        if sizes or layer.macs
+        LayerCost(names[module], sum(sizes), back / total, macs[module] / total, max(1, len(sizes)))
+        for module, sizes, back in zip(macs, gradients, backward, strict=True)
+        if sizes or macs[module]
     )
 
 
-def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
-    """Return every module that a forward pass enters, in that order, with its own work."""
-    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-    layers: dict[nn.Module, _Layer] = {}
+def _own_macs(model: nn.Module, inputs: Tensor) -> dict[nn.Module, int]:
+    """Return the work of each module's own code in a forward pass, in the order in which it enters them."""
+    macs: dict[nn.Module, int] = {}
     within: list[nn.Module] = []
     counter = FlopCounterMode(display=False)
     total = 0
@@ -107,19 +97,19 @@ def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
         nonlocal total
         before, total = total, counter.get_total_flops()
         if within:
-            layers[within[-1]].macs += (total - before) // FLOP_PER_MAC
+            macs[within[-1]] += (total - before) // FLOP_PER_MAC
 
     def enter(module: nn.Module, _inputs: object) -> None:
         count()
-        layers.setdefault(module, _Layer(names[module], module))
+        macs.setdefault(module, 0)
         within.append(module)
 
     def leave(_module: nn.Module, _inputs: object, _output: object) -> None:
         count()
         within.pop()
 
-    hooks = [module.register_forward_pre_hook(enter) for module in names]
-    hooks += [module.register_forward_hook(leave) for module in names]
+    hooks = [module.register_forward_pre_hook(enter) for module in model.modules()]
+    hooks += [module.register_forward_hook(leave) for module in model.modules()]
     was_training = model.training
     model.train()
     try:
@@ -129,12 +119,12 @@ def _entered(model: nn.Module, inputs: Tensor) -> list[_Layer]:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    return list(layers.values())
+    return macs
 
 
-def _gradient_bytes(entered: list[_Layer], config: Config) -> list[list[int]]:
-    """Return the gradient sizes of each layer: of its module, and of those in it that are used without being called."""
-    called, seen = {layer.module for layer in entered}, set()
+def _gradient_bytes(called: Collection[nn.Module], config: Config) -> list[list[int]]:
+    """Return the gradient sizes of each module, with those of modules in it that are used without being called."""
+    seen = set()
 
     def uncalled(module: nn.Module) -> Iterator[nn.Module]:
         yield module
@@ -143,9 +133,9 @@ def _gradient_bytes(entered: list[_Layer], config: Config) -> list[list[int]]:
                 yield from uncalled(child)
 
     layers = []
-    for layer in entered:
+    for outer in called:
         sizes = []
-        for module in uncalled(layer.module):
+        for module in uncalled(outer):
             for parameter, num_bytes in _gradients(module, config, recurse=False):
                 if parameter not in seen:
                     seen.add(parameter)

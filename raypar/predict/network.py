@@ -57,7 +57,8 @@ class Network:
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
             raise RayparError(f"a latency of {self.latency_s} s: must be 0 or more", hint=EXAMPLES)
         if not self.bandwidth_bytes_per_s > 0:
-            raise RayparError(f"a bandwidth of {self.bandwidth_bytes_per_s} bytes/s: must be greater than 0")
+            problem = f"a bandwidth of {self.bandwidth_bytes_per_s} bytes/s: must be greater than 0"
+            raise RayparError(problem, hint=EXAMPLES)
 
     @property
     def s_per_byte(self) -> float:
@@ -78,10 +79,6 @@ class Topology:
     workers_per_node: int
     within: Network
     between: Network
-
-    def __post_init__(self) -> None:
-        if self.workers_per_node < 1:
-            raise RayparError(f"{self.workers_per_node} workers in a node: must be 1 or more")
 
 
 def parse_network(text: str) -> Network:
@@ -106,8 +103,6 @@ def parse_network(text: str) -> Network:
             raise RayparError(f"network {text!r}: {rest[0]!r} is no latency", hint="write 20us, 0.5ms or 0.001s")
         latency_s = float(latency[1]) * _SECONDS[latency[2]]
     value, unit = float(bandwidth[1]) * _FACTORS[bandwidth[2].lower()], bandwidth[3]
-    if value <= 0:
-        raise RayparError(f"network {text!r}: a bandwidth must be greater than 0", hint=EXAMPLES)
     in_bits = unit == "b" or unit.startswith("bit")
     return Network(latency_s, value / 8 * PAYLOAD_SHARE if in_bits else value)
 
@@ -186,43 +181,30 @@ def all_reduce_cost(
         raise RayparError(
             f"no all-reduce algorithm {str(algorithm)!r}", hint=f"one of {', '.join(Algorithm)}"
         ) from None
-    topology = network if isinstance(network, Topology) else Topology(1, network, network)
+    topology = network if isinstance(network, Topology) else _flat(network)
     n, workers = np.broadcast_arrays(np.asarray(num_bytes, np.float64), np.asarray(num_workers, np.float64))
     if algorithm is Algorithm.AUTO:
         names = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
-        cost = _fastest([_COSTS[name](n, workers, topology) for name in names])
+        cost = _fastest(*(_COSTS[name](n, workers, topology) for name in names))
     else:
         cost = _COSTS[algorithm](n, workers, topology)
     alone = (workers <= 1) | (n <= 0)
     return Cost(np.where(alone, 0.0, cost.latency_s), np.where(alone, 0.0, cost.transfer_s))
 
 
-def fit_network(
-    samples: Sequence[tuple[float, float]], num_workers: int, algorithm: Algorithm | str = Algorithm.RING
-) -> Network:
-    """Fit a link to measured all-reduces, by least squares of the relative errors.
+def fit_network(samples: Sequence[tuple[float, float]], num_workers: int) -> Network:
+    """Fit a link to measured all-reduces in a ring, by least squares of the relative errors.
 
     Args:
-        samples: (bytes, seconds) of all-reduces; two sizes or more tell alpha from beta.
+        samples: (bytes, seconds) of all-reduces, each greater than 0; of two sizes or more, which tell alpha from beta.
         num_workers: among how many, at least 2.
-        algorithm: how they were done: ring or tree.
 
     Raises:
-        RayparError: the samples are too few, or show no bandwidth.
+        RayparError: the samples show no bandwidth.
     """
-    if str(algorithm) not in (Algorithm.RING, Algorithm.TREE):
-        raise RayparError(f"a network can't be fitted to algorithm {str(algorithm)!r}", hint="take ring or tree")
-    if num_workers < 2:
-        raise RayparError("a network can't be fitted to one worker: it sends nothing", hint="measure with 2 or more")
-    if len({size for size, _ in samples}) < 2:
-        raise RayparError(
-            f"{len(samples)} all-reduces of one size don't tell latency from bandwidth", hint="measure two sizes"
-        )
     sizes, times_s = np.array(samples, dtype=np.float64).T
-    if not (np.all(sizes > 0) and np.all(times_s > 0)):
-        raise RayparError("all-reduces of no bytes or no time can't be fitted", hint="leave them out")
     # The cost is linear in alpha and beta, and a link of 1 s and 1 byte/s has their coefficients.
-    coefficients = all_reduce_cost(sizes, num_workers, Network(1.0, 1.0), algorithm)
+    coefficients = all_reduce_cost(sizes, num_workers, Network(1.0, 1.0))
     # Bytes are large and alpha's counts small: in units of the largest message, both columns are alike.
     unit = float(np.max(sizes))
     columns = np.stack([coefficients.latency_s, coefficients.transfer_s / unit], axis=1)
@@ -234,23 +216,39 @@ def fit_network(
     return Network(float(latency_s), unit / float(s_per_unit))
 
 
-def _ring(n: Floats, workers: Floats, latency_s: float | Floats, s_per_byte: float | Floats) -> Cost:
+def _flat(network: Network) -> Topology:
+    return Topology(1, network, network)
+
+
+def _ring(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    latency_s, s_per_byte = _slowest(workers, topology)
     steps = 2 * (workers - 1)
     return Cost(steps * latency_s, steps / workers * n * s_per_byte)
 
 
-def _gloo_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
-    latency_s, s_per_byte = _slowest(*_nodes(workers, topology), topology)
+def _gloo(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    latency_s, s_per_byte = _slowest(workers, topology)
     part = n / workers
     num_segments = np.maximum(2, np.ceil(part / GLOO_SEGMENT_BYTES))
     pairs = (workers - 1) * num_segments / 2  # one after the other, first to reduce and then to gather
     stall_s = np.maximum(0.0, 2 * latency_s - part / num_segments * s_per_byte)
     waited_s = 2 * (2 * latency_s + (pairs - 1) * stall_s)
-    return Cost(waited_s, _ring(n, workers, latency_s, s_per_byte).transfer_s)
+    return Cost(waited_s, _ring(n, workers, topology).transfer_s)
 
 
-def _trees(n: Floats, workers: Floats, latency_s: float, s_per_byte: float) -> Cost:
-    return Cost(2 * _height(workers) * latency_s, np.where(workers > 1, 2 * n * s_per_byte, 0.0))
+def _tree(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    local, nodes = _nodes(workers, topology)
+    # A node alone has a tree: a chain would pay for its length.
+    chain = np.where(nodes > 1, local - 1, _height(local)) * topology.within.latency_s
+    latency_s = 2 * (chain + _height(nodes) * topology.between.latency_s)
+    return Cost(latency_s, 2 * n * _slowest(workers, topology)[1])
+
+
+def _hierarchical(n: Floats, workers: Floats, topology: Topology) -> Cost:
+    local, nodes = _nodes(workers, topology)
+    inside = _ring(n, local, _flat(topology.within))
+    across = _fastest(*(cost(n, nodes, _flat(topology.between)) for cost in (_ring, _tree)))
+    return Cost(inside.latency_s + across.latency_s, inside.transfer_s + across.transfer_s)
 
 
 def _height(workers: Floats) -> Floats:
@@ -259,57 +257,29 @@ def _height(workers: Floats) -> Floats:
 
 def _nodes(workers: Floats, topology: Topology) -> tuple[Floats, Floats]:
     """Return the workers of the fullest node, and the number of nodes."""
-    local = np.minimum(workers, topology.workers_per_node)
-    return local, np.ceil(workers / topology.workers_per_node)
+    return np.minimum(workers, topology.workers_per_node), np.ceil(workers / topology.workers_per_node)
 
 
-def _ring_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
-    local, nodes = _nodes(workers, topology)
-    latency_s, s_per_byte = _slowest(local, nodes, topology)
-    return _ring(n, workers, latency_s, s_per_byte)
-
-
-def _tree_over_nodes(n: Floats, workers: Floats, topology: Topology) -> Cost:
-    local, nodes = _nodes(workers, topology)
-    within, between = topology.within, topology.between
-    # A node alone has a tree: a chain would pay for its length.
-    chain = np.where(nodes > 1, local - 1, _height(local)) * within.latency_s
-    latency_s = 2 * (chain + _height(nodes) * between.latency_s)
-    return Cost(latency_s, 2 * n * _slowest(local, nodes, topology)[1])
-
-
-def _hierarchical(n: Floats, workers: Floats, topology: Topology) -> Cost:
-    local, nodes = _nodes(workers, topology)
-    within, between = topology.within, topology.between
-    inside = _ring(n, local, within.latency_s, within.s_per_byte)
-    ring = _ring(n, nodes, between.latency_s, between.s_per_byte)
-    across = _fastest([ring, _trees(n, nodes, between.latency_s, between.s_per_byte)])
-    return Cost(inside.latency_s + across.latency_s, inside.transfer_s + across.transfer_s)
-
-
-def _slowest(local: Floats, nodes: Floats, topology: Topology) -> tuple[Floats, Floats]:
+def _slowest(workers: Floats, topology: Topology) -> tuple[Floats, Floats]:
     """Return the larger alpha and the larger beta of the kinds of links in use."""
-    within, between = topology.within, topology.between
-    inside, across = local > 1, nodes > 1
-    return (
-        np.maximum(inside * within.latency_s, across * between.latency_s),
-        np.maximum(inside * within.s_per_byte, across * between.s_per_byte),
+    local, nodes = _nodes(workers, topology)
+    links = ((local > 1, topology.within), (nodes > 1, topology.between))
+    latencies_s, s_per_byte = zip(
+        *((used * link.latency_s, used * link.s_per_byte) for used, link in links), strict=True
     )
+    return np.maximum(*latencies_s), np.maximum(*s_per_byte)
 
 
-def _fastest(costs: Sequence[Cost]) -> Cost:
-    best = costs[0]
-    for other in costs[1:]:
-        is_less = other.total_s < best.total_s
-        best = Cost(
-            np.where(is_less, other.latency_s, best.latency_s), np.where(is_less, other.transfer_s, best.transfer_s)
-        )
+def _fastest(best: Cost, *others: Cost) -> Cost:
+    for other in others:
+        pairs = ((other.latency_s, best.latency_s), (other.transfer_s, best.transfer_s))
+        best = Cost(*(np.where(other.total_s < best.total_s, *pair) for pair in pairs))
     return best
 
 
 _COSTS: Mapping[Algorithm, Callable[[Floats, Floats, Topology], Cost]] = {
-    Algorithm.RING: _ring_over_nodes,
-    Algorithm.GLOO: _gloo_over_nodes,
-    Algorithm.TREE: _tree_over_nodes,
+    Algorithm.RING: _ring,
+    Algorithm.GLOO: _gloo,
+    Algorithm.TREE: _tree,
     Algorithm.HIERARCHICAL: _hierarchical,
 }

@@ -131,9 +131,13 @@ def job_spec_of(
 
 
 def job_step_times(
-    calibration: Calibration, job: JobSpec, communication: Communication, workers: NDArray[Any], **draws: Floats
+    calibration: Calibration,
+    job: JobSpec,
+    communication: Communication,
+    workers: NDArray[Any],
+    costs: Floats | None = None,
 ) -> StepTime[Floats]:
-    """Return the step times of a job with each worker count; `draws` as in `Calibration.step_times`."""
+    """Return the step times of a job with each worker count; `costs` as in `Calibration.step_times`."""
     batches = job.global_batch(workers)
     data_s: float | Floats = 0.0
     if job.input_samples_per_s is not None:
@@ -141,7 +145,7 @@ def job_step_times(
         per_node = network.workers_per_node if isinstance(network, Topology) else 1
         data_s = np.minimum(workers, per_node) * batches / workers / job.input_samples_per_s
     return calibration.step_times(
-        workers, batches, communication, data_s=data_s, accumulation_steps=job.accumulation_steps, **draws
+        workers, batches, communication, costs=costs, data_s=data_s, accumulation_steps=job.accumulation_steps
     )
 
 
@@ -157,8 +161,7 @@ class BootstrapSteps:
         self._best = job_step_times(calibration, job, communication, with_one).step_time_s
         self._rows: Floats | None = None
         if calibration.draws is not None:
-            draws = {"fixed_s": calibration.draws[:, :1], "per_sample_s": calibration.draws[:, 1:]}
-            self._rows = job_step_times(calibration, job, communication, with_one, **draws).step_time_s
+            self._rows = job_step_times(calibration, job, communication, with_one, calibration.draws).step_time_s
 
     def estimate(self, quantity: Callable[[Floats], Any]) -> Estimate:
         """Estimate a function of step times in seconds, shape ``(..., workers and one worker)``."""
@@ -196,10 +199,6 @@ class Prediction:
     limit: Limit
     measured: Estimate | None
     extrapolated: tuple[str, ...]
-
-    @property
-    def is_extrapolated(self) -> bool:
-        return bool(self.extrapolated)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from raypar.errors import RayparError
-from raypar.predict.network import Algorithm, Floats, Network, Topology, all_reduce_cost
+from raypar.predict.network import Algorithm, Cost, Floats, Network, Topology, all_reduce_cost
 
 MIB = 2**20
 # Parts that take less of a step than this do not limit it.
@@ -226,9 +225,8 @@ def simulate_steps(
         accumulation_steps: micro-batches of a step; gradients are sent behind the last one's backward pass.
 
     Raises:
-        RayparError: there are no layers, a number is below what it may be, or the algorithm is unknown.
+        RayparError: the all-reduce algorithm is unknown.
     """
-    _check(layers, num_workers, communication, accumulation_steps)
     shares = sum(layer.forward_share + layer.backward_share for layer in layers)
     compute, workers, fixed, data, spread = np.broadcast_arrays(
         *(np.asarray(a, np.float64) for a in (compute_s, num_workers, optimizer_s, data_s, variation))
@@ -236,35 +234,42 @@ def simulate_steps(
     straggler_s = compute * spread * expected_max_of_normals(workers)
     last_s = (compute + straggler_s) / accumulation_steps  # the micro-batch that gradients are sent behind
     backward_s = last_s * (sum(layer.backward_share for layer in layers) / shares)
-    # From the beginning of the last backward pass on.
-    all_there_at_s: Floats = np.zeros_like(backward_s)
-    link_free_at_s: Floats = np.zeros_like(backward_s)
-    there_at_s: list[Floats] = []  # each bucket
-    latency_s, transfer_s = np.zeros_like(backward_s), np.zeros_like(backward_s)
-    for num_bytes, ready_share in buckets(layers, communication.bucket_bytes):
-        ready_at_s = last_s * (ready_share / shares) if communication.overlap else backward_s
-        cost = all_reduce_cost(
-            num_bytes * communication.compression, workers, communication.network, communication.algorithm
-        )
-        before = there_at_s[-communication.num_at_once :]
-        begins_at_s = np.maximum(ready_at_s, before[0]) if len(before) == communication.num_at_once else ready_at_s
-        link_free_at_s = np.maximum(begins_at_s, link_free_at_s) + cost.transfer_s
-        there_at_s.append(link_free_at_s + cost.latency_s)
-        all_there_at_s = np.maximum(all_there_at_s, there_at_s[-1])
-        latency_s, transfer_s = latency_s + cost.latency_s, transfer_s + cost.transfer_s
-    total_s = latency_s + transfer_s
-    exposed_s = np.where(workers > 1, np.clip(all_there_at_s - backward_s, 0.0, total_s), 0.0)
-    exposed_share = np.divide(exposed_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
+    messages = [
+        (num_bytes, last_s * (ready_share / shares) if communication.overlap else backward_s)
+        for num_bytes, ready_share in buckets(layers, communication.bucket_bytes)
+    ]
+    cost, all_there_at_s = _sent(messages, workers, communication)
+    exposed_s = np.where(workers > 1, np.clip(all_there_at_s - backward_s, 0.0, cost.total_s), 0.0)
+    exposed_share = np.divide(exposed_s, cost.total_s, out=np.zeros_like(compute), where=cost.total_s > 0)
     busy_s = compute + straggler_s + exposed_s + fixed
     return StepTime(
         compute_s=compute,
         straggler_s=straggler_s,
-        exposed_latency_s=latency_s * exposed_share,
-        exposed_transfer_s=transfer_s * exposed_share,
-        hidden_communication_s=total_s - exposed_s,
+        exposed_latency_s=cost.latency_s * exposed_share,
+        exposed_transfer_s=cost.transfer_s * exposed_share,
+        hidden_communication_s=cost.total_s - exposed_s,
         optimizer_s=fixed,
         data_wait_s=np.maximum(data - busy_s, 0.0),
     )
+
+
+def _sent(
+    messages: Sequence[tuple[float, Floats]], workers: Floats, communication: Communication
+) -> tuple[Cost, Floats]:
+    """Return the cost of (bytes, seconds after which they are ready) together, and when the last message has come."""
+    total = Cost(np.zeros_like(workers), np.zeros_like(workers))
+    link_free_at_s = all_there_at_s = np.zeros_like(workers)
+    there_at_s: list[Floats] = []  # each message
+    for num_bytes, ready_at_s in messages:
+        num_sent = num_bytes * communication.compression
+        cost = all_reduce_cost(num_sent, workers, communication.network, communication.algorithm)
+        if len(there_at_s) >= communication.num_at_once:
+            ready_at_s = np.maximum(ready_at_s, there_at_s[-communication.num_at_once])
+        link_free_at_s = np.maximum(ready_at_s, link_free_at_s) + cost.transfer_s
+        there_at_s.append(link_free_at_s + cost.latency_s)
+        all_there_at_s = np.maximum(all_there_at_s, there_at_s[-1])
+        total = Cost(total.latency_s + cost.latency_s, total.transfer_s + cost.transfer_s)
+    return total, all_there_at_s
 
 
 def expected_max_of_normals(count: NDArray[Any]) -> Floats:
@@ -281,18 +286,3 @@ def expected_max_of_normals(count: NDArray[Any]) -> Floats:
     log_density = -0.5 * x**2 - 0.5 * np.log(2 * np.pi) + np.log(different)[:, None]
     maxima = np.exp(log_density + (different[:, None] - 1) * log_ndtr(x)) @ x * (x[1] - x[0])
     return np.where(different > 1, maxima, 0.0)[where].reshape(np.shape(count))
-
-
-def _check(
-    layers: Sequence[LayerCost], num_workers: NDArray[Any], communication: Communication, accumulation_steps: int
-) -> None:
-    if not layers or sum(layer.forward_share + layer.backward_share for layer in layers) <= 0:
-        raise RayparError("a step without layers can't be simulated", hint="give what each layer of the network costs")
-    if np.size(num_workers) and np.min(num_workers) < 1:
-        raise RayparError(f"num_workers = {np.min(num_workers)}: must be at least 1")
-    if accumulation_steps < 1:
-        raise RayparError(f"accumulation_steps = {accumulation_steps}: must be at least 1")
-    if communication.bucket_bytes is not None and not communication.bucket_bytes >= 0:
-        raise RayparError(f"bucket_bytes = {communication.bucket_bytes}: must be 0 or more")
-    if not communication.compression > 0:
-        raise RayparError(f"compression = {communication.compression}: must be greater than 0")

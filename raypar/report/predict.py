@@ -76,7 +76,7 @@ def print_prediction(console: Console, report: PredictionReport) -> None:
     predictions = report.sweep.predictions
     print_paragraph(console, report.title)
     console.print()
-    styles = ["dim" if p.is_extrapolated and p.measured is None else "" for p in predictions]
+    styles = ["dim" if p.extrapolated and p.measured is None else "" for p in predictions]
     print_table(console, _columns(predictions), styles)
     console.print()
     print_paragraph(console, "Where the time of a step goes:")
@@ -101,7 +101,7 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column]:
     def measured(p: Prediction) -> str:
         if p.measured is not None:
             return units.seconds(p.measured.value)
-        return "extrapolated" if p.is_extrapolated else units.MISSING
+        return "extrapolated" if p.extrapolated else units.MISSING
 
     cells: Mapping[str, Callable[[Prediction], str]] = {
         "workers": lambda p: units.count(p.num_workers),
@@ -125,7 +125,7 @@ def _bar(prediction: Prediction) -> Text:
         passed += getattr(step, name)
         start, end = end, round(BAR_WIDTH * passed / step.step_time_s)
         text.append(mark * (end - start), style)
-    return text.append("  *" if prediction.is_extrapolated else "")
+    return text.append("  *" if prediction.extrapolated else "")
 
 
 def _sentence(p: Prediction, training: JobSpec) -> str:
@@ -138,7 +138,7 @@ def _sentence(p: Prediction, training: JobSpec) -> str:
         f"{units.percent_interval(efficiency.value, efficiency.low, efficiency.high, 1)}; "
         f"{units.counted(training.epochs, 'epoch')} {take} {units.seconds(training_s.value)}."
     )
-    if p.is_extrapolated:
+    if p.extrapolated:
         text += f" Extrapolated (*): {', '.join(_BEYOND[what] for what in p.extrapolated)}."
     return text
 
@@ -266,7 +266,7 @@ def _curve(sweep: Sweep) -> list[Row]:
     """The predicted curve, its extrapolated part from the largest count within the measured ones on, and the ideal."""
     workers, rates = sweep.curve
     ideal = rates[0] * workers
-    until = max((p.num_workers for p in sweep.predictions if not p.is_extrapolated), default=1)
+    until = max((p.num_workers for p in sweep.predictions if not p.extrapolated), default=1)
     picked = np.unique(np.append(np.geomspace(1, len(workers), NUM_CURVE_POINTS).astype(int), until)) - 1
     parts = ((IDEAL, ideal, workers > 0), (PREDICTED, rates, workers <= until), (EXTRAPOLATED, rates, workers >= until))
     return [

@@ -22,6 +22,7 @@ from raypar.predict.network import (
 )
 
 LINK = Network(1e-3, 1e6)  # 1 ms, 1 MB/s
+FAR = Network(20e-3, 2**20 / 1e-3)
 NODES = Topology(4, Network(1e-5, 1e8), LINK)
 networks = st.builds(Network, st.floats(0, 1e-2), st.floats(1e5, 1e11))
 topologies = st.builds(Topology, st.integers(1, 16), networks, networks)
@@ -47,8 +48,8 @@ def all_reduce_s(
         ("gloo", 1e6, 4, LINK, 4e-3, 1.5),
         # 8 segments of 1 MiB, 1 ms each, to reduce, 8 to gather. Two of them every 2 x 20 + 1 ms, but the last two,
         # which follow each other.
-        ("gloo", 16 * 2**20, 2, Network(20e-3, 2**20 / 1e-3), 2 * (4 * 41e-3 + 1e-3) - 16e-3, 16e-3),
-        ("ring", 16 * 2**20, 2, Network(20e-3, 2**20 / 1e-3), 2 * 20e-3, 2 * 8e-3),
+        ("gloo", 16 * 2**20, 2, FAR, 2 * (4 * 41e-3 + 1e-3) - 16e-3, 16e-3),
+        ("ring", 16 * 2**20, 2, FAR, 2 * 20e-3, 2 * 8e-3),
         # A tree of height 3, up and down.
         ("tree", 1e6, 5, LINK, 2 * 3 * 1e-3, 2.0),
         # 2 nodes of 4: within 6 messages of a quarter, between them two of half.
@@ -79,15 +80,11 @@ def test_gloo_waits_twice_as_long_as_a_ring_for_short_messages(
     assert all_reduce_s(num_bytes, num_workers, link, "gloo") == pytest.approx(2 * ring_s)
 
 
-@given(sizes, networks | topologies, algorithms)
-def test_one_worker_sends_nothing(num_bytes: float, network: Network | Topology, algorithm: Algorithm) -> None:
-    assert all_reduce_s(num_bytes, 1, network, algorithm) == 0
-
-
 @given(sizes, counts, topologies, algorithms, st.floats(1, 100))
-def test_a_faster_network_is_never_slower(
+def test_a_faster_network_is_never_slower_and_one_worker_sends_nothing(
     num_bytes: float, num_workers: int, topology: Topology, algorithm: Algorithm, factor: float
 ) -> None:
+    assert all_reduce_s(num_bytes, 1, topology, algorithm) == 0
     between = topology.between
     for faster in (
         Network(between.latency_s, between.bandwidth_bytes_per_s * factor),
@@ -102,17 +99,6 @@ def test_a_faster_network_is_never_slower(
 def test_auto_is_the_fastest_of_all(num_bytes: float, num_workers: int, network: Network | Topology) -> None:
     named = [all_reduce_s(num_bytes, num_workers, network, name) for name in ("ring", "tree", "hierarchical")]
     assert all_reduce_s(num_bytes, num_workers, network, Algorithm.AUTO) == pytest.approx(min(named))
-
-
-@given(sizes, st.integers(2, 16), st.integers(2, 200), networks, st.floats(1, 100))
-def test_nodes_pay_where_their_own_links_are_faster_by_the_number_of_nodes(
-    num_bytes: float, workers_per_node: int, num_nodes: int, between: Network, factor: float
-) -> None:
-    within = Network(between.latency_s, between.bandwidth_bytes_per_s * num_nodes * factor)
-    topology = Topology(workers_per_node, within, between)
-    num_workers = workers_per_node * num_nodes
-    hierarchical = all_reduce_s(num_bytes, num_workers, topology, "hierarchical")
-    assert hierarchical <= all_reduce_s(num_bytes, num_workers, topology, "ring") * (1 + 1e-12)
 
 
 def test_arrays_give_what_their_elements_give() -> None:
@@ -146,19 +132,18 @@ def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
 )
 def test_a_network_is_written_as_bandwidth_and_latency(text: str, latency_s: float, bytes_per_s: float) -> None:
     network = parse_network(text)
-    assert network.latency_s == pytest.approx(latency_s)
-    assert network.bandwidth_bytes_per_s == pytest.approx(bytes_per_s)
+    assert (network.latency_s, network.bandwidth_bytes_per_s) == pytest.approx((latency_s, bytes_per_s))
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "'' is no bandwidth"),
-        ("fast", "'fast' is no bandwidth"),
-        ("100", "'100' is no bandwidth"),
+        ("", "network '': '' is no bandwidth"),
+        ("100", "network '100': '100' is no bandwidth"),
         ("100Gbut", "'100Gbut' is no bandwidth"),
         ("-1Gbit", "'-1Gbit' is no bandwidth"),
-        ("0Gbit", "must be greater than 0"),
+        ("0Gbit", "a bandwidth of 0.0 bytes/s: must be greater than 0"),
+        ("1Gbit," + "9" * 400 + "s", "a latency of inf s: must be 0 or more"),
         ("1Gbit,1", "'1' is no latency"),
         ("1Gbit,1m", "'1m' is no latency"),
         ("1Gbit,1ms,2", "more than a bandwidth and a latency"),
@@ -167,42 +152,19 @@ def test_a_network_is_written_as_bandwidth_and_latency(text: str, latency_s: flo
 def test_a_malformed_network_is_refused_with_an_example(text: str, problem: str) -> None:
     with pytest.raises(RayparError) as caught:
         parse_network(text)
-    assert problem in caught.value.message and repr(text) in caught.value.message
-    assert caught.value.hint and "write" in caught.value.hint
+    assert problem in caught.value.message and caught.value.hint and "write" in caught.value.hint
 
 
-@given(networks, st.integers(2, 64), st.sampled_from(("ring", "tree")))
-def test_a_fit_finds_the_link_that_made_the_times(network: Network, num_workers: int, algorithm: str) -> None:
-    samples = [(size, all_reduce_s(size, num_workers, network, algorithm)) for size in (1e3, 1e5, 1e7, 1e8)]
-    fitted = fit_network(samples, num_workers, algorithm)
+@given(networks, st.integers(2, 64))
+def test_a_fit_gives_the_link_that_made_the_times(network: Network, num_workers: int) -> None:
+    samples = [(size, all_reduce_s(size, num_workers, network)) for size in (1e3, 1e5, 1e7, 1e8)]
+    fitted = fit_network(samples, num_workers)
     for size, seconds in samples:
-        assert all_reduce_s(size, num_workers, fitted, algorithm) == pytest.approx(seconds, rel=1e-3)
+        assert all_reduce_s(size, num_workers, fitted) == pytest.approx(seconds, rel=1e-3)
 
 
-def test_a_fit_has_no_latency_below_zero() -> None:
+def test_a_fit_has_no_latency_below_zero_and_needs_a_bandwidth() -> None:
     fitted = fit_network([(1e6, 0.9), (2e6, 2.0), (4e6, 4.1)], 2)
-    assert fitted.latency_s == 0
-    assert fitted.bandwidth_bytes_per_s == pytest.approx(1e6, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("samples", "num_workers", "algorithm", "problem"),
-    [
-        ([(1e3, 1.0), (1e6, 2.0)], 1, "ring", "one worker"),
-        ([(1e3, 1.0), (1e3, 1.1)], 2, "ring", "of one size"),
-        ([(1e3, 1.0), (1e6, 0.0)], 2, "ring", "no time"),
-        ([(1e3, 2.0), (1e6, 1.0)], 2, "ring", "no bandwidth shows"),
-        ([(1e3, 1.0), (1e6, 2.0)], 2, "auto", "can't be fitted to algorithm 'auto'"),
-    ],
-)
-def test_measurements_that_tell_no_network_are_refused(
-    samples: list[tuple[float, float]], num_workers: int, algorithm: str, problem: str
-) -> None:
-    with pytest.raises(RayparError, match=problem):
-        fit_network(samples, num_workers, algorithm)
-
-
-@pytest.mark.parametrize(("latency_s", "bandwidth"), [(-1.0, 1.0), (math.inf, 1.0), (0.0, 0.0), (0.0, math.nan)])
-def test_a_link_that_can_not_be_is_refused(latency_s: float, bandwidth: float) -> None:
-    with pytest.raises(RayparError):
-        Network(latency_s, bandwidth)
+    assert (fitted.latency_s, fitted.bandwidth_bytes_per_s) == (0, pytest.approx(1e6, rel=0.1))
+    with pytest.raises(RayparError, match="no bandwidth shows"):
+        fit_network([(1e3, 2.0), (1e6, 1.0)], 2)
