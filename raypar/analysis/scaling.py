@@ -113,9 +113,8 @@ def analyse_scaling(
     *,
     speedups: Mapping[int, Estimate] | None = None,
     num_resamples: int = NUM_RESAMPLES,
-    seed: int = BOOTSTRAP_SEED,
 ) -> ScalingAnalysis:
-    """Estimate speedups, and fit the laws of this way to scale. The same runs and seed give the same numbers.
+    """Estimate speedups, and fit the laws of this way to scale. The same runs give the same numbers.
 
     Args:
         runs: of one worker count at least.
@@ -124,7 +123,6 @@ def analyse_scaling(
         speedups: over the baseline, of every worker count, where more is known of them than `runs` say (which repeats
             belong together); None: from the repeats as independent samples.
         num_resamples: how often the repeats are drawn for an interval.
-        seed: of the draws.
 
     Raises:
         RayparError: there are no runs of the baseline.
@@ -136,7 +134,9 @@ def analyse_scaling(
         raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
     logs = {n: _log_rates(runs, scaling, n) for n in counts}
-    draws = None if single else _resampled(logs, num_resamples, seed)
+    rng = np.random.default_rng(BOOTSTRAP_SEED)
+    # A row for each draw, a column for each worker count.
+    draws = None if single else np.stack([spread_medians(logs[n], num_resamples, rng) for n in counts], axis=1)
     laws = tuple(fit_law(law, logs, base, draws) for law in LAWS[scaling])
     better, why = better_law(laws)
     return ScalingAnalysis(
@@ -180,12 +180,6 @@ def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
     if runs.quantity is Quantity.THROUGHPUT:
         return logs
     return (math.log(num_workers) if scaling is Scaling.WEAK else 0.0) - logs
-
-
-def _resampled(logs: Mapping[int, Floats], num_resamples: int, seed: int) -> Floats:
-    """Return medians of repeats drawn anew: a row for each draw, a column for each worker count, in order."""
-    rng = np.random.default_rng(seed)
-    return np.stack([spread_medians(logs[n], num_resamples, rng) for n in sorted(logs)], axis=1)
 
 
 # ---- groups of a study

@@ -151,10 +151,6 @@ class Calibration:
     notes: tuple[str, ...]
 
     @property
-    def of_one_worker(self) -> tuple[ObservedPoint, ...]:
-        return tuple(p for p in self.points if p.num_workers == 1)
-
-    @property
     def of_several(self) -> tuple[ObservedPoint, ...]:
         return tuple(p for p in self.points if p.num_workers > 1)
 
@@ -188,12 +184,7 @@ class Calibration:
 
 
 def calibrate(
-    points: Sequence[ObservedPoint],
-    layers: Sequence[LayerCost],
-    variation: float | None = None,
-    *,
-    num_draws: int = NUM_DRAWS,
-    seed: int = BOOTSTRAP_SEED,
+    points: Sequence[ObservedPoint], layers: Sequence[LayerCost], variation: float | None = None
 ) -> Calibration:
     """Fit the step time of one worker to the points of one worker.
 
@@ -201,8 +192,6 @@ def calibrate(
         points: at least one of one worker.
         layers: of the network.
         variation: coefficient of variation of step times; None: unknown, and taken as 0.
-        num_draws: bootstrap draws of the repeats, for intervals.
-        seed: of the draws.
 
     Raises:
         RayparError: no point is of one worker.
@@ -226,8 +215,8 @@ def calibrate(
     fixed_s, per_sample_s = _fitted_compute(batches, np.array([np.median(p.step_times_s) for p in alone]))
     draws = None
     if min(len(p.step_times_s) for p in points) > 1:
-        rng = np.random.default_rng(seed)
-        logs = [spread_medians(np.log(p.step_times_s), num_draws, rng) for p in alone]
+        rng = np.random.default_rng(BOOTSTRAP_SEED)
+        logs = [spread_medians(np.log(p.step_times_s), NUM_DRAWS, rng) for p in alone]
         draws = np.array([_fitted_compute(batches, row) for row in np.exp(np.stack(logs, axis=1))])
     return Calibration(tuple(layers), tuple(points), fixed_s, per_sample_s, variation or 0.0, draws, tuple(notes))
 

@@ -171,18 +171,10 @@ def all_reduce_cost(
         num_workers: at least 1; may be an array, which is broadcast with the bytes.
         network: one kind of link between all workers, or nodes.
         algorithm: which, by value or name.
-
-    Raises:
-        RayparError: no such algorithm.
     """
-    try:
-        algorithm = Algorithm(algorithm)
-    except ValueError:
-        raise RayparError(
-            f"no all-reduce algorithm {str(algorithm)!r}", hint=f"one of {', '.join(Algorithm)}"
-        ) from None
     topology = network if isinstance(network, Topology) else _flat(network)
     n, workers = np.broadcast_arrays(np.asarray(num_bytes, np.float64), np.asarray(num_workers, np.float64))
+    algorithm = Algorithm(algorithm)
     if algorithm is Algorithm.AUTO:
         names = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
         cost = _fastest(*(_COSTS[name](n, workers, topology) for name in names))

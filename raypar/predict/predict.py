@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raypar.analysis.laws import Scaling
 from raypar.analysis.stats import Estimate, Method, bootstrap_estimate, median_estimate
 from raypar.errors import RayparError
-from raypar.predict.calibration import Calibration, ObservedPoint, epoch_samples
+from raypar.predict.calibration import Calibration, epoch_samples
 from raypar.predict.network import Algorithm, Floats, Network, Topology
 from raypar.predict.step_model import MIB, Communication, Limit, StepTime, limit_of
 from raypar.study.space import Value
@@ -261,14 +261,13 @@ def predict(
             f"a global batch of {most} has no sample for each of {min(counts)} workers",
             hint="ask for fewer workers, or say --scaling weak",
         )
-    workers = np.array(kept)
-    steps = job_step_times(calibration, job, communication, workers)
-    times = BootstrapSteps(calibration, job, communication, workers)
+    times = BootstrapSteps(calibration, job, communication, np.array(kept))
     every = np.arange(1, kept[-1] + 1)
-    rates = job.global_batch(every) / job_step_times(calibration, job, communication, every).step_time_s
+    steps = job_step_times(calibration, job, communication, every)
+    rates = job.global_batch(every) / steps.step_time_s
     return Sweep(
         predictions=tuple(
-            _prediction(calibration, job, steps.at(i), times, i, n, is_measured_network) for i, n in enumerate(kept)
+            _prediction(calibration, job, steps.at(n - 1), times, i, n, is_measured_network) for i, n in enumerate(kept)
         ),
         most_workers=most,
         fastest=int(every[np.argmax(rates)]),
@@ -315,13 +314,10 @@ def _prediction(
 def _extrapolated(
     calibration: Calibration, num_workers: int, batch_size: int, is_measured_network: bool
 ) -> tuple[str, ...]:
-    def is_in_range(points: Sequence[ObservedPoint]) -> bool:
-        sizes = [p.samples_per_worker for p in points]
-        return min(sizes) <= batch_size / num_workers <= max(sizes)
-
+    per_worker = [p.samples_per_worker for p in calibration.points if is_measured_network or p.num_workers == 1]
     beyond = {
         "workers": num_workers > max(p.num_workers for p in calibration.points),
-        "batch": not is_in_range(calibration.points if is_measured_network else calibration.of_one_worker),
+        "batch": not min(per_worker) <= batch_size / num_workers <= max(per_worker),
         "network": num_workers > 1 and not is_measured_network,
     }
     return tuple(what for what, is_beyond in beyond.items() if is_beyond)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from raypar.train.job import RunSettings
 
 # From pure latency to a large bucket of gradients.
 SIZES_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20, 32 * 2**20)
-NUM_REPEATS = 9
+NUM_WARMUPS, NUM_REPEATS = 2, 9
 FLOAT_BYTES = 4
 
 
@@ -62,33 +62,20 @@ def probe_all_reduces(num_workers: int, log_dir: Path, device: str = "cpu") -> t
 
 
 def _loop(_: Mapping[str, Any]) -> None:
+    """Report each size in bytes with the median seconds of an all-reduce: of each repeat the slowest rank's."""
     import ray.train.torch
 
-    for num_bytes, time_s in all_reduce_times(ray.train.torch.get_device()):
-        ray.train.report({"num_bytes": num_bytes, "time_s": time_s})
-
-
-def all_reduce_times(
-    device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES, num_repeats: int = NUM_REPEATS
-) -> Iterator[tuple[int, float]]:
-    """Yield each size in bytes with the median seconds of an all-reduce; every rank calls it and gets the same.
-
-    Of each repeat the slowest rank counts, from a barrier on. Two more are done first and not counted.
-
-    Args:
-        device: of the gradients.
-        sizes_bytes: multiples of 4, rounded down.
-        num_repeats: all-reduces of each size.
-    """
-    for size in sizes_bytes:
-        values = torch.ones(max(1, size // FLOAT_BYTES), device=device)
-        times_s = [_all_reduce_s(values) for _ in range(2 + num_repeats)][2:]
+    device = ray.train.torch.get_device()
+    for size in SIZES_BYTES:
+        values = torch.ones(size // FLOAT_BYTES, device=device)
+        times_s = [_all_reduce_s(values) for _ in range(NUM_WARMUPS + NUM_REPEATS)][NUM_WARMUPS:]
         slowest = torch.tensor(times_s, dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        yield values.numel() * FLOAT_BYTES, statistics.median(slowest.tolist())
+        ray.train.report({"num_bytes": size, "time_s": statistics.median(slowest.tolist())})
 
 
 def _all_reduce_s(values: torch.Tensor) -> float:
+    """Return the seconds of an all-reduce from a barrier on."""
     _synchronize(values)
     dist.barrier()
     start_s = time.perf_counter()

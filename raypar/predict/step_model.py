@@ -223,9 +223,6 @@ def simulate_steps(
         data_s: what the input pipeline takes to prepare a worker's part of the batch, beside the computing.
         variation: coefficient of variation of a worker's `compute_s` from step to step.
         accumulation_steps: micro-batches of a step; gradients are sent behind the last one's backward pass.
-
-    Raises:
-        RayparError: the all-reduce algorithm is unknown.
     """
     shares = sum(layer.forward_share + layer.backward_share for layer in layers)
     compute, workers, fixed, data, spread = np.broadcast_arrays(
