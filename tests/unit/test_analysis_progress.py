@@ -113,12 +113,6 @@ def test_it_falls_with_every_trial_that_ends_if_all_take_the_same(num_trials, ea
     assert estimates[0] >= (num_trials - 1) * each_s / num_slots * (1 - 1e-9)
 
 
-@given(TIMED.filter(bool), st.tuples(SECONDS, SECONDS).map(sorted))
-def test_it_falls_as_a_running_trial_goes_on(ended, since_s) -> None:
-    before, after = (remaining_s([TWO], [(ONE, seconds)], ended) for seconds in since_s)
-    assert before >= after
-
-
 def test_gangs_that_have_still_to_start_add_a_measured_start_each() -> None:
     left_s = remaining_s([ONE, TWO], [], [(ONE, 5.0)], gang_starts_s=[20.0, 22.0], num_gang_starts=2)
     assert left_s == pytest.approx(10.0 + 2 * 21.0)

@@ -27,7 +27,6 @@ from raypar.analysis.stats import (
 )
 
 times = st.floats(min_value=1e-3, max_value=1e4)
-samples = st.lists(times, min_size=2, max_size=12)
 pairs = st.lists(st.tuples(times, times), min_size=2, max_size=12)
 
 
@@ -85,19 +84,12 @@ def test_pairing_cancels_what_disturbed_a_whole_block(size: int) -> None:
     assert unpaired.high - unpaired.low > 0.5
 
 
-@given(samples)
-def test_an_interval_holds_its_estimate(values: list[float]) -> None:
-    for log_scale in (True, False):
-        estimate = median_estimate(values, log_scale=log_scale)
-        assert estimate.low <= estimate.value <= estimate.high
-        assert estimate.value == pytest.approx(np.median(values))
-
-
 @given(pairs, st.booleans())
-def test_an_interval_of_a_ratio_holds_its_estimate(values: list[tuple[float, float]], paired: bool) -> None:
+def test_an_interval_holds_its_estimate(values: list[tuple[float, float]], flag: bool) -> None:
     tops, bottoms = zip(*values, strict=True)
-    estimate = ratio_estimate(tops, bottoms, paired=paired)
-    assert estimate.low <= estimate.value <= estimate.high
+    median, ratio = median_estimate(tops, log_scale=flag), ratio_estimate(tops, bottoms, paired=flag)
+    assert median.low <= median.value <= median.high and ratio.low <= ratio.value <= ratio.high
+    assert median.value == pytest.approx(np.median(tops))
 
 
 @given(st.lists(st.tuples(times, times), min_size=2, max_size=5))
@@ -107,14 +99,6 @@ def test_turning_a_ratio_of_few_pairs_over_turns_its_interval_over(values: list[
     assert other.value == pytest.approx(1 / one.value)
     assert other.low == pytest.approx(1 / one.high)
     assert other.high == pytest.approx(1 / one.low)
-
-
-@given(samples, st.floats(min_value=0.01, max_value=100))
-def test_a_median_scales_with_its_values(values: list[float], factor: float) -> None:
-    before, after = median_estimate(values), median_estimate([v * factor for v in values])
-    assert after.value == pytest.approx(before.scaled(factor).value)
-    assert after.low == pytest.approx(before.scaled(factor).low)
-    assert after.high == pytest.approx(before.scaled(factor).high)
 
 
 NINE, TEN = ([float(i) for i in range(1, num)] for num in (10, 11))
@@ -137,19 +121,6 @@ def test_censored_values_count_as_longer_than_any_that_is_observed(
     values: list[float], num_longer: int, expected: Estimate | None
 ) -> None:
     assert censored_median_estimate(values, num_longer) == expected
-
-
-@pytest.mark.parametrize("share", [0.6, 0.8, 0.95])
-def test_a_censored_median_lies_in_its_interval(share: float) -> None:
-    """Exponential times that are cut off at a time which this share of them reaches."""
-    rng, limit = np.random.default_rng(7), -math.log(1 - share)
-    hits = known = 0
-    for _ in range(1000):
-        times_s = rng.exponential(1.0, 9)
-        estimate = censored_median_estimate(times_s[times_s <= limit].tolist(), int((times_s > limit).sum()))
-        known += estimate is not None
-        hits += estimate is not None and not estimate.excludes(math.log(2))
-    assert hits >= 0.93 * known and known > 700
 
 
 @pytest.mark.parametrize(("num_tops", "num_bottoms"), [(6, 6), (7, 7), (31, 31), (256, 256), (9, 14), (120, 6)])

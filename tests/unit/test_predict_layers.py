@@ -32,22 +32,31 @@ def test_the_first_layer_needs_no_gradient_by_inputs() -> None:
     assert [last.forward_share, last.backward_share] == pytest.approx([30 / 170, 60 / 170])
 
 
-def test_normalisation_has_gradients_and_no_counted_work() -> None:
-    layers = counted(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)), 3, 9, 9)
-    norm = layers[1]
-    assert (norm.num_gradient_bytes, norm.forward_share, norm.backward_share) == (4 * 16, 0, 0)
+@pytest.mark.parametrize(("precision", "num_bytes"), [("fp32", 4), ("bf16", 4), ("fp64", 8)])
+def test_normalisation_has_gradients_and_no_counted_work(precision: str, num_bytes: int) -> None:
+    convolutions = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+    _, norm, _ = counted(
+        nn.Sequential(convolutions[0], nn.BatchNorm2d(8), convolutions[1]), 3, 9, 9, precision=precision
+    )
+    assert (norm.num_gradient_bytes, norm.forward_share, norm.backward_share) == (num_bytes * 16, 0, 0)
 
 
-def test_layers_come_in_the_order_in_which_they_are_run() -> None:
-    class Backwards(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.second, self.first = nn.Linear(5, 2), nn.Linear(3, 5)
+class Backwards(nn.Module):
+    """Layers that are used in another order than they are made."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x))  # type: ignore[no-any-return]
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = nn.Linear(5, 2), nn.Linear(3, 5)
 
-    assert [layer.name for layer in counted(Backwards(), 3)] == ["first", "second"]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+def test_layers_come_in_the_order_in_which_they_are_run_and_a_model_is_left_as_it_was() -> None:
+    model = nn.Sequential(Backwards(), nn.Dropout(0.5)).eval()
+    assert [layer.name for layer in counted(model, 3)] == ["0.first", "0.second"]
+    assert not model.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_shared_weights_are_ready_with_their_first_layer() -> None:
@@ -84,18 +93,6 @@ def test_shares_add_up_to_the_counted_work_of_a_resnet() -> None:
         work = count_work(model, torch.zeros(2, 3, 32, 32))
     assert sum(c.num_gradient_bytes for c in layers) == 4 * work.num_parameters
     assert sum(c.forward_share for c in layers) == pytest.approx(work.macs_forward / work.macs)
-
-
-def test_double_precision_has_gradients_of_eight_bytes() -> None:
-    assert counted(nn.Linear(4, 10), 4, precision="fp64")[0].num_gradient_bytes == 8 * 50
-    assert counted(nn.Linear(4, 10), 4, precision="bf16")[0].num_gradient_bytes == 4 * 50
-
-
-def test_a_model_is_left_as_it_was() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
-    counted(model, 4)
-    assert not model.training
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_a_model_without_weights_is_refused() -> None:

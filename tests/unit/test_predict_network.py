@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,15 +67,6 @@ def test_costs_are_those_of_the_published_formulas(
 ) -> None:
     cost = all_reduce_cost(num_bytes, num_workers, network, algorithm)
     assert (float(cost.latency_s), float(cost.transfer_s)) == pytest.approx((latency_s, transfer_s))
-
-
-@given(num_bytes=st.floats(1, 2**21), num_workers=counts, latency_s=st.floats(0, 1e-2))
-def test_gloo_waits_twice_as_long_as_a_ring_for_short_messages(
-    num_bytes: float, num_workers: int, latency_s: float
-) -> None:
-    link = Network(latency_s, math.inf)
-    ring_s = all_reduce_s(num_bytes, num_workers, link, "ring")
-    assert all_reduce_s(num_bytes, num_workers, link, "gloo") == pytest.approx(2 * ring_s)
 
 
 @given(sizes, counts, topologies, algorithms, st.floats(1, 100))

@@ -15,11 +15,9 @@ from raypar.predict.step_model import (
     MIB,
     Communication,
     LayerCost,
-    Limit,
     StepTime,
     buckets,
     expected_max_of_normals,
-    limit_of,
     one_layer,
     simulate_steps,
 )
@@ -90,28 +88,13 @@ def test_gloo_lets_two_buckets_wait_at_once_but_not_after_the_backward_pass() ->
 def test_the_slowest_of_two_workers_takes_a_share_of_the_deviation_longer() -> None:
     step = simulate_step(LAYERS, 2, replace(SLOW, network=Network(0.0, 1e12)), compute_s=1.0, variation=0.1)
     assert step.straggler_s == pytest.approx(0.1 / np.sqrt(np.pi), rel=1e-6)
-    assert limit_of(step.losses_s, step.step_time_s) is Limit.STRAGGLERS
 
 
 def test_a_step_takes_as_long_as_its_data() -> None:
     step = simulate_step(LAYERS, 2, SLOW, compute_s=1.0, optimizer_s=0.08, data_s=3.0)
     assert step.data_wait_s == pytest.approx(3.0 - 1.2)
     assert step.step_time_s == pytest.approx(3.0)
-    assert limit_of(step.losses_s, step.step_time_s) is Limit.INPUT
     assert simulate_step(LAYERS, 2, SLOW, compute_s=1.0, data_s=1.0).data_wait_s == 0
-
-
-@pytest.mark.parametrize(
-    ("network", "limit"),
-    [
-        (Network(1.0, 1e9), Limit.LATENCY),
-        (Network(1e-9, 1e2), Limit.BANDWIDTH),
-        (Network(0, 1e9), Limit.COMPUTE),
-    ],
-)
-def test_the_limit_is_the_largest_loss_that_matters(network: Network, limit: Limit) -> None:
-    step = simulate_step(LAYERS, 4, replace(SLOW, network=network), compute_s=1.0)
-    assert limit_of(step.losses_s, step.step_time_s) is limit
 
 
 def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest() -> None:
