@@ -68,19 +68,17 @@ def batch_groups(
     Args:
         baseline: of the study: the batch size in it is what the others are compared with; else the smallest of a group.
     """
-    groups: dict[tuple[str, PointKey], dict[int, dict[int, _Run]]] = {}
-    rests: dict[tuple[str, PointKey], dict[str, Value]] = {}
+    groups: dict[tuple[str, PointKey], tuple[dict[str, Value], dict[int, dict[int, _Run]]]] = {}
     for samples in gathered:
         key = next((k for k in BATCH_KEYS if k in samples.point), None)
         size = samples.point.get(key) if key else None
         if key is None or not isinstance(size, int) or not (runs := _runs(samples, target)):
             continue
         rest = {k: v for k, v in samples.point.items() if k != key}
-        rests[key, point_key(rest)] = rest
-        groups.setdefault((key, point_key(rest)), {})[size] = runs
+        groups.setdefault((key, point_key(rest)), (rest, {}))[1][size] = runs
     return tuple(
-        _group(name[0], rests[name], dict(sorted(by_size.items())), baseline or {})
-        for name, by_size in groups.items()
+        _group(key, rest, dict(sorted(by_size.items())), baseline or {})
+        for (key, _), (rest, by_size) in groups.items()
         if len(by_size) > 1
     )
 

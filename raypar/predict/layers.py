@@ -23,19 +23,14 @@ FP64_BYTES = 8
 
 
 def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
-    """Return the layers of a workload's network under a complete config, in the order of the forward pass.
+    """Return the layers of the network of a workload that is no train loop, in the order of the forward pass.
 
     Its data is loaded for a sample's shape; where the data is missing, or the network does not run on a sample, the
     sizes of the gradients are all there is: then all is one layer (`is_one_layer`).
 
     Raises:
-        RayparError: the network can't be built, has nothing to train, or raypar can't look into it.
+        RayparError: the network can't be built, or has nothing to train.
     """
-    if workload.is_train_loop or workload.model is None or workload.data is None:
-        raise RayparError(
-            f"workload {workload.name} is a train loop: raypar can't look at its network",
-            hint="give its size: --parameters 25.6M",
-        )
     try:
         sample = sample_inputs(workload, config)
         return run_on_shapes(workload, config, sample, partial(count_layers, config=config))
