@@ -51,10 +51,6 @@ class ObservedPoint:
     batch_size: int
     step_times_s: tuple[float, ...]
 
-    @property
-    def samples_per_worker(self) -> float:
-        return self.batch_size / self.num_workers
-
 
 def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]) -> tuple[TrialResult, ...]:
     """Return the finished, timed trials of one point, but for workers and batch size.

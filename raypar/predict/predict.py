@@ -314,10 +314,11 @@ def _prediction(
 def _extrapolated(
     calibration: Calibration, num_workers: int, batch_size: int, is_measured_network: bool
 ) -> tuple[str, ...]:
-    per_worker = [p.samples_per_worker for p in calibration.points if is_measured_network or p.num_workers == 1]
+    comparable = [p for p in calibration.points if is_measured_network or p.num_workers == 1]
+    shares = [p.batch_size / p.num_workers for p in comparable]
     beyond = {
         "workers": num_workers > max(p.num_workers for p in calibration.points),
-        "batch": not min(per_worker) <= batch_size / num_workers <= max(per_worker),
+        "batch": not min(shares) <= batch_size / num_workers <= max(shares),
         "network": num_workers > 1 and not is_measured_network,
     }
     return tuple(what for what, is_beyond in beyond.items() if is_beyond)

@@ -66,7 +66,6 @@ def test_a_step_is_the_batch_over_the_throughput() -> None:
     observed = observed_points([result(2, 64, 1), result(2, 64), result(1, 64)])
     assert [(p.num_workers, p.batch_size, len(p.step_times_s)) for p in observed] == [(1, 64, 1), (2, 64, 2)]
     assert observed[1].step_times_s == pytest.approx((step_s(2, 64), step_s(2, 64)))
-    assert observed[1].samples_per_worker == 32
     assert epoch_samples(result(1, 64)) == 1000
 
 

@@ -157,11 +157,12 @@ def test_the_expected_maximum_is_that_of_the_tables() -> None:
     assert maxima.ravel().tolist() == pytest.approx([0, 0.56419, 0.84628, 1.16296, 1.53875, 2.50759], abs=1e-5)
 
 
-def test_many_worker_counts_at_once_give_what_each_gives_alone() -> None:
+@given(communications)
+def test_many_worker_counts_at_once_give_what_each_gives_alone(how: Communication) -> None:
     workers = np.array([1, 2, 3, 64])
-    times = simulate_steps(LAYERS, workers, SLOW, compute_s=1 / workers, variation=0.05, data_s=0.3)
+    times = simulate_steps(LAYERS, workers, how, compute_s=1 / workers, variation=0.05, data_s=0.3)
     for i, n in enumerate(workers):
-        alone = simulate_step(LAYERS, int(n), SLOW, compute_s=1 / int(n), variation=0.05, data_s=0.3)
+        alone = simulate_step(LAYERS, int(n), how, compute_s=1 / int(n), variation=0.05, data_s=0.3)
         assert astuple(times.at(i)) == pytest.approx(astuple(alone))
         assert times.step_time_s[i] == pytest.approx(alone.step_time_s)
 
