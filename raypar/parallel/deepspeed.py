@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import reduce
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,15 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raypar.parallel.strategy import (
-    Batch,
-    DataParallelism,
-    ForwardBackward,
-    StepOptimizer,
-    Task,
-    broadcast_buffers,
-    parts_of,
-)
+from raypar.parallel import strategy
+from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, StepOptimizer, Task
 from raypar.study.workload import Config, Workload
 
 
@@ -67,19 +61,17 @@ class DeepSpeed(DataParallelism):
         return EngineOptimizer(self._engine, optimizer, self._note_norm)
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        loss: Tensor | None = None
-        for i, (part, share) in enumerate(parts_of(batch, self._num_parts)):
+        losses = []
+        for i, (part, share) in enumerate(strategy.parts_of(batch, self._num_parts)):
             if i:
                 self._engine.step()  # between parts it only counts
             with do.span("forward"), do.autocast():
-                part_loss = do.loss_of(self.module(part.inputs), part.targets)
+                loss = do.loss_of(self.module(part.inputs), part.targets)
             with do.span("backward"):
                 # The weights of the parts add up to one.
-                self._engine.backward(part_loss * part.weight, scale_wrt_gas=False)
-            part_loss = part_loss.detach() * share
-            loss = part_loss if loss is None else loss + part_loss
-        assert loss is not None
-        return loss
+                self._engine.backward(loss * part.weight, scale_wrt_gas=False)
+            losses.append(loss.detach() * share)
+        return reduce(torch.add, losses)
 
     def clip(self, max_norm: float) -> Tensor:
         """At stages 1 to 3 the engine clips in its step: the norm is in the tensor after it."""
@@ -90,24 +82,19 @@ class DeepSpeed(DataParallelism):
 
     @torch.no_grad()
     def full_model(self) -> nn.Module:
+        gathered: Any = contextlib.nullcontext
+        if self._stage == 3 and self._engine is not None:
+            gathered = _package(self._context.device).zero.GatheredParameters
         for part, full in zip(self._model.parameters(), self._complete.parameters(), strict=True):
-            with self._gathered(part):  # one at a time: together they would take the memory of one more model
+            with gathered([part]):  # one at a time: together they would take the memory of one more model
                 full.copy_(part)
         for buffer, full_buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
             full_buffer.copy_(buffer)
-        return broadcast_buffers(self._complete)
+        return strategy.broadcast_buffers(self._complete)
 
     def _note_norm(self) -> None:
         if self._stage and self._config["clip_grad_norm"] is not None:
             self._norm.copy_(torch.as_tensor(self._engine.get_global_grad_norm()))
-
-    def _gathered(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[object]:
-        if self._stage < 3 or self._engine is None:
-            return contextlib.nullcontext()
-        gathered: contextlib.AbstractContextManager[object] = _package(self._context.device).zero.GatheredParameters(
-            [parameter]
-        )
-        return gathered
 
 
 class EngineOptimizer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from raypar.parallel.strategy import DataParallelism, Task
@@ -38,7 +37,9 @@ class GatherBroadcast(DataParallelism):
             return
         parts = [torch.empty_like(flat) for _ in range(self._world_size)]
         dist.gather(flat, parts, dst=MASTER)
-        _write_gradients(torch.stack(parts).mean(0), self._trained)
+        means = torch.stack(parts).mean(0).split([p.numel() for p in self._trained])  # type: ignore[no-untyped-call]
+        for parameter, mean in zip(self._trained, means, strict=True):
+            parameter.grad = mean.view_as(parameter)
 
     def sync_weights(self) -> None:
         with torch.no_grad():
@@ -47,12 +48,6 @@ class GatherBroadcast(DataParallelism):
             vector_to_parameters(flat, self._trained)
         for buffer in self._buffers:
             dist.broadcast(buffer, src=MASTER)
-
-
-def _write_gradients(flat: Tensor, parameters: list[nn.Parameter]) -> None:
-    parts = flat.split([p.numel() for p in parameters])  # type: ignore[no-untyped-call]
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part.view_as(parameter)
 
 
 STRATEGY = GatherBroadcast

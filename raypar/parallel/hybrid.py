@@ -29,10 +29,11 @@ class Hybrid(SplitModel):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         config = task.config
-        sizes = mesh_of(config)
+        num_stages, num_splits = config["pipeline_size"], config["tensor_size"]
+        self._num_replicas = config["num_workers"] // (num_stages * num_splits)
+        sizes = self._num_replicas, num_stages, num_splits
         mesh = init_device_mesh(task.context.device.type, sizes, mesh_dim_names=("data", "pipeline", "tensor"))
         self._data = mesh.get_group("data")
-        self._num_replicas, num_stages, num_splits = sizes
         self.share = mesh.get_local_rank("data"), self._num_replicas
         plan = plan_of(task.workload, task.model) if num_splits > 1 else {}
         self._stages: Stages | None = None
@@ -64,34 +65,22 @@ class Hybrid(SplitModel):
         return broadcast_buffers(self._stages.fill(complete) if self._stages is not None else complete)
 
 
-def mesh_of(config: Config) -> tuple[int, int, int]:
-    """Return the numbers of replicas, of stages of each, and of parts of each layer."""
-    stages, splits = config["pipeline_size"], config["tensor_size"]
-    return config["num_workers"] // (stages * splits), stages, splits
-
-
 def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
     """Replace every gradient by its mean over the group; several travel as one, up to `bucket_bytes`."""
-    size = dist.get_world_size(group)
-    bucket: list[Tensor] = []
-    for parameter in reversed(parameters):
-        if parameter.grad is None:
-            continue
-        grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-        if bucket and (sum(t.nbytes for t in bucket) + grad.nbytes > bucket_bytes or grad.dtype != bucket[0].dtype):
-            _reduce(bucket, group, size)
-            bucket = []
-        bucket.append(grad)
-    if bucket:
-        _reduce(bucket, group, size)
-
-
-def _reduce(bucket: list[Tensor], group: dist.ProcessGroup, size: int) -> None:
-    flat = torch.cat([t.reshape(-1) for t in bucket])
-    dist.all_reduce(flat, group=group)
-    flat /= size
-    for grad, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):  # type: ignore[no-untyped-call]
-        grad.copy_(part.view_as(grad))
+    buckets: list[list[Tensor]] = [[]]
+    for p in reversed(parameters):
+        if p.grad is not None:
+            grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            last = buckets[-1]
+            if last and (sum(t.nbytes for t in last) + grad.nbytes > bucket_bytes or grad.dtype != last[0].dtype):
+                buckets.append([])
+            buckets[-1].append(grad)
+    for bucket in filter(None, buckets):
+        flat = torch.cat([t.reshape(-1) for t in bucket])
+        dist.all_reduce(flat, group=group)
+        flat /= dist.get_world_size(group)
+        for grad, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):  # type: ignore[no-untyped-call]
+            grad.copy_(part.view_as(grad))
 
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.utils.flop_counter import FlopCounterMode
 
-from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, meta_model
+from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, meta_model, wait_for_device
 from raypar.study.options import pipeline_size
 from raypar.study.workload import Config, Workload
 
@@ -56,8 +56,11 @@ def partition(
         names = names_of(model, layers)
         starts = [0, *sorted(names.index(name) for name in how), len(layers)]
         return [range(a, b) for a, b in itertools.pairwise(starts)]
-    costs = _counted(layers, sample) if how == "counted" else _measured(layers, sample)
-    return balanced(costs, num_stages)
+    costs = torch.tensor(_costs(layers, sample, _counted if how == "counted" else _measured), dtype=torch.float64)
+    if how == "measured":  # rank 0's, so that all cut alike
+        costs = costs.to(sample.device)
+        dist.broadcast(costs, src=0)
+    return balanced(costs.tolist(), num_stages)
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
@@ -84,54 +87,42 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
-def _counted(layers: Sequence[nn.Module], sample: Tensor) -> list[float]:
-    costs: list[float] = []
-
-    def count(layer: nn.Module, x: Tensor) -> Tensor:
-        with FlopCounterMode(display=False) as counter:
-            out: Tensor = layer(x)
-        costs.append(counter.get_total_flops() + COST_PER_ELEMENT * out.numel())
-        return out
-
-    _through(layers, sample, count)
+def _costs(
+    layers: Sequence[nn.Module], x: Tensor, cost_of: Callable[[nn.Module, Tensor], tuple[float, Tensor]]
+) -> list[float]:
+    """Return each layer's cost; in evaluation mode, or a batch norm would count the sample in."""
+    modes = [layer.training for layer in layers]
+    costs = []
+    with torch.no_grad():
+        for layer in layers:
+            cost, x = cost_of(layer.eval(), x)
+            costs.append(cost)
+    for layer, mode in zip(layers, modes, strict=True):
+        layer.train(mode)
     return costs
 
 
-def _measured(layers: Sequence[nn.Module], sample: Tensor) -> list[float]:
-    """Return the seconds of each layer, forward and backward: the least of a few, on rank 0, so that all cut alike."""
-    costs: list[float] = []
-
-    def measure(layer: nn.Module, x: Tensor) -> Tensor:
-        took: list[float] = []
-        for _ in range(NUM_TIMED + 1):  # the first one is not like the others
-            with torch.enable_grad():
-                leaf = x.detach().requires_grad_(x.is_floating_point())
-                start_s = time.perf_counter()
-                out: Tensor = layer(leaf)
-                if out.requires_grad:
-                    out.sum().backward()  # type: ignore[no-untyped-call]
-                if out.device.type == "cuda":
-                    torch.cuda.synchronize(out.device)
-            took.append(time.perf_counter() - start_s)
-        costs.append(min(took[1:]))
-        return out.detach()
-
-    _through(layers, sample, measure)
-    for layer in layers:
-        layer.zero_grad()
-    shared = torch.tensor(costs, dtype=torch.float64, device=sample.device)
-    dist.broadcast(shared, src=0)
-    seconds: list[float] = shared.tolist()
-    return seconds
+def _counted(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
+    """Return a layer's FLOP and its output."""
+    with FlopCounterMode(display=False) as counter:
+        out: Tensor = layer(x)
+    return counter.get_total_flops() + COST_PER_ELEMENT * out.numel(), out
 
 
-def _through(layers: Sequence[nn.Module], x: Tensor, do: Callable[[nn.Module, Tensor], Tensor]) -> None:
-    modes = [layer.training for layer in layers]
-    with torch.no_grad():
-        for layer in layers:
-            x = do(layer.eval(), x)  # in training mode, a batch norm would count the sample in
-    for layer, mode in zip(layers, modes, strict=True):
-        layer.train(mode)
+def _measured(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
+    """Return a layer's seconds, forward and backward, the least of a few; and its output."""
+    times_s: list[float] = []
+    for _ in range(NUM_TIMED + 1):  # the first one is not like the others
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_(x.is_floating_point())
+            start_s = time.perf_counter()
+            out: Tensor = layer(leaf)
+            if out.requires_grad:
+                out.sum().backward()  # type: ignore[no-untyped-call]
+            wait_for_device(out.device)
+        times_s.append(time.perf_counter() - start_s)
+    layer.zero_grad()
+    return min(times_s[1:]), out.detach()
 
 
 class Stages:
@@ -140,6 +131,7 @@ class Stages:
     Attributes:
         modules: this rank's stages, by number.
         is_last: the losses are computed here.
+        local_names: of this rank's layers in the model.
     """
 
     def __init__(self, task: Task, group: dist.ProcessGroup) -> None:
@@ -158,15 +150,11 @@ class Stages:
         }
         self.is_last = num_stages - 1 in self.modules
         self._names = names_of(task.model, layers)
+        self.local_names = [self._names[i] for stage in self.modules for i in self._ranges[stage]]
         self._schedules: dict[int, tuple[int, Any]] = {}
         self._do: ForwardBackward | None = None
         self._weight = 1.0
         self._losses: list[Tensor] = []
-
-    @property
-    def local_names(self) -> list[str]:
-        """Names of this rank's layers in the model."""
-        return [self._names[i] for stage in self.modules for i in self._ranges[stage]]
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         self._do, self._weight = do, batch.weight
@@ -183,10 +171,8 @@ class Stages:
     def fill(self, complete: nn.Module) -> nn.Module:
         """Give every rank the weights and buffers of the others' layers; its own are there already."""
         for stage, layers in enumerate(self._ranges):
-            for i in layers:
-                if not self._names[i]:
-                    continue  # has no weights of the model
-                for tensor in complete.get_submodule(self._names[i]).state_dict().values():
+            for name in filter(None, (self._names[i] for i in layers)):  # the others hold no weights of the model
+                for tensor in complete.get_submodule(name).state_dict().values():
                     dist.broadcast(tensor, group=self._group, group_src=stage % self._size)
         return complete
 
@@ -199,14 +185,12 @@ class Stages:
                 PipelineStage(module, stage, num_stages, self._device, group=self._group)
                 for stage, module in self.modules.items()
             ]
-            made: Any
             if self._schedule_name == "interleaved":
-                made = ScheduleInterleaved1F1B(list(stages), num, loss_fn=self._loss_of)
-            elif self._schedule_name == "gpipe" or num < num_stages:  # too few to alternate
-                made = ScheduleGPipe(stages[0], num, loss_fn=self._loss_of)
+                schedule: Any = ScheduleInterleaved1F1B(list(stages), num, loss_fn=self._loss_of)
             else:
-                made = Schedule1F1B(stages[0], num, loss_fn=self._loss_of)
-            self._schedules[num_samples] = num, made
+                alternates = self._schedule_name == "1f1b" and num >= num_stages  # else there are too few
+                schedule = (Schedule1F1B if alternates else ScheduleGPipe)(stages[0], num, loss_fn=self._loss_of)
+            self._schedules[num_samples] = num, schedule
         return self._schedules[num_samples]
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Strategy protocol: how the ranks of a trial share a step's work and reach the same weights.
+"""Base of the strategies: how the ranks of a trial share a step's work and reach the same weights.
 
-A strategy is the module of its name in this folder. It assigns its class to ``STRATEGY``, and may have a function
-``check_compatible`` with the signature of the one below.
+A strategy is the module of its name in this folder. It assigns its subclass of `Strategy` to ``STRATEGY``, and may have
+a function ``check_compatible`` with the signature of the one below.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -51,6 +52,14 @@ class DistContext:
             values = values.to(self.device if self.device.type == "cuda" else "cpu")
             dist.all_reduce(values, operation)
         return values.cpu()
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Wait until an accelerator has done the work that was queued on it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 Span: TypeAlias = Callable[[str], contextlib.AbstractContextManager[object]]
@@ -115,13 +124,11 @@ class ForwardBackward:
         """
         if num_parts == 1:
             return self.run(module, batch)
-        loss: Tensor | None = None
+        losses = []
         for i, (part, share) in enumerate(parts_of(batch, num_parts)):
             with no_sync() if i < num_parts - 1 else contextlib.nullcontext():
-                part_loss = self.run(module, part) * share
-            loss = part_loss if loss is None else loss + part_loss
-        assert loss is not None
-        return loss
+                losses.append(self.run(module, part) * share)
+        return reduce(torch.add, losses)
 
 
 def parts_of(batch: Batch, num_parts: int) -> Iterator[tuple[Batch, float]]:
@@ -131,37 +138,11 @@ def parts_of(batch: Batch, num_parts: int) -> Iterator[tuple[Batch, float]]:
     few samples, a part is the batch's first one with weight 0.
     """
     size = len(batch.targets)
-    for x, y in zip(
-        torch.tensor_split(batch.inputs, num_parts), torch.tensor_split(batch.targets, num_parts), strict=True
-    ):
+    for x, y in zip(batch.inputs.tensor_split(num_parts), batch.targets.tensor_split(num_parts), strict=True):
         share = len(y) / size
         if not share:
             x, y = batch.inputs[:1], batch.targets[:1]
         yield Batch(x, y, batch.weight * share, round(batch.num_samples * share)), share
-
-
-def clip(parameters: Sequence[nn.Parameter], max_norm: float, layer_group: dist.ProcessGroup | None = None) -> Tensor:
-    """``clip_grad_norm_`` where some gradients are split among ranks, and other ranks have other layers.
-
-    Args:
-        layer_group: the ranks that together have all layers of the model; None: this one has.
-
-    Returns:
-        The norm of all gradients before, of shape ``()``.
-    """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    # The norm of a split gradient is the full one's, the same on every rank.
-    squares = [
-        norm.full_tensor() if isinstance(norm, DTensor) else norm
-        for norm in (get_total_norm(part) ** 2 for part in by_layout(gradients))
-    ]
-    total = torch.stack(squares).sum() if squares else torch.zeros(())
-    if layer_group is not None:
-        dist.all_reduce(total, group=layer_group)
-    norm = total.sqrt()
-    for part in by_layout(parameters):
-        clip_grads_with_norm_(part, max_norm, norm)
-    return norm
 
 
 def by_layout(tensors: Sequence[Any]) -> list[list[Any]]:
@@ -196,8 +177,8 @@ class StepOptimizer(Protocol):
     def step(self) -> object: ...
 
 
-class Strategy(Protocol):
-    """The parallel part of a step.
+class Strategy:
+    """The parallel part of a step: without any in this base class, which a single rank uses.
 
     A step is `forward_backward` on this rank's share, `sync_gradients`, the optimizer where `runs_optimizer` is set,
     `sync_weights`.
@@ -211,30 +192,32 @@ class Strategy(Protocol):
     """
 
     module: nn.Module
-    share: tuple[int, int]
-    counts_samples: bool
-    runs_optimizer: bool
-    depends_on_shape: bool
+    share = (0, 1)
+    counts_samples = True
+    runs_optimizer = True
+    depends_on_shape = False
+
+    def __init__(self, task: Task) -> None:
+        self.module = self._model = task.model
+        self._num_parts: int = task.config["accumulation_steps"]
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         """Leave the gradients of the weighted loss where `sync_gradients` needs them; return this rank's mean loss."""
-        ...
+        return do.run_in_parts(self.module, batch, self._num_parts)
 
     def sync_gradients(self) -> None:
         """Bring the mean gradients to where the optimizer runs."""
-        ...
 
     def sync_weights(self) -> None:
         """Bring the new weights to every rank, after the optimizer."""
-        ...
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the parameters that this rank's optimizer updates, as torch's optimizers take them."""
-        ...
+        return [{"params": list(self._model.parameters())}]
 
     def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
-        """Return what steps in place of an optimizer of these groups."""
-        ...
+        """Return the optimizer that steps in place of one of these groups."""
+        return optimizer
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale the gradients down to a norm, over all ranks that hold a part of them.
@@ -242,70 +225,24 @@ class Strategy(Protocol):
         Returns:
             Their norm before, of shape ``()``; to be read after the optimizer's step.
         """
-        ...
-
-    def reset_state(self) -> None:
-        """Drop what earlier steps left behind, other than weights: the training starts anew."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `reset_state` drops, for a checkpoint."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        ...
-
-    def full_model(self) -> nn.Module:
-        """Return the complete model with the current weights, on every rank; not to be trained. All ranks call it."""
-        ...
-
-
-class NoParallelism:
-    """Strategy of a single rank, and the base of the others."""
-
-    share = (0, 1)
-    counts_samples = True
-    runs_optimizer = True
-    depends_on_shape = False
-
-    def __init__(self, task: Task) -> None:
-        self.module = task.model
-        self._model = task.model
-        self._num_parts: int = task.config["accumulation_steps"]
-
-    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        return do.run_in_parts(self.module, batch, self._num_parts)
-
-    def sync_gradients(self) -> None:
-        pass
-
-    def sync_weights(self) -> None:
-        pass
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self._model.parameters())}]
-
-    def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
-        return optimizer
-
-    def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
     def reset_state(self) -> None:
-        pass
+        """Drop what earlier steps left behind, other than weights: the training starts anew."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what `reset_state` drops, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Continue from a `state_dict`."""
 
     def full_model(self) -> nn.Module:
+        """Return the complete model with the current weights, on every rank; not to be trained. All ranks call it."""
         return self._model
 
 
-class DataParallelism(NoParallelism):
+class DataParallelism(Strategy):
     """Base of the strategies whose ranks each take a share of every batch."""
 
     def __init__(self, task: Task) -> None:
@@ -313,7 +250,7 @@ class DataParallelism(NoParallelism):
         self.share = task.context.rank, task.context.world_size
 
 
-class SplitModel(NoParallelism):
+class SplitModel(Strategy):
     """Base of the strategies that split the model; a complete copy is filled with its weights for evaluations."""
 
     def __init__(self, task: Task) -> None:
@@ -327,7 +264,17 @@ class SplitModel(NoParallelism):
         return [{"params": group} for group in by_layout(list(self.module.parameters())) or [[]]]
 
     def clip(self, max_norm: float) -> Tensor:
-        return clip(list(self.module.parameters()), max_norm, self._layer_group)
+        parameters = list(self.module.parameters())
+        norms = (get_total_norm(part) for part in by_layout([p.grad for p in parameters if p.grad is not None]))
+        # The norm of a split gradient is the full one's, the same on every rank.
+        squares = [n.full_tensor() ** 2 if isinstance(n, DTensor) else n**2 for n in norms]
+        total = torch.stack(squares).sum() if squares else torch.zeros(())
+        if self._layer_group is not None:
+            dist.all_reduce(total, group=self._layer_group)
+        norm = total.sqrt()
+        for part in by_layout(parameters):
+            clip_grads_with_norm_(part, max_norm, norm)
+        return norm
 
     def full_model(self) -> nn.Module:
         parameters, buffers = dict(self._complete.named_parameters()), dict(self._model.named_buffers())
@@ -349,7 +296,7 @@ def broadcast_buffers(model: nn.Module) -> nn.Module:
 def build_strategy(task: Task) -> Strategy:
     """Build the strategy that the config names."""
     if task.context.world_size == 1:
-        return NoParallelism(task)
+        return Strategy(task)
     built: Strategy = _module(task.config["strategy"]).STRATEGY(task)
     return built
 
@@ -361,8 +308,9 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     """
     if config["num_workers"] == 1:
         return None
-    check = getattr(_module(config["strategy"]), "check_compatible", None)
-    problem: tuple[str, str] | None = check(workload, config) if check else None
+    problem: tuple[str, str] | None = None
+    if check := getattr(_module(config["strategy"]), "check_compatible", None):
+        problem = check(workload, config)
     return problem
 
 
