@@ -179,7 +179,7 @@ def print_work(console: Console, title: str, work: Work, assumed: WorkAssumption
         training = f"training, {epochs} of {units.counted(assumed.num_samples, 'sample')}"
         num_samples_of[training] = assumed.epochs * assumed.num_samples
     for what_for, num_samples in num_samples_of.items():
-        least = units.seconds(work.min_time_s(num_samples, assumed.peak_flops))
+        least = units.seconds(work.flop * num_samples / assumed.peak_flops)
         line(f"{what_for}: {scaled(work.flop * num_samples, 'FLOP')}, at least {least}")
     if assumed.num_samples is None:
         line("training: the size of the training set is not known; give it with --samples N")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, count, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, TensorDataset
 
 from raypar.parallel.strategy import Batch
 from raypar.study.workload import Config, Data, Split, Workload
@@ -88,13 +88,10 @@ class TrainBatches:
         if not self.steps_per_epoch:
             raise ValueError(f"batch_size={self._batch_size} leaves no full batch of {self.num_samples} samples")
         rank, num_shares = share
-        split = partial(
-            shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=config["drop_last"]
-        )
-        if config["loader"] == "resident":
-            self._stream = _resident(data, self.num_samples, numerics, split)
-        else:
-            self._stream = _dataloader(data, numerics, split, config)
+        drop_last = config["drop_last"]
+        split = partial(shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=drop_last)
+        make = _resident if config["loader"] == "resident" else _dataloader
+        self._stream = make(data, config, self.num_samples, numerics, split)
 
     def warm_up(self, *, with_short_batch: bool) -> Iterator[Batch]:
         """Yield the batches of the warm-up steps.
@@ -114,19 +111,16 @@ class TrainBatches:
         A part is an epoch, or ``eval_every_steps`` steps. It has to be used up before the next one is asked for.
         """
         epochs = (self._stream(order) for order in self._orders(steps))
-        if (num := self._config["eval_every_steps"]) is None:
-            yield from epochs
-            return
-        batches = chain.from_iterable(epochs)
-        for _ in range(-(-len(steps) // num)):
-            yield islice(batches, num)
+        if num := self._config["eval_every_steps"]:
+            batches = chain.from_iterable(epochs)
+            epochs = (islice(batches, num) for _ in range(-(-len(steps) // num)))
+        yield from epochs
 
     def full(self, epoch: int) -> Iterator[Batch]:
         """Yield batches without end, from `epoch` on, except for short last ones."""
+        num_full = self.num_samples // self._batch_size * self._batch_size or None
         for number in count(epoch):
-            yield from self._stream(
-                self._order(number)[: self.num_samples // self._batch_size * self._batch_size or None]
-            )
+            yield from self._stream(self._order(number)[:num_full])
 
     def _order(self, epoch: int) -> Tensor:
         return epoch_order(self.num_samples, self._seed, epoch)
@@ -159,7 +153,7 @@ _Stream: TypeAlias = Callable[[Tensor], Iterator[Batch]]
 _Split: TypeAlias = Callable[[Tensor], Iterator[Share]]
 
 
-def _resident(data: Data, num_samples: int, numerics: Numerics, split: _Split) -> _Stream:
+def _resident(data: Data, _: Config, num_samples: int, numerics: Numerics, split: _Split) -> _Stream:
     """Batches sliced from tensors that stay in (device) memory; no copy but the gather of the batch itself."""
     if data.train is None:
         raise ValueError('the workload\'s data is not in memory: use loader="dataloader"')
@@ -168,51 +162,24 @@ def _resident(data: Data, num_samples: int, numerics: Numerics, split: _Split) -
 
     def stream(order: Tensor) -> Iterator[Batch]:
         for indices, weight, size in split(order.to(device)):
-            x = inputs.index_select(0, indices)
-            y = targets.index_select(0, indices)
+            x, y = inputs.index_select(0, indices), targets.index_select(0, indices)
             yield Batch(cast(transform(x) if transform else x), y, weight, size)
 
     return stream
 
 
-class _InMemory(Dataset[Any]):
-    """The samples of a Split, one by one, for a DataLoader."""
-
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs, self.targets = inputs, targets
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inputs[index], self.targets[index]
-
-
-class _Shares(Sampler[list[int]]):
-    """Hands a rank's shares of the current epoch to a DataLoader, which may outlive the epoch."""
-
-    def __init__(self) -> None:
-        self.current: Sequence[Share] = ()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (share.indices.tolist() for share in self.current)
-
-    def __len__(self) -> int:
-        return len(self.current)
-
-
-def _dataloader(data: Data, numerics: Numerics, split: _Split, config: Config) -> _Stream:
+def _dataloader(data: Data, config: Config, _: int, numerics: Numerics, split: _Split) -> _Stream:
     """Batches from torch's DataLoader, in the same order as `_resident`'s."""
     device, cast = numerics.device, numerics.cast
     dataset, transform = data.train_dataset, None
     if dataset is None:
         assert data.train is not None
-        dataset, transform = _InMemory(data.train.inputs, data.train.targets), data.transform
-    sampler = _Shares()
+        dataset, transform = TensorDataset(data.train.inputs, data.train.targets), data.transform
+    indices: list[list[int]] = []  # of the current epoch, which the loader outlives
     pin_memory, num_loader_workers = config["pin_memory"], config["num_loader_workers"]
     loader: DataLoader[Any] = DataLoader(
         dataset,
-        batch_sampler=sampler,
+        batch_sampler=indices,
         num_workers=num_loader_workers,
         persistent_workers=num_loader_workers > 0,
         prefetch_factor=config["prefetch_factor"],
@@ -220,8 +187,9 @@ def _dataloader(data: Data, numerics: Numerics, split: _Split, config: Config) -
     )
 
     def stream(order: Tensor) -> Iterator[Batch]:
-        sampler.current = tuple(split(order))
-        for share, (x, y) in zip(sampler.current, loader, strict=True):
+        epoch = list(split(order))
+        indices[:] = [share.indices.tolist() for share in epoch]
+        for share, (x, y) in zip(epoch, loader, strict=True):
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             yield Batch(cast(transform(x) if transform else x), y, share.weight, share.num_samples)
 
@@ -258,24 +226,12 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]
 
 
 def _in_memory(split: Split, num_samples: int) -> Mapping[str, Any]:
-    hashed = hashlib.sha256()
-    for tensor in (split.inputs, split.targets):
-        _hash(hashed, tensor[:num_samples])
-    return {
-        "num_samples": num_samples,
-        "digest": hashed.hexdigest()[:16],
-        **{name: _type(tensor) for name, tensor in (("inputs", split.inputs), ("targets", split.targets))},
-    }
-
-
-def _hash(hashed: Any, tensor: Tensor) -> None:
-    hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    if (size := tensor.numel() * tensor.element_size()) > MAX_HASHED_BYTES:
-        tensor = tensor[:: -(-size // MAX_HASHED_BYTES)]
-    # As bytes, whatever the type: numpy knows no bfloat16.
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    hashed.update(flat.view(torch.uint8).numpy() if flat.numel() else b"")
-
-
-def _type(tensor: Tensor) -> dict[str, Any]:
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape[1:])}
+    hashed, types = hashlib.sha256(), {}
+    for name, tensor in (("inputs", split.inputs[:num_samples]), ("targets", split.targets[:num_samples])):
+        types[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape[1:])}
+        hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        if tensor.nbytes > MAX_HASHED_BYTES:
+            tensor = tensor[:: -(-tensor.nbytes // MAX_HASHED_BYTES)]
+        # As bytes, whatever the type: numpy knows no bfloat16.
+        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return {"num_samples": num_samples, "digest": hashed.hexdigest()[:16], **types}

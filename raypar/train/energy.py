@@ -11,8 +11,12 @@ up the place's carbon intensity, pyRAPL was last released in 2019.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
@@ -26,149 +30,129 @@ class CannotRead(Exception):
     """A counter that is not there or may not be read; the message says why."""
 
 
-class Packages:
-    """The energy counters of all CPU packages of this machine.
+@dataclass(frozen=True)
+class EnergyCounter:
+    """One counter of joules.
+
+    Attributes:
+        read: returns the joules since some time, modulo `range_j`; raises `CannotRead`.
+        max_w: most watts that are counted.
+    """
+
+    read: Callable[[], float]
+    range_j: float = math.inf
+    max_w: float = MAX_PACKAGE_W
+
+    def used(self, first_j: float, last_j: float, elapsed_s: float) -> float:
+        """Return the joules between two reads.
+
+        Raises:
+            CannotRead: `elapsed_s` is so long that the counter may have wrapped around more than once.
+        """
+        if elapsed_s * self.max_w > self.range_j:
+            raise CannotRead(
+                f"a package's counter may wrap around within {self.range_j / self.max_w:.0f} s, and {elapsed_s:.0f} s "
+                "were timed at a time: evaluate more often (eval_every_steps)"
+            )
+        return last_j - first_j + (self.range_j if last_j < first_j else 0.0)
+
+
+def package_counters(folder: Path = POWERCAP) -> list[EnergyCounter]:
+    """Return the counters of all CPU packages of this machine.
 
     Raises:
         CannotRead: there are none, or they may not be read.
     """
-
-    def __init__(self, folder: Path = POWERCAP) -> None:
-        # intel-rapl:0 is a package, or the board (psys), which the packages are part of; intel-rapl:0:0 is a part
-        # of one; intel-rapl-mmio:0 is the same package once more.
-        zones = sorted(zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1)
-        self._zones = [zone for zone in zones if _text(zone / "name").startswith("package")]
-        if not self._zones:
-            raise CannotRead(f"no CPU package has an energy counter in {folder}")
-        self._ranges_j = [_microjoules(zone / "max_energy_range_uj") for zone in self._zones]
-        self._limits_w = [_limit_w(zone) for zone in self._zones]
-        self.read()
-
-    def read(self) -> tuple[float, ...]:
-        """Return each package's joules since some time, modulo its counter's range."""
-        return tuple(_microjoules(zone / "energy_uj") for zone in self._zones)
-
-    def used(self, before: tuple[float, ...], after: tuple[float, ...], elapsed_s: float) -> float:
-        """Return the joules of all packages between two reads.
-
-        Raises:
-            CannotRead: `elapsed_s` is so long that a counter may have wrapped around more than once.
-        """
-        total_j = 0.0
-        for first, last, range_j, limit_w in zip(before, after, self._ranges_j, self._limits_w, strict=True):
-            if elapsed_s * limit_w > range_j:
-                raise CannotRead(
-                    f"a package's counter may wrap around within {range_j / limit_w:.0f} s, and {elapsed_s:.0f} s were "
-                    "timed at a time: evaluate more often (eval_every_steps)"
-                )
-            total_j += last - first + (range_j if last < first else 0.0)
-        return total_j
+    # intel-rapl:0 is a package, or the board (psys), which the packages are part of; intel-rapl:0:0 is a part
+    # of one; intel-rapl-mmio:0 is the same package once more.
+    zones = sorted(zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1)
+    counters = [
+        EnergyCounter(partial(_joules, zone / "energy_uj"), _joules(zone / "max_energy_range_uj"), _limit_w(zone))
+        for zone in zones
+        if _text(zone / "name").startswith("package")
+    ]
+    if not counters:
+        raise CannotRead(f"no CPU package has an energy counter in {folder}")
+    return counters
 
 
-class Gpu:
-    """The energy counter of one GPU.
+def gpu_counters(uuid: str) -> list[EnergyCounter]:
+    """Return the counter of one GPU; reading it raises where the GPU has none (before Volta, or a part of it: MIG).
+
+    Args:
+        uuid: as NVML or torch have it.
 
     Raises:
-        CannotRead: there is no NVML, or the GPU has no such counter (before Volta, or a part of a GPU: MIG).
+        CannotRead: nvidia-ml-py is not installed.
     """
+    try:
+        import pynvml
+    except ImportError:
+        raise CannotRead("a GPU's energy needs nvidia-ml-py: pip install 'raypar[train]'") from None
+    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
-    def __init__(self, uuid: str) -> None:
+    def read() -> float:
         try:
-            import pynvml
-        except ImportError:
-            raise CannotRead("a GPU's energy needs nvidia-ml-py: pip install 'raypar[train]'") from None
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
+            pynvml.nvmlInit()  # after the first time it only counts
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByUUID(name))) / 1e3
         except pynvml.NVMLError as error:
-            raise CannotRead(f"NVML can't be loaded: {error}") from None
-        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        try:
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-        except pynvml.NVMLError as error:
-            raise CannotRead(f"NVML has no GPU {uuid}: {error}") from None
-        self.read()
+            raise CannotRead(f"NVML can't read the energy of {name}: {error}") from None
 
-    def read(self) -> float:
-        """Return joules since the driver was loaded."""
-        try:
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
-        except self._nvml.NVMLError as error:
-            raise CannotRead(f"the GPU's energy can't be read: {error}") from None
+    return [EnergyCounter(read)]
 
 
-@dataclass
 class EnergyMonitor:
-    """Sum, over the timed regions, of the energy of this machine's packages and of the rank's GPU.
-
-    Counters are read at the start and the end of a region.
+    """Sum of the energy of some counters over the timed regions; they are read at the start and the end of a region.
 
     Attributes:
-        gpu_uuid: as NVML or torch have it; empty: the rank trains on no GPU of NVIDIA's.
-        package_j: None if it can't be read.
-        gpu_j: None if it can't be read, or if there is none.
-        why_not: why something can't be read; empty: everything can.
+        why_not: why the energy can't be read; empty: it can.
     """
 
-    gpu_uuid: str = ""
-    folder: Path = POWERCAP
-    package_j: float | None = None
-    gpu_j: float | None = None
-    why_not: list[str] = field(default_factory=list)
-    _packages: Packages | None = None
-    _gpu: Gpu | None = None
-    _before: tuple[float, tuple[float, ...], float] = (0.0, (), 0.0)
+    def __init__(self, open_counters: Callable[[], list[EnergyCounter]]) -> None:
+        self.why_not = ""
+        self._sum_j = 0.0
+        self._counters: list[EnergyCounter] = []
+        with self._closed_on_error():
+            self._counters = open_counters()
+        self.start()  # a counter that can't be read is reported even if nothing is timed
 
-    def __post_init__(self) -> None:
-        try:
-            self._packages = Packages(self.folder)
-            self.package_j = 0.0
-        except CannotRead as error:
-            self.why_not.append(str(error))
-        try:
-            if self.gpu_uuid:
-                self._gpu = Gpu(self.gpu_uuid)
-                self.gpu_j = 0.0
-        except CannotRead as error:
-            self.why_not.append(str(error))
+    @property
+    def joules(self) -> float | None:
+        """None if it can't be read: what was summed up before can't be trusted either."""
+        return None if self.why_not else self._sum_j
 
     def start(self) -> None:
-        self._before = self._read()
+        with self._closed_on_error():
+            self._before = self._read()
 
     def stop(self) -> None:
-        (first_s, first, first_gpu), (last_s, last, last_gpu) = self._before, self._read()
-        if self._packages and self.package_j is not None:
-            try:
-                self.package_j += self._packages.used(first, last, last_s - first_s)
-            except CannotRead as error:
-                self.package_j = None
-                self.why_not.append(str(error))
-        if self.gpu_j is not None:
-            self.gpu_j += last_gpu - first_gpu
+        with self._closed_on_error():
+            (first_s, first), (last_s, last) = self._before, self._read()
+            for counter, first_j, last_j in zip(self._counters, first, last, strict=False):
+                self._sum_j += counter.used(first_j, last_j, last_s - first_s)
 
-    def _read(self) -> tuple[float, tuple[float, ...], float]:
-        """Return the time in seconds, and the counters in joules."""
-        packages: tuple[float, ...] = ()
-        gpu = 0.0
+    def _read(self) -> tuple[float, list[float]]:
+        return time.perf_counter(), [counter.read() for counter in self._counters]
+
+    @contextlib.contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
         try:
-            packages = self._packages.read() if self._packages else ()
-            gpu = self._gpu.read() if self._gpu else 0.0
-        except CannotRead as error:  # it could be read before: nothing that was summed up can be trusted
-            self._packages = self._gpu = self.package_j = self.gpu_j = None
-            self.why_not.append(str(error))
-        return time.perf_counter(), packages, gpu
+            yield
+        except CannotRead as error:
+            self.why_not, self._counters = str(error), []
 
 
 def _limit_w(zone: Path) -> float:
     """Return the watts that a package may draw: its long-term limit with some room."""
     try:
-        limit_w = _microjoules(zone / "constraint_0_power_limit_uw")  # micro all the same
+        limit_w = _joules(zone / "constraint_0_power_limit_uw")
     except CannotRead:
         return MAX_PACKAGE_W
     return LIMIT_MARGIN * limit_w if limit_w > 0 else MAX_PACKAGE_W
 
 
-def _microjoules(path: Path) -> float:
+def _joules(path: Path) -> float:
+    """Return a file's number in millionths."""
     text = _text(path)
     try:
         return int(text) / 1e6

@@ -6,6 +6,7 @@ is built on torch's meta device, which has shapes and no numbers: a large one is
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from raypar.errors import RayparError
-from raypar.study.workload import Config, Data, Workload
+from raypar.parallel.strategy import wait_for_device
+from raypar.study.workload import Config, Workload
 
 # Batch normalisation in training needs more than one value per channel, which one 1 x 1 image does not have.
 NUM_SAMPLES = 2
@@ -29,7 +31,15 @@ T = TypeVar("T")
 def sample_inputs(workload: Workload, config: Config) -> Tensor:
     """Return inputs of `NUM_SAMPLES` samples, shape ``(NUM_SAMPLES, ...)``, as the model gets them from its data."""
     assert workload.data is not None, "a workload that is no train loop has data"
-    return _sample(workload.data(_with_few_samples(config)))
+    if config.get("source") == "synthetic":  # it need not be generated in full
+        config = {**config, **{key: NUM_SAMPLES for key in ("num_images", "num_classes") if key in config}}
+    data = workload.data(config)
+    if data.train is None:
+        assert data.train_dataset is not None, "a workload's data has train or train_dataset"
+        return torch.stack([data.train_dataset[i][0] for i in range(NUM_SAMPLES)])
+    inputs = data.train.inputs[:NUM_SAMPLES]
+    inputs = data.transform(inputs) if data.transform else inputs
+    return inputs.float() if inputs.dtype == torch.uint8 else inputs
 
 
 def run_on_shapes(workload: Workload, config: Config, sample: Tensor, inspect: Callable[[nn.Module, Tensor], T]) -> T:
@@ -39,21 +49,13 @@ def run_on_shapes(workload: Workload, config: Config, sample: Tensor, inspect: C
         RayparError: `inspect` does, or the network can't be built, or can't take the sample.
     """
     assert workload.model is not None, "a workload that is no train loop has a model"
-    ways: tuple[tuple[str, str, Tensor], ...] = (
-        ("meta", "meta", torch.empty_like(sample, device="meta")),
-        (
-            "cpu",
-            "meta",
-            torch.empty_like(sample, device="meta"),
-        ),  # for a network that looks at numbers when it is built
-        ("cpu", "cpu", sample),  # or when it is run
-    )
-    for built_on, run_on, inputs in ways:
+    # On the CPU is built a network that looks at numbers then, and run one that looks at them when it runs.
+    for built_on, run_on in (("meta", "meta"), ("cpu", "meta"), ("cpu", "cpu")):
         try:
             with torch.device(built_on):
                 model = workload.model(config).to(run_on)
             with torch.device(run_on):
-                return inspect(model, inputs)
+                return inspect(model, sample.to(run_on))
         except RayparError:
             raise
         except Exception as error:  # whatever a network may raise; the last is reported
@@ -62,22 +64,6 @@ def run_on_shapes(workload: Workload, config: Config, sample: Tensor, inspect: C
         f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
         hint=f"`raypar workloads {workload.name}` shows what its options may be",
     )
-
-
-def _with_few_samples(config: Config) -> Config:
-    """Shrink a synthetic data set: it need not be generated in full to see the shape of a sample."""
-    if config.get("source") != "synthetic":
-        return config
-    return {**config, **{key: NUM_SAMPLES for key in ("num_images", "num_classes") if key in config}}
-
-
-def _sample(data: Data) -> Tensor:
-    if data.train is not None:
-        some = data.train.inputs[:NUM_SAMPLES]
-        some = data.transform(some) if data.transform else some
-        return some.float() if some.dtype == torch.uint8 else some
-    assert data.train_dataset is not None, "a workload's data has train or train_dataset"
-    return torch.stack([data.train_dataset[i][0] for i in range(NUM_SAMPLES)])
 
 
 SIZES = {"cpu": (256, 512, 1024, 2048), "other": (2048, 4096, 8192)}  # rows and columns
@@ -123,14 +109,6 @@ def _peak(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> f
             num_runs += 1
         left_s -= time.perf_counter() - begin_s
     return best
-
-
-def wait_for_device(device: torch.device) -> None:
-    """Wait until an accelerator has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 CONVOLUTION, FULLY_CONNECTED, ATTENTION = "convolution", "fully connected", "attention"
@@ -179,50 +157,23 @@ class Work:
         return sum(layer.forward for layer in self.layers if layer.is_of_macs)
 
     @property
-    def macs_by_weights(self) -> int:
-        return sum(layer.by_weights for layer in self.layers if layer.is_of_macs)
-
-    @property
-    def macs_by_inputs(self) -> int:
-        return sum(layer.by_inputs for layer in self.layers if layer.is_of_macs)
-
-    @property
     def macs(self) -> int:
         """Forward and backward."""
-        return self.macs_forward + self.macs_by_weights + self.macs_by_inputs
+        return sum(of.forward + of.by_weights + of.by_inputs for of in self.layers if of.is_of_macs)
 
     @property
     def flop(self) -> int:
         """Forward and backward, 2 a multiply-accumulate. Other operations are left out: memory bounds them."""
         return FLOP_PER_MAC * self.macs
 
-    def min_time_s(self, num_samples: int, peak_flops: float) -> float:
-        """Return the least seconds that training on so many samples takes: all of its FLOP at the peak (FLOP/s)."""
-        return self.flop * num_samples / peak_flops
-
 
 def count_work(model: nn.Module, inputs: Tensor) -> Work:
-    """Count the work of one sample in training mode.
+    """Count the work of one sample in training mode, by the formulas of `_OPERATIONS`.
 
-    One forward pass and three backward passes are made: by weights and the network's input (`both`), by the input
-    alone, by weights alone (as in training). The gradient by weights is `both` less the input's; the gradient by
-    inputs is the rest of training's, so that the first layer has none.
-
-    Multiply-accumulates, per sample (torch.utils.flop_counter, 2 FLOP each; biases are not counted):
-
-    - convolution: C_out x C_in/groups x K_x x K_y x H' x W', where H' x W' is the output; the same for each gradient
-    - fully connected: inputs x outputs; the same for each gradient
-    - attention: queries x keys x width for each of its two products; twice that by inputs
-
-    Plain operations, where an addition, a multiplication, a multiply-accumulate or a comparison is one each:
-
-    - activation: 1 per element, both ways (the function's value counts as one); softmax 3: exponential, sum, division
-    - pooling: K_x x K_y per output; backward as many for a mean, 1 for a maximum. Over the full image: 1 per input
-      (backward only copies, which is not counted)
-    - normalisation by batch or layer: 4 per element (mean; difference and variance; scale and shift); by weights 3
-      (normalised input; its sum with the gradient; the gradient's sum); by inputs 2 (gradient, less the two sums)
-
-    Dropout, residual sums, embeddings and the loss are not counted.
+    One forward pass and three backward passes are made: by weights and the network's input, by the input alone, by
+    weights alone (as in training). The gradient by weights is the first less the second; the gradient by inputs is
+    the rest of training's, so that the first layer has none. Dropout, residual sums, embeddings, biases and the loss
+    are not counted.
 
     Args:
         model: its running statistics, if any, move by one batch.
@@ -237,34 +188,31 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
     def enter(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         entries.append(output if output.requires_grad else output.requires_grad_())
 
-    hooks = [] if inputs.is_floating_point() else _embeddings_hooked(model, enter)
-    if inputs.is_floating_point():
-        entries.append(inputs.detach().clone().requires_grad_())
     was_training = model.training
     model.train()
-    try:
-        # Not a leaf: a first layer may work in place.
-        inputs = entries[0] * 1 if entries else inputs
-        # The plain formula of attention: fused kernels compute a product twice, which is no work of the network.
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), _counter() as forward:
+    # The plain formula of attention: fused kernels compute a product twice, which is no work of the network.
+    with contextlib.ExitStack() as stack, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        stack.callback(model.train, was_training)
+        if inputs.is_floating_point():
+            entries.append(inputs.detach().clone().requires_grad_())
+            inputs = entries[0] * 1  # not a leaf: a first layer may work in place
+        else:
+            for module in model.modules():
+                if isinstance(module, nn.Embedding):
+                    stack.enter_context(module.register_forward_hook(enter))
+        with _counter() as forward:
             outputs = model(inputs)
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
-    weights = [p for p in model.parameters() if p.requires_grad]
-    if not isinstance(outputs, Tensor):
-        raise RayparError(f"the model returns a {type(outputs).__name__}: only a tensor can be counted")
-    if not weights or not outputs.requires_grad:
-        raise RayparError("the model has no weight that its output depends on: there is nothing to train")
-    both, by_entry, trained = (_backward(outputs, wrt) for wrt in ([*weights, *entries], entries, weights))
-    layers = []
-    ahead = _by_kind(forward)
-    for kind in KINDS:
+        weights = [p for p in model.parameters() if p.requires_grad]
+        if not isinstance(outputs, Tensor):
+            raise RayparError(f"the model returns a {type(outputs).__name__}: only a tensor can be counted")
+        if not weights or not outputs.requires_grad:
+            raise RayparError("the model has no weight that its output depends on: there is nothing to train")
+        both, by_entry, trained = (_backward(outputs, wrt) for wrt in ([*weights, *entries], entries, weights))
+    counts = {}
+    for kind, ahead in _by_kind(forward).items():
         by_weights = both[kind] - by_entry[kind]
-        counts = (ahead[kind], by_weights, trained[kind] - by_weights)
-        if any(counts):
-            layers.append(LayerWork(kind, *(round(count / len(inputs)) for count in counts)))
+        counts[kind] = ahead, by_weights, trained[kind] - by_weights
+    layers = [LayerWork(kind, *(round(n / len(inputs)) for n in of)) for kind, of in counts.items() if any(of)]
     return Work(sum(p.numel() for p in weights), tuple(layers))
 
 
@@ -279,15 +227,10 @@ def work_of(workload: Workload, config: Config) -> Work:
     return run_on_shapes(workload, config, sample_inputs(workload, config), count_work)
 
 
-def _embeddings_hooked(model: nn.Module, hook: Callable[..., None]) -> list[Any]:
-    return [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Embedding)]
-
-
 def _backward(outputs: Tensor, wrt: Sequence[Tensor]) -> Mapping[str, int]:
-    if not wrt:
-        return dict.fromkeys(KINDS, 0)
-    with sdpa_kernel(SDPBackend.MATH), _counter() as counter:
-        torch.autograd.grad(outputs, wrt, torch.ones_like(outputs), retain_graph=True, allow_unused=True)
+    with _counter() as counter:
+        if wrt:
+            torch.autograd.grad(outputs, wrt, torch.ones_like(outputs), retain_graph=True, allow_unused=True)
     return _by_kind(counter)
 
 
@@ -299,8 +242,7 @@ def _by_kind(counter: FlopCounterMode) -> Mapping[str, int]:
     """Return MACs, or operations, of a batch by kind."""
     counts = dict.fromkeys(KINDS, 0)
     for operation, count in counter.get_flop_counts().get("Global", {}).items():
-        kind = _KIND_OF.get(operation)
-        if kind is not None:
+        if kind := _KIND_OF.get(operation):
             counts[kind] += count // FLOP_PER_MAC if kind in OF_MACS else count
     return counts
 
@@ -325,52 +267,45 @@ def _normalisation_backward(*args: Any, **_: Any) -> int:
 
 def _pool(*args: Any, out_shape: Any, **_: Any) -> int:
     """Return the operations of a pooling; a maximum returns its index as well: two results of one shape."""
-    shape = out_shape if isinstance(out_shape, torch.Size) else out_shape[0]
-    return int(math.prod(shape) * _window(args[1]))
+    return _window(out_shape if isinstance(out_shape, torch.Size) else out_shape[0], args[1])
 
 
 def _mean_pool_backward(*args: Any, **_: Any) -> int:
-    return int(math.prod(args[0]) * _window(args[2]))
+    return _window(args[0], args[2])
 
 
-def _window(kernel: Sequence[int]) -> int:
-    return int(kernel[0] ** 2 if len(kernel) == 1 else math.prod(kernel))
+def _window(shape: Sequence[int], kernel: Sequence[int]) -> int:
+    return int(math.prod(shape) * (kernel[0] ** 2 if len(kernel) == 1 else math.prod(kernel)))
 
 
-# The operations that torchvision's, transformers' and torch.nn's activations dispatch; in-place ones end in "_".
-_ACTIVATIONS = (
-    *("relu", "relu_", "threshold_backward", "leaky_relu", "leaky_relu_", "leaky_relu_backward", "elu", "elu_"),
-    *("elu_backward", "gelu", "gelu_", "gelu_backward", "silu", "silu_", "silu_backward", "sigmoid", "sigmoid_"),
-    *("sigmoid_backward", "tanh", "tanh_", "tanh_backward", "hardtanh", "hardtanh_", "hardtanh_backward"),
-    *("hardswish", "hardswish_", "hardswish_backward", "hardsigmoid", "hardsigmoid_", "hardsigmoid_backward"),
+# Type of layer; formula, or None for torch's (2 FLOP a multiply-accumulate, no biases); the operations that
+# torchvision's, transformers' and torch.nn's layers dispatch (in-place ones end in "_"). Outside of `OF_MACS` an
+# addition, a multiplication, a multiply-accumulate and a comparison are one operation each.
+_OPERATIONS: tuple[tuple[str, Callable[..., int] | None, str], ...] = (
+    # C_out x C_in/groups x K_x x K_y x H' x W', where H' x W' is the output; the same for each gradient
+    (CONVOLUTION, None, "convolution"),
+    (CONVOLUTION, _conv_backward, "convolution_backward"),
+    # inputs x outputs; the same for each gradient
+    (FULLY_CONNECTED, None, "mm addmm"),
+    # queries x keys x width for each of its two products; twice that by inputs
+    (ATTENTION, None, "bmm baddbmm"),
+    # mean; difference and variance; scale and shift
+    (NORMALISATION, _per_element(4), "native_batch_norm native_layer_norm"),
+    # by weights 3 (normalised input; its sum with the gradient; the gradient's sum); by inputs 2 (less the two sums)
+    (NORMALISATION, _normalisation_backward, "native_batch_norm_backward native_layer_norm_backward"),
+    # the function's value counts as one
+    (ACTIVATION, _per_element(1), "relu relu_ threshold_backward leaky_relu leaky_relu_ leaky_relu_backward"),
+    (ACTIVATION, _per_element(1), "elu elu_ elu_backward gelu gelu_ gelu_backward silu silu_ silu_backward"),
+    (ACTIVATION, _per_element(1), "sigmoid sigmoid_ sigmoid_backward tanh tanh_ tanh_backward"),
+    (ACTIVATION, _per_element(1), "hardtanh hardtanh_ hardtanh_backward hardswish hardswish_ hardswish_backward"),
+    (ACTIVATION, _per_element(1), "hardsigmoid hardsigmoid_ hardsigmoid_backward"),
+    # exponential, sum, division
+    (ACTIVATION, _per_element(3), "_softmax _safe_softmax _softmax_backward_data"),
+    # K_x x K_y per output; backward as many for a mean, 1 for a maximum
+    (POOLING, _pool, "max_pool2d_with_indices avg_pool2d"),
+    (POOLING, _mean_pool_backward, "avg_pool2d_backward"),
+    # over the full image 1 per input; backward only copies
+    (POOLING, _per_element(1), "max_pool2d_with_indices_backward _adaptive_avg_pool2d mean amax"),
 )
-_SOFTMAXES = ("_softmax", "_safe_softmax", "_softmax_backward_data")
-_NORMALISATIONS: Mapping[str, Callable[..., int]] = {
-    "native_batch_norm": _per_element(4),
-    "native_batch_norm_backward": _normalisation_backward,
-    "native_layer_norm": _per_element(4),
-    "native_layer_norm_backward": _normalisation_backward,
-}
-_POOLINGS: Mapping[str, Callable[..., int]] = {
-    "max_pool2d_with_indices": _pool,
-    "max_pool2d_with_indices_backward": _per_element(1),
-    "avg_pool2d": _pool,
-    "avg_pool2d_backward": _mean_pool_backward,
-    "_adaptive_avg_pool2d": _per_element(1),
-    "mean": _per_element(1),
-    "amax": _per_element(1),
-}
-_FORMULAS: Mapping[Any, Callable[..., int]] = {
-    _aten.convolution_backward: _conv_backward,
-    **{getattr(_aten, name): _per_element(1) for name in _ACTIVATIONS},
-    **{getattr(_aten, name): _per_element(3) for name in _SOFTMAXES},
-    **{getattr(_aten, name): formula for name, formula in {**_NORMALISATIONS, **_POOLINGS}.items()},
-}
-_KIND_OF: Mapping[Any, str] = {
-    **dict.fromkeys((_aten.convolution, _aten.convolution_backward), CONVOLUTION),
-    **dict.fromkeys((_aten.mm, _aten.addmm), FULLY_CONNECTED),
-    **dict.fromkeys((_aten.bmm, _aten.baddbmm), ATTENTION),
-    **{getattr(_aten, name): NORMALISATION for name in _NORMALISATIONS},
-    **{getattr(_aten, name): ACTIVATION for name in (*_ACTIVATIONS, *_SOFTMAXES)},
-    **{getattr(_aten, name): POOLING for name in _POOLINGS},
-}
+_FORMULAS = {getattr(_aten, name): formula for _, formula, names in _OPERATIONS if formula for name in names.split()}
+_KIND_OF = {getattr(_aten, name): kind for kind, _, names in _OPERATIONS for name in names.split()}

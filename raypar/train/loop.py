@@ -5,35 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raypar.parallel.strategy import (
-    Batch,
-    DistContext,
-    Span,
-    Strategy,
-    Task,
-    build_strategy,
-    no_span,
-)
+from raypar.parallel.strategy import Batch, DistContext, Span, Task, build_strategy, no_span, wait_for_device
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
-from raypar.train.checkpoint import (
-    Checkpoints,
-    generator_states,
-    load_local_weights,
-    local_weights,
-    set_generator_states,
-)
+from raypar.train import checkpoint
+from raypar.train.checkpoint import Checkpoints
 from raypar.train.data import TrainBatches, fingerprint
 from raypar.train.evaluate import Evaluation
+from raypar.train.flops import peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
 from raypar.train.precision import numerics_of
-from raypar.train.profile import ProfiledSteps, record_profile
+from raypar.train.profile import ProfiledSteps, flop_per_sample
 from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
 from raypar.train.telemetry import Telemetry
@@ -54,47 +43,34 @@ class StepTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._stamps: list[float] = []
-        self._events: list[torch.cuda.Event] = []
+        self._stamps: list[Any] = []
         self._start_s = 0.0
         self.total_s = 0.0
 
     def start(self) -> None:
         """Open the timed region, the device idle."""
-        if self._on_gpu:
-            torch.cuda.synchronize(self._device)
-            self._mark()
-        elif self._device.type == "mps":
-            torch.mps.synchronize()
-        self._start_s = time.perf_counter()
-        self._stamps = [self._start_s]
+        wait_for_device(self._device)
+        self._stamps = []
+        self.lap()
+        self._start_s = time.perf_counter() if self._on_gpu else self._stamps[0]
 
     def lap(self) -> None:
         """Mark the end of a step."""
         if self._on_gpu:
-            self._mark()
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._stamps.append(event)
         else:
             self._stamps.append(time.perf_counter())
 
     def stop(self) -> None:
         """Close the timed region, the device idle again."""
-        if self._on_gpu:
-            torch.cuda.synchronize(self._device)
-        elif self._device.type == "mps":
-            torch.mps.synchronize()
+        wait_for_device(self._device)
         self.total_s = time.perf_counter() - self._start_s
 
     def step_times_s(self) -> list[float]:
         """Return the seconds of each step since `start`."""
-        if self._on_gpu:
-            pairs = zip(self._events, self._events[1:], strict=False)
-            return [a.elapsed_time(b) / 1e3 for a, b in pairs]
-        return [b - a for a, b in zip(self._stamps, self._stamps[1:], strict=False)]
-
-    def _mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._events.append(event)
+        return [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairwise(self._stamps)]
 
 
 @dataclass
@@ -148,7 +124,7 @@ def train(
     warmup_s = time.monotonic() - warmup_start_s
 
     training.start()
-    totals, stopped = training.totals, False
+    stopped = False
     num_steps = 0 if profiling.instead_of_training else training.num_steps
     keeps_model = context.rank == 0 and config["keep_model"]
     best_weights = BestWeights(workload, config, artifact_dir / MODEL_FOLDER if artifact_dir and keeps_model else None)
@@ -159,7 +135,8 @@ def train(
         training.load_state_dict(state)
         best_weights.load_state_dict(state["keeper"])
         # The runner counts an attempt's reports from the first.
-        stopped = any(not channel.report(report) for report in totals.reports)
+        stopped = any(not channel.report(report) for report in training.totals.reports)
+    totals = training.totals
     num_resumed_steps = totals.num_steps
 
     for steps in training.batches.segments(range(num_resumed_steps, num_resumed_steps if stopped else num_steps)):
@@ -178,28 +155,28 @@ def train(
         profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
     checkpoints.remove()
 
-    environment = telemetry.summary() if totals.num_steps else {}
-    counters = telemetry.counters() if totals.num_steps else None
+    environment: dict[str, Any] = {}
+    timed: dict[str, Any] = {}
+    if totals.num_steps:
+        environment, counters = telemetry.summary(), telemetry.counters()
+        if num_resumed_steps:
+            environment["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
+            counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
+        sums = {name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")}
+        timed = {**sums, "step_times_s": tuple(totals.step_times_s), "counters": counters}
     if saves:
         environment["checkpoint_s"] = checkpoints.time_s
     if checkpoints.why_not:
         environment["not_resumed"] = checkpoints.why_not
-    if num_resumed_steps and counters is not None:
-        environment["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
-        counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
     return RankOutcome(
         stopped=stopped,
         startup_s=warmup_start_s - start_s,
         data_time_s=training.data_time_s,
         warmup_s=warmup_s,
-        train_time_s=totals.train_time_s if totals.num_steps else None,
-        eval_time_s=totals.eval_time_s if totals.num_steps else None,
-        num_samples=totals.num_samples if totals.num_steps else None,
-        step_times_s=tuple(totals.step_times_s),
         environment=environment,
-        counters=counters,
         profile=profile,
         data=training.fingerprint() if context.rank == 0 else {},
+        **timed,
     )
 
 
@@ -238,11 +215,11 @@ class Training:
         if not self._config["num_warmup_steps"]:
             return
         module = self._strategy.module
-        initial = {key: value.clone() for key, value in local_weights(module).items()}
+        initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
         module.train()
         for batch in self.batches.warm_up(with_short_batch=self._config["compile"] or self._strategy.depends_on_shape):
             stepper.step(batch)
-        load_local_weights(module, initial)
+        checkpoint.load_local_weights(module, initial)
         stepper.clear()
 
     def start(self) -> None:
@@ -259,9 +236,20 @@ class Training:
         context.barrier()
         telemetry.start()
         context.barrier()  # reading counters takes one rank longer than another
-        timer = StepTimer(context.device)
-        losses, sizes = _run_timed(self._stepper, self._strategy, steps, timer)
+        timer, stepper = StepTimer(context.device), self._stepper
+        self._strategy.module.train()
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        counts = int(self._strategy.counts_samples)
+        timer.start()
+        for batch in steps:
+            losses.append(stepper.step(batch))
+            sizes.append(batch.num_samples * counts)
+            timer.lap()
+        timer.stop()
         telemetry.stop()
+
+        step_losses = torch.stack(losses).double().tolist()  # read once, after the clock
 
         self.full_model = self._strategy.full_model()
         eval_start_s = time.perf_counter()
@@ -273,7 +261,7 @@ class Training:
         totals.eval_time_s += eval_time_s
         totals.num_samples += sum(sizes)
         totals.num_steps += len(sizes)
-        weighted = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+        weighted = sum(a * b for a, b in zip(step_losses, sizes, strict=True))
         loss_sum, count = context.sum(torch.tensor([weighted, sum(sizes)], dtype=torch.float64)).tolist()
         slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
         epoch = totals.num_steps / self.batches.steps_per_epoch
@@ -294,19 +282,28 @@ class Training:
         return report
 
     def profile(self, num_steps: int, folder: Path | None) -> dict[str, Any]:
-        """Run further steps under torch's profiler; see `record_profile`."""
+        """Run further steps under torch's profiler.
+
+        Args:
+            folder: where rank 0 leaves every rank's trace; None: there are none.
+
+        Returns:
+            `ProfiledSteps.run`'s, with ``peak_flops``, the FLOP/s of matrix products that this rank reaches while
+            the others try as well, and of rank 0 ``flop_per_sample`` (None: can't be counted).
+        """
+        context, numerics = self._context, self._numerics
         batches = self.batches.full(self._config["epochs"] + 1)
-        steps = ProfiledSteps(self._new_stepper, batches, self._context, self._strategy.module)
-        return record_profile(
-            steps,
-            num_steps,
-            folder,
-            context=self._context,
-            numerics=self._numerics,
-            num_threads=self._config["num_threads"],
-            full_model=self._strategy.full_model(),
-            sample=self._evaluation.sample(),
-        )
+        steps = ProfiledSteps(self._new_stepper, batches, context, self._strategy.module)
+        full_model = self._strategy.full_model()
+        recorded = steps.run(num_steps)
+        if folder is not None:
+            steps.write_traces(folder)
+        context.barrier()
+        dtype = numerics.mixed or numerics.dtype
+        recorded["peak_flops"] = peak_flops(context.device, dtype, self._config["num_threads"])
+        if context.rank == 0:
+            recorded["flop_per_sample"] = flop_per_sample(full_model, self._evaluation.sample())
+        return recorded
 
     def fingerprint(self) -> dict[str, Any]:
         """Return name, source and digests of the data."""
@@ -320,19 +317,18 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """Return all that the rest of the training depends on, and the totals so far, for a checkpoint."""
         return {
-            "weights": local_weights(self._strategy.module),
+            "weights": checkpoint.local_weights(self._strategy.module),
             "stepper": self._stepper.state_dict(),
-            "generators": generator_states(self._context.device),
+            "generators": checkpoint.generator_states(self._context.device),
             "timed": asdict(self.totals),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from where another training's `state_dict` was taken."""
-        load_local_weights(self._strategy.module, state["weights"])
+        checkpoint.load_local_weights(self._strategy.module, state["weights"])
         self._stepper.load_state_dict(state["stepper"])
-        set_generator_states(state["generators"], self._context.device)
-        for name, value in state["timed"].items():
-            setattr(self.totals, name, value)
+        checkpoint.set_generator_states(state["generators"], self._context.device)
+        self.totals = TrainTotals(**state["timed"])
 
     def _new_stepper(self, span: Span = no_span) -> Stepper:
         # Dropout and the like: a random stream of its own for every share of a batch.
@@ -340,20 +336,3 @@ class Training:
         self._strategy.reset_state()
         loss_of = self._workload.loss or nn.functional.cross_entropy
         return Stepper(self._strategy, self._numerics, loss_of, self._config, self.num_steps, span)
-
-
-def _run_timed(
-    stepper: Stepper, strategy: Strategy, steps: Iterator[Batch], timer: StepTimer
-) -> tuple[list[float], list[int]]:
-    """Run the timed region; return each step's mean loss and number of samples on this rank."""
-    strategy.module.train()
-    losses: list[Tensor] = []
-    sizes: list[int] = []
-    timer.start()
-    counts = int(strategy.counts_samples)
-    for batch in steps:
-        losses.append(stepper.step(batch))
-        sizes.append(batch.num_samples * counts)
-        timer.lap()
-    timer.stop()
-    return torch.stack(losses).double().tolist(), sizes  # read once, after the clock

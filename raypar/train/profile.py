@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from raypar.parallel.strategy import Batch, DistContext, Span, no_span
-from raypar.train.flops import count_work, peak_flops, wait_for_device
-from raypar.train.precision import Numerics
+from raypar.parallel.strategy import Batch, DistContext, Span, no_span, wait_for_device
+from raypar.train.flops import count_work
 from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
 from raypar.train.step import Stepper
 
@@ -47,8 +45,7 @@ class ProfiledSteps:
     def __init__(
         self, new_stepper: Callable[[Span], Stepper], batches: Iterator[Batch], context: DistContext, module: nn.Module
     ) -> None:
-        self._new_stepper, self._batches, self._context = new_stepper, batches, context
-        self._module = module
+        self._new_stepper, self._batches, self._context, self._module = new_stepper, batches, context, module
         self._offset_s, self._shares_clock = _clock_offset_s(context)
 
     def run(self, num_steps: int) -> dict[str, Any]:
@@ -77,12 +74,23 @@ class ProfiledSteps:
             "shares_clock": self._shares_clock,
         }
 
-    def trace(self, path: Path) -> None:
-        """Write a trace of a few steps for Chrome or Perfetto; gzipped if the path ends in ``.gz``."""
-        stepper = self._new_stepper(self._mark)
+    def write_traces(self, folder: Path) -> None:
+        """Leave a trace of a few steps of every rank in rank 0's folder, for Chrome or Perfetto."""
+        context, stepper = self._context, self._new_stepper(self._mark)
         with self._profiler() as profiler:
             self._steps(stepper, NUM_TRACED_STEPS, self._mark)
-        profiler.export_chrome_trace(str(path))
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary) / "trace.json.gz"
+            profiler.export_chrome_trace(str(path))
+            traces: list[Any] = [path.read_bytes()]
+        if context.world_size > 1:  # the ranks' disks may be elsewhere
+            by_rank = [None] * context.world_size if context.rank == 0 else None
+            dist.gather_object(traces[0], by_rank)
+            traces = by_rank or []
+        if context.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        for rank, trace in enumerate(traces):
+            (folder / f"rank{rank}.trace.json.gz").write_bytes(trace)
 
     def _steps(self, stepper: Stepper, num_steps: int, span: Span) -> list[float]:
         """Run steps; return the seconds of each, its batch's loading included."""
@@ -102,66 +110,16 @@ class ProfiledSteps:
         on_gpu = self._context.device.type == "cuda"
         return torch_profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])])
 
-    def _mark(self, name: str) -> contextlib.AbstractContextManager[object]:
-        return self._synchronised(name) if self._context.device.type == "mps" else record_function(MARK + name)
-
     @contextlib.contextmanager
-    def _synchronised(self, name: str) -> Iterator[None]:
-        """Mark a part and wait for its end on the device: the profiler records nothing of Apple's GPUs."""
+    def _mark(self, name: str) -> Iterator[None]:
         with record_function(MARK + name):
             yield
-            torch.mps.synchronize()
+            if self._context.device.type == "mps":  # the profiler records nothing of Apple's GPUs
+                wait_for_device(self._context.device)
 
 
-def record_profile(
-    steps: ProfiledSteps,
-    num_steps: int,
-    folder: Path | None,
-    *,
-    context: DistContext,
-    numerics: Numerics,
-    num_threads: int,
-    full_model: nn.Module,
-    sample: Tensor,
-) -> dict[str, Any]:
-    """Record a rank's part of a profile; rank 0 leaves every rank's trace in the folder.
-
-    Args:
-        folder: for the traces; None: there are none.
-        num_threads: of the rank.
-        full_model: is copied.
-        sample: two samples as the model takes them.
-
-    Returns:
-        `ProfiledSteps.run`'s, with ``peak_flops``, the FLOP/s of matrix products that this rank reaches while
-        the others try as well, and of rank 0 ``flop_per_sample``, forward and backward (None: can't be counted).
-    """
-    recorded = steps.run(num_steps)
-    if folder is not None:
-        _gather_traces(steps, folder, context)
-    context.barrier()
-    recorded["peak_flops"] = peak_flops(context.device, numerics.mixed or numerics.dtype, num_threads)
-    if context.rank == 0:
-        recorded["flop_per_sample"] = _flop_per_sample(full_model, sample)
-    return recorded
-
-
-def _gather_traces(steps: ProfiledSteps, folder: Path, context: DistContext) -> None:
-    """Write every rank's trace on rank 0: the others' disks may be elsewhere."""
-    with tempfile.TemporaryDirectory() as temporary:
-        path = Path(temporary) / "trace.json.gz"
-        steps.trace(path)
-        trace = path.read_bytes()
-    traces: list[Any] = [trace] if context.world_size == 1 else [None] * context.world_size
-    if context.world_size > 1:
-        dist.gather_object(trace, traces if context.rank == 0 else None)
-    if context.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        for rank, rank_trace in enumerate(traces):
-            (folder / f"rank{rank}.trace.json.gz").write_bytes(rank_trace)
-
-
-def _flop_per_sample(full_model: nn.Module, sample: Tensor) -> int | None:
+def flop_per_sample(full_model: nn.Module, sample: Tensor) -> int | None:
+    """Return the FLOP of a sample, forward and backward, of a copy of the model; None if they can't be counted."""
     model = copy.deepcopy(full_model)
     model.zero_grad()
     try:
@@ -178,18 +136,16 @@ def _clock_offset_s(context: DistContext) -> tuple[float, bool]:
     """
     if context.world_size == 1:
         return time.perf_counter(), True
-    hosts: list[Any] = [None] * context.world_size
-    dist.all_gather_object(hosts, socket.gethostname())
     readings_s: list[float] = []
     for _ in range(NUM_CLOCK_READS):
         context.barrier()
         readings_s.append(time.perf_counter())
     by_rank: list[Any] = [None] * context.world_size
-    dist.all_gather_object(by_rank, readings_s)
-    start_s: float = by_rank[0][0]
-    if len(set(hosts)) == 1:
-        return start_s, True
-    return start_s + statistics.median(a - b for a, b in zip(readings_s, by_rank[0], strict=True)), False
+    dist.all_gather_object(by_rank, (socket.gethostname(), readings_s))
+    _, of_first = by_rank[0]
+    if len({host for host, _ in by_rank}) == 1:
+        return of_first[0], True
+    return of_first[0] + statistics.median(a - b for a, b in zip(readings_s, of_first, strict=True)), False
 
 
 def _mark_clock() -> float:

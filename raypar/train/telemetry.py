@@ -8,16 +8,18 @@ Counters are read before a timed region starts and after it has ended; nothing r
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from raypar.train.energy import EnergyMonitor
+from raypar.train.energy import EnergyMonitor, gpu_counters, package_counters
 
 if TYPE_CHECKING:
     import torch
@@ -27,59 +29,52 @@ if TYPE_CHECKING:
 MIN_ELAPSED_S = 0.2
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    at_s: float
-    ran_s: float
-    waited_s: float
-    busy_s: float
-    machine_busy_s: float
-    own_s: float
+class CpuTimes(NamedTuple):
+    """Seconds on a clock, and CPU times by then."""
+
+    at_s: float = 0.0
+    ran_s: float = 0.0  # this process's threads on a core
+    waited_s: float = 0.0  # its threads, runnable without one
+    busy_s: float = 0.0  # the rank's cores
+    machine_busy_s: float = 0.0  # all cores
+    own_s: float = 0.0  # the rank's processes
 
 
 class CpuMonitor:
-    """Use of the cores by the rank and by others, summed over the timed regions.
+    """Use of the cores by the rank and by others, over the timed regions.
 
     ``cpu_wait_share`` is the share of the threads' runnable time that they spent waiting for a core (Linux
     schedstat): it shows core sharing exactly. ``foreign_cpu_share`` is how busy others kept the rank's cores, from
-    the cores' busy time less the rank's (10 ms resolution). `machine_busy_s` and `own_s` are CPU times of the machine
-    and of the rank's processes. The load of others on the machine is what all of its ranks leave of the first.
+    the cores' busy time less the rank's (10 ms resolution).
+
+    Attributes:
+        sums: of the regions.
     """
 
     def __init__(self, cores: tuple[int, ...]) -> None:
         self._cores = cores
-        self._before: _Snapshot | None = None
-        self._ran_s = self._waited_s = self._foreign_s = 0.0
-        self.elapsed_s = 0.0
-        self.machine_busy_s = 0.0
-        self.own_s = 0.0
+        self.sums = self._before = CpuTimes()
 
     def start(self) -> None:
-        self._before = self._snapshot()
+        self._before = self._read()
 
     def stop(self) -> None:
-        before, after = self._before, self._snapshot()
-        if before is None:
-            return
-        self.elapsed_s += after.at_s - before.at_s
-        self._ran_s += max(0.0, after.ran_s - before.ran_s)
-        self._waited_s += max(0.0, after.waited_s - before.waited_s)
-        # Signed: the ticks' rounding cancels out over the epochs.
-        self._foreign_s += (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-        self.machine_busy_s += after.machine_busy_s - before.machine_busy_s
-        self.own_s += after.own_s - before.own_s
+        # Signed, so that the ticks' rounding cancels out over the regions; a thread that ended takes its times along.
+        used = CpuTimes(*(after - before for after, before in zip(self._read(), self._before, strict=True)))
+        used = used._replace(ran_s=max(0.0, used.ran_s), waited_s=max(0.0, used.waited_s))
+        self.sums = CpuTimes(*(a + b for a, b in zip(self.sums, used, strict=True)))
 
     def summary(self) -> dict[str, float]:
         """Return ``cpu_wait_share`` and ``foreign_cpu_share``, from 0 to 1, where the system has the counters."""
-        shares = {}
-        if self._ran_s + self._waited_s > 0:
-            shares["cpu_wait_share"] = self._waited_s / (self._ran_s + self._waited_s)
-        if self._cores and self.elapsed_s > 0:
-            share = self._foreign_s / self.elapsed_s / len(self._cores)
+        shares, sums = {}, self.sums
+        if sums.ran_s + sums.waited_s > 0:
+            shares["cpu_wait_share"] = sums.waited_s / (sums.ran_s + sums.waited_s)
+        if self._cores:
+            share = (sums.busy_s - sums.own_s) / sums.at_s / len(self._cores)
             shares["foreign_cpu_share"] = min(1.0, max(0.0, share))
         return shares
 
-    def _snapshot(self) -> _Snapshot:
+    def _read(self) -> CpuTimes:
         ran_ns = waited_ns = 0
         for stat in Path("/proc/self/task").glob("*/schedstat"):
             try:
@@ -90,14 +85,12 @@ class CpuMonitor:
         rank = psutil.Process()
         own_s = sum(rank.cpu_times()[:4])
         for child in rank.children(recursive=True):  # loader processes
-            try:
+            with contextlib.suppress(psutil.Error):
                 # Includes the times of its children that have ended: they were in the sum before.
                 own_s += sum(child.cpu_times()[:4])
-            except psutil.Error:
-                continue
         per_core = psutil.cpu_times(percpu=True)
         busy_s = _busy_s([per_core[core] for core in self._cores if core < len(per_core)])
-        return _Snapshot(time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9, busy_s, _busy_s(per_core), own_s)
+        return CpuTimes(time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9, busy_s, _busy_s(per_core), own_s)
 
 
 def other_load_cores(elapsed_s: float, busy_s: float, own_s: float) -> float | None:
@@ -138,8 +131,7 @@ class ClockMonitor:
         self._before = self._throttle_count()
 
     def stop(self) -> None:
-        clocks = [khz for folder in self._folders if (khz := _read(folder / "cpufreq/scaling_cur_freq")) is not None]
-        if clocks:
+        if clocks := self._read("cpufreq/scaling_cur_freq"):
             self._mhz.append(sum(clocks) / len(clocks) / 1e3)
         after = self._throttle_count()
         if self._before is not None and after is not None:
@@ -151,31 +143,24 @@ class ClockMonitor:
         Those that the system doesn't show are absent. ``throttles`` counts how often a core or its package slowed down
         because it was too hot.
         """
-        figures: dict[str, float] = {}
-        if self._mhz:
-            mean = sum(self._mhz) / len(self._mhz)
-            figures |= {"cpu_mhz_first": self._mhz[0], "cpu_mhz_mean": mean, "cpu_mhz_last": self._mhz[-1]}
-        if self._throttles is not None:
-            figures["throttles"] = self._throttles
+        figures: dict[str, float] = {} if self._throttles is None else {"throttles": self._throttles}
+        if mhz := self._mhz:
+            figures |= {"cpu_mhz_first": mhz[0], "cpu_mhz_mean": sum(mhz) / len(mhz), "cpu_mhz_last": mhz[-1]}
         return figures
 
     def _throttle_count(self) -> int | None:
         """Return the count of the rank's cores and of their hottest package; every core shows its package's count."""
-        cores, packages = (
-            [count for folder in self._folders if (count := _read(folder / f"thermal_throttle/{name}")) is not None]
-            for name in ("core_throttle_count", "package_throttle_count")
-        )
+        cores = self._read("thermal_throttle/core_throttle_count")
+        packages = self._read("thermal_throttle/package_throttle_count")
         return sum(cores) + max(packages, default=0) if cores or packages else None
 
-
-def _read(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+    def _read(self, name: str) -> list[int]:
+        """Return the number in a file of each core that has one."""
+        numbers = []
+        for folder in self._folders:
+            with contextlib.suppress(OSError, ValueError):
+                numbers.append(int((folder / name).read_text()))
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -208,7 +193,7 @@ class RankCounters:
 def this_machine() -> str:
     """Return an identity of this machine: containers on one have different names, but the same counters."""
     try:
-        return BOOT_ID.read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return platform.node()
 
@@ -216,10 +201,10 @@ def this_machine() -> str:
 def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
     """Return, for each rank, the number of its machine's cores busy with other work than the trial's; None: unknown."""
     loads = {}
-    for machine, there in _by_machine(ranks).items():
+    for machine in {rank.machine for rank in ranks}:
+        there = [rank for rank in ranks if rank.machine == machine]
         # The ranks' regions start and end together, but for the last step's stragglers.
-        elapsed_s = max(rank.elapsed_s for rank in there)
-        busy_s = max(rank.busy_s for rank in there)
+        elapsed_s, busy_s = max(rank.elapsed_s for rank in there), max(rank.busy_s for rank in there)
         loads[machine] = other_load_cores(elapsed_s, busy_s, sum(rank.own_s for rank in there))
     return [loads[rank.machine] for rank in ranks]
 
@@ -230,25 +215,20 @@ def energy(ranks: Sequence[RankCounters]) -> tuple[float, str] | None:
     None if something that the trial used can't be read: its GPUs, if it trains on some, else its machines' packages.
     Packages that only some of the machines show are left out.
     """
-    packages = [there[0].package_j for there in _by_machine(ranks).values()]
-    package_j = [joules for joules in packages if joules is not None]
-    has_packages = bool(package_j) and len(package_j) == len(packages)
+    # In reverse, so that the first rank on a machine or GPU counts.
+    package_j = _sum_j({rank.machine: rank.package_j for rank in reversed(ranks)}.values())
     if not any(rank.gpu for rank in ranks):
-        return (sum(package_j), "CPU packages") if has_packages else None
-    gpus: dict[tuple[str, str], float | None] = {}
-    for rank in ranks:
-        gpus.setdefault((rank.machine, rank.gpu), rank.gpu_j)
-    gpu_j = [joules for joules in gpus.values() if joules is not None]
-    if len(gpu_j) < len(gpus):
-        return None
-    return (sum(gpu_j) + sum(package_j), "CPU packages and GPUs") if has_packages else (sum(gpu_j), "GPUs")
+        return None if package_j is None else (package_j, "CPU packages")
+    gpu_j = _sum_j({(rank.machine, rank.gpu): rank.gpu_j for rank in reversed(ranks)}.values())
+    if gpu_j is None or package_j is None:
+        return None if gpu_j is None else (gpu_j, "GPUs")
+    return gpu_j + package_j, "CPU packages and GPUs"
 
 
-def _by_machine(ranks: Sequence[RankCounters]) -> Mapping[str, list[RankCounters]]:
-    machines: dict[str, list[RankCounters]] = {}
-    for rank in ranks:
-        machines.setdefault(rank.machine, []).append(rank)
-    return machines
+def _sum_j(joules: Iterable[float | None]) -> float | None:
+    """Return the sum; None if one is unknown."""
+    values = list(joules)
+    return None if None in values else sum(filter(None, values))
 
 
 class Telemetry:
@@ -260,17 +240,17 @@ class Telemetry:
         self._gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
         self._cpu = CpuMonitor(cores)
         self._clocks = ClockMonitor(cores)
-        self._energy = EnergyMonitor(self._gpu)
+        self._package = EnergyMonitor(package_counters)
+        self._card = EnergyMonitor(partial(gpu_counters, self._gpu) if self._gpu else list)
 
     def start(self) -> None:
-        self._cpu.start()  # first, and last below: it looks for child processes, which takes the longest
-        self._clocks.start()
-        self._energy.start()
+        # The first looks for child processes, which takes the longest: outside of the others' regions.
+        for monitor in (self._cpu, self._clocks, self._package, self._card):
+            monitor.start()
 
     def stop(self) -> None:
-        self._energy.stop()
-        self._clocks.stop()
-        self._cpu.stop()
+        for monitor in (self._card, self._package, self._clocks, self._cpu):
+            monitor.stop()
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for the trial's environment: see `CpuMonitor` and `ClockMonitor`."""
@@ -278,14 +258,8 @@ class Telemetry:
 
     def counters(self) -> RankCounters:
         """Return the counters, to be combined over the ranks of a machine."""
+        sums, no_energy = self._cpu.sums, (self._package.why_not, self._card.why_not)
         return RankCounters(
-            this_machine(),
-            psutil.cpu_count() or 1,
-            self._cpu.elapsed_s,
-            self._cpu.machine_busy_s,
-            self._cpu.own_s,
-            self._energy.package_j,
-            self._gpu,
-            self._energy.gpu_j,
-            tuple(self._energy.why_not),
+            *(this_machine(), psutil.cpu_count() or 1, sums.at_s, sums.machine_busy_s, sums.own_s),
+            *(self._package.joules, self._gpu, self._card.joules, tuple(filter(None, no_energy))),
         )

@@ -1,107 +1,92 @@
-"""Joules, from folders laid out like /sys/class/powercap: machines that run tests rarely let them be read.
-
-NVML is stood in for where there is no GPU; what it says of one that is there is another test's matter.
-"""
+"""Joules, from folders laid out like /sys/class/powercap and from a stand-in for NVML: few machines show theirs."""
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from raypar.train.energy import CannotRead, EnergyMonitor, Gpu, Packages
+from raypar.train.energy import CannotRead, EnergyMonitor, gpu_counters, package_counters
 
 
-def a_zone(folder: Path, zone: str, name: str, microjoules: int, range_uj: int = 262_143_328_850) -> Path:
+def a_zone(folder: Path, zone: str, name: str, joules: float, range_j: float = 262_143) -> Path:
     (zone_dir := folder / zone).mkdir(parents=True, exist_ok=True)
     (zone_dir / "name").write_text(f"{name}\n")
-    (zone_dir / "energy_uj").write_text(f"{microjoules}\n")
-    (zone_dir / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    (zone_dir / "energy_uj").write_text(f"{joules * 1e6:.0f}\n")
+    (zone_dir / "max_energy_range_uj").write_text(f"{range_j * 1e6:.0f}\n")
     return zone_dir
 
 
-def test_the_packages_are_added_up_and_their_parts_and_the_board_are_not(tmp_path: Path) -> None:
+def measured(folder: Path, *changes: Callable[[], object]) -> EnergyMonitor:
+    """Return a monitor of the folder's packages after a timed region with each change in it."""
+    monitor = EnergyMonitor(partial(package_counters, folder))
+    for change in changes:
+        monitor.start()
+        change()
+        monitor.stop()
+    return monitor
+
+
+def test_packages_are_added_up_over_the_regions_and_their_parts_and_the_board_are_not(tmp_path: Path) -> None:
     def counters(joules: int) -> None:
-        a_zone(tmp_path, "intel-rapl:0", "package-0", 10_000_000 + joules * 1_000_000)
-        a_zone(tmp_path, "intel-rapl:1", "package-1", 90_000_000 + joules * 500_000)
+        a_zone(tmp_path, "intel-rapl:0", "package-0", 10 + joules)
+        a_zone(tmp_path, "intel-rapl:1", "package-1", 90 + joules / 2)
         for zone, name in (("intel-rapl:0:0", "core"), ("intel-rapl:2", "psys"), ("intel-rapl-mmio:0", "package-0")):
-            a_zone(tmp_path, zone, name, joules * 7_000_000)
+            a_zone(tmp_path, zone, name, joules * 7)
 
     counters(0)
-    watch = EnergyMonitor(folder=tmp_path)
-    for joules in (100, 300):
-        watch.start()
-        counters(joules)
-        watch.stop()
-        counters(joules + 100)  # between the regions
-    assert watch.package_j == pytest.approx(1.5 * (100 + (300 - 200)))
-    assert (watch.gpu_j, watch.why_not) == (None, [])
+    monitor = measured(tmp_path, lambda: counters(100))
+    counters(200)  # between the regions
+    monitor.start()
+    counters(300)
+    monitor.stop()
+    assert (monitor.joules, monitor.why_not) == (pytest.approx(1.5 * 200), "")
 
 
 def test_a_counter_that_wraps_around_goes_on_from_its_range(tmp_path: Path) -> None:
-    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 990_000_000, range_uj=1_000_000_000)
-    watch = EnergyMonitor(folder=tmp_path)
-    watch.start()
-    (zone / "energy_uj").write_text("15000000\n")
-    watch.stop()
-    assert watch.package_j == pytest.approx(25.0)
+    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 990, range_j=1_000)
+    assert measured(tmp_path, lambda: (zone / "energy_uj").write_text("15000000\n")).joules == pytest.approx(25)
 
 
 def test_a_region_in_which_a_counter_may_wrap_twice_has_no_energy(tmp_path: Path) -> None:
-    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 0, range_uj=60_000_000_000)
-    (zone / "constraint_0_power_limit_uw").write_text("100000000\n")
-    packages = Packages(tmp_path)
-    assert packages.used((1.0,), (11.0,), elapsed_s=399) == 10
+    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 0, range_j=60_000)
+    (zone / "constraint_0_power_limit_uw").write_text("100000000\n")  # 100 W, and some room
+    (counter,) = package_counters(tmp_path)
+    assert counter.used(1, 11, elapsed_s=399) == 10
     with pytest.raises(CannotRead, match=r"within 400 s, and 401 s were timed at a time: evaluate more often"):
-        packages.used((1.0,), (11.0,), elapsed_s=401)
+        counter.used(1, 11, elapsed_s=401)
 
 
-def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
-    watch = EnergyMonitor(folder=tmp_path / "nowhere")
-    watch.start()
-    watch.stop()
-    assert (watch.package_j, watch.gpu_j) == (None, None)
-    assert watch.why_not == [f"no CPU package has an energy counter in {tmp_path / 'nowhere'}"]
+def test_a_machine_without_counters_is_reported(tmp_path: Path) -> None:
+    monitor = measured(tmp_path, lambda: None)
+    assert (monitor.joules, monitor.why_not) == (None, f"no CPU package has an energy counter in {tmp_path}")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
-def test_a_counter_that_may_not_be_read_says_what_would_allow_it(tmp_path: Path) -> None:
-    (a_zone(tmp_path, "intel-rapl:0", "package-0", 0) / "energy_uj").chmod(0)
-    (why_not,) = EnergyMonitor(folder=tmp_path).why_not
-    assert why_not.endswith("may not be read; root can allow it: chmod a+r " + str(tmp_path / "intel-rapl:0/energy_uj"))
-
-
-def test_a_permission_that_is_missing_is_told_to_root_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 0)
+def test_a_counter_that_may_not_be_read_is_reported_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = a_zone(tmp_path, "intel-rapl:0", "package-0", 0) / "energy_uj"
+    plain = Path.read_text
 
     def forbidden(path: Path) -> str:
-        if path.name == "energy_uj":
+        if path == counter:
             raise PermissionError
         return plain(path)
 
-    plain = Path.read_text
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", forbidden)
-        watch = EnergyMonitor(folder=tmp_path)
-    assert watch.package_j is None
-    counter = zone / "energy_uj"
-    assert watch.why_not == [f"{counter}: may not be read; root can allow it: chmod a+r {counter}"]
+    monkeypatch.setattr(Path, "read_text", forbidden)  # no mode keeps root from reading
+    monitor = EnergyMonitor(partial(package_counters, tmp_path))
+    message = f"{counter}: may not be read; root can allow it: chmod a+r {counter}"
+    assert (monitor.joules, monitor.why_not) == (None, message)
 
 
 def test_a_counter_that_is_lost_takes_what_was_summed_up_with_it(tmp_path: Path) -> None:
     zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    watch = EnergyMonitor(folder=tmp_path)
-    watch.start()
-    watch.stop()
-    assert watch.package_j == 0
-    watch.start()
-    (zone / "energy_uj").write_text("gone\n")
-    watch.stop()
-    assert watch.package_j is None
-    assert "holds no number: 'gone'" in watch.why_not[0]
+    monitor = measured(tmp_path, lambda: None, lambda: (zone / "energy_uj").write_text("lost\n"), lambda: None)
+    assert monitor.joules is None and "holds no number: 'lost'" in monitor.why_not
 
 
 class Nvml(ModuleType):
@@ -110,85 +95,64 @@ class Nvml(ModuleType):
     class NVMLError(Exception):
         pass
 
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.millijoules, self.has_driver, self.counts_energy = 5_000, True, True
+    error, millijoules = "", 0
 
     def nvmlInit(self) -> None:
-        if not self.has_driver:
-            raise self.NVMLError("NVML Shared Library Not Found")
+        if self.error:
+            raise self.NVMLError(self.error)
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
-        if uuid != "GPU-1234":
-            raise self.NVMLError("Invalid Argument")
-        return self
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
-        assert handle is self
-        if not self.counts_energy:
-            raise self.NVMLError("Not Supported")
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        assert handle == "GPU-1234"
         return self.millijoules
 
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    module = Nvml()
+    module = Nvml("pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
 
 
 @pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])  # torch leaves the prefix out
-def test_a_gpus_energy_is_what_its_counter_went_up_by(nvml: Nvml, uuid: str, tmp_path: Path) -> None:
-    watch = EnergyMonitor(uuid, tmp_path)
+def test_a_gpus_energy_is_what_its_counter_went_up_by(nvml: Nvml, uuid: str) -> None:
+    monitor = EnergyMonitor(partial(gpu_counters, uuid))
     for millijoules in (9_000, 12_500):
         nvml.millijoules = millijoules - 2_000
-        watch.start()
+        monitor.start()
         nvml.millijoules = millijoules
-        watch.stop()
-    assert watch.gpu_j == pytest.approx(4.0)
+        monitor.stop()
+    assert monitor.joules == pytest.approx(4.0)
+    nvml.error = "Not Supported"
+    monitor.start()
+    assert monitor.joules is None
+    assert monitor.why_not == "NVML can't read the energy of GPU-1234: Not Supported"
 
 
-def test_a_gpu_that_counts_no_energy_says_so(nvml: Nvml) -> None:
-    with pytest.raises(CannotRead, match="NVML has no GPU 5678: Invalid Argument"):
-        Gpu("5678")
-    nvml.counts_energy = False
-    with pytest.raises(CannotRead, match="the GPU's energy can't be read: Not Supported"):
-        Gpu("1234")
-
-
-def test_a_machine_without_a_driver_says_so(nvml: Nvml, tmp_path: Path) -> None:
-    nvml.has_driver = False
-    watch = EnergyMonitor("1234", tmp_path)
-    watch.start()
-    watch.stop()
-    assert watch.gpu_j is None
-    assert watch.why_not[1] == "NVML can't be loaded: NVML Shared Library Not Found"
-
-
-def test_a_machine_without_nvidia_ml_py_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_nvidia_ml_py_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    watch = EnergyMonitor("1234", tmp_path)
-    assert watch.gpu_j is None
-    assert watch.why_not[1] == "a GPU's energy needs nvidia-ml-py: pip install 'raypar[train]'"
+    monitor = EnergyMonitor(partial(gpu_counters, "1234"))
+    assert monitor.joules is None and "pip install 'raypar[train]'" in monitor.why_not
 
 
 def test_nvidia_ml_py_has_what_is_used() -> None:
     pynvml = pytest.importorskip("pynvml")
-    stand_in = {name for name in vars(Nvml) if name.startswith(("nvml", "NVML"))}
-    assert all(hasattr(pynvml, name) for name in stand_in)
+    assert all(hasattr(pynvml, name) for name in vars(Nvml) if name.startswith(("nvml", "NVML")))
 
 
 def test_this_machines_gpu_counts_upwards() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available() or torch.version.hip:
         pytest.skip("no GPU of NVIDIA's")
+    (counter,) = gpu_counters(str(torch.cuda.get_device_properties(0).uuid))
     try:
-        gpu = Gpu(str(torch.cuda.get_device_properties(0).uuid))
+        before = counter.read()
     except CannotRead as error:
         pytest.skip(str(error))
-    before = gpu.read()
     a = torch.ones(8192, 8192, device="cuda")
     for _ in range(200):
         a = a @ a / 8192
     torch.cuda.synchronize()
-    assert before < gpu.read() < before + 1e5
+    assert before < counter.read() < before + 1e5
