@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,70 +54,52 @@ class Stage:
         self.num_unsent = 0
         self.report: Callable[[], str] = lambda: "<html>"
         self.tmp_path = tmp_path
-        stage = self
-
-        class Store:
-            def __init__(self, uri: str, project_dir: Path) -> None:
-                pass
-
-            def check_writable(self) -> None:
-                stage.happened.append("checked")
-
-            def results(self, name: str) -> tuple[TrialResult, ...]:
-                return tuple(stage.stored)
-
-            def artifact(self, study_name: str, name: str) -> str | None:
-                return None
-
-        class Recorder:
-            def __init__(self, execution: Any, **where: Any) -> None:
-                stage.execution = execution
-                self.is_closed = False
-
-            def start(self, **_: Any) -> None:
-                stage.happened.append("started")
-
-            def record(self, result: TrialResult, artifact_dir: Path | None = None, system: Sequence[Any] = ()) -> None:
-                stage.happened.append(("recorded", result.spec))
-
-            def record_trial_metrics(self, metrics: dict[str, dict[str, float]]) -> None:
-                stage.happened.append(("metrics", metrics))
-
-            def record_metrics(self, points: Sequence[tuple[str, float, int]]) -> None:
-                stage.happened.append(("scaling", {(key, step): value for key, value, step in points}))
-
-            def add_artifact(self, path_in_run: str, text: str) -> None:
-                stage.happened.append(("artifact", (path_in_run, text)))
-
-            def close(self, status: str) -> int:
-                if not self.is_closed:
-                    stage.happened.append(("closed", status))
-                self.is_closed = True
-                return stage.num_unsent
-
-        class Runner:
-            def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
-                stage.happened.append(("ran", tuple(specs)))
-                for i, spec in enumerate(specs):
-                    if i == stage.error_at and stage.error is not None:
-                        raise stage.error
-                    listener(TrialEnded(stage.trial(spec)))
-
-        @contextlib.contextmanager
-        def runner(*given: Any) -> Iterator[Runner]:
-            stage.log_dir = given[-1]
-            stage.happened.append("runner up")
-            try:
-                yield Runner()
-            finally:
-                stage.happened.append("runner down")
-
+        store = SimpleNamespace(
+            check_writable=lambda: self.happened.append("checked"),
+            results=lambda _: tuple(self.stored),
+            artifact=lambda *_: None,
+        )
         # Drawing takes seconds.
-        monkeypatch.setattr("raypar.report.html.html_report", lambda *_: stage.report())
-        monkeypatch.setattr(module, "Store", Store)
-        monkeypatch.setattr(module, "Recorder", Recorder)
-        monkeypatch.setattr(module, "runner_for", runner)
+        monkeypatch.setattr("raypar.report.html.html_report", lambda *_: self.report())
+        monkeypatch.setattr(module, "Store", lambda *_: store)
+        monkeypatch.setattr(module, "Recorder", self._recorder)
+        monkeypatch.setattr(module, "runner_for", self._runner)
         monkeypatch.setattr(module, "this_machine", lambda: TWO_CORES)
+
+    def _recorder(self, execution: Any, **_: Any) -> SimpleNamespace:
+        self.execution = execution
+        note, is_open = self.happened.append, [True]
+
+        def close(status: str) -> int:
+            if is_open:
+                is_open.clear()
+                note(("closed", status))
+            return self.num_unsent
+
+        return SimpleNamespace(
+            start=lambda **_: note("started"),
+            record=lambda result, *_, **__: note(("recorded", result.spec)),
+            record_trial_metrics=lambda metrics: note(("metrics", metrics)),
+            record_metrics=lambda points: note(("scaling", {(key, step): value for key, value, step in points})),
+            add_artifact=lambda *artifact: note(("artifact", artifact)),
+            close=close,
+        )
+
+    @contextlib.contextmanager
+    def _runner(self, *given: Any) -> Iterator[SimpleNamespace]:
+        self.log_dir = given[-1]
+        self.happened.append("runner up")
+        try:
+            yield SimpleNamespace(run=self._run)
+        finally:
+            self.happened.append("runner down")
+
+    def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+        self.happened.append(("ran", tuple(specs)))
+        for i, spec in enumerate(specs):
+            if i == self.error_at and self.error is not None:
+                raise self.error
+            listener(TrialEnded(self.trial(spec)))
 
     def execute(self, study: Study, **options: Any) -> module.ExecutionOutcome:
         path = self.tmp_path / "s.py"

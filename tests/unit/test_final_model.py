@@ -49,7 +49,7 @@ class Stored:
     folders: dict[str, Path] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
     models: list[tuple[str, Path]] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     def model_folder(self, _study: str, identity: str) -> Path | None:
         return self.folders.get(identity)
@@ -57,38 +57,32 @@ class Stored:
     def artifact(self, _study: str, name: str) -> str | None:
         return self.artifacts.get(name)
 
-    def record_model(self, identity: str, folder: Path) -> None:
-        self.models.append((identity, folder))
+    def record_model(self, *model: Any) -> None:
+        self.models.append(model)
 
     def add_artifact(self, path: str, text: str) -> None:
         self.artifacts[path] = text
 
     def notice(self, event: Event) -> None:
         assert isinstance(event, Notice)
-        self.told.append(event.text)
+        self.notices.append(event.text)
 
 
 def results(study: Study, *accuracies: float) -> dict[str, TrialResult]:
-    """Of the study's trials by point and repeat, each with this accuracy after a worse and before a worse epoch."""
-    specs = sorted(study.trials(), key=lambda spec: (spec.config["lr"], spec.repeat))
-    made = [
-        TrialResult(
-            spec,
-            TrialState.FINISHED,
-            started_at=1.0 + i,
-            train_time_s=1.0,
-            reports=tuple({"epoch": e + 1, "accuracy": a - d} for e, d in enumerate((0.2, 0.0, 0.1))),
-        )
-        for i, (spec, a) in enumerate(zip(specs, accuracies, strict=True))
-    ]
-    return {result.spec.identity: result for result in made}
+    """Return a result of each trial by point and repeat, whose second epoch has the accuracy and the others less."""
+    made = {}
+    for i, spec in enumerate(sorted(study.trials(), key=lambda spec: (spec.config["lr"], spec.repeat))):
+        reports = tuple({"epoch": e + 1, "accuracy": accuracies[i] - d} for e, d in enumerate((0.2, 0.0, 0.1)))
+        fields = {"started_at": 1.0 + i, "train_time_s": 1.0, "reports": reports}
+        made[spec.identity] = TrialResult(spec, TrialState.FINISHED, **fields)
+    return made
 
 
 def logged(study: Study, found: dict[str, TrialResult], stored: Stored, folder: Path) -> None:
     log_final_model(study, analyse(study, tuple(found.values())), found, stored, stored, folder, stored.notice)  # type: ignore[arg-type]
 
 
-def test_what_keeps_no_model_that_could_be_logged_is_refused_with_a_way_out() -> None:
+def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix() -> None:
     check_can_log(STUDY)
     loop = Study(workload=Workload.from_train_loop(print, name="loop"), num_repeats=1)
     with pytest.raises(RayparError, match="--log-model: workload loop is a train loop") as refused:
@@ -99,18 +93,14 @@ def test_what_keeps_no_model_that_could_be_logged_is_refused_with_a_way_out() ->
     assert "keep_model=true" in str(refused.value.hint)
 
 
-def test_trials_that_keep_their_models_are_others_and_that_is_told() -> None:
+def test_trials_that_keep_their_models_are_others_and_that_is_reported() -> None:
     keeping = with_models(STUDY)
     assert all(spec.config["keep_model"] for spec in keeping.trials())
     stored = tuple(results(STUDY, 0.5, 0.5, 0.5, 0.5).values())
-    assert other_trials(stored, keeping.trials()).endswith(
-        "4 trials without a model in the store are not taken instead"
-    )
+    message = "4 trials without a model in the store are not taken instead"
+    assert other_trials(stored, keeping.trials()).endswith(message)
     assert other_trials((), keeping.trials()) == ""
     assert other_trials(tuple(results(keeping, 0.5, 0.5, 0.5, 0.5).values()), ()) == ""
-
-
-def test_whoever_sweeps_keep_model_goes_on_to() -> None:
     swept = Study(workload=digits, space={"keep_model": grid(True, False)}, num_repeats=1)
     assert with_models(swept) == swept
 
@@ -128,7 +118,7 @@ def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path: Pat
     analysis = analyse(keeping, tuple(found.values()))
     assert not is_logged(keeping, analysis, found, stored)  # type: ignore[arg-type]
     logged(keeping, found, stored, tmp_path / "best")
-    assert (stored.models, stored.told) == ([(best, tmp_path / "best")], [])
+    assert (stored.models, stored.notices) == ([(best, tmp_path / "best")], [])
     assert json.loads(stored.artifacts[FINAL_MODEL_FILE])["trial"] == "lr=0.5 #2"
     assert is_logged(keeping, analysis, found, stored)  # type: ignore[arg-type]
 
@@ -152,7 +142,7 @@ class Dict(nn.Linear):
         return {"logits": super().forward(inputs)}
 
 
-def test_a_model_that_can_not_be_logged_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_path: Path) -> None:
     odd = with_models(replace(STUDY, workload=replace(WORKLOAD, model=lambda _: Dict(3, 2))))
     found = results(odd, 0.6, 0.7, 0.8, 0.9)
     stored = Stored()
@@ -161,7 +151,7 @@ def test_a_model_that_can_not_be_logged_is_told_and_costs_nothing_else(tmp_path:
     stored.folders[list(found)[3]] = tmp_path
     logged(odd, found, stored, tmp_path / "best")
     logged(odd, {}, stored, tmp_path / "best")
-    assert stored.told == [
+    assert stored.notices == [
         "no model was logged: lr=0.5 #2, the best trial, has kept none",
         "no model was logged: TypeError: the model gives a dict, not a tensor; the weights of lr=0.5 #2 are kept",
         "no model was logged: no trial has reported accuracy",

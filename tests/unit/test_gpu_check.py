@@ -65,13 +65,12 @@ def test_step_times_in_another_unit_fail_the_check(gpu_check: ModuleType) -> Non
     assert not ok and figures["host_bound_median_ratio"] < 0.01
 
 
+KEPT_BY_THE_SECOND_TRIAL, UNUSED = [100, 500, 100, 500, 160, 500, 160], [100] * 7
+
+
 @pytest.mark.parametrize(
     ("memory_mb", "passes"),
-    [
-        ([100, 500, 103, 500, 101, 500, 100], True),
-        ([100, 500, 100, 500, 160, 500, 160], False),  # kept by the second trial
-        ([100, 100, 100, 100, 100, 100, 100], False),  # no trial used this device
-    ],
+    [([100, 500, 103, 500, 101, 500, 100], True), (KEPT_BY_THE_SECOND_TRIAL, False), (UNUSED, False)],
 )
 def test_memory_has_to_rise_and_come_back(
     gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, memory_mb: list[float], passes: bool

@@ -38,22 +38,17 @@ def test_no_other_cut_has_a_cheaper_costliest_stage(costs: list[float], data: st
     assert max(sum(costs[i] for i in part) for part in parts) == pytest.approx(best)
 
 
-def test_a_cut_by_counted_work_puts_the_wide_layers_into_stages_of_their_own() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 400), nn.Flatten())
-    assert partition(model, list(model), torch.randn(2, 4), 2, "counted") == [range(4), range(4, 6)]
+def test_a_cut_by_counted_work_isolates_the_wide_layers_and_leaves_a_batch_norm_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 400), nn.Linear(400, 400), nn.Flatten())
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert partition(model, list(model), torch.randn(2, 4), 2, "counted") == [range(3), range(3, 5)]
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(layer.training for layer in model)
 
 
 def test_named_layers_begin_stages() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
     assert partition(model, list(model), torch.randn(2, 2), 3, ("3", "1")) == [range(1), range(1, 3), range(3, 5)]
-
-
-def test_looking_for_costs_leaves_a_batch_norm_as_it_was() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    partition(model, list(model), torch.randn(2, 4), 2, "counted")
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert all(layer.training for layer in model)
 
 
 @given(size=st.integers(1, 40), num=st.integers(1, 9))
@@ -91,19 +86,11 @@ def test_micro_batches_are_of_equal_size_and_no_more_than_the_limit(size: int, l
         assert num == limit
 
 
-def _blocks() -> nn.Module:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Linear(2, 2)
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2))
-
-    return Net()
-
-
 def test_fully_sharded_units_are_the_members_of_the_outermost_containers_that_have_weights() -> None:
-    model = _blocks()
-    assert units_of(model) == [model.blocks[0][0], model.blocks[1][0]]  # type: ignore[index]
+    model = nn.Module()
+    model.stem = nn.Linear(2, 2)
+    model.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2))
+    assert units_of(model) == [block[0] for block in model.blocks]  # type: ignore[index]
     plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     assert units_of(plain) == [plain[0], plain[2]]
 
@@ -113,8 +100,7 @@ def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split() -> Non
         *(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 4), nn.LayerNorm(4)),
         nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)),
     )
-    workload = Workload(name="own")
-    assert plan_of(workload, model) == {"0": "column", "3": "row", "5.2": "column", "5.4": "row"}
+    assert plan_of(Workload(name="own"), model) == {"0": "column", "3": "row", "5.2": "column", "5.4": "row"}
 
 
 def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential() -> None:
@@ -147,7 +133,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("workload", "chosen", "expected"), CASES)
-def test_a_model_that_a_strategy_cannot_take_is_refused_with_a_way_out(
+def test_a_model_that_a_strategy_can_not_take_is_refused_with_a_fix(
     workload: Workload, chosen: dict[str, object], expected: str
 ) -> None:
     problem = check_compatible(workload, resolve(workload, {"num_workers": 2, **chosen}))  # type: ignore[dict-item]

@@ -53,7 +53,7 @@ class PowerCut(Exception):
 
 
 class Channel:
-    """Keeps what is reported; at one report the power is cut."""
+    """Keeps the reports; at one report the power is cut, or the trial stopped."""
 
     def __init__(self, cut_at: int = 0, stop_at: int = 0) -> None:
         self.reports: list[dict[str, float]] = []
@@ -71,18 +71,19 @@ class Channel:
 
 
 def trained(channel: Channel, folder: Path, seed: int = 7, **config: Any) -> RankOutcome:
-    """A training whose model is kept in the folder; its checkpoints lie there too."""
+    """Train; the model is kept in the folder, and the checkpoints too."""
     random.seed(seed)
     np.random.seed(seed)
     complete = resolve(WORKLOAD, {"checkpoint_every_epochs": 1, **config})
-    return train(
-        WORKLOAD, complete, 3, ALONE, channel, start_s=0.0, artifact_dir=folder, checkpoint_dir=folder / "kept"
-    )
+    folders = {"artifact_dir": folder, "checkpoint_dir": folder / "kept"}
+    return train(WORKLOAD, complete, 3, ALONE, channel, start_s=0.0, **folders)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    saved: dict[str, torch.Tensor] = torch.load(folder / "model" / "weights.pt", weights_only=True)
-    return saved
+def interrupted(folder: Path, cut_at: int = 4, **config: Any) -> Channel:
+    channel = Channel(cut_at)
+    with pytest.raises(PowerCut):
+        trained(channel, folder, **config)
+    return channel
 
 
 @pytest.mark.parametrize(
@@ -96,26 +97,21 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     ],
     ids=lambda config: "-".join(map(str, config.values())),
 )
-def test_what_is_resumed_equals_what_was_not_interrupted_to_the_last_bit(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    uninterrupted, before, after = Channel(), Channel(cut_at=4), Channel()
-    trained(uninterrupted, tmp_path / "whole", **config)
-    with pytest.raises(PowerCut):
-        trained(before, tmp_path / "cut", **config)
-    outcome = trained(after, tmp_path / "cut", seed=8, **config)  # what Python and numpy draw is restored
+def test_a_resumed_training_equals_an_uninterrupted_one_to_the_last_bit(tmp_path: Path, config: dict[str, Any]) -> None:
+    uninterrupted, after = Channel(), Channel()
+    trained(uninterrupted, tmp_path / "full", **config)
+    interrupted(tmp_path / "cut", **config)
+    outcome = trained(after, tmp_path / "cut", seed=8, **config)  # Python's and numpy's draws are restored
     assert outcome.environment["resumed_at_epoch"] > 0
     assert after.learned == uninterrupted.learned
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    one, other = (torch.load(tmp_path / way / "model" / "weights.pt", weights_only=True) for way in ("full", "cut"))
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_every_step_is_timed_once_and_what_a_lost_attempt_did_after_its_checkpoint_is_not_counted(
+def test_every_step_is_timed_once_and_a_lost_attempts_steps_after_its_checkpoint_are_not_counted(
     tmp_path: Path,
 ) -> None:
-    before, after = Channel(cut_at=4), Channel()
-    with pytest.raises(PowerCut):
-        trained(before, tmp_path, checkpoint_every_epochs=2)
+    after, before = Channel(), interrupted(tmp_path, checkpoint_every_epochs=2)
     outcome = trained(after, tmp_path, checkpoint_every_epochs=2)
     assert outcome.environment["resumed_at_epoch"] == 2
     assert after.reports[:2] == before.reports[:2]  # their times too
@@ -133,19 +129,17 @@ def test_a_finished_training_leaves_no_checkpoint_and_one_without_them_writes_no
     assert not (tmp_path / "none" / "kept").exists()
 
 
-def test_a_trial_that_is_to_stop_while_its_reports_are_told_again_trains_no_further(tmp_path: Path) -> None:
-    with pytest.raises(PowerCut):
-        trained(Channel(cut_at=4), tmp_path)
+def test_a_trial_that_is_to_stop_while_its_reports_are_repeated_trains_no_further(tmp_path: Path) -> None:
+    interrupted(tmp_path)
     after = Channel(stop_at=2)
     outcome = trained(after, tmp_path)
     assert outcome.stopped and len(after.reports) == 2 and list((tmp_path / "kept").iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_told_and_the_training_begins_anew(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path: Path) -> None:
     uninterrupted, after = Channel(), Channel()
-    trained(uninterrupted, tmp_path / "whole")
-    with pytest.raises(PowerCut):
-        trained(Channel(cut_at=3), tmp_path)
+    trained(uninterrupted, tmp_path / "full")
+    interrupted(tmp_path, cut_at=3)
     (file,) = (tmp_path / "kept").iterdir()
     file.write_bytes(file.read_bytes()[:-500])
     outcome = trained(after, tmp_path)
@@ -183,7 +177,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_used_by_none(tmp_path: Path, damage
     assert all("began anew" in rank.why_not for rank in ranks)
 
 
-def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_ignored_and_only_the_last_is_kept(tmp_path: Path) -> None:
     Checkpoints(tmp_path, ALONE).save(4, {"at": 4})
     (tmp_path / "rank0-step8.unfinished").write_bytes(b"half")
     assert Checkpoints(tmp_path, ALONE).load() == {"at": 4}
@@ -194,16 +188,13 @@ def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- what a study may ask
-
-
-def test_whether_there_are_checkpoints_is_no_part_of_what_a_trial_is() -> None:
+def test_checkpoints_are_no_part_of_a_trials_identity_unless_they_are_swept() -> None:
     plain = Study(workload=WORKLOAD, name="s", space={"lr": grid(0.1, 0.2)})
     keeping = Study(workload=WORKLOAD, name="s", space=plain.space, config={"checkpoint_every_epochs": 2})
     assert [t.identity for t in plain.trials()] == [t.identity for t in keeping.trials()]
-    assert question_of(plain) == question_of(keeping)  # and sets no stored trial aside
+    assert question_of(plain) == question_of(keeping)  # and excludes no stored trial
     swept = Study(workload=WORKLOAD, name="s", space={"checkpoint_every_epochs": grid(1, 2)}, num_repeats=1)
-    assert len({t.identity for t in swept.trials()}) == 2  # what it costs may be asked
+    assert len({t.identity for t in swept.trials()}) == 2
 
 
 @pytest.mark.parametrize(
@@ -215,6 +206,8 @@ def test_whether_there_are_checkpoints_is_no_part_of_what_a_trial_is() -> None:
         ({"checkpoint_every_epochs": 0}, "must be at least 1"),
     ],
 )
-def test_what_no_checkpoint_can_hold_is_refused_before_anything_starts(config: dict[str, Any], message: str) -> None:
+def test_a_training_that_no_checkpoint_can_hold_is_refused_before_anything_starts(
+    config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(StudyError, match=message):
         Study(workload=WORKLOAD, name="s", config={"checkpoint_every_epochs": 1, **config})

@@ -24,42 +24,24 @@ def raised(call) -> Exception:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda: torch.empty(FAR_TOO_MUCH), lambda: np.empty(FAR_TOO_MUCH), lambda: bytes(FAR_TOO_MUCH)],
-    ids=["torch", "numpy", "python"],
-)
-def test_an_allocation_that_is_refused_is_out_of_memory_and_not_tried_again(call):
-    kind = failure_kind(raised(call))
-    assert kind is FailureKind.OUT_OF_MEMORY
-    assert not is_retried(Failure(kind, ""), attempt=1, max_retries=3)
-
-
-@pytest.mark.parametrize("error", [ValueError("gloo"), RuntimeError("mat1 and mat2 shapes"), KeyError("memory")])
-def test_what_the_code_raises_is_its_own_and_not_tried_again(error):
-    kind = failure_kind(error)
-    assert kind is FailureKind.ERROR
-    assert not is_retried(Failure(kind, ""), attempt=1, max_retries=3)
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:4"
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "kind"),
     [
-        RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:4"),
-        DistBackendError("NCCL error: remote process exited or there was a network error"),
+        *((lambda make=make: make(FAR_TOO_MUCH), FailureKind.OUT_OF_MEMORY) for make in (torch.empty, np.empty, bytes)),
+        (ValueError("gloo"), FailureKind.ERROR),
+        (RuntimeError("mat1 and mat2 shapes"), FailureKind.ERROR),
+        (KeyError("memory"), FailureKind.ERROR),
+        (RuntimeError(GLOO), FailureKind.PEER_LOST),
+        (DistBackendError("NCCL error: remote process exited or there was a network error"), FailureKind.PEER_LOST),
+        (RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "), FailureKind.CRASH),
     ],
-    ids=["gloo", "nccl"],
+    ids=str,
 )
-def test_a_lost_peer_is_not_the_codes_error(error):
-    kind = failure_kind(error)
-    assert kind is FailureKind.PEER_LOST
-    assert is_retried(Failure(kind, ""), attempt=1, max_retries=1)
-    assert not is_retried(Failure(kind, ""), attempt=2, max_retries=1)
-
-
-def test_a_loader_that_was_killed_is_a_crash():
-    died = RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. ")
-    assert failure_kind(died) is FailureKind.CRASH
+def test_an_exception_has_a_kind(error, kind):
+    assert failure_kind(error if isinstance(error, Exception) else raised(error)) is kind
 
 
 LOST, CRASH, ERROR = (Failure(kind, kind) for kind in (FailureKind.PEER_LOST, FailureKind.CRASH, FailureKind.ERROR))
@@ -84,20 +66,10 @@ def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_h
     assert failure is why
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_tried_again"),
-    [
-        (FailureKind.ERROR, False),
-        (FailureKind.CRASH, True),
-        (FailureKind.OUT_OF_MEMORY, False),
-        (FailureKind.PEER_LOST, True),
-        (FailureKind.HUNG, True),
-        (FailureKind.GANG_LOST, True),
-        (FailureKind.REFUSED, False),
-    ],
-)
-def test_failures_that_another_attempt_may_not_repeat_are_retried(kind, is_tried_again):
-    assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is is_tried_again
+@pytest.mark.parametrize("kind", FailureKind)
+def test_failures_that_another_attempt_may_not_repeat_are_retried(kind):
+    is_final = kind in (FailureKind.ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.REFUSED)
+    assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is not is_final
     assert not is_retried(Failure(kind, ""), attempt=2, max_retries=1)
 
 

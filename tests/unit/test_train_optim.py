@@ -26,16 +26,14 @@ def named(name: str, lr: float, weight_decay: float = 0.0) -> dict[str, Any]:
     return {"optimizer": name, "lr": lr, "lr_scaling": "none", "weight_decay": weight_decay}
 
 
-def parameter() -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_that_a_study_may_name_takes_lr_and_weight_decay_and_makes_the_loss_smaller(name: str) -> None:
-    weights = parameter()
+    weights = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     optimizer = build_optimizer([weights], named(name, 0.05, 0.01))
     (group,) = optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.05, 0.01)
+    if expected := {"sgd": (0, False), "momentum": (0.9, False), "nesterov": (0.9, True)}.get(name):
+        assert type(optimizer) is torch.optim.SGD and (group["momentum"], group["nesterov"]) == expected
     before = float(weights.detach().square().sum())
     for _ in range(3):
         optimizer.zero_grad()
@@ -44,31 +42,8 @@ def test_every_optimizer_that_a_study_may_name_takes_lr_and_weight_decay_and_mak
     assert float(weights.detach().square().sum()) < before
 
 
-@pytest.mark.parametrize(
-    ("name", "momentum", "nesterov"), [("sgd", 0, False), ("momentum", 0.9, False), ("nesterov", 0.9, True)]
-)
-def test_momentum_and_nesterov_are_sgd_with_momentum_of_the_usual_size(
-    name: str, momentum: float, nesterov: bool
-) -> None:
-    optimizer = build_optimizer([parameter()], named(name, 0.1))
-    assert type(optimizer) is torch.optim.SGD
-    assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[0]["nesterov"]) == (momentum, nesterov)
-
-
-def test_one_step_of_sgd_is_the_textbooks() -> None:
-    weights = parameter()
-    optimizer = build_optimizer([weights], named("sgd", 0.5))
-    (weights * torch.tensor([1.0, 4.0])).sum().backward()
-    optimizer.step()
-    assert weights.tolist() == [2.5, -4.0]
-
-
 WEIGHTS = np.array([[3.0, -2.0], [0.5, 1.0]])
-GRADIENTS = [
-    np.array([[0.3, 0.1], [-0.2, 0.4]]),
-    np.array([[-0.5, 0.2], [0.1, 0.0]]),
-    np.array([[0.1, 0.1], [2.0, 1.0]]),
-]
+GRADIENTS = [np.array(g) for g in ([[0.3, 0.1], [-0.2, 0.4]], [[-0.5, 0.2], [0.1, 0.0]], [[0.1, 0.1], [2.0, 1.0]])]
 
 
 def stepped(optimizer_of: Callable[..., Optimizer], start: Array, gradients: Sequence[Array], **chosen: float) -> Array:
@@ -101,15 +76,11 @@ def lamb_by_hand(w: Array, gradients: Sequence[Array], lr: float, decay: float, 
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_lars_takes_the_papers_steps(weight_decay: float) -> None:
-    theirs = stepped(LARS, WEIGHTS, GRADIENTS, lr=2.0, weight_decay=weight_decay)
-    assert theirs == pytest.approx(lars_by_hand(WEIGHTS, GRADIENTS, 2.0, weight_decay), rel=1e-12)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_lamb_takes_the_papers_steps(weight_decay: float) -> None:
-    theirs = stepped(LAMB, WEIGHTS, GRADIENTS, lr=0.1, weight_decay=weight_decay)
-    assert theirs == pytest.approx(lamb_by_hand(WEIGHTS, GRADIENTS, 0.1, weight_decay), rel=1e-12)
+def test_lars_and_lamb_take_the_papers_steps(weight_decay: float) -> None:
+    lars = stepped(LARS, WEIGHTS, GRADIENTS, lr=2.0, weight_decay=weight_decay)
+    assert lars == pytest.approx(lars_by_hand(WEIGHTS, GRADIENTS, 2.0, weight_decay), rel=1e-12)
+    lamb = stepped(LAMB, WEIGHTS, GRADIENTS, lr=0.1, weight_decay=weight_decay)
+    assert lamb == pytest.approx(lamb_by_hand(WEIGHTS, GRADIENTS, 0.1, weight_decay), rel=1e-12)
 
 
 def test_the_first_steps_are_the_numbers_of_a_pocket_calculator() -> None:
@@ -139,12 +110,6 @@ def test_lars_and_lamb_heed_a_gradients_direction_and_not_its_size(w: Array, g: 
         assert moved == pytest.approx(moved_by_more, rel=1e-3, abs=1e-3)
 
 
-@given(matrices, st.floats(0, 0.1))
-def test_a_step_of_lars_is_lr_times_the_trust_coefficient_of_the_weights_at_most(w: Array, decay: float) -> None:
-    step = np.linalg.norm(stepped(LARS, w, [np.ones((3, 2))], lr=0.5, weight_decay=decay) - w)
-    assert step <= 0.5 * 0.001 * np.linalg.norm(w) * (1 + 1e-9)
-
-
 @pytest.mark.parametrize("optimizer", [LARS, LAMB])
 def test_weights_that_start_at_0_move_and_a_gradient_of_0_breaks_nothing(optimizer: Callable[..., Optimizer]) -> None:
     zeros, ones = np.zeros((2, 2)), np.ones((2, 2))
@@ -154,29 +119,19 @@ def test_weights_that_start_at_0_move_and_a_gradient_of_0_breaks_nothing(optimiz
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_a_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(name: str) -> None:
-    def made() -> tuple[torch.nn.Parameter, Optimizer]:
-        weights = torch.nn.Parameter(torch.tensor(WEIGHTS))
-        return weights, build_optimizer([weights], named(name, 0.1, 0.01))
+def test_a_training_goes_on_from_a_saved_state_and_a_parameter_without_a_gradient_stays(name: str) -> None:
+    def build() -> tuple[torch.nn.Parameter, torch.nn.Parameter, Optimizer]:
+        weights, idle = (torch.nn.Parameter(torch.tensor(WEIGHTS)) for _ in range(2))
+        return weights, idle, build_optimizer([weights, idle], named(name, 0.1, 0.01))
 
-    def step(weights: torch.nn.Parameter, optimizer: Optimizer, gradient: Array) -> None:
-        weights.grad = torch.tensor(gradient)
-        optimizer.step()
-
-    weights, optimizer = made()
-    step(weights, optimizer, GRADIENTS[0])
-    other, resumed = made()
+    weights, idle, optimizer = build()
+    weights.grad = torch.tensor(GRADIENTS[0])
+    optimizer.step()
+    other, _, resumed = build()
     other.data.copy_(weights.data)
     resumed.load_state_dict(deepcopy(optimizer.state_dict()))
-    for each in ((weights, optimizer), (other, resumed)):
-        step(*each, GRADIENTS[1])
+    for parameter, each in ((weights, optimizer), (other, resumed)):
+        parameter.grad = torch.tensor(GRADIENTS[1])
+        each.step()
     assert torch.equal(weights, other)
-
-
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_a_parameter_without_a_gradient_stays(name: str) -> None:
-    weights, idle = torch.nn.Parameter(torch.tensor(WEIGHTS)), torch.nn.Parameter(torch.tensor(WEIGHTS))
-    optimizer = build_optimizer([weights, idle], named(name, 0.1))
-    weights.square().sum().backward()
-    optimizer.step()
-    assert (idle.detach().numpy() == WEIGHTS).all() and not (weights.detach().numpy() == WEIGHTS).all()
+    assert (idle.detach().numpy() == WEIGHTS).all() and not (weights.detach().numpy() == WEIGHTS).any()

@@ -36,30 +36,17 @@ def named(spans: list[Span], name: str) -> list[Interval]:
 
 
 STEP = mark("step", 0.0, 1.0)
-
-
 AROUND = op(0.0, 1.0, "autograd::engine::evaluate_function: AddmmBackward0")
 CALL = op(0.4, 0.7, "_c10d_functional::wait_tensor")
+PAUSE = op(0.0, 0.5), op(0.8, 1.0)
 WAITS: dict[str, tuple[list[TraceEvent], list[Interval], list[Interval]]] = {
-    "a pause that ends with a collective": ([op(0.0, 0.5), gloo(0.3, 0.8), op(0.8, 1.0)], [(0.5, 0.8)], [(0.3, 0.8)]),
-    "a pause of another reason": ([op(0.0, 0.5), gloo(0.1, 0.3), op(0.8, 1.0)], [], [(0.1, 0.3)]),
-    "a collective that begins in the pause": (
-        [op(0.0, 0.2), gloo(0.4, 0.8), op(0.8, 1.0)],
-        [(0.4, 0.8)],
-        [(0.4, 0.8)],
-    ),
-    "an end that is recorded late": ([op(0.0, 0.5), gloo(0.3, 0.804), op(0.8, 1.0)], [(0.5, 0.8)], [(0.3, 0.8)]),
+    "a pause that ends with a collective": ([*PAUSE, gloo(0.3, 0.8)], [(0.5, 0.8)], [(0.3, 0.8)]),
+    "a pause of another reason": ([*PAUSE, gloo(0.1, 0.3)], [], [(0.1, 0.3)]),
+    "a collective that begins in the pause": ([*PAUSE, gloo(0.6, 0.8)], [(0.6, 0.8)], [(0.6, 0.8)]),
+    "an end that is recorded late": ([*PAUSE, gloo(0.3, 0.804)], [(0.5, 0.8)], [(0.3, 0.8)]),
     "a short pause long before the end": ([op(0.0, 0.5), gloo(0.3, 0.806), op(0.501, 1.0)], [], [(0.3, 0.806)]),
-    "work of another thread": (
-        [op(0.0, 0.5), op(0.5, 0.8, thread=2), gloo(0.3, 0.8), op(0.8, 1.0)],
-        [(0.5, 0.8)],
-        [(0.3, 0.8)],
-    ),
-    "an event that only encloses operations": (
-        [AROUND, op(0.0, 0.5), gloo(0.3, 0.8), op(0.8, 1.0)],
-        [(0.5, 0.8)],
-        [(0.3, 0.8)],
-    ),
+    "work of another thread": ([*PAUSE, op(0.5, 0.8, thread=2), gloo(0.3, 0.8)], [(0.5, 0.8)], [(0.3, 0.8)]),
+    "an event that only encloses operations": ([*PAUSE, AROUND, gloo(0.3, 0.8)], [(0.5, 0.8)], [(0.3, 0.8)]),
     "a call that communicates, with all in it": ([op(0.0, 0.4), CALL, op(0.5, 0.6), op(0.7, 1.0)], [(0.4, 0.7)], []),
 }
 
@@ -72,7 +59,8 @@ def test_a_wait_is_a_pause_that_ends_with_a_collective_of_the_rank(case: str) ->
     assert named(spans, "gloo:all_reduce") == collectives
 
 
-def test_a_barrier_before_the_first_step_is_left_out() -> None:
+def test_a_barrier_before_the_first_step_is_left_out_and_without_marks_there_are_no_spans() -> None:
+    assert spans_of([op(0.0, 1.0), gloo(0.0, 1.0)], on_gpu=False) == []
     spans = spans_of([gloo(-0.1, 0.2, "barrier"), STEP, op(0.3, 1.0)], on_gpu=False)
     assert [name for name, _, _ in spans] == ["step"]
 
@@ -84,10 +72,6 @@ def test_a_pipeline_is_split_by_what_was_begun_last() -> None:
     assert sum(b - a for a, b in named(spans, "forward")) == pytest.approx(0.4 + 0.2)  # 0.1 to 0.5, 0.8 to 1.0
     assert named(spans, "backward") == [(0.5, 0.8)]
     assert named(spans, "pipeline") == []
-
-
-def test_without_marks_there_are_no_spans() -> None:
-    assert spans_of([op(0.0, 1.0), gloo(0.0, 1.0)], on_gpu=False) == []
 
 
 def test_a_kernel_belongs_to_the_part_that_launched_it() -> None:

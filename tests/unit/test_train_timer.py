@@ -9,14 +9,6 @@ from raypar.train import loop as module
 from raypar.train.loop import StepTimer
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that `time.perf_counter` returns, one after the other."""
-    readings_s: list[float] = []
-    monkeypatch.setattr(module.time, "perf_counter", lambda: readings_s.pop(0))
-    return readings_s
-
-
 @pytest.mark.parametrize(
     ("readings_s", "step_times_s", "total_s"),
     [
@@ -26,14 +18,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ],
 )
 def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(
-    clock: list[float], readings_s: list[float], step_times_s: list[float], total_s: float
+    monkeypatch: pytest.MonkeyPatch, readings_s: list[float], step_times_s: list[float], total_s: float
 ) -> None:
     timer = StepTimer(torch.device("cpu"))
     for offset_s in (0.0, 100.0):  # a timer that is started again drops the steps before
-        clock += [reading_s + offset_s for reading_s in readings_s]
+        clock = iter([reading_s + offset_s for reading_s in readings_s])
+        monkeypatch.setattr(module.time, "perf_counter", lambda clock=clock: next(clock))
         timer.start()
         for _ in step_times_s:
             timer.lap()
         timer.stop()
-        assert timer.step_times_s() == step_times_s
-        assert timer.total_s == total_s
+        monkeypatch.undo()
+        assert (timer.step_times_s(), timer.total_s) == (step_times_s, total_s)

@@ -17,15 +17,20 @@ from recording import recorded
 from raypar.study.loader import name_of
 
 # In the process that this runs in there is none of what `raypar[train]` brings.
-COMMANDS = """
-import json, sys
-
+WITHOUT = """
+import importlib, json, pkgutil, sys
+from pathlib import Path
 for name in ("torch", "torchvision", "sklearn"):
     sys.modules[name] = None
-from pathlib import Path
-
+"""
+IMPORTS = """
+for folder in ("study", "track", "analysis", "report", "cli", "workloads"):
+    package = importlib.import_module(f"raypar.{folder}")
+    for module in pkgutil.iter_modules(package.__path__, f"raypar.{folder}."):
+        importlib.import_module(module.name)
+"""
+COMMANDS = """
 from nothing_starts import raypar
-
 for command in json.loads(sys.argv[1]):
     done = raypar(command, Path.cwd())
     print(json.dumps([command, done.code, done.out, done.err]))
@@ -53,23 +58,21 @@ READING = (
     ("export", "scaling", "trials.csv"),
     ("workloads", "digits"),
 )
-WAY_OUT = "→ pip install 'raypar[train]'"
+FIX = "→ pip install 'raypar[train]'"
+
+
+def python(folder: Path, *arguments: str) -> str:
+    """Return what a fresh interpreter prints in the folder."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command, quiet = [sys.executable, "-c", *arguments], {"stdin": subprocess.DEVNULL, "capture_output": True}
+    done = subprocess.run(command, cwd=folder, env=environment, text=True, check=False, **quiet)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run(folder: Path, *commands: tuple[str, ...]) -> list[tuple[list[str], int, str, str]]:
-    environment = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    return [tuple(json.loads(line)) for line in python(folder, WITHOUT + COMMANDS, json.dumps(commands)).splitlines()]
 
 
 def test_what_is_in_a_store_is_read(project: Path) -> None:
@@ -81,27 +84,7 @@ def test_what_is_in_a_store_is_read(project: Path) -> None:
 
 def test_all_that_reads_shows_and_submits_can_be_imported(tmp_path: Path) -> None:
     """Also what the commands above don't come to: pages, figures, recommendations."""
-    code = """
-import sys
-for name in ("torch", "torchvision", "sklearn"):
-    sys.modules[name] = None
-import importlib, pkgutil
-for folder in ("study", "track", "analysis", "report", "cli", "workloads"):
-    package = importlib.import_module(f"raypar.{folder}")
-    for module in pkgutil.iter_modules(package.__path__, f"raypar.{folder}."):
-        importlib.import_module(module.name)
-"""
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    python(tmp_path, WITHOUT + IMPORTS)
 
 
 def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path: Path) -> None:
@@ -110,7 +93,7 @@ def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path: Path)
     commands = (("study", "own.py"), ("plan", "own.py"), ("study", "shipped.py"), ("study", "shipped.py", "--no-ray"))
     for command, code, out, err in run(tmp_path, *commands, ("work", "digits")):
         assert (code, out) == (2, ""), (command, err)
-        assert err.startswith("error: ") and err.count("error") == 1 and WAY_OUT in err, (command, err)
+        assert err.startswith("error: ") and err.count("error") == 1 and FIX in err, (command, err)
     assert {path.name for path in tmp_path.iterdir()} == {"own.py", "shipped.py"}
 
 
@@ -126,10 +109,10 @@ def test_a_prediction_that_would_need_it_says_what_to_give_instead(project: Path
         ("scaling", "--parameters", "1M", "--network", "measured"): "--network 100Gbit",
     }
     done = run(project, *(("predict", *words, *asked) for words in instead))
-    for (command, code, out, err), way_out in zip(done, instead.values(), strict=True):
+    for (command, code, out, err), fix in zip(done, instead.values(), strict=True):
         assert (code, out) == (2, ""), (command, err)
         assert err.startswith("error: ") and "torch is not in this environment" in err, (command, err)
-        assert way_out in err and WAY_OUT in err, (command, err)
+        assert fix in err and FIX in err, (command, err)
     assert f"{project / 'own.py'}, line 2" in done[1][3]
 
 
