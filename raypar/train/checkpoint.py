@@ -69,9 +69,8 @@ class Checkpoints:
         unfinished.replace(path)
         sync_folder(self._folder)
         self._context.barrier()
-        for older in self._steps():
-            if older != step:
-                self._path(older).unlink(missing_ok=True)
+        for older in {*self._steps()} - {step}:
+            self._path(older).unlink(missing_ok=True)
         self.time_s += time.perf_counter() - begun_s
 
     def remove(self) -> None:
@@ -93,28 +92,27 @@ class Checkpoints:
         return [int(name.rpartition("step")[2]) for name in names]
 
     def _read(self, step: int) -> dict[str, Any] | None:
+        state: dict[str, Any] | None = None
         try:
-            state: dict[str, Any] = torch.load(self._path(step), map_location="cpu", weights_only=True)
+            state = torch.load(self._path(step), map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file makes torch raise many kinds
             print(f"the checkpoint after step {step} can't be read, {type(error).__name__}: {error}", flush=True)
-            return None
         return state
 
 
 def local_weights(module: nn.Module) -> dict[str, Any]:
     """Return this rank's part of the weights, and of the rest of the module's state."""
-    return {key: local_part(value).detach() for key, value in module.state_dict().items()}
+    return {key: _local_part(value).detach() for key, value in module.state_dict().items()}
 
 
 def load_local_weights(module: nn.Module, saved: Mapping[str, Any]) -> None:
     """Copy back what `local_weights` returned."""
     with torch.no_grad():
         for key, value in module.state_dict().items():
-            local_part(value).copy_(saved[key])
+            _local_part(value).copy_(saved[key])
 
 
-def local_part(value: Tensor) -> Tensor:
-    """Return the tensor, or this rank's part if it is split among the ranks."""
+def _local_part(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
@@ -141,10 +139,8 @@ def set_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
             part, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
         )
 
-    state = {
-        index: {key: joined(parameters[index], value) for key, value in of.items()}
-        for index, of in saved["state"].items()
-    }
+    states = saved["state"].items()
+    state = {i: {key: joined(parameters[i], value) for key, value in of.items()} for i, of in states}
     optimizer.load_state_dict({**saved, "state": state})
 
 
@@ -156,10 +152,8 @@ def generator_states(device: torch.device) -> dict[str, Any]:
         "numpy": [algorithm, np.asarray(words).tolist(), *rest],  # a checkpoint holds tensors and plain values only
         "torch": torch.get_rng_state(),
     }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        states["mps"] = torch.mps.get_rng_state()
+    if device.type != "cpu":
+        states["device"] = torch.get_device_module(device).get_rng_state()
     return states
 
 
@@ -169,7 +163,5 @@ def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None
     random.setstate((version, tuple(keys), gauss))
     np.random.set_state(tuple(saved["numpy"]))
     torch.set_rng_state(saved["torch"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(saved["cuda"], device)
-    elif device.type == "mps":
-        torch.mps.set_rng_state(saved["mps"])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(saved["device"])

@@ -30,9 +30,9 @@ class Evaluation:
         self, workload: Workload, data: Data, config: Config, numerics: Numerics, context: DistContext
     ) -> None:
         self._loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
-        self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = (
-            workload.metrics if workload.metrics is not None else {"accuracy": accuracy}
-        )
+        self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = {"accuracy": accuracy}
+        if workload.metrics is not None:
+            self._metrics = workload.metrics
         self._numerics, self._context, self._transform = numerics, context, data.transform
         batch_size = config["eval_batch_size"]
         samples = data.val if data.val is not None else data.val_dataset
@@ -82,10 +82,7 @@ class Evaluation:
         for at in range(self._mine.start, self._mine.stop, batch_size):
             part = slice(at, min(self._mine.stop, at + batch_size))
             x = split.inputs[part].to(device)
-            yield (
-                self._numerics.cast(self._transform(x) if self._transform else x),
-                split.targets[part].to(device),
-            )
+            yield self._numerics.cast(self._transform(x) if self._transform else x), split.targets[part].to(device)
 
     def _from_loader(self, loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for x, y in loader:

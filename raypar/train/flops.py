@@ -82,15 +82,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> fl
     """
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    try:
-        return _peak(device, dtype, SIZES["cpu" if device.type == "cpu" else "other"])
-    finally:
-        torch.set_num_threads(before)
-
-
-def _peak(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> float:
-    best = 0.0
-    left_s = BUDGET_S
+    best, left_s = 0.0, BUDGET_S
+    sizes = SIZES["cpu" if device.type == "cpu" else "other"]
     for number, size in enumerate(sizes):
         flop = 2 * size**3
         if best and MIN_RUNS * flop / best > left_s:
@@ -108,6 +101,7 @@ def _peak(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> f
             best = max(best, flop / (time.perf_counter() - started_s))
             num_runs += 1
         left_s -= time.perf_counter() - begin_s
+    torch.set_num_threads(before)
     return best
 
 

@@ -53,9 +53,8 @@ def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -
     # Not every step of the schedule follows one of this optimizer: a rank may leave the update to another one, and
     # fp16's loss scaling skips a step whose gradients overflow. torch warns of either.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`")
-    return LambdaLR(
-        optimizer, partial(lr_factor, schedule=name, num_warmup_steps=num_warmup, num_steps_total=num_steps_total)
-    )
+    factor = partial(lr_factor, schedule=name, num_warmup_steps=num_warmup, num_steps_total=num_steps_total)
+    return LambdaLR(optimizer, factor)
 
 
 def lr_factor(step: int, *, schedule: str, num_warmup_steps: int, num_steps_total: int) -> float:
@@ -93,20 +92,9 @@ class LARS(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = 0.001,
+        self, params: Iterable[Any], lr: float, momentum: float = 0.9, weight_decay: float = 0.0, eta: float = 0.001
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -116,10 +104,9 @@ class LARS(Optimizer):
                 if weights.ndim > 1:
                     decay = group["weight_decay"]
                     w, g = weights.norm(), update.norm()
-                    ratio = _trust_ratio(group["trust_coefficient"] * w, g + decay * w, (w > 0) & (g > 0))
+                    ratio = _trust_ratio(group["eta"] * w, g + decay * w, (w > 0) & (g > 0))
                     update = update.add(weights, alpha=decay).mul_(ratio)
-                state = self.state[weights]
-                if not state:
+                if not (state := self.state[weights]):
                     state["velocity"] = torch.zeros_like(weights)
                 # The lr is in the velocity, not outside as in torch's SGD: that is where the paper has it.
                 velocity = state["velocity"].mul_(group["momentum"]).add_(update, alpha=group["lr"])
@@ -141,22 +128,16 @@ class LAMB(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        self, params: Iterable[Any], lr: float, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": 1e-6, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for weights in _with_gradient(group):
-                state = self.state[weights]
-                if not state:
+                if not (state := self.state[weights]):
                     state.update(step=0, mean=torch.zeros_like(weights), square=torch.zeros_like(weights))
                 state["step"] += 1
                 mean = state["mean"].mul_(beta1).add_(weights.grad, alpha=1 - beta1)
@@ -189,7 +170,7 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
     "adadelta": torch.optim.Adadelta,
-    "lars": partial(LARS, momentum=0.9, trust_coefficient=0.001),
+    "lars": LARS,
     "lamb": LAMB,
 }
 

@@ -31,8 +31,7 @@ class BestWeights:
         """Copy the weights if this report is the best so far; the last one counts as best if it lacks the metric."""
         if self._folder is None:
             return
-        score = report.get(self._workload.metric)
-        mode = self._workload.mode
+        score, mode = report.get(self._workload.metric), self._workload.mode
         if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):
             self._best = score
             self._weights = {key: value.detach().to("cpu", copy=True) for key, value in model.state_dict().items()}
@@ -112,17 +111,14 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> Exported:
     # `numerics_of` sets these switches one by one, and torch.export refuses to run before they are set in one go.
     torch.backends.cudnn.allow_tf32 = False
     module = ModelWithTransform(model, data, numerics).eval()
-    inputs = _examples(data)
+    if data.val is not None:
+        inputs = data.val.inputs[:NUM_EXAMPLES].cpu()
+    else:
+        assert data.val_dataset is not None
+        size = min(NUM_EXAMPLES, len(data.val_dataset))  # type: ignore[arg-type]
+        inputs = torch.stack([torch.as_tensor(data.val_dataset[i][0]) for i in range(size)])
     with torch.no_grad():
         outputs = module(inputs)
     if not isinstance(outputs, Tensor):
         raise TypeError(f"the model gives a {type(outputs).__name__}, not a tensor")
     return Exported(module, inputs, outputs)
-
-
-def _examples(data: Data) -> Tensor:
-    if data.val is not None:
-        return data.val.inputs[:NUM_EXAMPLES].cpu()
-    assert data.val_dataset is not None
-    size = min(NUM_EXAMPLES, len(data.val_dataset))  # type: ignore[arg-type]
-    return torch.stack([torch.as_tensor(data.val_dataset[i][0]) for i in range(size)])

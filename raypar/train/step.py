@@ -41,9 +41,8 @@ class Stepper:
         self._optimizer = strategy.wrap_optimizer(optimizer)
         self._max_norm = config["clip_grad_norm"]
         self._scaler = torch.amp.GradScaler(numerics.device.type) if numerics.needs_scaling else None
-        self._pass = ForwardBackward(
-            loss_of, numerics.autocast, self._scaler.scale if self._scaler else _unscaled, span
-        )
+        scaled = self._scaler.scale if self._scaler else lambda loss: loss
+        self._pass = ForwardBackward(loss_of, numerics.autocast, scaled, span)
         self.lr = float(self._optimizer.param_groups[0]["lr"])
         self._grad_norms: list[Tensor] = []
 
@@ -102,10 +101,6 @@ class Stepper:
             self._scaler.update()
         else:
             self._optimizer.step()
-
-
-def _unscaled(loss: Tensor) -> Tensor:
-    return loss
 
 
 def compiled(module: nn.Module) -> nn.Module:

@@ -24,25 +24,15 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
     """Ray Train's local-mode session, with reports sent on."""
 
     def __init__(self, context: RankContext, channel: Channel) -> None:
-        super().__init__(
-            experiment_name="raypar",
-            world_size=context.world_size,
-            world_rank=context.rank,
-            local_rank=context.local_rank,
-            local_world_size=context.local_world_size,
-            node_rank=context.node_rank,
-        )
+        same = {name: getattr(context, name) for name in ("world_size", "local_rank", "local_world_size", "node_rank")}
+        super().__init__(experiment_name="raypar", world_rank=context.rank, **same)
         self._channel = channel
         self._count = 0
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
         super().report(metrics, checkpoint, *args, **kwargs)
         self._count += 1
-        numeric = {
-            key: float(value)
-            for key, value in metrics.items()
-            if isinstance(value, numbers.Real) and not isinstance(value, bool)
-        }
+        numeric = {k: float(v) for k, v in metrics.items() if isinstance(v, numbers.Real) and not isinstance(v, bool)}
         if not self._channel.report({"epoch": self._count, **numeric}):
             raise StopTrial
 
@@ -55,10 +45,9 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
     def broadcast_from_rank_zero(self, data: Any) -> Any:
         import torch.distributed as dist
 
-        if not dist.is_initialized():
-            return data
         box = [data]
-        dist.broadcast_object_list(box, src=0)
+        if dist.is_initialized():
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
 

@@ -25,13 +25,7 @@ from raypar.provenance import cpu_model
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
-from raypar.train.job import (
-    CHECKPOINT_FOLDER,
-    RankContext,
-    RankOutcome,
-    StopTrial,
-    TrialJob,
-)
+from raypar.train.job import CHECKPOINT_FOLDER, RankContext, RankOutcome, TrialJob
 
 # The errors of torch's collectives after another rank is lost: gloo in a RuntimeError, NCCL and the store by type.
 _LOST = re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe|Connection refused)", re.DOTALL)
@@ -79,8 +73,7 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
     job, context = connection.recv()
     mark("rank: starts")
     try:
-        outcome = run_rank(job, context, PipeChannel(connection), listen_fd)
-        connection.send(("done", outcome))
+        connection.send(("done", run_rank(job, context, PipeChannel(connection), listen_fd)))
     except BaseException as error:
         text = masked(traceback.format_exc())  # it may quote a password or a key
         print(text, file=sys.stderr)
@@ -106,7 +99,6 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     device = _device(config, context)
-    started_at_s = context.requested_at_s
     with _process_group(context, device, listen_fd):
         workload = pickle.loads(job.workload)
         if workload.is_train_loop:
@@ -125,7 +117,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
                 seed,
                 DistContext(context.rank, context.world_size, device),
                 channel,
-                start_s=started_at_s,
+                start_s=context.requested_at_s,
                 cores=cores,
                 artifact_dir=job.artifact_dir,
                 checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
@@ -133,11 +125,15 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
             )
             if job.settings.ships_artifacts and context.rank == 0:
                 outcome = replace(outcome, artifacts=pack(job.artifact_dir))
-    return replace(
-        outcome,
-        wall_s=time.monotonic() - started_at_s,
-        environment={**outcome.environment, **_environment(cores, device)},
-    )
+    environment = {
+        "cores": list(cores),
+        "num_threads": torch.get_num_threads(),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpu_model": cpu_model(),
+        "pid": os.getpid(),
+    }
+    wall_s = time.monotonic() - context.requested_at_s
+    return replace(outcome, wall_s=wall_s, environment={**outcome.environment, **environment})
 
 
 def _device(config: Mapping[str, Any], context: RankContext) -> Any:
@@ -154,15 +150,9 @@ def _device(config: Mapping[str, Any], context: RankContext) -> Any:
 def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> Any:
     """Join the process group, if there are several ranks; set torchrun's variables in any case."""
     host, port = context.master_address
-    os.environ.update(
-        MASTER_ADDR=host,
-        MASTER_PORT=str(port),
-        RANK=str(context.rank),
-        WORLD_SIZE=str(context.world_size),
-        LOCAL_RANK=str(context.local_rank),
-        LOCAL_WORLD_SIZE=str(context.local_world_size),
-        GROUP_RANK=str(context.node_rank),
-    )
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), GROUP_RANK=str(context.node_rank))
+    for name in ("rank", "world_size", "local_rank", "local_world_size"):
+        os.environ[name.upper()] = str(getattr(context, name))
     if context.world_size == 1:
         yield
         return
@@ -183,26 +173,6 @@ def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> 
     )
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.world_size, timeout=timeout)
-    try:
-        yield
-    except BaseException:
-        raise  # the peers may hang in a collective; they are ended by their supervisors, not waited for
-    else:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def _environment(cores: tuple[int, ...], device: Any) -> dict[str, Any]:
-    import torch
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {
-        "cores": list(cores),
-        "num_threads": torch.get_num_threads(),
-        "device_name": name,
-        "cpu_model": cpu_model(),
-        "pid": os.getpid(),
-    }
-
-
-__all__ = ["PipeChannel", "StopTrial", "main", "run_rank"]
+    yield  # after an error the peers may hang in a collective: their supervisors end them, nobody waits here
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.parallel.strategy import Batch
 from raypar.study.workload import Data, Split, Workload
 from raypar.train import data as module
-from raypar.train.data import Share, TrainBatches, epoch_order, fingerprint, num_steps, shares
+from raypar.train.data import TrainBatches, epoch_order, fingerprint, num_steps, shares
 from raypar.train.precision import Numerics
 
 CASES = {
@@ -25,19 +24,14 @@ CASES = {
 NUMERICS = Numerics(torch.device("cpu"), torch.float64, None, needs_scaling=False, channels_last=False)
 
 
-def all_shares(order: torch.Tensor, batch_size: int, num_shares: int, drop_last: bool) -> list[list[Share]]:
-    """``[step][rank]``"""
-    ranks = [list(shares(order, batch_size, rank, num_shares, drop_last=drop_last)) for rank in range(num_shares)]
-    return [list(step) for step in zip(*ranks, strict=True)]
-
-
 @given(**CASES)
 def test_the_shares_of_a_step_are_the_global_batch_in_order_and_their_weighted_means_average_to_its_mean(
     num_samples: int, batch_size: int, num_shares: int, drop_last: bool
 ) -> None:
     order = epoch_order(num_samples, 3, 1)
     values = torch.randn(num_samples, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    steps = all_shares(order, batch_size, num_shares, drop_last)
+    ranks = [list(shares(order, batch_size, rank, num_shares, drop_last=drop_last)) for rank in range(num_shares)]
+    steps = list(zip(*ranks, strict=True))
     assert len(steps) == num_steps(num_samples, batch_size, drop_last=drop_last)
     assert len(steps) == (num_samples // batch_size if drop_last else len(range(0, num_samples, batch_size)))
     for i, step in enumerate(steps):
@@ -53,23 +47,15 @@ def test_the_shares_of_a_step_are_the_global_batch_in_order_and_their_weighted_m
         assert averaged == pytest.approx(float(values[batch].mean()), rel=1e-9, abs=1e-12)
 
 
-def test_a_last_batch_smaller_than_the_gang_leaves_ranks_without_samples() -> None:
-    last = all_shares(torch.arange(10), 4, 4, False)[-1]
-    assert [share.weight for share in last] == [0.0, 2.0, 0.0, 2.0]
-    assert [share.indices.tolist() for share in last] == [[8], [8], [8], [9]]
-
-
 @given(num_samples=st.integers(1, 300), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10_000))
 def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_alone_decide(
     num_samples: int, seed: int, epoch: int
 ) -> None:
     torch.manual_seed(1)
-    order = epoch_order(num_samples, seed, epoch)
-    next_draw = torch.rand(1)
-    torch.manual_seed(2)
-    assert order.tolist() == epoch_order(num_samples, seed, epoch).tolist()
+    order, next_draw = epoch_order(num_samples, seed, epoch), torch.rand(1)
     torch.manual_seed(1)
     assert torch.rand(1) == next_draw  # nothing is drawn from the global generator
+    assert order.tolist() == epoch_order(num_samples, seed, epoch).tolist()
     assert sorted(order.tolist()) == list(range(num_samples))
     longer = [epoch_order(200, *at).tolist() for at in ((seed, epoch), (seed, epoch + 1), ((seed + 1) % 2**32, epoch))]
     assert longer[0] != longer[1] and longer[0] != longer[2]
@@ -97,30 +83,23 @@ def test_resident_and_dataloader_serve_the_same_batches_to_the_bit(
     num_samples: int, batch_size: int, num_shares: int, drop_last: bool, rank: int
 ) -> None:
     batch_size = min(batch_size, num_samples)
-    config = {"batch_size": batch_size, "drop_last": drop_last}
-    one, other = (
-        batches_of(data_of(num_samples), (rank % num_shares, num_shares), loader=loader, **config)
-        for loader in ("resident", "dataloader")
-    )
-    steps = range(2 * one.steps_per_epoch)
-    epochs = list(zip(one.segments(steps), other.segments(steps), strict=True))
-    assert len(epochs) == 2
-    for pair in epochs:
-        pairs: list[tuple[Batch, Batch]] = list(zip(*pair, strict=True))
-        assert len(pairs) == num_steps(num_samples, batch_size, drop_last=drop_last)
-        for a, b in pairs:
-            assert a.inputs.dtype == b.inputs.dtype == torch.float64
-            assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
-            assert (a.weight, a.num_samples) == (b.weight, b.num_samples)
+    share, config = (rank % num_shares, num_shares), {"batch_size": batch_size, "drop_last": drop_last}
+    served = []
+    for loader in ("resident", "dataloader"):
+        batches = batches_of(data_of(num_samples), share, loader=loader, **config)
+        segments = batches.segments(range(2 * batches.steps_per_epoch))
+        served.append([batch for epoch in segments for batch in epoch])
+    assert len(served[0]) == len(served[1]) == 2 * num_steps(num_samples, batch_size, drop_last=drop_last)
+    for a, b in zip(*served, strict=True):
+        assert a.inputs.dtype == b.inputs.dtype == torch.float64
+        assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+        assert (a.weight, a.num_samples) == (b.weight, b.num_samples)
 
 
 def test_a_data_set_of_single_samples_gets_no_transform_on_top() -> None:
-    data = data_of(10)
-    samples = [(torch.full((2,), float(i)), i) for i in range(10)]
-    batches = batches_of(
-        Data(data.train, data.val, data.transform, train_dataset=samples),  # type: ignore[arg-type]
-        loader="dataloader",
-    )
+    data, samples = data_of(10), [(torch.full((2,), float(i)), i) for i in range(10)]
+    data = Data(data.train, data.val, data.transform, train_dataset=samples)  # type: ignore[arg-type]
+    batches = batches_of(data, loader="dataloader")
     (epoch,) = batches.segments(range(batches.steps_per_epoch))
     assert [i for batch in epoch for i in batch.inputs[:, 0].tolist()] == epoch_order(10, 7, 1).tolist()
 
@@ -176,9 +155,6 @@ def test_data_that_does_not_fit_the_config_is_refused(data: Data, config: dict[s
         batches_of(data, **config)
 
 
-# ---- fingerprints
-
-
 def source(_config: object) -> Data:
     raise NotImplementedError
 
@@ -207,10 +183,8 @@ def test_a_fingerprint_has_name_source_sizes_and_types() -> None:
 
 def test_the_same_samples_have_the_same_digest_and_any_others_another() -> None:
     assert digest(split(8)) == digest(split(8)) == digest(split(9), 8) != digest(split(9), 9)
-    others = [
-        *(split(8, start=1), split(7), Split(split(8).inputs, torch.zeros(8))),
-        *(split(8, dtype=dtype) for dtype in (torch.int16, torch.bfloat16, torch.bool, torch.float64)),
-    ]
+    others = [split(8, start=1), split(7), Split(split(8).inputs, torch.zeros(8))]
+    others += [split(8, dtype=dtype) for dtype in (torch.int16, torch.bfloat16, torch.bool, torch.float64)]
     assert len({digest(part) for part in (split(8), *others)}) == 8
 
 
