@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -194,16 +195,18 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
             for module in model.modules():
                 if isinstance(module, nn.Embedding):
                     stack.enter_context(module.register_forward_hook(enter))
-        with _counter() as forward:
-            outputs = model(inputs)
+        outputs, forward = _counted(lambda: model(inputs))
         weights = [p for p in model.parameters() if p.requires_grad]
         if not isinstance(outputs, Tensor):
             raise RayparError(f"the model returns a {type(outputs).__name__}: only a tensor can be counted")
         if not weights or not outputs.requires_grad:
             raise RayparError("the model has no weight that its output depends on: there is nothing to train")
-        both, by_entry, trained = (_backward(outputs, wrt) for wrt in ([*weights, *entries], entries, weights))
+        ones = torch.ones_like(outputs)
+        gradients = partial(torch.autograd.grad, outputs, grad_outputs=ones, retain_graph=True, allow_unused=True)
+        passes = [*weights, *entries], entries, weights
+        both, by_entry, trained = (_counted(partial(gradients, wrt) if wrt else tuple)[1] for wrt in passes)
     counts = {}
-    for kind, ahead in _by_kind(forward).items():
+    for kind, ahead in forward.items():
         by_weights = both[kind] - by_entry[kind]
         counts[kind] = ahead, by_weights, trained[kind] - by_weights
     layers = [LayerWork(kind, *(round(n / len(inputs)) for n in of)) for kind, of in counts.items() if any(of)]
@@ -221,24 +224,15 @@ def work_of(workload: Workload, config: Config) -> Work:
     return run_on_shapes(workload, config, sample_inputs(workload, config), count_work)
 
 
-def _backward(outputs: Tensor, wrt: Sequence[Tensor]) -> Mapping[str, int]:
-    with _counter() as counter:
-        if wrt:
-            torch.autograd.grad(outputs, wrt, torch.ones_like(outputs), retain_graph=True, allow_unused=True)
-    return _by_kind(counter)
-
-
-def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=dict(_FORMULAS))
-
-
-def _by_kind(counter: FlopCounterMode) -> Mapping[str, int]:
-    """Return MACs, or operations, of a batch by kind."""
+def _counted(run: Callable[[], T]) -> tuple[T, dict[str, int]]:
+    """Return a call's result, and the MACs, or operations, that it takes by kind."""
     counts = dict.fromkeys(KINDS, 0)
+    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+        result = run()
     for operation, count in counter.get_flop_counts().get("Global", {}).items():
         if kind := _KIND_OF.get(operation):
             counts[kind] += count // FLOP_PER_MAC if kind in OF_MACS else count
-    return counts
+    return result, counts
 
 
 # Formulas take an operation's arguments with shapes for tensors, and the shape of its result as `out_shape`.

@@ -10,23 +10,14 @@ from typing import Any, Protocol
 from raypar.study.trial import TrialSpec
 from raypar.train.telemetry import RankCounters
 
-# Below a trial's folder of logs: what it keeps beside the numbers, and its checkpoints.
-ARTIFACT_FOLDER = "artifacts"
-CHECKPOINT_FOLDER = "checkpoints"
-# In a trial's artifacts.
-MODEL_FOLDER = "model"
-PROFILE_FOLDER = "profile"
-
+ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
+MODEL_FOLDER, PROFILE_FOLDER = "model", "profile"  # in a trial's artifacts
 NUM_PROFILED_STEPS = 20  # unless the user names another number
 
 
 @dataclass(frozen=True)
 class Profiling:
-    """Profiling of some steps after the training, or instead of it.
-
-    Attributes:
-        num_steps: 0: none.
-    """
+    """Profiling of some steps after the training, or instead of it."""
 
     num_steps: int = 0
     instead_of_training: bool = False
@@ -89,13 +80,12 @@ class TrialJob:
 
     @property
     def artifact_dir(self) -> Path:
-        """Folder of what rank 0 keeps beside the numbers: the trained model in `MODEL_FOLDER`, if the config keeps it,
-        and a profile's traces in `PROFILE_FOLDER`."""
+        """Folder in which rank 0 leaves the trained model and a profile's traces, if they are kept."""
         return self.folder / ARTIFACT_FOLDER
 
     @property
     def profiling(self) -> Profiling:
-        """The profiling of this trial: only one repeat of a point is profiled."""
+        """Profiling of this trial: only one repeat of a point is profiled."""
         return self.settings.profiling if self.spec.repeat == 0 else NO_PROFILING
 
     def log_path(self, rank: int) -> Path:
@@ -153,8 +143,7 @@ class RankOutcome:
 
 
 class StopTrial(BaseException):
-    """Raised out of a report where the runner wants the trial to end there; not an Exception, so that a train
-    loop's ``except Exception`` doesn't swallow it."""
+    """Raised out of a report to end the trial; no Exception, so that a train loop's ``except`` doesn't swallow it."""
 
 
 class Channel(Protocol):

@@ -31,13 +31,10 @@ NO_ENERGY = "the training went on from a checkpoint, and what it took before was
 
 
 class StepTimer:
-    """Clock of the steps of one segment.
+    """Clock of the steps of one segment; `total_s`: seconds from `start` to `stop`.
 
     On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so that events are put into the
     stream and read after the last step; only the ends of the region wait for the device.
-
-    Attributes:
-        total_s: seconds from `start` to `stop`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -107,24 +104,20 @@ def train(
         config: complete, as `raypar.study.options.resolve` makes it.
         start_s: ``time.monotonic()`` when the rank was requested.
         cores: what the rank is pinned to; empty: not pinned.
-        artifact_dir: where rank 0 leaves the trained model, if the config keeps it, in `MODEL_FOLDER`, and the
-            profile's traces in `PROFILE_FOLDER`; None: neither is kept.
-        checkpoint_dir: of this trial alone; used only where the config asks for checkpoints. The training continues
-            from one that is there already: with the same batches, draws and times as if it had not been interrupted,
-            after another warm-up.
-        profiling: steps to profile after the training, or instead of it.
+        artifact_dir: where rank 0 leaves the trained model and the profile's traces; None: neither is kept.
+        checkpoint_dir: of this trial alone; used only where the config asks for checkpoints. From one that is there
+            already the training continues, after another warm-up, as if it had not been interrupted.
 
     Raises:
         ValueError: the data has too few samples for the config.
     """
-    training = Training(workload, config, seed, context)
+    training, stopped = Training(workload, config, seed, context), False
     mark("rank: first step")
     warmup_start_s = time.monotonic()
     training.warm_up()
     warmup_s = time.monotonic() - warmup_start_s
 
     training.start()
-    stopped = False
     num_steps = 0 if profiling.instead_of_training else training.num_steps
     keeps_model = context.rank == 0 and config["keep_model"]
     best_weights = BestWeights(workload, config, artifact_dir / MODEL_FOLDER if artifact_dir and keeps_model else None)

@@ -93,22 +93,6 @@ class CpuMonitor:
         return CpuTimes(time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9, busy_s, _busy_s(per_core), own_s)
 
 
-def other_load_cores(elapsed_s: float, busy_s: float, own_s: float) -> float | None:
-    """Return the number of a machine's cores that others kept busy on average.
-
-    Args:
-        elapsed_s: length of the timed regions.
-        busy_s: CPU time of the machine in them.
-        own_s: the part of it that the trial's processes used.
-
-    Returns:
-        None if the regions were too short, or if the machine's counters don't even show the trial's own work.
-    """
-    if elapsed_s < MIN_ELAPSED_S or busy_s < own_s / 2:
-        return None
-    return max(0.0, busy_s - own_s) / elapsed_s
-
-
 def _busy_s(cores: Sequence[Any]) -> float:
     """Return the time in which these cores ran a process, or a virtual machine's neighbours had them."""
     # guest time is contained in user time, so it is not added; steal is Linux'.
@@ -199,13 +183,18 @@ def this_machine() -> str:
 
 
 def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
-    """Return, for each rank, the number of its machine's cores busy with other work than the trial's; None: unknown."""
-    loads = {}
+    """Return, for each rank, the number of its machine's cores busy with other work than the trial's, on average.
+
+    None if the regions were too short, or if the machine's counters don't even show the trial's own work.
+    """
+    loads: dict[str, float | None] = {}
     for machine in {rank.machine for rank in ranks}:
         there = [rank for rank in ranks if rank.machine == machine]
         # The ranks' regions start and end together, but for the last step's stragglers.
         elapsed_s, busy_s = max(rank.elapsed_s for rank in there), max(rank.busy_s for rank in there)
-        loads[machine] = other_load_cores(elapsed_s, busy_s, sum(rank.own_s for rank in there))
+        own_s = sum(rank.own_s for rank in there)
+        is_known = elapsed_s >= MIN_ELAPSED_S and busy_s >= own_s / 2
+        loads[machine] = max(0.0, busy_s - own_s) / elapsed_s if is_known else None
     return [loads[rank.machine] for rank in ranks]
 
 
@@ -228,7 +217,7 @@ def energy(ranks: Sequence[RankCounters]) -> tuple[float, str] | None:
 def _sum_j(joules: Iterable[float | None]) -> float | None:
     """Return the sum; None if one is unknown."""
     values = list(joules)
-    return None if None in values else sum(filter(None, values))
+    return None if None in values else sum(filter(None, values), 0.0)
 
 
 class Telemetry:

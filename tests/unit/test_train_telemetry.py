@@ -22,7 +22,7 @@ from raypar.study.trial import TrialResult
 from raypar.train import telemetry as module
 from raypar.train.affinity import CAN_PIN, allowed_cores
 from raypar.train.job import RankOutcome
-from raypar.train.telemetry import ClockMonitor, CpuMonitor, RankCounters, energy, other_load_cores, other_loads
+from raypar.train.telemetry import ClockMonitor, CpuMonitor, RankCounters, energy, other_loads
 
 needs_pinning = pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
 needs_schedstat = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel keeps no schedstat")
@@ -60,7 +60,7 @@ def test_a_neighbour_on_the_same_core_is_noticed() -> None:
     assert 0.2 < figures["cpu_wait_share"] <= 1
     assert 0.2 < figures["foreign_cpu_share"] <= 1
     assert figures["own_s"] >= 0.5 - 0.02  # user and system time are each rounded down to ticks of 10 ms
-    load = other_load_cores(figures["at_s"], figures["machine_busy_s"], figures["own_s"])
+    (load,) = other_loads([RankCounters("a", 1, figures["at_s"], figures["machine_busy_s"], figures["own_s"])])
     assert load is not None and load > 0.2
 
 
@@ -153,7 +153,7 @@ def test_a_rank_without_cores_of_its_own_is_measured_on_the_machine_with_its_hyp
 def test_others_load_is_known_where_the_counters_show_it(
     elapsed_s: float, busy_s: float, own_s: float, expected: float | None
 ) -> None:
-    assert other_load_cores(elapsed_s, busy_s, own_s) == expected
+    assert other_loads([RankCounters("a", 8, elapsed_s, busy_s, own_s)]) == [expected]
 
 
 def write_core(folder: Path, number: int, **numbers: float) -> None:
