@@ -18,24 +18,18 @@ from raypar.train.precision import Numerics
 
 
 class Share(NamedTuple):
-    """A rank's part of one global batch; a tuple, because one is made in every timed step.
+    """A rank's part of one global batch: `weight` and `num_samples` as a `Batch` has them.
 
-    Attributes:
-        indices: shape ``(num_local,)``, into the training set.
-        weight, num_samples: as a `Batch` has them.
+    A tuple, because one is made in every timed step.
     """
 
-    indices: Tensor
+    indices: Tensor  # into the training set, shape (num_local,)
     weight: float
     num_samples: int
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """Return the order in which an epoch visits the samples: a permutation that only seed and epoch decide.
-
-    Returns:
-        Indices into the training set, shape ``(num_samples,)``.
-    """
+    """Return a permutation of the samples' indices, shape ``(num_samples,)``, that only seed and epoch decide."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(num_samples, generator=generator)
 
@@ -87,8 +81,7 @@ class TrainBatches:
         self.steps_per_epoch = num_steps(self.num_samples, self._batch_size, drop_last=config["drop_last"])
         if not self.steps_per_epoch:
             raise ValueError(f"batch_size={self._batch_size} leaves no full batch of {self.num_samples} samples")
-        rank, num_shares = share
-        drop_last = config["drop_last"]
+        (rank, num_shares), drop_last = share, config["drop_last"]
         split = partial(shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=drop_last)
         make = _resident if config["loader"] == "resident" else _dataloader
         self._stream = make(data, config, self.num_samples, numerics, split)

@@ -4,9 +4,6 @@ RAPL counts a package's energy (cores, caches, memory controller; not the memory
 ``/sys/class/powercap``, on Intel's and AMD's CPUs; since Linux 5.10 root alone may read it unless somebody allows more.
 A package serves all processes of the machine: its energy includes theirs, and its idle power.
 NVML, which comes with the driver, counts a GPU's energy since the driver was loaded, from Volta on.
-
-RAPL's two files are read without a package: zeus starts processes that sample, codecarbon samples in a thread and looks
-up the place's carbon intensity, pyRAPL was last released in 2019.
 """
 
 from __future__ import annotations

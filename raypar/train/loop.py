@@ -155,8 +155,8 @@ def train(
         if num_resumed_steps:
             environment["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
             counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
-        sums = {name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")}
-        timed = {**sums, "step_times_s": tuple(totals.step_times_s), "counters": counters}
+        timed = {name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")}
+        timed |= {"step_times_s": tuple(totals.step_times_s), "counters": counters}
     if saves:
         environment["checkpoint_s"] = checkpoints.time_s
     if checkpoints.why_not:
@@ -168,7 +168,7 @@ def train(
         warmup_s=warmup_s,
         environment=environment,
         profile=profile,
-        data=training.fingerprint() if context.rank == 0 else {},
+        data=fingerprint(workload, training.data, training.batches.num_samples) if context.rank == 0 else {},
         **timed,
     )
 
@@ -177,7 +177,7 @@ class Training:
     """Data, model and strategy of one rank, and how far its training is.
 
     Attributes:
-        batches: this rank's.
+        data, batches: the workload's, and this rank's of it.
         num_steps: of the complete training.
         data_time_s: seconds that loading the data took.
         full_model: the complete model with the weights after the last segment, on every rank.
@@ -189,16 +189,16 @@ class Training:
         self._workload, self._config, self._seed, self._context = workload, config, seed, context
         self._numerics = numerics_of(config, context.device)
         data_start_s = time.monotonic()
-        self._data = workload.data(config)
+        self.data = workload.data(config)
         self.data_time_s = time.monotonic() - data_start_s
         torch.manual_seed(seed)  # the same weights on every rank
         self.full_model = self._numerics.convert(workload.model(config))
-        self._evaluation = Evaluation(workload, self._data, config, self._numerics, context)
+        self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
         sample = self._evaluation.sample()
         self._strategy = build_strategy(Task(workload, config, self.full_model, sample, context))
         if config["compile"]:
             self._strategy.module = compiled(self._strategy.module)
-        self.batches = TrainBatches(self._data, config, seed, self._strategy.share, self._numerics)
+        self.batches = TrainBatches(self.data, config, seed, self._strategy.share, self._numerics)
         self.num_steps = self.batches.steps_per_epoch * config["epochs"]
         self.totals = TrainTotals()
 
@@ -297,10 +297,6 @@ class Training:
         if context.rank == 0:
             recorded["flop_per_sample"] = flop_per_sample(full_model, self._evaluation.sample())
         return recorded
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return name, source and digests of the data."""
-        return fingerprint(self._workload, self._data, self.batches.num_samples)
 
     def ends_checkpoint_period(self, first_step: int) -> bool:
         """Return whether the segment that began at `first_step` passed the end of ``checkpoint_every_epochs``."""

@@ -8,7 +8,7 @@ it lies in.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -124,16 +124,12 @@ def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> tuple[li
                 break
             wait = max(start, begun), min(end, over)
             # A pause that is shorter than what lies between it and the end has another reason.
-            if _length(wait) > max(_length(best), over - wait[1]):
+            if wait[1] - wait[0] > max(best[1] - best[0], over - wait[1]):
                 best = wait
-        if _length(best) > 0:
+        if best[0] < best[1]:
             waits.append(best)
         ended.append((name, begun, best[1]))
     return waits, ended
-
-
-def _length(interval: Interval) -> float:
-    return interval[1] - interval[0]
 
 
 def _parts(marks: Sequence[TraceEvent], calls: Sequence[TraceEvent]) -> Iterator[Span]:
@@ -158,7 +154,7 @@ def _parts(marks: Sequence[TraceEvent], calls: Sequence[TraceEvent]) -> Iterator
 def _on_device(events: Sequence[TraceEvent], marks: Sequence[Span]) -> tuple[list[Span], list[Interval]]:
     """Return the parts of the steps on the accelerator, and the intervals in which it computes."""
     launched = {e.correlation: e.start_s for e in events if not e.on_device and e.name.startswith("cu")}
-    label_at = _lookup(marks)
+    starts = [start for _, start, _ in marks]
     kernels = sorted(
         (e for e in events if e.on_device and not e.name.startswith(MARK) and not _is_nccl_kernel(e)),
         key=lambda e: e.start_s,
@@ -166,25 +162,16 @@ def _on_device(events: Sequence[TraceEvent], marks: Sequence[Span]) -> tuple[lis
     parts: list[Span] = []
     free_s = float("-inf")
     for kernel in kernels:
-        label = label_at(launched.get(kernel.correlation, kernel.start_s))
+        launch_s = launched.get(kernel.correlation, kernel.start_s)
+        label, _, end_s = marks[i] if (i := bisect_right(starts, launch_s) - 1) >= 0 else ("", 0.0, launch_s)
         start = max(kernel.start_s, free_s)
-        if label and start < kernel.end_s:
+        if launch_s < end_s and start < kernel.end_s:
             parts.append((label, start, kernel.end_s))
         free_s = max(free_s, kernel.end_s)
     busy = merged((e.start_s, e.end_s) for e in kernels)
     # While the host fetches data, an idle accelerator waits for it.
     fetching = merged((start, end) for name, start, end in marks if name == DATA)
     return [*parts, *((DATA, *idle) for idle in without(fetching, busy))], busy
-
-
-def _lookup(marks: Sequence[Span]) -> Callable[[float], str]:
-    starts = [start for _, start, _ in marks]
-
-    def label_at(at_s: float) -> str:
-        i = bisect_right(starts, at_s) - 1
-        return marks[i][0] if i >= 0 and at_s < marks[i][2] else ""
-
-    return label_at
 
 
 def _is_nccl_kernel(event: TraceEvent) -> bool:

@@ -1,9 +1,7 @@
 """Measurements of a rank's machine while a trial is timed: load by others, core clocks, energy.
 
-Clocks come from Linux's files: psutil's ``cpu_freq`` reads every core of the machine, and gives a nominal clock where
-none can be read, which can't drift. Most virtual machines and containers show no clocks; the figures are absent then.
-
-Counters are read before a timed region starts and after it has ended; nothing runs beside the steps.
+Counters are read before a timed region starts and after it has ended; nothing runs beside the steps. Clocks come from
+Linux's files: psutil's ``cpu_freq`` gives a nominal clock where none can be read, as on most virtual machines.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from raypar.train.affinity import TOPOLOGY
 from raypar.train.energy import EnergyMonitor, gpu_counters, package_counters
 
 if TYPE_CHECKING:
@@ -99,13 +98,10 @@ def _busy_s(cores: Sequence[Any]) -> float:
     return float(sum(t.user + t.nice + t.system + getattr(t, "steal", 0.0) for t in cores))
 
 
-CPUS = Path("/sys/devices/system/cpu")
-
-
 class ClockMonitor:
     """Clocks of the rank's cores at the end of every timed region, while they still run under load."""
 
-    def __init__(self, cores: tuple[int, ...], folder: Path = CPUS) -> None:
+    def __init__(self, cores: tuple[int, ...], folder: Path = TOPOLOGY) -> None:
         self._folders = [folder / f"cpu{core}" for core in cores]
         self._mhz: list[float] = []
         self._throttles: int | None = None
@@ -201,8 +197,8 @@ def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
 def energy(ranks: Sequence[RankCounters]) -> tuple[float, str] | None:
     """Return joules over all machines, each package and GPU once, and their source: "CPU packages", "GPUs" or both.
 
-    None if something that the trial used can't be read: its GPUs, if it trains on some, else its machines' packages.
-    Packages that only some of the machines show are left out.
+    None if the GPUs, or those of a trial that uses none the packages, can't all be read. Packages that only some of
+    the machines show are left out.
     """
     # In reverse, so that the first rank on a machine or GPU counts.
     package_j = _sum_j({rank.machine: rank.package_j for rank in reversed(ranks)}.values())
