@@ -42,21 +42,21 @@ def front_of(points: Sequence[PointAnalysis], mode: str) -> frozenset[int]:
     """
     indices = [i for i, point in enumerate(points) if point.time_s is not None]
     timed = [points[i] for i in indices]
-    columns: list[list[float]] = []
-    estimates: list[list[Estimate]] = []
-    for name, is_less_better in (("time_s", True), ("metric", mode == "min"), ("cost", True), ("energy_j", True)):
-        complete: list[Estimate] = [e for p in timed if (e := getattr(p, name)) is not None]
-        if timed and len(complete) == len(timed):
-            columns.append([e.value if is_less_better else -e.value for e in complete])
-            estimates.append(complete)
+    every = {name: [getattr(p, name) for p in timed] for name in ("time_s", "metric", "cost", "energy_j")}
+    columns: dict[str, list[Estimate]] = {name: column for name, column in every.items() if None not in column}
+    names = list(columns)
+    rows = [
+        [gain(mode, -column[i].value) if name == "metric" else column[i].value for name, column in columns.items()]
+        for i in range(len(timed))
+    ]
 
     def differs(one: int, other: int, objective: int) -> bool:
-        if objective == 0:
+        if names[objective] == "time_s":
             return is_time_apart(timed[one], timed[other])
-        return _are_apart(estimates[objective][one], estimates[objective][other])
+        column = columns[names[objective]]
+        return _are_apart(column[one], column[other])
 
     is_repeated = any(len(p.times) > 1 for p in timed)
-    rows = np.transpose(columns).tolist() if timed else []
     return frozenset(indices[i] for i in pareto_front(rows, differs if is_repeated else _always))
 
 
@@ -75,9 +75,8 @@ def _are_apart(one: Estimate, other: Estimate) -> bool:
 
     That neither holds the other's median would not do: two of a kind are so in one case of six.
     """
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return False
-    return one.high < other.low or other.high < one.low
+    bounds = [math.nan if bound is None else bound for bound in (one.low, one.high, other.low, other.high)]
+    return bounds[1] < bounds[2] or bounds[3] < bounds[0]
 
 
 def _always(_one: int, _other: int, _objective: int) -> bool:
@@ -94,21 +93,13 @@ def pareto_front(medians: Sequence[Sequence[float]], differs: Differs = _always)
     """
     table = np.asarray(medians, dtype=float)
     front = []
-    for i in range(len(table)):
+    for i, row in enumerate(table):
         # Of thousands of points few are as good in all: those alone are looked at one by one, the fastest first.
-        beats = np.flatnonzero((table <= table[i]).all(axis=1) & (table < table[i]).any(axis=1))
-        ordered = beats[np.argsort(table[beats, 0], kind="stable")]
-        if not any(dominates(medians, int(j), i, differs) for j in ordered):
+        as_good = np.flatnonzero((table <= row).all(axis=1) & (table < row).any(axis=1))
+        ordered = as_good[np.argsort(table[as_good, 0], kind="stable")]
+        if not any(differs(int(j), i, int(k)) for j in ordered for k in np.flatnonzero(table[j] < row)):
             front.append(i)
     return tuple(front)
-
-
-def dominates(medians: Sequence[Sequence[float]], one: int, other: int, differs: Differs = _always) -> bool:
-    """Return whether point `one` is at least as good as `other` in all objectives, and significantly better in one."""
-    pairs = list(zip(medians[one], medians[other], strict=True))
-    if any(first > second for first, second in pairs):
-        return False
-    return any(first < second and differs(one, other, k) for k, (first, second) in enumerate(pairs))
 
 
 @dataclass(frozen=True)
@@ -158,10 +149,6 @@ class Candidate(PointAnalysis):
         return self.to_target.times if self.to_target else super().times
 
     @property
-    def misses_target(self) -> bool:
-        return self.to_target is not None and not self.to_target.is_always_reached
-
-    @property
     def median_s(self) -> float:
         """Median of its times; infinite where it has none."""
         return self.time_s.value if self.time_s else math.inf
@@ -182,7 +169,7 @@ def candidates_of(
     if constraints.target is None:
         candidates = _without_worse(candidates, question)
     # Those that miss the target are neither on the front nor do they beat others.
-    reaching = [i for i, c in enumerate(candidates) if not c.misses_target]
+    reaching = [i for i, c in enumerate(candidates) if not c.to_target or c.to_target.is_always_reached]
     front = {reaching[i] for i in front_of([candidates[i] for i in reaching], question.mode)}
     return tuple(replace(c, is_on_front=i in front) for i, c in enumerate(candidates))
 
@@ -206,12 +193,10 @@ def _candidate(question: Question, constraints: Constraints, analysed: PointAnal
 
 def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tuple[str, bool]:
     """Return the first reason why it can't be chosen, empty for none, and whether that is a close call."""
-    if c.to_target is not None and c.misses_target:
+    if c.to_target is not None and not c.to_target.is_always_reached:
         return _why_missed(c.to_target), False
     if c.time_s is None:
-        if c.num_failed:
-            return "failed", False
-        return "no time known" if c.samples.results else "not run yet", False
+        return "failed" if c.num_failed else "no time known" if c.samples.results else "not run yet", False
     metric = question.metric
     limits: tuple[tuple[str, float | None, Estimate | None, bool, Callable[[float], str]], ...] = (
         ("time", constraints.max_time_s, c.time_s, True, units.seconds),
@@ -233,14 +218,11 @@ def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tu
 
 def _why_missed(to_target: PointToTarget) -> str:
     num = {status: to_target.num_in(status) for status in TargetStatus}
-    num_ended = len(to_target.trials) - num[TargetStatus.FAILED]
-    if not to_target.trials:
-        return "not run yet"
+    num_reached, num_ended = num[TargetStatus.REACHED], len(to_target.trials) - num[TargetStatus.FAILED]
     if not num_ended:
-        return "failed"
+        return "failed" if to_target.trials else "not run yet"
     if num[TargetStatus.UNKNOWN]:
         return "time to the target unknown"
-    num_reached = num[TargetStatus.REACHED]
     return f"reached by {num_reached} of {num_ended}" if num_reached else "target not reached"
 
 
@@ -248,12 +230,10 @@ def _without_worse(candidates: Sequence[Candidate], question: Question) -> list[
     """Exclude the candidates whose metric is significantly worse than the best one."""
     name, rank = question.metric, partial(gain, question.mode)
     scored = [(c, c.metric.value) for c in candidates if c.metric and not c.exclusion]
-    if not scored:
-        return list(candidates)
-    best, best_value = max(scored, key=lambda entry: rank(entry[1]))
+    best, best_value = max(scored, key=lambda entry: rank(entry[1]), default=(None, 0.0))
 
     def judged(c: Candidate) -> Candidate:
-        if c.exclusion:
+        if c.exclusion or best is None:
             return c
         if c.metric is None:
             return replace(c, exclusion=f"{name} unknown")

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, combinations
-from typing import Any, TypeAlias
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +59,20 @@ class Evidence:
     def samples(self) -> list[PointSamples]:
         return [p.samples for p in self.points]
 
-    @property
+    @cached_property
     def finished(self) -> list[TrialResult]:
         """Every finished trial, point by point."""
         return [r for p in self.samples for r in p.results_in(TrialState.FINISHED)]
 
+    @cached_property
+    def log_times(self) -> list[list[LogTime]]:
+        """The finished trials of each point that have a time."""
+        times = {s.identity: s.time_s for p in self.samples for s in p.samples.values() if s.time_s is not None}
+        finished = [[(r, r.spec.identity) for r in p.results_in(TrialState.FINISHED)] for p in self.samples]
+        return [[(r, math.log(times[name])) for r, name in group if name in times] for group in finished]
 
+
+LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the logarithm of its time
 Check: TypeAlias = Callable[[Evidence], Iterator[str]]
 
 CHECKS: dict[str, tuple[Check, str]] = {}  # name to function and advice
@@ -72,7 +82,7 @@ def check(advice: str) -> Callable[[Check], Check]:
     """Register a check: a function that yields one sentence for each thing that it finds."""
 
     def register(function: Check) -> Check:
-        CHECKS[function.__name__] = (function, advice)
+        CHECKS[function.__name__] = function, advice
         return function
 
     return register
@@ -124,11 +134,9 @@ def other_code(evidence: Evidence) -> Iterator[str]:
 @check("Run the study again: finished trials are kept, and the baseline's are made up for.")
 def baseline_missing(evidence: Evidence) -> Iterator[str]:
     question = evidence.question
-    if not question.baseline:
-        return
     timed = {point_key(p.point): p.point for p in evidence.points if p.time_s is not None}
     baselines = [question.baseline_of(point) for point in timed.values()]
-    missing = [base for base in baselines if point_key(base) not in timed]
+    missing = [base for base in baselines if question.baseline and point_key(base) not in timed]
     if missing:
         labels = named([point_label(base) for base in {point_key(base): base for base in missing}.values()])
         num_points = units.counted(len(missing), "point")
@@ -138,15 +146,12 @@ def baseline_missing(evidence: Evidence) -> Iterator[str]:
 @check("Run the study again: finished trials are kept, failed ones get another try.")
 def failed_trials(evidence: Evidence) -> Iterator[str]:
     failed = [r for p in evidence.samples for r in p.results_in(TrialState.FAILED)]
-    if not failed:
-        return
-    first = failed[0]
-    cause = first.failure.message.strip().splitlines() if first.failure else []
-    text = f"{units.counted(len(failed), 'trial')} failed; {first.spec.label}"
-    text += f": {cause[0]}" if cause else "."
-    if first.failure and first.failure.log_path:
-        text += f" (log: {first.failure.log_path})"
-    yield text
+    if failed:
+        failure = failed[0].failure
+        cause = failure.message.strip().splitlines() if failure else []
+        text = f"{units.counted(len(failed), 'trial')} failed; {failed[0].spec.label}"
+        log = f" (log: {failure.log_path})" if failure and failure.log_path else ""
+        yield f"{text}: {cause[0]}{log}" if cause else f"{text}.{log}"
 
 
 @check(
@@ -254,18 +259,11 @@ MAX_BUSY = 0.1
 MAX_CLOCK_CHANGE = 0.05
 
 
-@dataclass(frozen=True)
-class _Load:
-    """Others' work while a trial was timed, on the machine where it was most.
+class _Load(NamedTuple):
+    """Others' work while a trial was timed, on the machine where it was most: 0 where not measured."""
 
-    Attributes:
-        taken: share of a worker's own cores' time; None where the trial had none, or nothing was measured.
-        busy_cores: of the machine, on average; 0 where not measured.
-        num_cores: of that machine.
-    """
-
-    taken: float | None
-    busy_cores: float
+    taken: float | None  # share of a worker's own cores' time; None where the trial had none, or nothing was measured
+    busy_cores: float  # on average
     num_cores: int
 
     @property
@@ -285,9 +283,8 @@ class _Load:
 )
 def other_load(evidence: Evidence) -> Iterator[str]:
     """Others' work that took the trials' cores, or kept a good part of the machine busy."""
-    finished = evidence.finished
     # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in finished]
+    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in evidence.finished]
     disturbed = [load for load, timed_s in loads if load.disturbs(timed_s)]
     if not disturbed:
         return
@@ -297,7 +294,7 @@ def other_load(evidence: Evidence) -> Iterator[str]:
     most = max(disturbed, key=lambda load: load.busy)
     if most.busy:
         worst.append(f"it kept {most.busy_cores:.1f} of a machine's {units.counted(most.num_cores, 'core')} busy")
-    yield f"Other work ran while {_share(disturbed, finished)} were timed; at worst {' and '.join(worst)}."
+    yield f"Other work ran while {_share(disturbed, loads)} were timed; at worst {' and '.join(worst)}."
 
 
 def _load_of(result: TrialResult) -> _Load:
@@ -381,11 +378,11 @@ def unequal_work(evidence: Evidence) -> Iterator[str]:
         return
     works = {point_key(p.point): [s.num_samples for s in p.samples.values()] for p in evidence.samples}
     unequal: list[str] = []
-    for key, point in ((point_key(p.point), p.point) for p in evidence.points):
-        base = works.get(point_key(question.baseline_of(point)), [])
-        if pair := next(((w, b) for w in works[key] for b in base if not same_work(w, b)), None):
+    for p in evidence.points:
+        base = works.get(point_key(question.baseline_of(p.point)), [])
+        if pair := next(((w, b) for w in works[point_key(p.point)] for b in base if not same_work(w, b)), None):
             numbers = " against ".join(units.count(round(number)) for number in pair if number is not None)
-            unequal.append(f"{point_label(point)} ({numbers})")
+            unequal.append(f"{point_label(p.point)} ({numbers})")
     if unequal:
         yield (
             f"{units.counted(len(unequal), 'point')} trained on other numbers of samples than the baseline: "
@@ -453,23 +450,16 @@ OUTLYING_SCALES = 3.5
 MEDIAN_DIFFERENCE = 0.9539
 
 Series: TypeAlias = Sequence[tuple[float, float]]  # of one point's trials: start, time; seconds
-LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the logarithm of its time
 
 
-@dataclass(frozen=True)
-class Trend:
-    """Trend of a study's times: trials of the same points became slower or faster as it went on.
+class Trend(NamedTuple):
+    """Trend of a study's times: trials of the same points became slower or faster as it went on."""
 
-    Attributes:
-        change: relative change of the times from the first trial's start to the last one's; 0.08 is 8 % slower.
-        tau: Kendall's: of the pairs of a point's trials, the share that became slower less that which became faster.
-        p_value: how often trials without a trend show one as strong or stronger.
-        num_trials: how many it rests on.
-    """
-
-    change: float
-    tau: float
-    p_value: float
+    change: float  # of the times from the first trial's start to the last one's, relative; 0.08 is 8 % slower
+    tau: (
+        float  # Kendall's: of the pairs of a point's trials, the share that became slower less that which became faster
+    )
+    p_value: float  # how often trials without a trend show one as strong or stronger
     num_trials: int
 
 
@@ -488,10 +478,8 @@ def trend_of(points: Iterable[Series]) -> Trend | None:
     num_pairs = num_trials = 0
     slopes: list[NDArray[np.float64]] = []
     starts: list[float] = []
-    for series in points:
+    for series in (each for each in points if len(each) > 1):
         size = len(series)
-        if size < 2:
-            continue
         at, log_times = np.asarray([s for s, _ in series]), np.log([t for _, t in series])
         first, second = np.triu_indices(size, 1)
         later, slower = at[second] - at[first], log_times[second] - log_times[first]
@@ -520,10 +508,9 @@ def drift_over_study(evidence: Evidence) -> Iterator[str]:
 
     The level of the test is 5 %: so many studies without a trend get a finding.
     """
-    is_baseline = evidence.question.is_baseline
     every = [
-        (is_baseline(p.point), [(r.started_at, math.exp(log_time)) for r, log_time in _log_times(p)])
-        for p in evidence.samples
+        (evidence.question.is_baseline(p.point), [(r.started_at, math.exp(log_time)) for r, log_time in group])
+        for p, group in zip(evidence.points, evidence.log_times, strict=True)
     ]
     trend, who = trend_of(series for is_base, series in every if is_base), "The baseline"
     if trend is None:
@@ -542,8 +529,7 @@ def drift_over_study(evidence: Evidence) -> Iterator[str]:
 def drift_in_trials(evidence: Evidence) -> Iterator[str]:
     """Steps at the end of trials that take longer than at their beginning: a clock that falls with the temperature."""
     # By the reports' rates, not by step times, which a store doesn't give with its results.
-    trials = [r for p in evidence.samples for r, _ in _log_times(p)]
-    slowdowns = [change for r in trials if (change := _slowdown(r)) is not None]
+    slowdowns = [change for r, _ in chain(*evidence.log_times) if (change := _slowdown(r)) is not None]
     if len(slowdowns) < MIN_TRIALS:
         return
     estimate = median_estimate(slowdowns, log_scale=False)
@@ -575,11 +561,12 @@ def slow_first_trial(evidence: Evidence) -> Iterator[str]:
 
 def _slow_first(evidence: Evidence) -> LogTime | None:
     """Return the study's first trial and the logarithm of how much longer it took, if that stands out."""
-    groups = [_log_times(p) for p in evidence.samples]
-    starts = sorted(r.started_at for group in groups for r, _ in group)
-    if len(starts) < 3 or starts[0] == starts[1]:
+    groups = evidence.log_times
+    trials = sorted(((r.started_at, i, r, t) for i, group in enumerate(groups) for r, t in group), key=itemgetter(0))
+    if len(trials) < 3 or trials[0][0] == trials[1][0]:
         return None
-    group, first, log_time = next((g, r, t) for g in groups for r, t in g if r.started_at == starts[0])
+    _, at, first, log_time = trials[0]
+    group = groups[at]
     others = [entry for entry in group if entry[0] is not first]
     scale = _scale([others if g is group else g for g in groups])
     if len(others) < 2 or scale is None:
@@ -591,11 +578,10 @@ def _slow_first(evidence: Evidence) -> LogTime | None:
 @check("They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats.")
 def outliers(evidence: Evidence) -> Iterator[str]:
     """Trials far from the median of their point, by what trials of a point differ from each other. None is dropped."""
-    groups = [_log_times(p) for p in evidence.samples]
+    groups, slow_first = evidence.log_times, _slow_first(evidence)
     pooled = _scale(groups)
     if pooled is None:
         return
-    slow_first = _slow_first(evidence)
     outlying: list[str] = []
     for group in groups:
         if len(group) < 3:
@@ -629,13 +615,13 @@ MIN_TIME_S = 1.0
 
 @check("Raise epochs or num_samples, so that a trial trains for some seconds.")
 def short_times(evidence: Evidence) -> Iterator[str]:
-    timed = [(p.time_s.value, p) for p in evidence.points if p.time_s]
-    short = [(value, p) for value, p in timed if value < MIN_TIME_S]
+    timed = [(p.time_s.value, p.point) for p in evidence.points if p.time_s]
+    short = [entry for entry in timed if entry[0] < MIN_TIME_S]
     if short:
-        value, point = min(short, key=lambda pair: pair[0])
+        value, point = min(short, key=itemgetter(0))
         yield (
             f"{_share(short, timed, 'point')} took less than {MIN_TIME_S:g} s "
-            f"({point_label(point.point)}: {units.seconds(value)}): start and end effects weigh in."
+            f"({point_label(point)}: {units.seconds(value)}): start and end effects weigh in."
         )
 
 
@@ -653,21 +639,14 @@ def few_repeats(evidence: Evidence) -> Iterator[str]:
 
 @check("More repeats narrow the intervals; longer trials steady the times.")
 def not_separated(evidence: Evidence) -> Iterator[str]:
-    compared = [
-        (p, p.speedup) for p in evidence.points if p.speedup and p.speedup.low is not None and not p.is_baseline
-    ]
-    tied = [point_label(p.point) for p, s in compared if not s.excludes(1.0)]
+    speedups = [(p.point, p.speedup) for p in evidence.points if p.speedup and not p.is_baseline]
+    compared = [(point_label(point), s.excludes(1.0)) for point, s in speedups if s.low is not None]
+    tied = [label for label, is_apart in compared if not is_apart]
     if tied:
         yield f"{_share(tied, compared, 'speedup')} can't be told from 1: {named(tied)}."
 
 
 # ---- shared by several checks
-
-
-def _log_times(samples: PointSamples) -> list[LogTime]:
-    times = {s.identity: s.time_s for s in samples.samples.values()}
-    timed = [(r, times.get(r.spec.identity)) for r in samples.results_in(TrialState.FINISHED)]
-    return [(r, math.log(time_s)) for r, time_s in timed if time_s is not None]
 
 
 def _changed(change: float) -> str:

@@ -43,21 +43,10 @@ Changes: TypeAlias = Mapping[str, tuple[Value, Value]]  # key to (A's, B's)
 Origin: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Every point of either study, once: in a pair of (A's, B's), or alone."""
-
-    pairs: tuple[tuple[PointSamples, PointSamples], ...]
-    unlike: tuple[tuple[PointSamples, PointSamples], ...]
-    only_a: tuple[PointSamples, ...]
-    only_b: tuple[PointSamples, ...]
-
-
-def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], keys: Sequence[str]) -> Matching:
-    """Match the points of A and B that have the same values of all that either study sweeps.
-
-    Those that also agree in the rest of what their trials compute are pairs, the others are `unlike`. `EXECUTION_KEYS`
-    may differ, and so may a hyperparameter that only one of them has: a newer version has more.
+def match(
+    points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], keys: Sequence[str]
+) -> tuple[list[tuple[PointSamples, PointSamples]], list[PointSamples], list[PointSamples]]:
+    """Return the points of A and B with the same values of all `keys` as pairs, and those that A or B has alone.
 
     Args:
         points_a: different points, each with its config.
@@ -67,15 +56,9 @@ def match(points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], ke
     of_b: dict[PointKey, list[PointSamples]] = {}
     for p in points_b:
         of_b.setdefault(point_key(swept_values(p, keys)), []).append(p)
-    both = [(p, same.pop(0)) for p in points_a if (same := of_b.get(point_key(swept_values(p, keys))))]
-    taken = {id(p) for pair in both for p in pair}
-    unlike = {id(a) for a, b in both if config_changes(a, b)[0]}
-    return Matching(
-        pairs=tuple(pair for pair in both if id(pair[0]) not in unlike),
-        unlike=tuple(pair for pair in both if id(pair[0]) in unlike),
-        only_a=tuple(p for p in points_a if id(p) not in taken),
-        only_b=tuple(p for p in points_b if id(p) not in taken),
-    )
+    pairs = [(p, same.pop(0)) for p in points_a if (same := of_b.get(point_key(swept_values(p, keys))))]
+    taken = {id(p) for pair in pairs for p in pair}
+    return pairs, [p for p in points_a if id(p) not in taken], [p for p in points_b if id(p) not in taken]
 
 
 def swept_values(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]:
@@ -84,14 +67,14 @@ def swept_values(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]
 
 
 def config_changes(a: PointSamples, b: PointSamples) -> tuple[Changes, Changes]:
-    """Return what both configs have and differ in: what trials compute, and how they are run (`EXECUTION_KEYS`)."""
-    changes = {
-        key: (value, b.config[key])
-        for key, value in a.config.items()
-        if key in b.config and point_key({key: value}) != point_key({key: b.config[key]})
-    }
-    execution = {key: values for key, values in changes.items() if key in EXECUTION_KEYS}
-    return {key: values for key, values in changes.items() if key not in execution}, execution
+    """Return what both configs have and differ in: what trials compute, and how they are run (`EXECUTION_KEYS`).
+
+    A hyperparameter that only one of them has makes no difference: a newer version has more.
+    """
+    both = [(key, value, b.config[key]) for key, value in a.config.items() if key in b.config]
+    changes = {key: (x, y) for key, x, y in both if point_key({key: x}) != point_key({key: y})}
+    work = {key: values for key, values in changes.items() if key not in EXECUTION_KEYS}
+    return work, {key: values for key, values in changes.items() if key in EXECUTION_KEYS}
 
 
 class Difference(Enum):
@@ -155,14 +138,6 @@ class MatchedPoint:
 
 
 @dataclass(frozen=True)
-class UnlikePoints:
-    """Points with the same swept values that do different work, and so are not compared."""
-
-    point: Point
-    config: Changes
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Comparison of two studies; pairs are (A's, B's).
 
@@ -172,7 +147,7 @@ class Comparison:
         metric: name of A's metric, looked for in both.
         keys: the swept hyperparameters of either, A's first.
         matched: points that are compared, in the order of A's.
-        unlike: points with the same swept values that do different work.
+        unlike: points with the same swept values that do different work, and how that differs.
         only: points that one of them has alone.
         origins: what differs in where they come from (versions, machine, commit): key to the values of each.
         is_known: whether the store says where a study comes from; unless both do, `origins` is of the trials alone.
@@ -185,15 +160,12 @@ class Comparison:
     metric: str
     keys: tuple[str, ...]
     matched: tuple[MatchedPoint, ...]
-    unlike: tuple[UnlikePoints, ...]
+    unlike: tuple[tuple[Point, Changes], ...]
     only: tuple[tuple[Point, ...], tuple[Point, ...]]
     origins: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
     is_known: tuple[bool, bool]
     uncommitted: tuple[bool, bool]
     excluded: tuple[str, str] = ("", "")
-
-    def points_with(self, difference: Difference) -> tuple[MatchedPoint, ...]:
-        return tuple(p for p in self.matched if p.difference is difference)
 
     def gate(self, allowed_share: float) -> Mapping[Gate, tuple[MatchedPoint, ...]]:
         """Sort the matched points by whether B is slower than allowed."""
@@ -235,24 +207,30 @@ def compare(a: Side, b: Side) -> Comparison:
         [p for p in collect(replace(s.question, metric=a.question.metric), s.results, time_metric) if p.results]
         for s in sides
     )
-    matching = match(points_a, points_b, keys)
+    pairs, *only = match(points_a, points_b, keys)
+    matched: list[MatchedPoint] = []
+    unlike: list[tuple[Point, Changes]] = []
+    for first, second in pairs:
+        point, (work, execution) = swept_values(first, keys), config_changes(first, second)
+        if work:
+            unlike.append((point, work))
+        else:
+            matched.append(_compared(point, first, second, execution))
     is_known = (bool(a.origin), bool(b.origin))
-    origins = [
+    origin_a, origin_b = (
         {**trial_origin(current.results), **(side.origin if all(is_known) else {})}
         for current, side in zip(sides, (a, b), strict=True)
-    ]
+    )
+    origins = {k: (origin_a.get(k, ()), origin_b.get(k, ())) for k in (*origin_a, *origin_b) if k not in UNREPORTED}
     return Comparison(
         names=(a.question.study_name, b.question.study_name),
         time_metric=time_metric,
         metric=a.question.metric,
         keys=keys,
-        matched=tuple(_compared(swept_values(first, keys), first, second) for first, second in matching.pairs),
-        unlike=tuple(
-            UnlikePoints(swept_values(first, keys), config_changes(first, second)[0])
-            for first, second in matching.unlike
-        ),
-        only=(tuple(p.point for p in matching.only_a), tuple(p.point for p in matching.only_b)),
-        origins=_origin_changes(*origins),
+        matched=tuple(matched),
+        unlike=tuple(unlike),
+        only=(tuple(p.point for p in only[0]), tuple(p.point for p in only[1])),
+        origins={key: values for key, values in origins.items() if set(values[0]) != set(values[1])},
         is_known=is_known,
         excluded=(sides[0].sentence, sides[1].sentence),
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
@@ -270,7 +248,7 @@ def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
     return origin
 
 
-def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
+def _compared(point: Point, a: PointSamples, b: PointSamples, execution_changes: Changes) -> MatchedPoint:
     times, metrics = ([p.all_of(quantity) for p in (a, b)] for quantity in ("time_s", "metric"))
     time_a, time_b = (median_estimate(t) if t else None for t in times)
     metric_a, metric_b = (median_estimate(m, log_scale=False) if m else None for m in metrics)
@@ -281,10 +259,5 @@ def _compared(point: Point, a: PointSamples, b: PointSamples) -> MatchedPoint:
         ratio=speedup(b, a, are_blocks_shared=False),
         metrics=(metric_a, metric_b),
         metric_change=difference_estimate(metric_a, metric_b) if metric_a and metric_b else None,
-        execution_changes=config_changes(a, b)[1],
+        execution_changes=execution_changes,
     )
-
-
-def _origin_changes(a: Origin, b: Origin) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    keys = [key for key in dict.fromkeys((*a, *b)) if key not in UNREPORTED]
-    return {key: (a.get(key, ()), b.get(key, ())) for key in keys if set(a.get(key, ())) != set(b.get(key, ()))}

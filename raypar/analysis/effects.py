@@ -12,14 +12,14 @@ Times are compared as they are: a level that makes a trial longer by more work t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from raypar import units
 from raypar.analysis.checks import named
-from raypar.analysis.question import PointKey, PointSamples, Question, point_key
+from raypar.analysis.question import PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, Floats, median_estimate, ratio_estimate
 from raypar.study.space import Value
 from raypar.study.trial import point_label
@@ -66,11 +66,9 @@ class Interaction:
     """Speedup of more workers at one value of a hyperparameter against that at another.
 
     Attributes:
-        key: the hyperparameter.
-        level: one of its values.
+        level: one of the values of `key`.
         reference: the value that this is compared with.
-        num_workers: of the speedup.
-        base_workers: what the speedup is over.
+        num_workers: of the speedup, which is over that of `base_workers`.
         speedup: at the level, in the geometric mean over all others.
         reference_speedup: at the reference.
         change: the first over the second; 1 where the level changes nothing.
@@ -121,16 +119,25 @@ class _Grid:
     log_times: Floats
     metrics: Floats
 
-    def others(self, axis: int) -> Iterator[tuple[int, Value]]:
-        """Yield the levels of an axis but its reference."""
-        return ((i, level) for i, level in enumerate(self.levels[axis]) if i != self.references[axis])
+    def others(self, axis: int) -> list[tuple[int, Value]]:
+        """Return the levels of an axis but its reference, each with its place."""
+        return [(i, level) for i, level in enumerate(self.levels[axis]) if i != self.references[axis]]
+
+    def compared(self, axis: int, level: int, grids: Sequence[Floats]) -> list[Floats] | None:
+        """Return the points of the reference in each of these grids, then those of the level: ``[point, block]``.
+
+        They are those that are complete in all; None where these are too few.
+        """
+        parts = [np.take(grid, [at], axis) for at in (self.references[axis], level) for grid in grids]
+        flat = [part.reshape(-1, part.shape[-1]) for part in parts]
+        complete = np.logical_and.reduce([np.isfinite(part).all(axis=1) for part in flat])
+        return [part[complete] for part in flat] if complete.any() and complete.mean() >= MIN_SHARE else None
 
 
 def effects_of(question: Question, gathered: Sequence[PointSamples]) -> Effects | None:
     """Estimate the effects; None where fewer than two hyperparameters are swept, or no trial has a time.
 
     Args:
-        question: what the study asks.
         gathered: the trials of each point, in the order of their values.
     """
     listed = {point_key(p) for p in question.points}
@@ -147,12 +154,9 @@ def effects_of(question: Question, gathered: Sequence[PointSamples]) -> Effects 
         return _none(f"no block has finished trials of {units.percent(MIN_SHARE)} of the points")
     main, incomplete = _main_effects(grid)
     interactions, incomplete_pairs = _interactions(grid)
-    omitted = []
-    if incomplete:
-        omitted.append(f"{TOO_FEW} the effect of {named(incomplete)}")
-    if incomplete_pairs:
-        omitted.append(f"{TOO_FEW} whether the speedup depends on {named(incomplete_pairs)}")
-    return Effects(grid.log_times.shape[-1], main, interactions, tuple(omitted))
+    missing = (("the effect of", incomplete), ("whether the speedup depends on", incomplete_pairs))
+    omitted = tuple(f"{TOO_FEW} {what} {named(levels)}" for what, levels in missing if levels)
+    return Effects(grid.log_times.shape[-1], main, interactions, omitted)
 
 
 def _none(reason: str) -> Effects:
@@ -161,11 +165,7 @@ def _none(reason: str) -> Effects:
 
 def _levels(key: str, gathered: Sequence[PointSamples]) -> tuple[Value, ...]:
     """Return the values of a hyperparameter, in the order in which points are sorted."""
-    values: dict[PointKey, Value] = {}
-    for p in gathered:
-        if key in p.point:
-            values.setdefault(point_key({key: p.point[key]}), p.point[key])
-    return tuple(values.values())
+    return tuple({point_key({key: p.point[key]}): p.point[key] for p in gathered if key in p.point}.values())
 
 
 def _grid(question: Question, gathered: Sequence[PointSamples], swept: Mapping[str, tuple[Value, ...]]) -> _Grid:
@@ -193,23 +193,18 @@ def _main_effects(grid: _Grid) -> tuple[tuple[MainEffect, ...], list[str]]:
     incomplete: list[str] = []
     for axis, key in enumerate(grid.keys):
         levels: list[LevelEffect] = []
-        reference = grid.references[axis]
         for i, level in grid.others(axis):
-            times, scores = (
-                _matched([np.take(values, [at], axis) for at in (reference, i)])
-                for values in (grid.log_times, grid.metrics)
-            )
+            times, scores = (grid.compared(axis, i, [values]) for values in (grid.log_times, grid.metrics))
             if times is None:
                 incomplete.append(point_label({key: level}))
                 continue
-            change = None
-            if scores:
-                change = median_estimate((scores[1] - scores[0]).mean(axis=0).tolist(), log_scale=False)
+            changes = (scores[1] - scores[0]).mean(axis=0).tolist() if scores else []
+            change = median_estimate(changes, log_scale=False) if scores else None
             levels.append(LevelEffect(level, len(times[0]), _ratio(*map(_geometric_mean, times)), change))
         if levels:
             values = grid.levels[axis]
             is_ordered = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-            effects.append(MainEffect(key, values[reference], is_ordered, tuple(levels)))
+            effects.append(MainEffect(key, values[grid.references[axis]], is_ordered, tuple(levels)))
     return tuple(effects), incomplete
 
 
@@ -219,42 +214,30 @@ def _interactions(grid: _Grid) -> tuple[tuple[Interaction, ...], list[str]]:
         return (), []
     workers = grid.keys.index(WORKERS)
     base = grid.references[workers]
-    most, num_workers = list(grid.others(workers))[-1]
+    most, num_workers = grid.others(workers)[-1]
     base_workers = grid.levels[workers][base]
     assert isinstance(num_workers, int) and isinstance(base_workers, int)
     by_workers = [np.take(grid.log_times, [n], workers) for n in (base, most)]
     interactions: list[Interaction] = []
     incomplete: list[str] = []
     for axis, key in enumerate(grid.keys):
-        if axis == workers:
-            continue
-        reference = grid.references[axis]
-        for i, level in grid.others(axis):
-            parts = _matched([np.take(times, [at], axis) for at in (reference, i) for times in by_workers])
-            if parts is None:
+        for i, level in grid.others(axis) if axis != workers else ():
+            if (parts := grid.compared(axis, i, by_workers)) is None:
                 incomplete.append(point_label({key: level}))
                 continue
             base_then, most_then, base_now, most_now = map(_geometric_mean, parts)
-            interactions.append(
-                Interaction(
-                    key,
-                    level,
-                    grid.levels[axis][reference],
-                    num_workers,
-                    base_workers,
-                    speedup=_ratio(base_now, most_now),
-                    reference_speedup=_ratio(base_then, most_then),
-                    change=_ratio(base_now * most_then, most_now * base_then),
-                )
+            interaction = Interaction(
+                key,
+                level,
+                grid.levels[axis][grid.references[axis]],
+                num_workers,
+                base_workers,
+                speedup=_ratio(base_now, most_now),
+                reference_speedup=_ratio(base_then, most_then),
+                change=_ratio(base_now * most_then, most_now * base_then),
             )
+            interactions.append(interaction)
     return tuple(interactions), incomplete
-
-
-def _matched(parts: Sequence[Floats]) -> list[Floats] | None:
-    """Return the points that are complete in all parts, ``[point, block]`` of each; None where these are too few."""
-    flat = [part.reshape(-1, part.shape[-1]) for part in parts]
-    complete = np.logical_and.reduce([np.isfinite(part).all(axis=1) for part in flat])
-    return [part[complete] for part in flat] if complete.any() and complete.mean() >= MIN_SHARE else None
 
 
 def _geometric_mean(log_times: Floats) -> Floats:

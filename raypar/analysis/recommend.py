@@ -1,13 +1,9 @@
 """Recommendation of a point: the fastest that meets the constraints, how sure that is, and what would settle it.
 
-A target may be asked for (the time until the metric reaches it counts, and every trial has to reach it); else a metric
-that is not significantly worse than the best one (the time of the whole training counts). Limits on time, cost,
-efficiency and metric exclude points, by their medians.
-
-Of the points that remain, the one with the smallest median time leads. Those whose times don't differ significantly
-from its are its rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest workers is chosen:
-equals should not cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are
-needed; else the study is inconclusive.
+Of the points that no limit excludes (`raypar.analysis.candidates`), the one with the smallest median time leads. Those
+whose times don't differ significantly from its are its rivals. Of the leader and the rivals within `MARGIN` of it, the
+one with the fewest workers is chosen: equals should not cost more. If no rival can be much faster than the chosen one,
+it is a tie and no more trials are needed; else the study is inconclusive.
 """
 
 from __future__ import annotations
@@ -117,26 +113,23 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
     if target is not None:
         compared = [p for p in current.points if has_values(p, constraints.only)]
         batches = batch_groups(compared, target, question.baseline)
-    before = Recommendation(
-        question,
-        constraints,
-        current.time_metric,
-        candidates,
-        Decision.NONE,
-        batches=batches,
-        excluded=current.sentence,
-        energy_source=energy_source(current.points),
-    )
+    before = Recommendation(question, constraints, current.time_metric, candidates, Decision.NONE)
+    source = energy_source(current.points)
+    before = replace(before, batches=batches, excluded=current.sentence, energy_source=source)
     return _chosen(before) if before.eligible else before
 
 
 def _chosen(before: Recommendation) -> Recommendation:
     leader, *others = ranked = before.eligible
     rivals = [c for c in others if not is_time_apart(c, leader)]
-    near = [c for c in rivals if _is_near(c, leader)]
+    # Without intervals no tie is shown, and the fastest is the best guess.
+    losses = [(c, time_ratio(c.times, leader.times)) for c in rivals]
+    near = [c for c, loss in losses if loss.low is not None and loss.value <= 1 + MARGIN]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
     tied = [c for c in (leader, *rivals) if c is not chosen] if rivals else []
-    open_rivals = [c for c in tied if _may_be_much_faster(c, chosen)] + _doubted(before, chosen)
+    bounds = [(c, time_ratio(chosen.times, c.times).high) for c in tied]
+    much_faster = [c for c, most in bounds if most is None or most > 1 + MARGIN]  # as far as is known
+    open_rivals = much_faster + _doubted(before, chosen)
     after = replace(
         before,
         decision=Decision.UNCLEAR if open_rivals else Decision.TIED if tied else Decision.CLEAR,
@@ -158,12 +151,11 @@ def _chosen(before: Recommendation) -> Recommendation:
 def _joint_confidence(chosen: Candidate, others: Sequence[Candidate], *, is_leader: bool) -> Confidence | None:
     """Return the confidence against all others at once: the least of each, corrected for their number."""
     at_least = 1.0 if is_leader else 1 / (1 + MARGIN)
-    each = [confidence_of(c.times, chosen.times, at_least) for c in others]
-    available = [confidence for confidence in each if confidence is not None]
-    if len(available) < len(each):
+    each = [c for other in others if (c := confidence_of(other.times, chosen.times, at_least)) is not None]
+    if len(each) < len(others):
         return None
-    least = min(available, key=lambda confidence: confidence.share)
-    return replace(least, share=joint_share([confidence.share for confidence in available]))
+    least = min(each, key=lambda confidence: confidence.share)
+    return replace(least, share=joint_share([confidence.share for confidence in each]))
 
 
 def _doubted(before: Recommendation, chosen: Candidate) -> list[Candidate]:
@@ -176,24 +168,12 @@ def _doubted(before: Recommendation, chosen: Candidate) -> list[Candidate]:
     return [c for c, _ in faster[:MAX_DOUBTED]]
 
 
-def _is_near(rival: Candidate, leader: Candidate) -> bool:
-    # Without intervals no tie is shown, and the fastest is the best guess.
-    loss = time_ratio(rival.times, leader.times)
-    return loss.low is not None and loss.value <= 1 + MARGIN
-
-
-def _may_be_much_faster(rival: Candidate, chosen: Candidate) -> bool:
-    loss = time_ratio(chosen.times, rival.times)
-    return loss.high is None or loss.high > 1 + MARGIN
-
-
 def _settling(chosen: Candidate, rivals: Sequence[Candidate]) -> Settling:
     points = (chosen.point, *(c.point for c in rivals))
     counts = [repeats_needed(c.times, chosen.times) for c in rivals]
-    available = [count for count in counts if count is not None]
-    if len(available) < len(counts):
+    if None in counts:
         return Settling(points, MIN_RANKED, spread_is_known=False)
-    most = max(available)
+    most = max(count for count in counts if count is not None)
     return Settling(points, most if most <= MAX_REPEATS else None, spread_is_known=True)
 
 

@@ -71,7 +71,7 @@ def _excluded_lines(comparison: Comparison) -> Iterator[str]:
             yield f"Only {name} has {units.counted(len(points), 'point')}: {_listed(map(point_label, points))}."
     if comparison.unlike:
         # Often one option differs everywhere: it is named once.
-        reasons = dict.fromkeys(_changes(unlike.config) for unlike in comparison.unlike)
+        reasons = dict.fromkeys(_changes(config) for _, config in comparison.unlike)
         count = units.counted(len(comparison.unlike), "point")
         yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
 
@@ -128,7 +128,7 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
 def _about_times(comparison: Comparison) -> Iterator[str]:
     total = units.counted(len(comparison.matched), "point")
     for difference, word, pick in ((Difference.SLOWER, "slower", max), (Difference.FASTER, "faster", min)):
-        if points := comparison.points_with(difference):
+        if points := [p for p in comparison.matched if p.difference is difference]:
             most = pick(points, key=lambda p: p.ratio.value if p.ratio else 0.0)
             shown = f"{point_label(most.point)}, {_ratio(most.ratio)} the time of A"
             yield f"B is {word} at {len(points)} of {total}; most at {shown}."
@@ -138,7 +138,7 @@ def _about_times(comparison: Comparison) -> Iterator[str]:
         (Difference.NO_TIME, "No time, for one study has no finished trial there"),
     )
     for difference, text in undecided:
-        if points := comparison.points_with(difference):
+        if points := [p for p in comparison.matched if p.difference is difference]:
             yield f"{text}: {len(points)} of {total}."
 
 

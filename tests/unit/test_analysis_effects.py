@@ -22,6 +22,7 @@ from raypar.study.trial import TrialResult, TrialState
 QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
 SIZES, WORKERS = (32, 64, 512), (1, 2, 4)
 FACTORS = st.floats(0.1, 10.0)
+THREE = st.lists(FACTORS, min_size=3, max_size=3)
 
 
 def made(
@@ -54,60 +55,56 @@ def plain(**more) -> list[TrialResult]:
 
 
 def effects(results: list[TrialResult], question: Question = QUESTION) -> Effects:
-    found = effects_of(question, collect(question, results, "train_time_s"))
-    assert found is not None
-    return found
+    estimate = effects_of(question, collect(question, results, "train_time_s"))
+    assert estimate is not None
+    return estimate
 
 
-def level(found: Effects, key: str, value: Value) -> LevelEffect:
-    return next(of for effect in found.main if effect.key == key for of in effect.levels if of.level == value)
+def level(estimate: Effects, key: str, value: Value) -> LevelEffect:
+    return next(of for effect in estimate.main if effect.key == key for of in effect.levels if of.level == value)
 
 
-def interaction(found: Effects, value: Value) -> Interaction:
-    return next(i for i in found.interactions if i.level == value)
+def interaction(estimate: Effects, value: Value) -> Interaction:
+    return next(i for i in estimate.interactions if i.level == value)
 
 
-@given(
-    st.lists(FACTORS, min_size=3, max_size=3),
-    st.lists(FACTORS, min_size=3, max_size=3),
-    st.lists(FACTORS, min_size=2, max_size=5),
-)
+@given(THREE, THREE, st.lists(FACTORS, min_size=2, max_size=5))
 def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(
     sizes: list[float], workers: list[float], blocks: list[float]
 ) -> None:
     by_size, by_workers = dict(zip(SIZES, sizes, strict=True)), dict(zip(WORKERS, workers, strict=True))
-    found = effects(made(by_size, by_workers, blocks=tuple(blocks)))
-    assert found.num_blocks == len(blocks) and not found.omitted
+    estimate = effects(made(by_size, by_workers, blocks=tuple(blocks)))
+    assert estimate.num_blocks == len(blocks) and not estimate.omitted
     for key, factors in (("batch_size", by_size), ("num_workers", by_workers)):
         first, *others = factors
         for value in others:
-            of = level(found, key, value)
+            of = level(estimate, key, value)
             expected = pytest.approx(factors[first] / factors[value], rel=1e-9)
             assert (of.speedup.low, of.speedup.value, of.speedup.high) == (expected, expected, expected)
             assert of.num_points == 3
-    for i in found.interactions:
+    for i in estimate.interactions:
         assert i.change.value == pytest.approx(1.0, rel=1e-9)
         assert i.speedup.value == pytest.approx(by_workers[1] / by_workers[4], rel=1e-9)
 
 
 @given(FACTORS)
 def test_an_interaction_that_was_made_is_recovered(factor: float) -> None:
-    found = effects(plain(by_both={(512, 4): factor}))
-    changed = interaction(found, 512)
+    estimate = effects(plain(by_both={(512, 4): factor}))
+    changed = interaction(estimate, 512)
     assert (changed.num_workers, changed.base_workers, changed.reference) == (4, 1, 32)
     assert changed.change.value == pytest.approx(1 / factor)
     assert changed.reference_speedup.value == pytest.approx(1 / 0.3)
     assert changed.speedup.value == pytest.approx(1 / 0.3 / factor)
-    assert interaction(found, 64).change.value == pytest.approx(1.0)
+    assert interaction(estimate, 64).change.value == pytest.approx(1.0)
     # One of the three points of a level: its factor counts by a third of its logarithm.
-    assert level(found, "batch_size", 512).speedup.value == pytest.approx(4.0 / factor ** (1 / 3))
+    assert level(estimate, "batch_size", 512).speedup.value == pytest.approx(4.0 / factor ** (1 / 3))
 
 
 def test_changes_of_the_metric_are_differences_at_equal_values_of_the_others() -> None:
-    found = effects(plain(scores={32: 0.97, 64: 0.96, 512: 0.93}))
-    change = level(found, "batch_size", 512).metric_change
+    estimate = effects(plain(scores={32: 0.97, 64: 0.96, 512: 0.93}))
+    change = level(estimate, "batch_size", 512).metric_change
     assert change is not None and change.value == pytest.approx(-0.04) and change.excludes(0.0)
-    workers = level(found, "num_workers", 4).metric_change
+    workers = level(estimate, "num_workers", 4).metric_change
     assert workers is not None and workers.value == pytest.approx(0.0, abs=1e-12)
 
 
@@ -117,76 +114,62 @@ def test_the_order_of_results_changes_nothing(rng: random.Random) -> None:
     assert effects(rng.sample(results, len(results))) == effects(results)
 
 
-def test_a_unit_of_time_changes_nothing() -> None:
-    results = plain(noise=0.05)
-    longer = [replace(r, train_time_s=60 * (r.train_time_s or 0.0)) for r in results]
-    for one, other in zip(effects(results).main, effects(longer).main, strict=True):
-        assert [of.speedup.value for of in other.levels] == pytest.approx([of.speedup.value for of in one.levels])
-
-
 def test_the_baseline_names_what_levels_are_compared_with() -> None:
-    found = effects(plain(), replace(QUESTION, baseline={"batch_size": 64, "num_workers": 2}))
-    assert [(effect.key, effect.reference) for effect in found.main] == [("batch_size", 64), ("num_workers", 2)]
-    assert [of.level for of in found.main[0].levels] == [32, 512]
-    assert (found.interactions[0].base_workers, found.interactions[0].num_workers) == (2, 4)
+    estimate = effects(plain(), replace(QUESTION, baseline={"batch_size": 64, "num_workers": 2}))
+    assert [(effect.key, effect.reference) for effect in estimate.main] == [("batch_size", 64), ("num_workers", 2)]
+    assert [of.level for of in estimate.main[0].levels] == [32, 512]
+    assert (estimate.interactions[0].base_workers, estimate.interactions[0].num_workers) == (2, 4)
 
 
 @pytest.mark.parametrize(("num_blocks", "most"), [(3, 0.05), (6, 0.15)])
 def test_without_an_effect_few_intervals_exclude_one(num_blocks: int, most: float) -> None:
     """Of the intervals of `ratio_estimate`: with six blocks, a bootstrap of so few is a little too narrow."""
     same = {32: 1.0, 64: 1.0}
-    told = []
+    excluding = []
     for seed in range(100):
-        found = effects(made(same, {1: 1.0, 2: 1.0}, blocks=(1.0,) * num_blocks, noise=0.03, seed=seed))
-        told.append(level(found, "batch_size", 64).speedup.excludes(1.0))
-        told.append(level(found, "num_workers", 2).speedup.excludes(1.0))
-        told.append(interaction(found, 64).change.excludes(1.0))
-    assert np.mean(told) <= most
+        estimate = effects(made(same, {1: 1.0, 2: 1.0}, blocks=(1.0,) * num_blocks, noise=0.03, seed=seed))
+        excluding.append(level(estimate, "batch_size", 64).speedup.excludes(1.0))
+        excluding.append(level(estimate, "num_workers", 2).speedup.excludes(1.0))
+        excluding.append(interaction(estimate, 64).change.excludes(1.0))
+    assert np.mean(excluding) <= most
 
 
-def test_one_block_gives_effects_without_intervals() -> None:
-    found = effects(plain(blocks=(1.0,)))
-    assert found.num_blocks == 1
-    assert level(found, "batch_size", 512).speedup.value == pytest.approx(4.0)
-    assert all(of.speedup.low is None for effect in found.main for of in effect.levels)
-
-
-def test_a_block_that_is_only_begun_is_left_out() -> None:
+def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_excluded() -> None:
     begun = [r for i, r in enumerate(plain(blocks=(1.0, 1.0, 50.0))) if i < 2 * 9 + 4]
-    found = effects(begun)
-    assert found.num_blocks == 2
-    assert level(found, "batch_size", 512).speedup.value == pytest.approx(4.0)
+    for results, num_blocks in ((plain(blocks=(1.0,)), 1), (begun, 2)):
+        estimate = effects(results)
+        speedup = level(estimate, "batch_size", 512).speedup
+        assert (estimate.num_blocks, speedup.value, speedup.low is None) == (num_blocks, 4.0, num_blocks == 1)
 
 
 def test_a_point_without_its_trials_is_matched_with_none() -> None:
     sizes = dict.fromkeys((32, 64, 128, 256), 4.0)
     results = made(sizes, {1: 1.0, 2: 0.5, 4: 0.3, 8: 0.2})
     lost = {"batch_size": 32, "num_workers": 8}
-    found = effects([r for r in results if r.spec.point != lost])
-    assert level(found, "batch_size", 64).num_points == 3
-    assert level(found, "num_workers", 8).num_points == 3
-    assert level(found, "num_workers", 8).speedup.value == pytest.approx(5.0)
-    assert not found.interactions  # all are with the point that is lost
-    assert found.omitted == (
+    estimate = effects([r for r in results if r.spec.point != lost])
+    assert level(estimate, "batch_size", 64).num_points == 3
+    assert level(estimate, "num_workers", 8).num_points == 3
+    assert level(estimate, "num_workers", 8).speedup.value == pytest.approx(5.0)
+    assert not estimate.interactions  # all are with the point that is lost
+    assert estimate.omitted == (
         "Too few points have all their trials to tell whether the speedup depends on batch_size=64, batch_size=128, "
         "batch_size=256",
     )
 
 
-def test_a_level_most_of_whose_points_failed_is_left_out_by_name() -> None:
-    results = [
-        make_result(r.spec.point, r.spec.repeat, state=TrialState.FAILED)
-        if (r.spec.point["batch_size"], r.spec.point["num_workers"]) in ((512, 2), (512, 4))
-        else r
-        for r in plain()
-    ]
-    found = effects(results)
-    assert found.omitted == (
-        "Too few points have all their trials to tell the effect of batch_size=512",
-        "Too few points have all their trials to tell whether the speedup depends on batch_size=512",
+def test_a_level_most_of_whose_points_failed_is_omitted_by_name() -> None:
+    results = plain()
+    for i, r in enumerate(results):
+        if r.spec.point["batch_size"] == 512 and r.spec.point["num_workers"] != 1:
+            results[i] = make_result(r.spec.point, r.spec.repeat, state=TrialState.FAILED)
+    estimate = effects(results)
+    too_few = "Too few points have all their trials to tell"
+    assert estimate.omitted == (
+        f"{too_few} the effect of batch_size=512",
+        f"{too_few} whether the speedup depends on batch_size=512",
     )
-    assert [of.level for of in found.main[0].levels] == [64]
-    assert [level(found, "num_workers", w).num_points for w in (2, 4)] == [2, 2]
+    assert [of.level for of in estimate.main[0].levels] == [64]
+    assert [level(estimate, "num_workers", w).num_points for w in (2, 4)] == [2, 2]
 
 
 def test_points_that_are_drawn_or_too_few_are_no_grid() -> None:

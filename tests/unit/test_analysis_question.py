@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import pytest
+from results import make_result
 
 from raypar import Study, grid
 from raypar.analysis.analyse import analyse, pair_speedups
@@ -26,18 +27,9 @@ WORKERS = {"num_workers": grid(1, 2)}
 FAST = 0.5  # how long trials of other settings take, over those of the study's own
 
 
-def study(
-    config: Mapping[str, Value], space: Mapping[str, Domain] | None = None, *, num_repeats: int = 2, seed: int = 0
-) -> Study:
-    return Study(
-        name="one",
-        workload=digits,
-        space=WORKERS if space is None else space,
-        config=config,
-        baseline={"num_workers": 1},
-        num_repeats=num_repeats,
-        seed=seed,
-    )
+def study(config: Mapping[str, Value], space: Mapping[str, Domain] = WORKERS, **more: int) -> Study:
+    settings = {"num_repeats": 2, **more}
+    return Study(name="one", workload=digits, space=space, config=config, baseline={"num_workers": 1}, **settings)
 
 
 def ran(of: Study, factor: float = 1.0, started_at: float = 0.0) -> list[TrialResult]:
@@ -45,17 +37,8 @@ def ran(of: Study, factor: float = 1.0, started_at: float = 0.0) -> list[TrialRe
     results = []
     for spec in of.trials():
         time_s = factor * (10.0 if spec.config["num_workers"] == 1 else 6.0) * (1 + spec.repeat / 100)
-        finished = TrialResult(
-            spec,
-            TrialState.FINISHED,
-            started_at=started_at,
-            wall_s=time_s + 1,
-            train_time_s=time_s,
-            throughput_samples_per_s=1000 / time_s,
-            reports=({"accuracy": 0.9},),
-            environment={"node": ["here"]},
-        )
-        results.append(finished)
+        made = make_result(spec.point, spec.repeat, time_s, started_at=started_at, environment={"node": ["here"]})
+        results.append(replace(made, spec=spec))
     return results
 
 
@@ -84,17 +67,18 @@ def test_trials_of_other_settings_are_set_aside_and_said_so(other: Study, told: 
     assert told in parted.sentence
 
 
-def test_settings_that_follow_from_others_set_nothing_aside() -> None:
-    for config, space in (
-        ({"per_worker_batch_size": 16}, WORKERS),
-        ({"cpu_affinity": 1}, WORKERS),
-        ({"device": "auto"}, WORKERS),
-        ({}, {**WORKERS, "cpus_per_worker": grid(1, 2)}),
-        ({}, {**WORKERS, "per_worker_batch_size": grid(16, 32)}),
-    ):
-        asked = study(config, space)  # type: ignore[arg-type]
-        results = [replace(r, spec=replace(r.spec, config={**r.spec.config})) for r in ran(asked)]
-        assert not current_results(as_stored(question_of(asked)), results).excluded, (config, space)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        study({"per_worker_batch_size": 16}),
+        study({"cpu_affinity": 1}),
+        study({"device": "auto"}),
+        study({}, {**WORKERS, "cpus_per_worker": grid(1, 2)}),
+        study({}, {**WORKERS, "per_worker_batch_size": grid(16, 32)}),
+    ],
+)
+def test_settings_that_follow_from_others_exclude_nothing(asked: Study) -> None:
+    assert not current_results(as_stored(question_of(asked)), ran(asked)).excluded
 
 
 def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay() -> None:
@@ -102,15 +86,12 @@ def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay() -> No
     assert not current_results(question_of(ASKED), results).excluded
 
 
-def test_a_trial_of_a_study_that_swept_more_stands_at_its_point_of_this_one() -> None:
+def test_a_trial_of_a_study_that_swept_more_or_less_stands_at_its_point_of_this_one() -> None:
     wider = ran(study({}, {**WORKERS, "epochs": grid(2, 3)}))
     parted = current_results(question_of(ASKED), wider)
     assert {tuple(r.spec.point) for r in parted.results} == {("num_workers",)}
     assert len(parted.results) == len(parted.excluded) == 4
     assert [p.num_finished for p in analyse(ASKED, wider).points] == [2, 2]
-
-
-def test_a_trial_of_a_study_that_swept_less_stands_at_its_point_of_this_one() -> None:
     asked = study({}, {**WORKERS, "epochs": grid(2, 3)})
     points = analyse(asked, ran(ASKED)).points
     assert [p.num_finished for p in points if p.point["epochs"] == 3] == [2, 2]
@@ -152,8 +133,5 @@ def test_a_search_does_not_count_trials_of_other_settings_as_done() -> None:
     asked, other = (
         Study(name="s", workload=digits, space=space, config={"epochs": epochs}, num_trials=4) for epochs in (3, 1)
     )
-    done = [
-        TrialResult(of.trial({"lr": 0.1}, repeat), TrialState.FINISHED) for of in (asked, other) for repeat in (0, 1)
-    ]
-    plan = make_plan(asked, this_machine(), done)
-    assert plan.num_missing == 2
+    done = [TrialResult(of.trial({"lr": 0.1}, r), TrialState.FINISHED) for of in (asked, other) for r in (0, 1)]
+    assert make_plan(asked, this_machine(), done).num_missing == 2
