@@ -129,9 +129,8 @@ class Stages:
     """This rank's stages of a model, and how micro-batches go through them and their neighbours'.
 
     Attributes:
-        modules: this rank's stages, by number.
+        modules, local_names: this rank's stages, by number, and the names of its layers in the model.
         is_last: the losses are computed here.
-        local_names: of this rank's layers in the model.
     """
 
     def __init__(self, task: Task, group: dist.ProcessGroup) -> None:

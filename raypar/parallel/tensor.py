@@ -7,7 +7,7 @@ https://arxiv.org/abs/1909.08053). Every rank computes the layers that are not s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -17,10 +17,7 @@ from raypar.parallel.strategy import SplitModel, Task, meta_model
 from raypar.study.options import tensor_size
 from raypar.study.workload import Config, Workload
 
-STYLES: Mapping[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
-    "column": ColwiseParallel,
-    "row": RowwiseParallel,
-}
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {"column": ColwiseParallel, "row": RowwiseParallel}
 # They work on each feature by itself, so that a rank can do it for those that it has.
 ELEMENTWISE = (
     *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.ReLU6, nn.Hardtanh),
@@ -53,8 +50,7 @@ def plan_of(workload: Workload, model: nn.Module) -> dict[str, str]:
 
 def split_layers(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Split the layers that a plan names, in place, among the ranks of a mesh of one dimension."""
-    styles: dict[str, ParallelStyle] = {name: STYLES[how]() for name, how in plan.items()}
-    parallelize_module(model, mesh, styles)
+    parallelize_module(model, mesh, {name: STYLES[how]() for name, how in plan.items()})
 
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
@@ -79,13 +75,12 @@ def _pairs(sequence: nn.Sequential) -> Iterator[tuple[str, str]]:
     """Names of fully connected layers that follow one another with nothing but elementwise layers between."""
     first: str | None = None
     for name, layer in sequence.named_children():
-        if isinstance(layer, nn.Linear):
-            if first is None:
-                first = name
-            else:
-                yield first, name
-                first = None
-        elif not isinstance(layer, ELEMENTWISE):
+        if not isinstance(layer, nn.Linear):
+            first = first if isinstance(layer, ELEMENTWISE) else None
+        elif first is None:
+            first = name
+        else:
+            yield first, name
             first = None
 
 
