@@ -146,7 +146,8 @@ class Recorder:
             StoreError: if neither the journal nor the store takes it.
         """
         begun_s = self._clock()
-        self._totals["num_finished" if result.is_complete else "num_failed"] += 1
+        counter = "num_finished" if result.is_complete else "num_failed"
+        totals = {**self._totals, counter: self._totals[counter] + 1}
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
         if system:
             optional["system"] = [astuple(point) for point in system]
@@ -154,7 +155,8 @@ class Recorder:
         if self._shown is None or len(shown.series) > len(self._shown.series):
             self._shown = shown
             optional["shown"] = asdict(shown)
-        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), **optional)
+        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), totals=totals, **optional)
+        self._totals = totals
         self.upload_time_s += self._clock() - begun_s
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:

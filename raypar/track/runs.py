@@ -105,11 +105,13 @@ class StoredRun:
     Attributes:
         artifact_uri: of its files.
         start_ms: Unix time in milliseconds.
+        status: MLflow's: RUNNING until all of it is there.
     """
 
     run_id: str
     artifact_uri: str
     start_ms: int
+    status: str
     tags: Mapping[str, str]
 
 

@@ -98,12 +98,13 @@ class EmbeddedRuns:
         matching = f"FROM runs WHERE {' AND '.join(where)}"
         with self._opened() as database:
             order = "ORDER BY start_time IS NULL, start_time DESC, run_uuid"
-            rows = database.execute(f"SELECT run_uuid, artifact_uri, start_time {matching} {order}", values).fetchall()
-            tags_of: dict[str, dict[str, str]] = {run_id: {} for run_id, _, _ in rows}
+            columns = "run_uuid, artifact_uri, start_time, status"
+            rows = database.execute(f"SELECT {columns} {matching} {order}", values).fetchall()
+            tags_of: dict[str, dict[str, str]] = {row[0]: {} for row in rows}
             of_those = f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN (SELECT run_uuid {matching})"
             for run_id, key, value in database.execute(of_those, values):
                 tags_of[run_id][key] = value
-        return [StoredRun(run_id, uri or "", start_ms or 0, tags_of[run_id]) for run_id, uri, start_ms in rows]
+        return [StoredRun(run_id, uri or "", ms or 0, status, tags_of[run_id]) for run_id, uri, ms, status in rows]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -159,7 +160,8 @@ class MlflowRuns:
             max_results=_PAGE_SIZE,
             order_by=["attributes.start_time DESC"],
         )
-        return (StoredRun(r.info.run_id, r.info.artifact_uri, r.info.start_time or 0, r.data.tags) for r in pages)
+        infos = ((run.info, run.data.tags) for run in pages)
+        return (StoredRun(i.run_id, i.artifact_uri, i.start_time or 0, i.status, tags) for i, tags in infos)
 
     def _pages(self, search: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
         """Yield what a search of MLflow's finds, fetching the next page only when it is needed."""
@@ -291,7 +293,7 @@ class Store:
         # The journals before the store: what is uploaded in between is then seen twice, not missed.
         pending = self._pending_results(study_name)
         stored: list[TrialResult] = []
-        for run in self._reader.runs(study_name, kind="trial"):
+        for run in self._trial_runs(study_name):
             result = result_from_tags(run.tags) or self._result_from_file(run)
             if result is None:
                 log.warning("the run %s holds no result that can be read, skipped", run.run_id)
@@ -302,7 +304,7 @@ class Store:
     def step_times(self, study_name: str, identity: str) -> tuple[tuple[float, ...], ...]:
         """Return ``[rank][step]`` in seconds of the trial that `results` gives for this identity; empty if none."""
         pending = [result for result in self._pending_results(study_name) if result.spec.identity == identity]
-        stored = [self._result_from_file(run) for run in self._trial_runs(study_name, identity)]
+        stored = [self._result_from_file(run) for run in self._trial_runs(study_name, identity=identity)]
         best = latest([*(result for result in reversed(stored) if result is not None), *pending])
         return best[0].step_times_s if best else ()
 
@@ -315,14 +317,16 @@ class Store:
             if folder is not None and is_of_trial and (folder / MODEL_FOLDER).is_dir():
                 return folder / MODEL_FOLDER
         to = self._project_dir / ".raypar" / "models" / identity
-        for run in self._trial_runs(study_name, identity):
+        for run in self._trial_runs(study_name, identity=identity):
             if (folder := self._reader.read_folder(run, MODEL_FOLDER, to)) is not None:
                 return folder
         return None
 
-    def _trial_runs(self, study_name: str, identity: str) -> Iterable[StoredRun]:
-        # An identity can't break out of its query.
-        return self._reader.runs(study_name, identity=identity) if identity.isalnum() else ()
+    def _trial_runs(self, study_name: str, **tags: str) -> Iterable[StoredRun]:
+        """Return the runs of trials that are in the store as a whole, which end when their last part is."""
+        if not all(value.isalnum() for value in tags.values()):  # an identity can't break out of its query
+            return ()
+        return (run for run in self._reader.runs(study_name, kind="trial", **tags) if run.status != "RUNNING")
 
     def _result_from_file(self, run: StoredRun) -> TrialResult | None:
         return parse_result(self._reader.read_file(run, RESULT_FILE))

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -288,9 +289,11 @@ class Uploader:
         if kept is not None:  # else its disk was cleaned before the store could be reached
             for folder in sorted(path for path in kept.iterdir() if path.is_dir() and not path.is_symlink()):
                 self._writer.write_folder(run, folder.name, folder)
+        # The last call that matters: a run that has not ended is no result.
         self._writer.end(run, child.status, child.end_ms)
         self._trials[record["execution"], result.spec.identity] = run
-        self._writer.log(parent, tags=_totals(record))
+        with suppress(Unreachable, Rejected):  # the next record has them too, at the latest the one that closes
+            self._writer.log(parent, tags=_totals(record))
         self._view(record)
 
     def _metrics(self, record: Record, _is_new: bool) -> None:

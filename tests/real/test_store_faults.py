@@ -113,12 +113,15 @@ def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the
     output, errors = (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text()
     assert re.match(r"error: The results can't be written to .*: No space left on device\n  → free some space", errors)
     assert "broke off; `raypar resume faulty` runs the rest" in output and "Traceback" not in output + errors
-    assert finished(disk) == [first]
+    # The second result may just have fitted into the journal's last block: a result is kept or lost as reported.
+    kept = finished(disk)
+    assert kept in ([first], sorted([first, second]))
+    assert f"broke off when {len(kept)} of 4 trials were done" in output
 
     study.hold_no_more()
     done = cli.run("resume", "faulty")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "1 of 4 trials" in done.stdout
+    assert f"{len(kept)} of 4 trials" in done.stdout
     assert finished(disk) == ["0.01", "0.02", "0.03", "0.04"]
-    assert study.starts().count(first) == 1
+    assert [study.starts().count(lr) for lr in kept] == [1] * len(kept)
     until(lambda: not cli.processes(), "the end of its processes")

@@ -27,6 +27,10 @@ def full(*_):
     raise OSError(28, "No space left on device")
 
 
+def full_store():
+    raise Unreachable("database or disk is full")
+
+
 # ---- outages
 
 
@@ -306,12 +310,22 @@ def test_a_full_disk_under_the_journal_is_no_loss_while_the_store_takes_results(
     assert Store(uri, project).results("mnist") == (stripped(make_result(32)),)
 
 
-def test_a_result_that_can_be_kept_nowhere_is_an_error_with_a_hint(project, monkeypatch):
-    rec = recorder(project, block(project))
+@pytest.mark.parametrize("method", ["create", "log", "write_file", "end"])
+def test_a_result_that_can_be_kept_nowhere_is_an_error_and_does_not_count(project, uri, monkeypatch, method):
+    rec = recorder(project, uri)
+    rec.record(make_result(32))
     monkeypatch.setattr(Journal, "append", full)
+    monkeypatch.setattr(RunWriter, method, lambda *_, **__: full_store())
     with pytest.raises(StoreError, match="No space left on device") as error:
-        rec.record(make_result(32))
+        rec.record(make_result(64))
     assert "free some space" in str(error.value)
+    monkeypatch.undo()
+    rec.record(make_result(128))
+    assert rec.close("failed") == 0
+    store = Store(uri, project)
+    assert store.results("mnist") == (stripped(make_result(32)), stripped(make_result(128)))
+    assert store.step_times("mnist", make_result(64).spec.identity) == ()
+    assert store.studies()[0].num_finished == 2
 
 
 def test_a_journal_folder_that_can_not_be_made_is_an_error_with_a_hint(project, uri):
