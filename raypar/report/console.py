@@ -13,10 +13,9 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.report.fit import scaling_lines
+from raypar.report.fit import details
 from raypar.report.points import LAYOUTS, legend, point_columns
 from raypar.report.profile import breakdown_section
-from raypar.report.sentences import effect_lines, goodput_lines
 from raypar.report.text import ascii_fallback, encoded, table_width, terminal_table, wrap_hanging
 from raypar.study.trial import point_label
 
@@ -43,11 +42,7 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[Rende
         yield Text("")
     for verdict in analysis.verdicts:
         yield from paragraph(verdict)
-    for section in (
-        scaling_lines(analysis.question.study_name, analysis.worker_groups),
-        effect_lines(analysis),
-        goodput_lines(analysis),
-    ):
+    for section in details(analysis).values():
         if section:
             yield Text("")
         for indent, line in section:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Law, Refused, Scaling
+from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import Quantity, ScalingAnalysis, WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.report.points import rate_interval
-from raypar.report.sentences import IndentedLine
+from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines
 from raypar.report.text import Column, print_line, print_paragraph, print_table
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
@@ -45,6 +46,15 @@ def print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -
         console.print()
 
 
+def details(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
+    """Return the sections of a report beside its verdicts, by their headings."""
+    return {
+        "Scaling": scaling_lines(analysis.question.study_name, analysis.worker_groups),
+        "Effects of the hyperparameters": effect_lines(analysis),
+        "Batch sizes: throughput and progress": goodput_lines(analysis),
+    }
+
+
 def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[IndentedLine, ...]:
     """The section of a report; empty where no two points differ only in their workers. Fits the laws."""
     many = [group for group in groups if len(group.speedups) >= MIN_COUNTS]
@@ -67,11 +77,12 @@ def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[Indented
         yield 2, law.law.name + text
     fits = _fits(analysis)
     if len(fits) > 1:
-        errors = " and ".join(f"{units.percent(fit.cv_error, 1)} ({_short(fit.law)})" for fit in fits)
+        names = [fit.law.name.split("'")[0] for fit in fits]
+        errors = [f"{units.percent(fit.cv_error, 1)} ({name})" for fit, name in zip(fits, names, strict=True)]
         text = "Which law predicts left-out worker counts better can't be told"
         if analysis.better is not None:
             text = f"{analysis.better.name} predicts left-out worker counts better"
-        yield 2, f"{text}: off by {errors}."
+        yield 2, f"{text}: off by {' and '.join(errors)}."
     if fits and (caveat := _interval_caveat(analysis)):
         yield 2, caveat
     if group.excluded:
@@ -141,10 +152,6 @@ def _about_workers(count: Estimate) -> str:
 
 def _is_beyond(peak: Estimate, analysis: ScalingAnalysis) -> bool:
     return peak.value > analysis.points[-1].num_workers
-
-
-def _short(law: Law) -> str:
-    return law.name.split("'")[0]
 
 
 def _ratio(estimate: Estimate) -> str:

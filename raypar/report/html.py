@@ -30,10 +30,9 @@ from raypar.analysis.candidates import Constraints
 from raypar.analysis.recommend import recommend
 from raypar.provenance import versions
 from raypar.report.figures import figures_of
-from raypar.report.fit import scaling_lines
+from raypar.report.fit import details
 from raypar.report.points import legend, point_columns
 from raypar.report.recommend import answer_lines, objective, settling_line
-from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines
 from raypar.report.text import Column, as_utf8, no_break_values, strip_control, value_column
 from raypar.report.vega import Figure, OmittedFigure, for_page, is_number, static_svg
 from raypar.study.trial import TrialResult, TrialState, latest, point_label
@@ -41,28 +40,13 @@ from raypar.study.trial import TrialResult, TrialState, latest, point_label
 if TYPE_CHECKING:
     from jinja2 import Template
 
-TEMPLATE, TABLE_SCRIPT = "report.html.jinja", "report.js"
+TEMPLATE, TABLE_SCRIPT, CHART_SCRIPT = "report.html.jinja", "report.js", "figures.js"
+FOLDER = Path(__file__).parent
 MAX_PAGE_BYTES = 1_950_000  # so many trials are in its table that it stays below 2 MB …
 MAX_WORDS_BYTES = 80_000  # … whatever is said beside the figures
 COMMAND = re.compile(r"`([^`]+)`")
-# Draws every figure beside its SVG, which goes only once that has worked. The interpreter of expressions does without
-# eval, which the content security policy forbids.
 _GEOMETRY = re.compile(r' (?:d|transform|points|[xy][12]?|c[xy]|r|width|height)="[^"]*"')
-_DECIMALS = re.compile(r"\d+\.\d{3,}")
-_FONT = re.compile(r' font-family="[^"]*"')
-DRAW = """
-for (const figure of document.querySelectorAll("figure[data-figure]")) {
-  const chart = figure.querySelector(".chart");
-  const still = chart.querySelector("svg");
-  const live = document.createElement("div");
-  chart.append(live);
-  const spec = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
-  vegaEmbed(live, spec, { renderer: "svg", actions: false, ast: true, mode: "vega-lite" }).then(
-    () => still.remove(),
-    () => live.remove(),
-  );
-}
-"""
+_DECIMALS, _FONT = re.compile(r"\d+\.\d{3,}"), re.compile(r' font-family="[^"]*"')
 MAX_TABLE_BYTES = 650_000
 MAX_POINTS = 500
 MAX_FAILURE_LENGTH, MAX_FAILURE_BYTES = 300, 100_000  # of one message, of all
@@ -106,7 +90,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     """
     trials = latest(results)
     figures = figures_of(analysis, trials)
-    table_script, chart_script = _inline((Path(__file__).parent / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
+    table_script, chart_script = _inline((FOLDER / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
     points = points_table(analysis)
     # Drawn here: a drawing's texts are escaped by who draws it.
     drawings = [
@@ -122,7 +106,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         advice=_advice(analysis, trials),
         verdicts=analysis.verdicts,
         points=points,
-        parts=_parts(analysis),
+        parts={heading: lines for heading, lines in details(analysis).items() if lines},
         figures=drawings,
         left_out=[f for f in figures if isinstance(f, OmittedFigure)],
         trials=trials_table(analysis, trials, max_bytes=MAX_PAGE_BYTES - MAX_WORDS_BYTES - taken),
@@ -140,7 +124,7 @@ def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -162,16 +146,6 @@ def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]
     return [f"Looked for: {objective(advice)}.", *lines]
 
 
-def _parts(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
-    """Headings and their lines, beside the verdicts; a part without lines is left out."""
-    parts = {
-        "Scaling": scaling_lines(analysis.question.study_name, analysis.worker_groups),
-        "Effects of the hyperparameters": effect_lines(analysis),
-        "Batch sizes: throughput and progress": goodput_lines(analysis),
-    }
-    return {heading: lines for heading, lines in parts.items() if lines}
-
-
 def brief(svg: str) -> str:
     """Return the drawing to a hundredth of a pixel, in the page's font; its texts stay."""
     rounded = _GEOMETRY.sub(lambda each: _DECIMALS.sub(lambda n: f"{float(n[0]):.2f}", each[0]), svg)
@@ -189,7 +163,9 @@ def _chart_script() -> str:
     """Vega-Lite's runtime and what draws the figures; takes about a second the first time."""
     import vl_convert
 
-    return _inline(vl_convert.javascript_bundle(DRAW))
+    # It draws every figure beside its SVG, which goes only once that has worked. Its interpreter of expressions does
+    # without eval, which the content security policy forbids.
+    return _inline(vl_convert.javascript_bundle((FOLDER / CHART_SCRIPT).read_text("utf-8")))
 
 
 def _inline(script: str) -> str:

@@ -29,8 +29,6 @@ from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState, po
 def progress_text(spec: TrialSpec, report: Mapping[str, float]) -> str:
     """Label, epoch, loss, accuracy and throughput of a running trial, as far as reported."""
     parts = [spec.label]
-    if not report:
-        return parts[0]
     if (epoch := report.get("epoch")) is not None:
         epochs = spec.config.get("epochs")
         parts.append(f"epoch {epoch:g}" + (f"/{epochs}" if epochs else ""))
@@ -65,16 +63,11 @@ def ended_text(result: TrialResult) -> str:
 
 def interim_text(best: Interim) -> str:
     """``best so far 1.52× at num_workers=2``, and what is to be said against it."""
+    shown, other = f"{best.quantity} {units.score(best.quantity, best.estimate.value)}", "the next"
     if best.quantity == SPEEDUP:
         shown, other = units.ratio(best.estimate.value), "the baseline"
-    else:
-        shown, other = f"{best.quantity} {units.score(best.quantity, best.estimate.value)}", "the next"
-    text = f"best so far {shown} at {point_label(best.point)}"
-    if best.is_significant:
-        return text
-    if best.estimate.num_samples == 1:
-        return f"{text} (by one trial)"
-    return f"{text} (not yet told from {other})"
+    doubt = " (by one trial)" if best.estimate.num_samples == 1 else f" (not yet told from {other})"
+    return f"best so far {shown} at {point_label(best.point)}{'' if best.is_significant else doubt}"
 
 
 REFRESH_PER_S = 1
