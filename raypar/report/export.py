@@ -187,9 +187,7 @@ def _markdown_table(columns: Sequence[Column]) -> Iterator[str]:
 
 
 StepTimes: TypeAlias = Callable[[str], Sequence[Sequence[float]]]
-
-TABLES = (".csv", ".json", ".parquet")
-MARKDOWN = ".md"
+TABLES, MARKDOWN = (".csv", ".json", ".parquet"), ".md"
 
 
 def check_path(path: Path, *, force: bool) -> None:

@@ -1,4 +1,5 @@
-
+// Draws every figure beside its SVG, which goes only once that has worked. The interpreter of expressions (`ast`) does
+// without eval, which the content security policy forbids.
 for (const figure of document.querySelectorAll("figure[data-figure]")) {
   const chart = figure.querySelector(".chart");
   const still = chart.querySelector("svg");

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -190,13 +189,14 @@ ON_FRONT, OFF_FRONT = "on the Pareto front", "beaten by another"
 def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each point's time and metric, with the Pareto front of `raypar recommend`."""
     metric = analysis.question.metric
-    title = f"Time against {metric}, with the Pareto front"
+    title, is_share = f"Time against {metric}, with the Pareto front", units.is_share(metric)
     front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.question.mode)}
     rows: list[Row] = [
         {
             "point": point_label(point.point),
             **bounds(point.time_s, "time"),
-            **_shares(metric, bounds(point.metric)),
+            # Within 0 and 1, which the arithmetic of an accuracy's interval does not know.
+            **{k: min(max(v, 0.0), 1.0) if is_share else v for k, v in bounds(point.metric).items()},
             "time_shown": units.seconds_interval(point.time_s.value, point.time_s.low, point.time_s.high),
             "shown": units.score_interval(metric, point.metric.value, point.metric.low, point.metric.high),
             "series": ON_FRONT if id(point) in front else OFF_FRONT,
@@ -308,11 +308,6 @@ def _no_grid(columns: int, lines: int, num_cells: int) -> str:
         return "it takes two values or more of both hyperparameters with finished trials"
     fills = MIN_FILLED * columns * lines <= num_cells <= columns * lines <= MAX_CELLS
     return "" if fills else f"the points don't fill a grid of at most {MAX_CELLS} cells"
-
-
-def _shares(metric: str, row: Row) -> Row:
-    """Return the fields, those of an accuracy within 0 and 1: an interval's arithmetic does not know these bounds."""
-    return {k: min(max(v, 0.0), 1.0) for k, v in row.items()} if units.is_share(metric) else row
 
 
 def _ordered(values: Sequence[object]) -> list[str]:
@@ -530,22 +525,23 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
     curves = {r.spec.identity: (r, rows) for r in latest(results) if len(rows := _curve(analysis, r, is_timed)) > 1}
     if not curves:
         return OmittedFigure(title, f"no trial reported {metric} more than once")
-    if not is_timed:
-        title = f"Learning curves: {metric} from report to report"
+    title = title if is_timed else f"Learning curves: {metric} from report to report"
     with_curve = {point_label(r.spec.point) for r, _ in curves.values()}
     labels = [label for p in analysis.points if (label := point_label(p.point)) in with_curve]
     mode = analysis.question.mode
     gains = {point_label(p.point): gain(mode, p.metric.value) for p in analysis.points if p.metric is not None}
     best = sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)[: vega.MAX_SERIES]
     labels = [label for label in dict.fromkeys(labels) if label in best]
-    names, legend_title = _legend_names(analysis, labels)
-    num_drawn: Counter[str] = Counter()
-    drawn = []
+    names, legend_title = dict(zip(labels, labels, strict=True)), None
+    if max(map(len, labels)) > MAX_LEGEND_LETTERS:  # values instead, and the keys as the legend's title
+        points = {point_label(p.point): p.point for p in analysis.points}
+        axis, short = vega.point_axis([points[label] for label in labels])
+        names, legend_title = dict(zip(labels, short, strict=True)), axis["title"]
+    drawn: list[tuple[str, list[Row]]] = []
     for r, curve in curves.values():
         label = point_label(r.spec.point)
-        if label in names and num_drawn[label] < MAX_CURVES:
+        if label in names and sum(label == other for other, _ in drawn) < MAX_CURVES:
             drawn.append((label, curve))
-            num_drawn[label] += 1
     rows = [row for _, curve in drawn for row in vega.thinned(curve, MAX_REPORTS // len(drawn))]
     rows = [{**row, "series": names[row["series"]]} for row in rows]
     series, of_time = list(names.values()), "trained for" if is_timed else "report"
@@ -599,15 +595,6 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
         f"Farthest off: {worst[1]} with {units.ratio(worst[3])}."
     )
     return Figure("drift", title, text, spec)
-
-
-def _legend_names(analysis: StudyAnalysis, labels: Sequence[str]) -> tuple[dict[str, str], str | None]:
-    """Return the points' names in the legend, and its title: values and keys where labels are long."""
-    points = {point_label(p.point): p.point for p in analysis.points}
-    if max(map(len, labels)) <= MAX_LEGEND_LETTERS:
-        return {label: label for label in labels}, None
-    axis, names = vega.point_axis([points[label] for label in labels])
-    return dict(zip(labels, names, strict=True)), axis["title"]
 
 
 def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list[Row]:

@@ -163,8 +163,6 @@ def _chart_script() -> str:
     """Vega-Lite's runtime and what draws the figures; takes about a second the first time."""
     import vl_convert
 
-    # It draws every figure beside its SVG, which goes only once that has worked. Its interpreter of expressions does
-    # without eval, which the content security policy forbids.
     return _inline(vl_convert.javascript_bundle((FOLDER / CHART_SCRIPT).read_text("utf-8")))
 
 

@@ -167,20 +167,14 @@ def assumptions(report: PredictionReport) -> list[str]:
     """Return the assumptions of the prediction, a sentence each."""
     calibration, how, training = report.calibration, report.communication, report.training
     size = sum(layer.num_gradient_bytes for layer in calibration.layers)
-    if how.bucket_bytes is None:
-        buckets = "in buckets of 25 MiB, the first of 1 MiB (torch's own)"
-    elif how.bucket_bytes == 0:
-        buckets = "one by one"
-    else:
-        buckets = f"in buckets of {how.bucket_bytes / 2**20:g} MiB"
+    buckets = "in buckets of 25 MiB, the first of 1 MiB (torch's own)"
+    if how.bucket_bytes is not None:
+        buckets = f"in buckets of {how.bucket_bytes / 2**20:g} MiB" if how.bucket_bytes else "one by one"
     overlap = "behind the backward pass" if how.overlap else "after the backward pass"
     shrunk = "" if how.compression == 1 else f", compressed to {units.percent(how.compression)}"
-    if training.scaling is Scaling.STRONG:
-        scaling = f"strong scaling: the global batch stays {units.count(training.batch_size)}"
-    else:
-        scaling = f"weak scaling: every worker has a batch of {units.count(training.batch_size)}"
+    strong, weak = "strong scaling: the global batch stays", "weak scaling: every worker has a batch of"
     lines = [
-        scaling,
+        f"{strong if training.scaling is Scaling.STRONG else weak} {units.count(training.batch_size)}",
         f"one worker takes {units.seconds(calibration.fixed_s)} a step and {units.seconds(calibration.per_sample_s)} "
         f"a sample, with any number of workers beside it; its steps vary by {units.percent(calibration.variation, 1)}",
         f"{units.size(size)} of gradients of {units.counted(len(calibration.layers), 'layer')} are sent {buckets}, "
@@ -191,10 +185,10 @@ def assumptions(report: PredictionReport) -> list[str]:
     ]
     if training.accumulation_steps > 1:
         lines.append(f"gradients are sent once in {training.accumulation_steps} micro-batches")
-    if training.input_samples_per_s is None:
-        lines.append("the input pipeline keeps up: what it cost is part of the computing that was measured")
-    else:
-        lines.append(f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}")
+    pipeline = "the input pipeline keeps up: what it cost is part of the computing that was measured"
+    if training.input_samples_per_s is not None:
+        pipeline = f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}"
+    lines.append(pipeline)
     of = "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
     return [*lines, "no intervals: a point ran only once" if calibration.draws is None else of]
 

@@ -44,9 +44,8 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
 
 
 def _count(c: Candidate) -> str:
-    if c.to_target is None:
-        return str(len(c.times))
-    return f"{c.to_target.num_in(TargetStatus.REACHED)}/{len(c.to_target.trials)}"
+    target = c.to_target
+    return f"{target.num_in(TargetStatus.REACHED)}/{len(target.trials)}" if target else str(len(c.times))
 
 
 def ranked(advice: Recommendation) -> list[Candidate]:
@@ -166,12 +165,11 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
     tied = _named([point_label(c.point) for c in advice.rivals])
     num_workers = chosen.num_workers or 0
     counts = [c.num_workers or 0 for c in advice.rivals]
+    reason = "it has the fewest workers of them"
     if min(counts) < num_workers:
         reason = f"those with fewer workers are slower by more than {units.percent(MARGIN)} in the median"
     elif min(counts) == num_workers:
         reason = "it has no more workers, and the least time of those with as few"
-    else:
-        reason = "it has the fewest workers of them"
     if advice.decision is Decision.TIED:
         return f"; it is tied with {tied}, and {reason}"
     return f"; it can't be told from {tied}" + (f", and {reason}" if chosen is not advice.leader else "")
@@ -238,7 +236,7 @@ def _notes(advice: Recommendation) -> Iterator[str]:
         yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} left out."
     priced = any(c.cost for c in advice.candidates)
     energies = [c.energy_j for c in advice.candidates if c.time_s]
-    more = [axis for axis, is_known in (("cost", priced), ("energy", energies and all(energies))) if is_known]
+    more = ["cost"] * priced + ["energy"] * (bool(energies) and all(energies))
     axes = units.listed(["time", advice.question.metric, *more], 4, word="and")
     chance = " by more than chance" if any(len(c.times) > 1 for c in advice.candidates) else ""
     text = "no other point is at least as good in all of them by its median, and better in one"
@@ -251,9 +249,8 @@ def _notes(advice: Recommendation) -> Iterator[str]:
     if priced:
         yield f"Cost: nodes × hours × price of a node-hour, of the time shown; {UNPAID}."
     if any(energies):
-        source = advice.energy_source
-        shared = "; a package's is that of all that runs on it, idling included" if PACKAGES in source else ""
-        yield f"Energy: of {source} in the time shown{shared}."
+        source, shared = advice.energy_source, "; a package's is that of all that runs on it, idling included"
+        yield f"Energy: of {source} in the time shown{shared if PACKAGES in source else ''}."
     close = [point_label(c.point) for c in advice.candidates if c.is_close_call]
     if close:
         yield f"Left out by a close call (the limit lies within the interval, or one trial decided): {_named(close)}."
