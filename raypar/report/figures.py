@@ -26,6 +26,7 @@ from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.report import vega
+from raypar.report.points import ratio_of
 from raypar.report.profile import NAMES, WORTH_A_WORD
 from raypar.report.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.space import Value
@@ -337,8 +338,8 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         for batch in group.batches:
             for key, name in BATCH_PARTS.items():
                 e: Estimate = getattr(batch, key)
-                shown = units.ratio_interval(e.value, e.low, e.high)
-                rows.append({"series": name, "group": label, "batch": batch.batch_size, **bounds(e), "shown": shown})
+                shown = {**bounds(e), "shown": ratio_of(e)}
+                rows.append({"series": name, "group": label, "batch": batch.batch_size, **shown})
         last = next(batch for batch in reversed(group.batches) if batch.batch_size != group.base)
         at = f" at {label}" if group.rest else ""
         rate, progress, speed = (units.ratio(e.value) for e in (last.throughput, last.progress, last.goodput))

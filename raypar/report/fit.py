@@ -15,7 +15,7 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import Quantity, ScalingAnalysis, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.report.points import rate_interval
+from raypar.report.points import rate_interval, ratio_of
 from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines
 from raypar.report.text import Column, print_line, print_paragraph, print_table
 
@@ -95,7 +95,7 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
         peak = "no peak can be told"
         if fit.peak is not None and fit.peak_speedup is not None:
             beyond = ", extrapolated" if _is_beyond(fit.peak, analysis) else ""
-            peak = f"fastest with {_about_workers(fit.peak)} ({_ratio(fit.peak_speedup)}{beyond})"
+            peak = f"fastest with {_about_workers(fit.peak)} ({ratio_of(fit.peak_speedup)}{beyond})"
             peak = "one worker is the fastest" if fit.peak.value < 1 else peak
         return f"{', '.join(_parameters(fit))}; {peak}."
     fraction = fit.parameters[0]
@@ -104,7 +104,7 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
         return f"{text}so that each worker more adds {units.percent(1 - fraction.value)} of what one does alone."
     if fit.limit is None:
         return text + "which can't be told from none: no limit is known."
-    return f"{text}no more than {_ratio(fit.limit)} as fast as {_base(analysis)} with however many."
+    return f"{text}no more than {ratio_of(fit.limit)} as fast as {_base(analysis)} with however many."
 
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
@@ -154,10 +154,6 @@ def _is_beyond(peak: Estimate, analysis: ScalingAnalysis) -> bool:
     return peak.value > analysis.points[-1].num_workers
 
 
-def _ratio(estimate: Estimate) -> str:
-    return units.ratio_interval(estimate.value, estimate.low, estimate.high)
-
-
 def _interval_caveat(analysis: ScalingAnalysis) -> str:
     """Return the caveat on the laws' intervals; empty where there is none."""
     if analysis.why_no_interval:
@@ -183,7 +179,7 @@ def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:
         "workers": [str(p.num_workers) for p in points],
         "n": [str(p.measured.num_samples) for p in points],
         measured: values,
-        "speedup": ["baseline" if base else _ratio(p.speedup) for p, base in zip(points, bases, strict=True)],
+        "speedup": ["baseline" if base else ratio_of(p.speedup) for p, base in zip(points, bases, strict=True)],
         "eff.": [units.MISSING if base else each for each, base in zip(efficiencies, bases, strict=True)],
         "Karp–Flatt": [units.percent(p.karp_flatt.value if p.karp_flatt else None, 1) for p in points],
     }
@@ -211,7 +207,7 @@ def _law(law: Fit | Refused, analysis: ScalingAnalysis, unit: str) -> str:
     parameters = [*_parameters(law), *([f"rate of one worker {rate}"] if law.law is USL else [])]
     worst = max(law.residuals, key=lambda n: abs(law.residuals[n]))
     off = f"{units.percent(abs(law.residuals[worst]), 1)} (at {units.counted(worst, 'worker')})"
-    ahead = ", ".join(f"{n} workers {_ratio(speedup)}" for n, speedup in law.extrapolated.items())
+    ahead = ", ".join(f"{n} workers {ratio_of(speedup)}" for n, speedup in law.extrapolated.items())
     return f"{text}: {', '.join(parameters)}; off by at most {off}.{_bound(law, analysis)} Extrapolated: {ahead}."
 
 
@@ -222,12 +218,12 @@ def _small(value: float) -> str:
 def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
     """Return the worker count from which more don't help, as far as the law has one."""
     if fit.limit is not None:
-        return f" No worker count is more than {_ratio(fit.limit)} as fast (extrapolated)."
+        return f" No worker count is more than {ratio_of(fit.limit)} as fast (extrapolated)."
     if fit.peak is not None and fit.peak_speedup is not None:
         if fit.peak.value < 1:
             return " More workers never help: one is the fastest."
         beyond = " (extrapolated)" if _is_beyond(fit.peak, analysis) else ""
-        peak = f"{_about_workers(fit.peak)} with {_ratio(fit.peak_speedup)}{beyond}"
+        peak = f"{_about_workers(fit.peak)} with {ratio_of(fit.peak_speedup)}{beyond}"
         return f" It peaks at {peak}; more than that are slower."
     if fit.law is not USL and analysis.scaling is not Scaling.STRONG:
         return ""

@@ -16,7 +16,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -142,8 +142,8 @@ def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]
     if not any(p.time_s for p in analysis.points) or len(analysis.points) < 2:
         return []
     advice = recommend(analysis.question, trials, Constraints())
-    lines = [*answer_lines(advice), *([settling_line(advice.settling)] if advice.settling else [])]
-    return [f"Looked for: {objective(advice)}.", *lines]
+    settling = [settling_line(advice.settling)] if advice.settling else []
+    return [f"Looked for: {objective(advice)}.", *answer_lines(advice), *settling]
 
 
 def brief(svg: str) -> str:
@@ -192,23 +192,27 @@ class HtmlTable:
 
     Attributes:
         style: rules for its columns.
-        is_long: more rows than fit on a screen.
     """
 
     markup: Markup
     style: Markup
-    notes: tuple[str, ...] = ()
-    is_long: bool = False
+    num_rows: int
+    notes: Sequence[str] = ()
+
+    @property
+    def is_long(self) -> bool:
+        """More rows than fit on a screen."""
+        return self.num_rows > 15
 
 
 def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
     """Return a row for each point; None where there is no point."""
     if not analysis.points:
         return None
-    markup, style, num_rows = _markup("all-points", point_columns(analysis, max_points=MAX_POINTS))
-    more = len(analysis.points) - num_rows
-    notes = (legend(analysis), *([f"{units.counted(more, 'more point')} left out."] if more else []))
-    return HtmlTable(markup, style, notes, num_rows > 15)
+    table = _table("all-points", point_columns(analysis, max_points=MAX_POINTS))
+    more = len(analysis.points) - table.num_rows
+    left_out = [f"{units.counted(more, 'more point')} left out."] if more else []
+    return replace(table, notes=[legend(analysis), *left_out])
 
 
 def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_bytes: int = MAX_PAGE_BYTES) -> HtmlTable:
@@ -236,12 +240,12 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_byt
     ]
     droppable = {"state", "attempts", "node", "trained, s", "samples/s", "speedup", "failure"}
     same = {c.head: c.cells[0] for c in columns if c.head in droppable and len(set(c.cells)) == 1}
-    markup, style, num_rows = _markup("all-trials", [c for c in columns if c.head not in same], max_bytes)
+    table = _table("all-trials", [c for c in columns if c.head not in same], max_bytes)
     shared = [f"{head} {text}" for head, text in same.items() if text not in ("", units.MISSING)]
     notes = [f"The same for all: {', '.join(shared)}."] if shared else []
-    if more := len(trials) - num_rows:
+    if more := len(trials) - table.num_rows:
         notes.append(f"{units.counted(more, 'later trial')} left out: `raypar show` and `raypar export` have all.")
-    return HtmlTable(markup, style, tuple(notes), num_rows > 15)
+    return replace(table, notes=notes)
 
 
 def by_rank(result: TrialResult, key: str) -> list[str]:
@@ -270,8 +274,8 @@ def _failures(trials: Sequence[TrialResult]) -> list[str]:
     return [text if len(text) <= longest else text[: longest - 1] + "…" for text in messages]
 
 
-def _markup(name: str, columns: Sequence[Column], max_bytes: int = MAX_PAGE_BYTES) -> tuple[Markup, Markup, int]:
-    """Return the table, rules for its columns, and its number of rows: as many as fit into the limits on its size."""
+def _table(name: str, columns: Sequence[Column], max_bytes: int = MAX_PAGE_BYTES) -> HtmlTable:
+    """Return as many rows as fit into the limits on the table's size."""
     rules = _rule(name, [c.is_number for c in columns], "text-align:right")
     rules += _rule(name, [c.is_prose for c in columns], "white-space:normal;min-width:12rem")
     heads = "".join(f'<th scope="col">{escape(strip_control(c.head))}</th>' for c in columns)
@@ -285,7 +289,7 @@ def _markup(name: str, columns: Sequence[Column], max_bytes: int = MAX_PAGE_BYTE
         rows.append(row)
     body = "\n".join(rows)
     text = f'<table id="{name}" data-sortable><thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
-    return Markup(text), Markup(rules), len(rows)  # every text of a study is escaped above
+    return HtmlTable(Markup(text), Markup(rules), len(rows))  # every text of a study is escaped above
 
 
 def _cell(text: str, sort: float | None) -> str:

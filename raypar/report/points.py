@@ -89,6 +89,11 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
     return columns
 
 
+def ratio_of(estimate: Estimate | None) -> str:
+    """``7.60× [7.10, 8.02]``."""
+    return units.ratio_interval(estimate.value, estimate.low, estimate.high) if estimate else units.MISSING
+
+
 def rate_interval(value: float, low: float | None, high: float | None) -> str:
     """Return ``114k [110k, 118k]``, for a column whose head has the unit."""
     return units.rate_interval(value, low, high, unit="").replace("  ", " ").rstrip()

@@ -17,6 +17,7 @@ from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Decision, Recommendation, Settling
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
+from raypar.report.points import ratio_of
 from raypar.report.sentences import batch_lines
 from raypar.report.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.trial import gain, point_label
@@ -145,8 +146,7 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
         doubt = ", by one trial each" if is_unclear else ""
         yield f"There is no runner-up: it is the only {left}{doubt}."
         return
-    lead = units.ratio_interval(advice.lead.value, advice.lead.low, advice.lead.high)
-    yield f"Runner-up: {point_label(advice.runner_up.point)}, which takes {lead} as long."
+    yield f"Runner-up: {point_label(advice.runner_up.point)}, which takes {ratio_of(advice.lead)} as long."
     yield _sure(advice, advice.confidence)
 
 

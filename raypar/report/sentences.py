@@ -11,6 +11,7 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
 from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.stats import Estimate
+from raypar.report.points import ratio_of
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -25,7 +26,7 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
     yield f"Against {group.key}={group.base}{at}: samples/s × progress per sample = speed towards the target."
     for batch in group.batches:
         if batch.batch_size != group.base:
-            parts = f"{_shown(batch.throughput)} × {_shown(batch.progress)} = {_shown(batch.goodput)}"
+            parts = f"{ratio_of(batch.throughput)} × {ratio_of(batch.progress)} = {ratio_of(batch.goodput)}"
             doubt = "" if batch.goodput.excludes(1.0) else ", which can't be told from 1×"
             doubt = ", by one trial each" if batch.goodput.low is None else doubt
             yield f"- {group.key}={batch.batch_size}: {parts}{doubt}"
@@ -44,10 +45,6 @@ def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
     if (more := len(analysis.batches) - MAX_GOODPUT_GROUPS) > 0:
         lines.append((2, f"`raypar recommend {analysis.question.study_name} --target …` shows {more} more."))
     return lines
-
-
-def _shown(ratio: Estimate) -> str:
-    return units.ratio_interval(ratio.value, ratio.low, ratio.high)
 
 
 MAX_LEVELS = 3  # shown of a hyperparameter whose values are no numbers
@@ -77,7 +74,7 @@ def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
 
 def _level(effect: MainEffect, of: LevelEffect, metric: str) -> str:
     level, reference = units.value_of(of.level), units.value_of(effect.reference)
-    shown = _shown(of.speedup)
+    shown = ratio_of(of.speedup)
     if _is_tied(of.speedup, 1.0, MIN_RATIO):
         text = f"{level} and {reference} can't be told apart in time ({shown})"
     else:
@@ -113,7 +110,7 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
         differing = [i for i in shown if i.change.low is not None and not _is_tied(i.change, 1.0, MIN_RATIO)]
         if not differing:
             widest = max(shown, key=lambda i: abs(math.log(i.change.value))).change
-            tied.append(f"{key} ({_shown(widest)})")
+            tied.append(f"{key} ({ratio_of(widest)})")
             continue
         first = differing[0]
         then = f"{units.ratio(first.reference_speedup.value)} at {units.value_of(first.reference)}"
@@ -128,7 +125,7 @@ def _speedup(of: Interaction, article: str = "T") -> str:
 
 
 def _at_level(of: Interaction) -> str:
-    return f"{units.ratio(of.speedup.value)} at {units.value_of(of.level)} ({_shown(of.change)} as large)"
+    return f"{units.ratio(of.speedup.value)} at {units.value_of(of.level)} ({ratio_of(of.change)} as large)"
 
 
 def _shown_levels(levels: Sequence[Leveled], reference: Value, *, is_ordered: bool) -> Sequence[Leveled]:
