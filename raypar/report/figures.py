@@ -369,14 +369,8 @@ MAX_BARS = 40
 OFF_AXIS = {"offset": 24}  # of a legend: the axis has its title there
 # Eight parts of a step: Okabe and Ito's colours, with two greys for what is neither work nor communication.
 PART_COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
-TRIAL_COLOURS: Mapping[str, str] = {
-    "start-up": "#CC79A7",
-    "loading data": "#E69F00",
-    "warm-up": "#56B4E9",
-    "training": "#0072B2",
-    "evaluation": "#009E73",
-    "rest": "#c3c7cd",
-}
+TRIAL_PARTS = ("start-up", "loading data", "warm-up", "training", "evaluation", "rest")
+TRIAL_COLOURS = dict(zip(TRIAL_PARTS, ("#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#c3c7cd"), strict=True))
 
 
 def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:

@@ -57,12 +57,7 @@ _NAMES = {
     "git.commit": "git commit",
     "git.dirty": "changes that no commit has",
     "host": "host",
-    "os": "operating system",
-    "cpu": "CPU",
-    "cores": "cores",
-    "gpu": "GPU",
-    "load": "load at the start",
-}
+} | {"os": "operating system", "cpu": "CPU", "cores": "cores", "gpu": "GPU", "load": "load at the start"}  # of tags
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,11 @@ from raypar.study.trial import point_label
 
 MAX_RANKS_SHOWN = 3  # one by one; of more, the mean, the least and the most
 WORTH_A_WORD = 0.02  # of a step
-NAMES: Mapping[str, str] = {
-    "data_wait": "waiting for data",
-    "forward": "forward pass",
-    "backward": "backward pass",
-    "optimizer": "optimizer",
-    "exposed_communication": "exposed communication",
-    "stragglers": "waiting for stragglers",
-    "bubble": "pipeline bubble",
-    "other": "other",
-}
+NAMES: Mapping[str, str] = (
+    {"data_wait": "waiting for data", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer"}
+    | {"exposed_communication": "exposed communication", "stragglers": "waiting for stragglers"}
+    | {"bubble": "pipeline bubble", "other": "other"}
+)
 _HEADS = dict(zip(NAMES, ("data", "forw.", "backw.", "opt.", "comm.", "waits", "bubble", "other"), strict=True))
 
 

@@ -56,12 +56,9 @@ RERUN = "quickstart_rerun"
 FEW_RESAMPLES = 60  # of 300: the intervals of the laws' parameters take most of the time
 FILE = "FILE"  # stands for a file that the command writes, which is then looked at
 
-REPORTED = {
-    "report.txt": ("report", "{}"),
-    "trials.txt": ("show", "{}"),
-    "recommend.txt": ("recommend", "{}"),
-    **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("export", "{}", FILE)),
+REPORTED = {"report.txt": ("report", "{}"), "trials.txt": ("show", "{}"), "recommend.txt": ("recommend", "{}")} | {
     "report.html": ("report", "{}", "--html", FILE),
+    **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("export", "{}", FILE)),
 }
 NETWORK = ("--workers", "64", "--nodes-of", "8", "--network", "100Gbit", "--parameters", "25.6M")
 COMMANDS: Mapping[str, tuple[str, ...]] = {

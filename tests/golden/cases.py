@@ -561,9 +561,4 @@ FILES: Mapping[str, Callable[[], Cases]] = {
     "scaling": scaling,
     "figures": figures,
     "tables": tables,
-    "recommend": recommendations,
-    "compare": comparisons,
-    "predict": predictions,
-    "profile": profiles,
-    "live": live,
-}
+} | {"recommend": recommendations, "compare": comparisons, "predict": predictions, "profile": profiles, "live": live}
