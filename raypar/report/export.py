@@ -90,14 +90,10 @@ def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
 def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> dict[str, Any]:
     spec, failure = result.spec, result.failure
     row: dict[str, Any] = {
-        "study": spec.study,
-        "workload": spec.workload,
-        "identity": spec.identity,
+        **{key: getattr(spec, key) for key in ("study", "workload", "identity")},
         "state": result.state.value,
         "set_aside": is_excluded,
-        "repeat": spec.repeat,
-        "order": spec.order,
-        "seed": spec.seed,
+        **{key: getattr(spec, key) for key in ("repeat", "order", "seed")},
         "attempts": result.attempts,
         "started_at_s": result.started_at,
         **{f"point.{key}": value for key, value in spec.point.items()},
