@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,7 +27,7 @@ from raypar.analysis.analyse import StudyAnalysis, pair_speedups
 from raypar.analysis.question import Question, current_results
 from raypar.errors import RayparError
 from raypar.report.points import FULL, legend, point_columns
-from raypar.report.text import Column, as_utf8, replacing
+from raypar.report.text import as_utf8, replacing
 from raypar.study.trial import TrialResult, point_label
 
 if TYPE_CHECKING:
@@ -151,7 +151,9 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
     parts = [f"# {analysis.question.study_name}", description, asked]
     if analysis.points:
         columns = point_columns(analysis, replace(FULL, throughput=False))
-        parts += ["\n".join(_markdown_table(columns)), legend(analysis)]
+        rule = ["---:" if column.is_number else "---" for column in columns]
+        rows = [[column.head for column in columns], rule, *zip(*(column.cells for column in columns), strict=True)]
+        parts += ["\n".join(f"| {' | '.join(cells)} |" for cells in rows), legend(analysis)]
     parts.append("\n".join(f"- {verdict}" for verdict in analysis.verdicts))
     warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
     parts += ["\n".join(warnings), f"Provenance: {provenance_line(origin)}"]
@@ -173,13 +175,6 @@ def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
         changed = " with changes that no commit has" if "yes" in origin.get("git.dirty", ()) else ""
         parts.append(f"commit {texts['git.commit']}{changed}")
     return "; ".join(part for part in parts if part) + "."
-
-
-def _markdown_table(columns: Sequence[Column]) -> Iterator[str]:
-    yield f"| {' | '.join(column.head for column in columns)} |"
-    yield f"| {' | '.join('---:' if column.is_number else '---' for column in columns)} |"
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        yield f"| {' | '.join(cells)} |"
 
 
 StepTimes: TypeAlias = Callable[[str], Sequence[Sequence[float]]]

@@ -114,7 +114,11 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
             continue
         first = differing[0]
         then = f"{units.ratio(first.reference_speedup.value)} at {units.value_of(first.reference)}"
-        yield 0, f"{_speedup(first)} depends on {key}: {then}, {', '.join(map(_at_level, differing))}."
+        at_levels = [
+            f"{units.ratio(i.speedup.value)} at {units.value_of(i.level)} ({ratio_of(i.change)} as large)"
+            for i in differing
+        ]
+        yield 0, f"{_speedup(first)} depends on {key}: {', '.join([then, *at_levels])}."
     if tied:
         yield 0, f"Whether {_speedup(effects.interactions[0], 't')} depends on {' or '.join(tied)} can't be told."
 
@@ -122,10 +126,6 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
 def _speedup(of: Interaction, article: str = "T") -> str:
     workers = units.counted(of.num_workers, "worker")
     return f"{article}he speedup of {workers} over {of.base_workers}"
-
-
-def _at_level(of: Interaction) -> str:
-    return f"{units.ratio(of.speedup.value)} at {units.value_of(of.level)} ({ratio_of(of.change)} as large)"
 
 
 def _shown_levels(levels: Sequence[Leveled], reference: Value, *, is_ordered: bool) -> Sequence[Leveled]:

@@ -116,7 +116,9 @@ def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:
         x = mark["encoding"].get("x", {})
         if x.get("type") == "quantitative" and "values" not in x.get("axis", {}):
             x["axis"] = {**x.get("axis", {}), "tickCount": {"expr": f"max(2, floor(width / {TICK_PX}))"}}
-    return {"data": {"values": [*map(_drawable, rows)]}, "height": height, "layer": list(marks)}
+    # JSON has no infinity.
+    values = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
+    return {"data": {"values": values}, "height": height, "layer": list(marks)}
 
 
 def quantity(name: str, title: str, *, log2: bool = False, zero: bool = False, **more: Any) -> Spec:
@@ -244,11 +246,6 @@ def is_number(value: object) -> TypeGuard[float]:
 def listed(sentences: Sequence[str], most: int = 12) -> str:
     """Return the first of some parts of a sentence, and the number of the others."""
     return units.listed(sentences, most, separator="; ")
-
-
-def _drawable(row: Row) -> Row:
-    """Return the row as JSON, which has no infinity."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def _config(ink: str) -> Spec:
