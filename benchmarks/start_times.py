@@ -1,8 +1,9 @@
 """Run time of `raypar --help`, `raypar list` and `raypar report`, from process start to end, on a small stored study.
 
 The store is that of tests/golden: 7 trials in an embedded MLflow database. Every measurement is a process, in random
-order within each round, after an uncounted one. `--other PATH` also measures another checkout of raypar, with the same
-Python and packages; ratios (this / other) are taken round by round.
+order within each round, after an uncounted one, which also writes the bytecode that an installed raypar has.
+`--other PATH` also measures another checkout of raypar, with the same Python and packages; ratios (this / other) are
+taken round by round.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main() -> None:
             tar.extractall(folder, filter="data")
         variants = {
             f"{name}: raypar {' '.join(command)}": partial(
-                run_raypar, folder, *command, PYTHONPATH=str(checkout), COLUMNS="80"
+                run_raypar, folder, *command, PYTHONPATH=str(checkout), COLUMNS="80", PYTHONDONTWRITEBYTECODE=""
             )
             for command in COMMANDS
             for name, checkout in checkouts.items()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
-from raypar.execution.stored import unknown_study as unknown_study
 from raypar.masking import masked
 from raypar.report.text import strip_control
 from raypar.signals import Interrupted, redirected_stderr
@@ -58,6 +57,7 @@ def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> t
     Raises:
         RayparError: there is no study of that name.
     """
+    from raypar.execution.stored import unknown_study
     from raypar.track.view import experiment_url
 
     store = store_of(tracking_uri)

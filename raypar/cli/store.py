@@ -28,7 +28,6 @@ from raypar.cli.common import (
     shipped_workloads,
     stdout,
     store_of,
-    unknown_study,
     uri_of,
 )
 from raypar.errors import RayparError
@@ -59,6 +58,7 @@ def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None
 def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
     """Show every trial of a study."""
     with report_errors(debug):
+        from raypar.execution.stored import unknown_study
         from raypar.report.listings import print_trials
 
         store = store_of(tracking_uri)
@@ -305,6 +305,7 @@ def generate(
 ) -> None:
     """Let the best model that a study has kept write on from a prompt."""
     with report_errors(debug):
+        from raypar.execution.stored import unknown_study
         from raypar.study.trial import best_first
 
         store = store_of(tracking_uri)

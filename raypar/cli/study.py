@@ -38,7 +38,6 @@ from raypar.cli.common import (
     set_data_dir,
     stdout,
     store_of,
-    unknown_study,
     uri_of,
 )
 from raypar.errors import NotForTraining, RayparError
@@ -224,6 +223,7 @@ def resume(
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
     with report_errors(debug), handle_signals():
         from raypar.execution.options import ResumeFlags
+        from raypar.execution.stored import unknown_study
 
         store = store_of(tracking_uri)
         stored = store.resume_info(name)

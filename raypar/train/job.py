@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raypar.study.trial import TrialSpec
-from raypar.train.telemetry import RankCounters
+
+if TYPE_CHECKING:
+    from raypar.train.telemetry import RankCounters
 
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
 MODEL_FOLDER, PROFILE_FOLDER = "model", "profile"  # in a trial's artifacts

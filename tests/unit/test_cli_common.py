@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from raypar.cli.app import app
-from raypar.cli.common import parse_quantity, unknown_study
+from raypar.cli.common import parse_quantity
 from raypar.cli.recommend import _UNITS_J
 from raypar.errors import BrokeOff, RayparError, StoreError
+from raypar.execution.stored import unknown_study
 
 
 @dataclass
