@@ -1,20 +1,20 @@
 """Hyperparameters that raypar itself understands, one entry of `OPTIONS` each, and a trial's complete config.
 
-An entry holds the default, the type, what the option means, its allowed values, and the other values that it can't be
-combined with (`Option.incompatible`) or that leave it without effect (`Option.strategies`, `Option.no_effect`). A
-trial's config is these options, the workload's own, and nothing else.
+An entry holds the default, the type, what the option means, its allowed values, and the strategies that it is for
+(empty: all); `conflicts` has the values that don't go together. A trial's config is these options, the workload's own,
+and nothing else.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from raypar.study.space import Value
-from raypar.study.workload import Config, Option, Rule, Workload, at_least, one_of, whole_number
+from raypar.study.workload import Config, Option, Workload, at_least, one_of, whole_number
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ STRATEGIES: Mapping[str, StrategyTraits] = {
     "gather_broadcast": StrategyTraits(is_data_parallel=True),
     "deepspeed": StrategyTraits(is_data_parallel=True, depends_on_model=True),
 }
-SINGLE_WORKER = StrategyTraits(scales_loss=True)
 PIPELINED = ("pipeline", "hybrid")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -57,12 +56,8 @@ LOADERS = ("resident", "dataloader")
 LR_SCALINGS = ("none", "linear", "sqrt")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MAX_CORES = 1_000_000
+Conflict: TypeAlias = tuple[str, str, str]  # option, problem, fix
 AFFINITIES = 'a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact"'
-
-
-def traits(strategy: str) -> StrategyTraits:
-    """Return the traits of a strategy; of a single worker if it is empty."""
-    return STRATEGIES[strategy] if strategy else SINGLE_WORKER
 
 
 def num_shares(config: Config) -> int:
@@ -168,17 +163,9 @@ def _nodes_problem(nodes: Value) -> str | None:
     return None if nodes in ("pack", "spread") or is_count else 'must be "pack", "spread", or a number of at least 1'
 
 
-def _label_problem(label: Value) -> str | None:
-    return None if any(node_label_of(str(label))) else 'must be a label and its value: "type=gpu"'
-
-
 def _split_problem(value: Value) -> str | None:
     named = isinstance(value, tuple) and value and all(isinstance(name, str) for name in value)
     return None if named or value in SPLITS else f"must be one of {', '.join(SPLITS)}, or a tuple of layer names"
-
-
-def _zero_problem(value: Value) -> str | None:
-    return None if value in (0, 1, 2, 3) else "must be 0, 1, 2 or 3"
 
 
 def _positive(value: Value) -> str | None:
@@ -186,36 +173,10 @@ def _positive(value: Value) -> str | None:
     return None if is_positive else "must be a number greater than 0"
 
 
-# Rules read the facts that `raypar.study.validation.facts` adds to a config.
 OPTIONS: Mapping[str, Option] = {
-    "num_workers": whole_number(
-        1,
-        "ranks that train together",
-        incompatible=(
-            Rule(
-                lambda c: c["parallel"] == "hybrid" and c["num_workers"] % c["replica_size"],
-                "is no multiple of tensor_size x pipeline_size = {replica_size}",
-                "use a multiple of {replica_size} workers",
-            ),
-            Rule(
-                lambda c: c["parallel"] and c["device"] == "mps",
-                "can't share the one MPS device",
-                "use num_workers=1 with it",
-            ),
-        ),
-    ),
+    "num_workers": whole_number(1, "ranks that train together"),
     "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and come to the same weights"),
-    "accumulation_steps": whole_number(
-        1,
-        "parts of a worker's batch, one after the other, for one update",
-        incompatible=(
-            Rule(
-                lambda c: c["num_stages"] > 1 and c["accumulation_steps"] > 1,
-                "is what a pipeline does anyway",
-                "use num_microbatches, which does it",
-            ),
-        ),
-    ),
+    "accumulation_steps": whole_number(1, "parts of a worker's batch, one after the other, for one update"),
     "bucket_mb": Option(
         None,
         float,
@@ -230,43 +191,16 @@ OPTIONS: Mapping[str, Option] = {
     "compression": one_of(
         "none", COMPRESSIONS, "what gradients are turned into on their way (it loses some of them)", strategies=("ddp",)
     ),
-    "powersgd_rank": whole_number(
-        1,
-        "rank of PowerSGD's factors",
-        no_effect=(
-            Rule(
-                lambda c: (
-                    c["compression"] != "powersgd" and "powersgd_rank" in c["swept"] and "compression" not in c["swept"]
-                ),
-                "without PowerSGD",
-                'use compression="powersgd"',
-            ),
-        ),
-    ),
-    "static_graph": Option(
-        False,
-        bool,
-        "let DDP rely on every step using the same weights",
-        strategies=("ddp",),
-        incompatible=(
-            Rule(
-                lambda c: c["parallel"] and c["static_graph"] and c["accumulation_steps"] > 1,
-                "does not go with accumulation_steps over 1",
-                "leave one of them out",
-            ),
-        ),
-    ),
+    "powersgd_rank": whole_number(1, "rank of PowerSGD's factors"),
+    "static_graph": Option(False, bool, "let DDP rely on every step using the same weights", strategies=("ddp",)),
     "fsdp_reshard": Option(
-        True,
-        bool,
-        "drop gathered weights after the forward pass; False: keep them for backward",
-        strategies=("fsdp",),
+        True, bool, "drop gathered weights after the forward pass; False: keep them for backward", strategies=("fsdp",)
     ),
     "zero_stage": Option(
         2,
         int,
         "what DeepSpeed shares out: nothing (0), optimizer state (1), gradients too (2), weights too (3)",
-        _zero_problem,
+        lambda value: None if value in (0, 1, 2, 3) else "must be 0, 1, 2 or 3",
         strategies=("deepspeed",),
     ),
     "tensor_size": whole_number(1, "workers among whom layers are split, in a hybrid", strategies=("hybrid",)),
@@ -275,42 +209,9 @@ OPTIONS: Mapping[str, Option] = {
         "1f1b", PIPELINE_SCHEDULES, "the order of forward and backward passes in a pipeline", strategies=PIPELINED
     ),
     "num_microbatches": whole_number(
-        4,
-        "parts of a batch that follow one another through a pipeline",
-        strategies=PIPELINED,
-        incompatible=(
-            Rule(
-                lambda c: c["pipeline_schedule"] == "1f1b" and c["num_microbatches"] < c["num_stages"],
-                "is fewer than the {num_stages} stages that 1f1b keeps busy",
-                "use at least {num_stages}",
-            ),
-            Rule(
-                lambda c: (
-                    c["num_stages"] > 1
-                    and c["pipeline_schedule"] == "interleaved"
-                    and c["num_microbatches"] % max(1, c["num_microbatches"] // c["num_stages"])
-                ),
-                "can't be dealt out in rounds of {num_stages}, which interleaved needs",
-                "use a multiple of {num_stages}",
-            ),
-        ),
+        4, "parts of a batch that follow one another through a pipeline", strategies=PIPELINED
     ),
-    "stages_per_worker": whole_number(
-        2,
-        "stages of each worker, interleaved",
-        strategies=PIPELINED,
-        no_effect=(
-            Rule(
-                lambda c: (
-                    c["strategy"] in PIPELINED
-                    and c["pipeline_schedule"] != "interleaved"
-                    and "stages_per_worker" in c["swept"]
-                ),
-                "without interleaved stages",
-                'use pipeline_schedule="interleaved"',
-            ),
-        ),
-    ),
+    "stages_per_worker": whole_number(2, "stages of each worker, interleaved", strategies=PIPELINED),
     "pipeline_split": Option(
         "counted",
         object,
@@ -321,133 +222,32 @@ OPTIONS: Mapping[str, Option] = {
     "sync_every": whole_number(
         8, "local SGD averages the weights every so many steps", at_least=2, strategies=("local_sgd",)
     ),
-    "batch_size": whole_number(
-        64,
-        "global batch: samples per optimizer step over all workers",
-        incompatible=(
-            Rule(
-                lambda c: c["batch_size"] < c["num_shares"],
-                "is smaller than num_workers={num_workers}: some workers would get no sample",
-                "use batch_size of at least {num_shares}, or fewer workers",
-            ),
-            Rule(
-                lambda c: c["num_available"] and c["batch_size"] > c["num_available"],
-                "is larger than the training set of {num_available} samples",
-                "use a smaller batch_size, or a larger num_samples where that is set",
-            ),
-            Rule(
-                lambda c: c["num_stages"] > 1 and c["batch_size"] % (c["num_shares"] * c["num_microbatches"]),
-                "can't be cut into num_microbatches={num_microbatches} of equal size on {num_shares} replicas",
-                "use a multiple of {num_shares} x {num_microbatches}",
-            ),
-        ),
-    ),
-    "per_worker_batch_size": Option(
-        None, int, "samples per step and worker, instead of batch_size (weak scaling)", at_least(1), optional=True
-    ),
+    "batch_size": whole_number(64, "global batch: samples per optimizer step over all workers"),
+    "per_worker_batch_size": whole_number(None, "samples per step and worker, instead of batch_size (weak scaling)"),
     "epochs": whole_number(1, "passes over the training set"),
-    "num_samples": whole_number(
-        None,
-        "train on this many samples only; None: all",
-        incompatible=(
-            Rule(
-                lambda c: c["num_samples"] and c["num_train_samples"] and c["num_samples"] > c["num_train_samples"],
-                "is more than the {num_train_samples} training samples",
-                "ask for fewer",
-            ),
-        ),
-    ),
+    "num_samples": whole_number(None, "train on this many samples only; None: all"),
     "lr": Option(0.1, float, "learning rate", _positive),
     "lr_scaling": one_of("none", LR_SCALINGS, "lr times batch_size / lr_base_batch_size, or its square root"),
     "lr_base_batch_size": whole_number(None, "the batch that lr is meant for; None: the workload's own batch_size"),
     "lr_schedule": one_of("constant", LR_SCHEDULES, "constant, or down to 0 over the training: linear, cosine"),
     "lr_warmup_steps": whole_number(0, "steps over which lr rises from 0 (other than num_warmup_steps)", at_least=0),
-    "optimizer": one_of(
-        "sgd",
-        OPTIMIZERS,
-        incompatible=(
-            Rule(
-                lambda c: not traits(c["parallel"]).has_layer_norms and c["optimizer"] in ("lars", "lamb"),
-                "needs whole layers' norms, which {strategy} splits up",
-                'use strategy="ddp", or another optimizer',
-            ),
-            Rule(
-                lambda c: c["parallel"] == "deepspeed" and c["optimizer"] in ("lars", "lamb") and c["zero_stage"],
-                "needs whole layers' norms, which ZeRO cuts into flat parts",
-                'use zero_stage=0, strategy="ddp", or another optimizer',
-            ),
-        ),
-    ),
+    "optimizer": one_of("sgd", OPTIMIZERS),
     "weight_decay": Option(0.0, float, "weight decay", at_least(0)),
     "clip_grad_norm": Option(
         None, float, "gradients of a larger norm are scaled down to it; None: not", _positive, optional=True
     ),
     "device": one_of("auto", DEVICES, "cpu, cuda, mps, or auto (a GPU where the cluster has one)"),
-    "precision": one_of(
-        "fp32",
-        PRECISIONS,
-        "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling",
-        incompatible=(
-            Rule(
-                lambda c: not traits(c["parallel"]).scales_loss and c["precision"] == "fp16",
-                "scales its loss by rank: {strategy} would mix the scales",
-                'use precision="bf16", which needs no scaling, or strategy="ddp"',
-            ),
-            Rule(
-                lambda c: c["parallel"] == "deepspeed" and c["precision"] == "fp64",
-                "is not DeepSpeed's: it keeps float32",
-                'use precision="fp32"',
-            ),
-            Rule(
-                lambda c: c["device"] == "mps" and c["precision"] == "fp64",
-                "is unavailable on MPS",
-                'use precision="fp32", or device="cpu"',
-            ),
-        ),
-    ),
-    "loader": one_of(
-        "resident",
-        LOADERS,
-        "resident (tensors in memory) or dataloader (torch's)",
-        incompatible=(
-            Rule(lambda c: c["loader"] not in c["loaders"], "is not for workload {workload}", "it has: {loaders}"),
-        ),
-    ),
+    "precision": one_of("fp32", PRECISIONS, "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling"),
+    "loader": one_of("resident", LOADERS, "resident (tensors in memory) or dataloader (torch's)"),
     "num_loader_workers": whole_number(
-        0,
-        "loader processes per worker, on its own cores, for loader=dataloader",
-        at_least=0,
-        no_effect=(
-            Rule(
-                lambda c: c["loader"] != "dataloader" and c["num_loader_workers"],
-                'with loader="{loader}"',
-                'add loader="dataloader", or leave num_loader_workers out',
-            ),
-        ),
+        0, "loader processes per worker, on its own cores, for loader=dataloader", at_least=0
     ),
-    "prefetch_factor": whole_number(
-        None,
-        "batches that a loader process makes ahead; None: torch's 2",
-        no_effect=(
-            Rule(
-                lambda c: c["prefetch_factor"] and not c["num_loader_workers"],
-                "without loader processes",
-                "add num_loader_workers of at least 1, or leave it out",
-            ),
-        ),
-    ),
+    "prefetch_factor": whole_number(None, "batches that a loader process makes ahead; None: torch's 2"),
     "pin_memory": Option(
         None,
         bool,
         "loader=dataloader puts batches into page-locked memory; None: where there is a GPU",
         optional=True,
-        no_effect=(
-            Rule(
-                lambda c: c["loader"] != "dataloader" and c["pin_memory"],
-                'with loader="{loader}"',
-                'add loader="dataloader", or leave pin_memory out',
-            ),
-        ),
     ),
     "cpus_per_worker": whole_number(1, "cores that each worker has to itself"),
     "cpu_affinity": Option(
@@ -456,79 +256,30 @@ OPTIONS: Mapping[str, Option] = {
         'cores to pin workers to: a count for each, a list ("0-3" or (0, 1)) shared out, "spread" or "compact"',
         _affinity_problem,
         optional=True,
-        incompatible=(
-            Rule(
-                lambda c: c["num_listed_cores"] % c["num_workers"],
-                "{num_listed_cores} cores can't be shared out evenly among num_workers={num_workers}",
-                "list a multiple of {num_workers} cores",
-            ),
-        ),
     ),
     "nodes": Option(
         "pack",
         object,
         "how workers lie on a cluster's nodes: pack (few nodes), spread (evenly over all), or over so many",
         _nodes_problem,
-        incompatible=(
-            Rule(
-                lambda c: isinstance(c["nodes"], int) and c["nodes"] > c["num_workers"],
-                "is more than num_workers={num_workers}",
-                "ask for as many nodes as workers at most",
-            ),
-        ),
     ),
     "node_label": Option(
-        None, str, 'nodes with this label of Ray\'s alone: "type=gpu"; None: any node', _label_problem, optional=True
+        None,
+        str,
+        'nodes with this label of Ray\'s alone: "type=gpu"; None: any node',
+        lambda label: None if any(node_label_of(str(label))) else 'must be a label and its value: "type=gpu"',
+        optional=True,
     ),
     "num_threads": whole_number(None, "torch threads per worker; None: cpus_per_worker"),
-    "compile": Option(
-        False,
-        bool,
-        "torch.compile the model, in the warm-up",
-        incompatible=(
-            Rule(
-                lambda c: traits(c["parallel"]).depends_on_model and c["compile"],
-                "is not for strategy={strategy}",
-                'leave it out, or use strategy="ddp" or "fsdp"',
-            ),
-        ),
-    ),
+    "compile": Option(False, bool, "torch.compile the model, in the warm-up"),
     "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
     "drop_last": Option(False, bool, "leave out a last, smaller batch"),
-    "num_warmup_steps": whole_number(
-        10,
-        "steps run and undone before the clock starts",
-        at_least=0,
-        incompatible=(
-            Rule(
-                lambda c: c["compile"] and not c["num_warmup_steps"],
-                "would time the compilation",
-                "leave it out: the warm-up is where compile=True compiles",
-            ),
-        ),
-    ),
+    "num_warmup_steps": whole_number(10, "steps run and undone before the clock starts", at_least=0),
     "eval_every_steps": whole_number(None, "evaluate and report every so many steps; None: after each epoch"),
     "eval_batch_size": whole_number(1000, "samples at once in an evaluation"),
     "checkpoint_every_epochs": whole_number(
         None,
         "a trial that is started again goes on where it was, this many epochs back at most; None: from the beginning",
-        incompatible=(
-            Rule(
-                lambda c: c["checkpoint_every_epochs"] and c["parallel"] == "deepspeed",
-                "does not go with deepspeed, whose engine keeps weights of its own",
-                'leave it out, or use strategy="fsdp", which shares out as much',
-            ),
-            Rule(
-                lambda c: c["checkpoint_every_epochs"] and c["parallel"] and c["compression"] == "powersgd",
-                "does not go with PowerSGD, which carries errors on in its hook",
-                "leave one of them out",
-            ),
-            Rule(
-                lambda c: c["checkpoint_every_epochs"] and c["eval_every_steps"] and c["loader"] == "dataloader",
-                "does not go with eval_every_steps and a dataloader, which draws anew in the middle of an epoch",
-                'leave one of them out, or use loader="resident"',
-            ),
-        ),
     ),
     "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
 }
@@ -543,8 +294,6 @@ def known_options(workload: Workload) -> dict[str, Option]:
     for key, value in workload.options.items():
         if not isinstance(value, Option):
             value = Option(value, type(value), f"option of workload {workload.name}")
-        if key in options:  # what raypar can't do with its own options, it can't do with the workload's version either
-            value = replace(value, incompatible=(*options[key].incompatible, *value.incompatible))
         options[key] = value
     for key, value in workload.defaults.items():
         if key in options:
@@ -576,3 +325,116 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], default_device: str
     # So that `lr=1` and `lr=1.0` are one trial.
     floats = {key for key, option in options.items() if option.kind is float}
     return {key: float(v) if key in floats and v is not None else v for key, v in config.items()}
+
+
+def conflicts(
+    config: Config, workload: Workload, num_train_samples: int | None, swept: Collection[str]
+) -> Iterator[Conflict]:
+    """Yield the option, the problem and the fix of each combination of values that can't run, or has no effect."""
+    workers, num_cores = config["num_workers"], len(listed_cores(config["cpu_affinity"]) or ())
+    if num_cores % workers:
+        problem = f"{num_cores} cores can't be shared out evenly among num_workers={workers}"
+        yield "cpu_affinity", problem, f"list a multiple of {workers} cores"
+    if isinstance(config["nodes"], int) and config["nodes"] > workers:
+        yield "nodes", f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
+    if not workload.is_train_loop:
+        yield from _batch_conflicts(config, num_train_samples)
+        yield from _data_conflicts(config, workload)
+        yield from _pipeline_conflicts(config, swept)
+        yield from _training_conflicts(config, swept)
+    if not workload.is_train_loop and workers > 1:
+        yield from _strategy_conflicts(config)
+    # Where the study varies the strategy, a fixed option is meant for those strategies that have it.
+    for key, option in known_options(workload).items():
+        if not option.strategies or config["strategy"] in option.strategies or config[key] == option.default:
+            continue
+        if "strategy" not in swept or key in swept:
+            hint = f"it is for {', '.join(option.strategies)}: leave it out, or choose one"
+            yield key, f'has no effect with strategy="{config["strategy"]}"', hint
+
+
+def _batch_conflicts(config: Config, num_train_samples: int | None) -> Iterator[Conflict]:
+    batch_size, num_samples, shares = config["batch_size"], config["num_samples"], num_shares(config)
+    if batch_size < shares:
+        problem = f"is smaller than num_workers={config['num_workers']}: some workers would get no sample"
+        yield "batch_size", problem, f"use batch_size of at least {shares}, or fewer workers"
+    num_available = num_samples or num_train_samples
+    if num_available and batch_size > num_available:
+        problem = f"is larger than the training set of {num_available} samples"
+        yield "batch_size", problem, "use a smaller batch_size, or a larger num_samples where that is set"
+    if num_samples and num_train_samples and num_samples > num_train_samples:
+        yield "num_samples", f"is more than the {num_train_samples} training samples", "ask for fewer"
+
+
+def _data_conflicts(config: Config, workload: Workload) -> Iterator[Conflict]:
+    loader = config["loader"]
+    if loader not in workload.loaders:
+        yield "loader", f"is not for workload {workload.name}", f"it has: {', '.join(workload.loaders)}"
+    for key in ("num_loader_workers", "pin_memory"):
+        if loader != "dataloader" and config[key]:
+            yield key, f'has no effect with loader="{loader}"', f'add loader="dataloader", or leave {key} out'
+    if config["prefetch_factor"] and not config["num_loader_workers"]:
+        hint = "add num_loader_workers of at least 1, or leave it out"
+        yield "prefetch_factor", "has no effect without loader processes", hint
+
+
+def _pipeline_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
+    stages, shares, schedule = pipeline_size(config), num_shares(config), config["pipeline_schedule"]
+    num = config["num_microbatches"]
+    if schedule == "1f1b" and num < stages:
+        yield "num_microbatches", f"is fewer than the {stages} stages that 1f1b keeps busy", f"use at least {stages}"
+    if stages > 1 and schedule == "interleaved" and num % max(1, num // stages):
+        problem = f"can't be dealt out in rounds of {stages}, which interleaved needs"
+        yield "num_microbatches", problem, f"use a multiple of {stages}"
+    if stages > 1 and config["batch_size"] % (shares * num):
+        problem = f"can't be cut into num_microbatches={num} of equal size on {shares} replicas"
+        yield "batch_size", problem, f"use a multiple of {shares} x {num}"
+    if stages > 1 and config["accumulation_steps"] > 1:
+        yield "accumulation_steps", "is what a pipeline does anyway", "use num_microbatches, which does it"
+    if "stages_per_worker" in swept and config["strategy"] in PIPELINED and schedule != "interleaved":
+        yield "stages_per_worker", "has no effect without interleaved stages", 'use pipeline_schedule="interleaved"'
+
+
+def _training_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
+    if config["device"] == "mps" and config["precision"] == "fp64":
+        yield "precision", "is unavailable on MPS", 'use precision="fp32", or device="cpu"'
+    if config["compile"] and not config["num_warmup_steps"]:
+        hint = "leave it out: the warm-up is where compile=True compiles"
+        yield "num_warmup_steps", "would time the compilation", hint
+    if config["checkpoint_every_epochs"] and config["eval_every_steps"] and config["loader"] == "dataloader":
+        problem = "does not go with eval_every_steps and a dataloader, which draws anew in the middle of an epoch"
+        yield "checkpoint_every_epochs", problem, 'leave one of them out, or use loader="resident"'
+    if config["compression"] != "powersgd" and "powersgd_rank" in swept and "compression" not in swept:
+        yield "powersgd_rank", "has no effect without PowerSGD", 'use compression="powersgd"'
+
+
+def _strategy_conflicts(config: Config) -> Iterator[Conflict]:
+    """Yield the conflicts of several workers."""
+    strategy, traits = config["strategy"], STRATEGIES[config["strategy"]]
+    replica_size = config["tensor_size"] * config["pipeline_size"]
+    if strategy == "hybrid" and config["num_workers"] % replica_size:
+        problem = f"is no multiple of tensor_size x pipeline_size = {replica_size}"
+        yield "num_workers", problem, f"use a multiple of {replica_size} workers"
+    if config["device"] == "mps":
+        yield "num_workers", "can't share the one MPS device", "use num_workers=1 with it"
+    if config["static_graph"] and config["accumulation_steps"] > 1:
+        yield "static_graph", "does not go with accumulation_steps over 1", "leave one of them out"
+    if config["optimizer"] in ("lars", "lamb") and not traits.has_layer_norms:
+        hint = 'use strategy="ddp", or another optimizer'
+        yield "optimizer", f"needs whole layers' norms, which {strategy} splits up", hint
+    if config["optimizer"] in ("lars", "lamb") and strategy == "deepspeed" and config["zero_stage"]:
+        hint = 'use zero_stage=0, strategy="ddp", or another optimizer'
+        yield "optimizer", "needs whole layers' norms, which ZeRO cuts into flat parts", hint
+    if config["precision"] == "fp16" and not traits.scales_loss:
+        hint = 'use precision="bf16", which needs no scaling, or strategy="ddp"'
+        yield "precision", f"scales its loss by rank: {strategy} would mix the scales", hint
+    if config["precision"] == "fp64" and strategy == "deepspeed":
+        yield "precision", "is not DeepSpeed's: it keeps float32", 'use precision="fp32"'
+    if config["compile"] and traits.depends_on_model:
+        yield "compile", f"is not for strategy={strategy}", 'leave it out, or use strategy="ddp" or "fsdp"'
+    if config["checkpoint_every_epochs"] and strategy == "deepspeed":
+        problem = "does not go with deepspeed, whose engine keeps weights of its own"
+        yield "checkpoint_every_epochs", problem, 'leave it out, or use strategy="fsdp", which shares out as much'
+    if config["checkpoint_every_epochs"] and config["compression"] == "powersgd":
+        problem = "does not go with PowerSGD, which carries errors on in its hook"
+        yield "checkpoint_every_epochs", problem, "leave one of them out"

@@ -58,8 +58,7 @@ def with_flags(
             mistakes += error.mistakes
             continue
         if key in chosen:
-            hint = f"to sweep it, write --set {key}=A,B"
-            mistakes.append(Mistake(f"--set {key}", setting, "is given twice", hint=hint))
+            mistakes.append(Mistake(f"--set {key}", setting, "is given twice", f"to sweep it, write --set {key}=A,B"))
         chosen[key] = value
     try:
         changed = replace(study, **changes, **_merged(study, chosen))

@@ -18,15 +18,13 @@ from raypar.errors import Mistake, RayparError, shortened, suggest
 from raypar.study.options import (
     LOADERS,
     OPTIONS,
+    STRATEGIES,
     absent_cores,
     affinity_width,
+    conflicts,
     cores_text,
     known_options,
-    listed_cores,
-    num_shares,
-    pipeline_size,
     resolve,
-    traits,
 )
 from raypar.study.space import DOMAINS, LARGEST, Choice, Grid, Value, examples, problem
 from raypar.study.trial import Placement, point_label
@@ -81,28 +79,28 @@ def validate(
         check_strategy: tells whether the model and the installed packages allow the strategy. Needs torch, so it is
             called on a cluster only, and only for strategies that depend on the model.
     """
-    try:
-        values = facts(config, workload, swept)
-    except _NoSize as error:
-        return [Mistake("workload.num_train_samples", where, str(error), hint="fix that function, or leave it out")]
+    size = None
+    if not workload.is_train_loop:
+        try:
+            size = workload.train_size(config)
+        except RayparError:
+            raise
+        except Exception as error:  # the user's own function
+            return [_size_mistake(where, f"raises {type(error).__name__}: {error}")]
+        if size is not None and not isinstance(size, int):
+            return [_size_mistake(where, f"returns a {type(size).__name__}, not a whole number")]
     prefix = f"{where}." if where else ""
-    mistakes: list[Mistake] = []
-    for key, option in known_options(workload).items():
-        problems = [(rule.problem, rule.hint) for rule in option.incompatible if rule.applies(values)]
-        problems += [(f"has no effect {rule.problem}", rule.hint) for rule in option.no_effect if rule.applies(values)]
-        if _is_idle(key, option, values):
-            hint = f"it is for {', '.join(option.strategies)}: leave it out, or choose one"
-            problems.append(('has no effect with strategy="{strategy}"', hint))
-        mistakes += [
-            Mistake(f"{prefix}{key}", config[key], text.format_map(values), hint=hint.format_map(values))
-            for text, hint in problems
-        ]
+    mistakes = [
+        Mistake(f"{prefix}{key}", config[key], wrong, hint=hint)
+        for key, wrong, hint in conflicts(config, workload, size, swept)
+    ]
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)
-    if check_strategy and traits(values["parallel"]).depends_on_model and (refusal := check_strategy(workload, config)):
-        wrong = f"{refusal[0]} (workload {workload.name})"
-        mistakes.append(Mistake("strategy", config["strategy"], wrong, hint=refusal[1]))
+    strategy = "" if workload.is_train_loop or config["num_workers"] == 1 else config["strategy"]
+    depends_on_model = bool(strategy) and STRATEGIES[strategy].depends_on_model
+    if check_strategy and depends_on_model and (refusal := check_strategy(workload, config)):
+        mistakes.append(Mistake("strategy", strategy, f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
     if must_fit and not mistakes:
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():
             hint = "drop the point, ask for less, or give the --address of a larger cluster"
@@ -112,54 +110,8 @@ def validate(
     return mistakes
 
 
-class _NoSize(Exception):
-    """Failure of the workload's function for the size of its training set."""
-
-
-def facts(config: Config, workload: Workload, swept: Collection[str] = ()) -> Config:
-    """Return a config with what the rules of options read beside it.
-
-    `workload`: its name; `swept`: see `validate`; `parallel`: the strategy, empty for one worker or a train loop;
-    `num_listed_cores`: of ``cpu_affinity``. For all but train loops also `loaders`: the workload's; `num_shares`,
-    `num_stages` and `replica_size`: how the strategy uses the workers; `num_train_samples` and `num_available`: all,
-    and those that ``num_samples`` leaves, None if unknown.
-
-    Raises:
-        _NoSize: the workload's `num_train_samples` raises, or returns no whole number.
-    """
-    num_listed_cores = len(listed_cores(config["cpu_affinity"]) or ())
-    common = {"workload": workload.name, "swept": swept, "parallel": "", "num_listed_cores": num_listed_cores}
-    if workload.is_train_loop:
-        return {**config, **common}
-    try:
-        size = workload.train_size(config)
-    except RayparError:
-        raise
-    except Exception as error:  # the user's own function
-        raise _NoSize(f"raises {type(error).__name__}: {error}") from None
-    if size is not None and not isinstance(size, int):
-        raise _NoSize(f"returns a {type(size).__name__}, not a whole number")
-    return {
-        **config,
-        **common,
-        "parallel": config["strategy"] if config["num_workers"] > 1 else "",
-        "loaders": ", ".join(workload.loaders),
-        "num_shares": num_shares(config),
-        "num_stages": pipeline_size(config),
-        "replica_size": config["tensor_size"] * config["pipeline_size"],
-        "num_train_samples": size,
-        "num_available": config["num_samples"] or size,
-    }
-
-
-def _is_idle(key: str, option: Option, values: Config) -> bool:
-    """Return whether an option is set that does nothing under the strategy: a sweep over it would show nothing.
-
-    Where the study varies the strategy, a fixed option is meant for those strategies that know it.
-    """
-    if not option.strategies or values["strategy"] in option.strategies or values[key] == option.default:
-        return False
-    return "strategy" not in values["swept"] or key in values["swept"]
+def _size_mistake(where: str, wrong: str) -> Mistake:
+    return Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")
 
 
 def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Iterator[Mistake]:
@@ -222,8 +174,7 @@ def _validate_workload(workload: Workload) -> Iterator[Mistake]:
     if not isinstance(workload.name, str) or not workload.name:
         yield Mistake("workload.name", workload.name, "is no name", hint='say name="mine"')
     if workload.mode not in ("max", "min"):
-        hint = 'say mode="max" for an accuracy'
-        yield Mistake("workload.mode", workload.mode, 'must be "max" or "min"', hint=hint)
+        yield Mistake("workload.mode", workload.mode, 'must be "max" or "min"', 'say mode="max" for an accuracy')
     optional_hint = "give a function, or leave it out"
     functions = {
         **{part: f"give the Workload {part}=, a function of the trial's config" for part in ("model", "data")},

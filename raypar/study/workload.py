@@ -74,21 +74,6 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """Combination of values in which an option makes no sense.
-
-    Attributes:
-        applies: whether a complete config, with the facts of `raypar.study.validation.facts`, has the combination.
-        problem: what is wrong with the option's value: a format string over the same.
-        hint: the fix, likewise.
-    """
-
-    applies: Callable[[Config], object]
-    problem: str
-    hint: str
-
-
-@dataclass(frozen=True)
 class Option:
     """One hyperparameter.
 
@@ -99,8 +84,6 @@ class Option:
         check: what is wrong with a value (``"must be at least 1"``), or None.
         optional: None is allowed, and means what `doc` says.
         strategies: the values of `strategy` under which it has an effect; empty: all.
-        incompatible: combinations with other options that can't run.
-        no_effect: combinations in which it does nothing; the problem completes "has no effect …".
     """
 
     default: Value
@@ -109,8 +92,6 @@ class Option:
     check: Callable[[Value], str | None] = lambda _: None
     optional: bool = False
     strategies: tuple[str, ...] = ()
-    incompatible: tuple[Rule, ...] = ()
-    no_effect: tuple[Rule, ...] = ()
 
 
 def at_least(low: float) -> Callable[[Value], str | None]:

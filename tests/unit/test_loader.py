@@ -1,52 +1,81 @@
-"""From a file to a study."""
+"""From a file, --set, --repeats and --seed to a study; mistakes are in `bad_input`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from loading import GOOD, loaded, told, written
 
-from raypar import RayparError
+from raypar import RayparError, StudyError, grid
 from raypar.errors import DataError
-from raypar.study.loader import load_study
+from raypar.study.loader import LoadedStudy, load_study
+from raypar.study.overrides import parse_value
+from raypar.study.space import Choice, Domain, LogUniform, RandInt, Uniform, Value
 
 pytestmark = pytest.mark.usefixtures("modules_as_they_were")
 
+GOOD = """
+'''What does a second worker bring?
 
-def test_a_file_becomes_its_study(tmp_path: Path) -> None:
-    found = loaded(tmp_path)
-    assert found.study.name == "asked"
-    assert found.study.description == "What does a second worker bring?"
-    assert found.path == (tmp_path / "asked.py").resolve() and found.source == GOOD
-    assert len(found.study.trials()) == 12
+More about it.
+'''
+from raypar import Study, grid
+from raypar.workloads import digits
 
-
-def test_a_name_and_description_that_are_given_stay(tmp_path: Path) -> None:
-    text = GOOD.replace("workload=digits,", 'workload=digits, name="mine", description="why",')
-    study = loaded(tmp_path, text).study
-    assert (study.name, study.description) == ("mine", "why")
-
-
-def test_a_stem_that_is_no_name_is_made_one(tmp_path: Path) -> None:
-    assert load_study(written(tmp_path, GOOD, "my study (1).py")).study.name == "my study _1_"
-    assert load_study(written(tmp_path, GOOD, "-first.py")).study.name == "first"
+study = Study(
+    workload=digits,
+    space={"num_workers": grid(1, 2), "batch_size": grid(64, 128)},
+    baseline={"num_workers": 1},
+    config={"lr": 0.2},
+)
+"""
 
 
-def test_the_file_is_a_module_of_its_own(tmp_path: Path) -> None:
-    found = load_study(written(tmp_path, GOOD, "two-words.py"))
-    module = sys.modules[found.module_name]
-    assert found.module_name == "raypar_study_two_words"
-    assert module.__file__ == str(found.path) and module.study.workload.name == "digits"
+def written(folder: Path, text: str, name: str = "asked.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def loaded(folder: Path, text: str = GOOD, **flags: Any) -> LoadedStudy:
+    return load_study(written(folder, text), **flags)
+
+
+def test_a_file_becomes_its_study_and_a_module(tmp_path: Path) -> None:
+    study_file = loaded(tmp_path)
+    assert study_file.study.name == "asked"
+    assert study_file.study.description == "What does a second worker bring?"
+    assert study_file.path == (tmp_path / "asked.py").resolve() and study_file.source == GOOD
+    assert len(study_file.study.trials()) == 12
+    module = sys.modules[study_file.module_name]
+    assert study_file.module_name == "raypar_study_asked"
+    assert module.__file__ == str(study_file.path) and module.study.workload.name == "digits"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name"),
+    [
+        ("asked.py", GOOD.replace("workload=digits,", 'workload=digits, name="mine", description="why",'), "mine"),
+        ("my study (1).py", GOOD, "my study _1_"),
+        ("-first.py", GOOD, "first"),
+        ("marked.py", "\ufeff" + GOOD, "marked"),
+        ("asked.py", GOOD.replace("study = ", "question = "), "asked"),
+        ("asked.py", GOOD + "\nother = Study(workload=digits, name='other')\n", "asked"),
+        ("asked.py", GOOD.replace("study = ", "first = ") + "\nsecond = first\n", "asked"),
+    ],
+    ids=["given", "spaces", "dash", "byte order mark", "another variable", "one named study", "one under two names"],
+)
+def test_a_study_is_called_as_it_says_or_as_its_file(tmp_path: Path, file: str, text: str, name: str) -> None:
+    study = load_study(written(tmp_path, text, file)).study
+    assert study.name == name and (study.description == "why") == (name == "mine")
 
 
 def test_files_of_the_same_name_in_two_folders_get_two_modules(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    one = load_study(written(tmp_path, GOOD))
-    other = load_study(written(tmp_path / "other", GOOD))
-    assert one.module_name != other.module_name
-    assert {one.module_name, other.module_name} <= set(sys.modules)
+    names = {load_study(written(tmp_path, GOOD, file)).module_name for file in ("asked.py", "other/asked.py")}
+    assert len(names) == 2 and names <= set(sys.modules)
 
 
 def test_a_file_can_be_loaded_again_after_a_change(tmp_path: Path) -> None:
@@ -54,33 +83,16 @@ def test_a_file_can_be_loaded_again_after_a_change(tmp_path: Path) -> None:
     assert loaded(tmp_path, GOOD.replace("0.2", "0.4")).study.config["lr"] == 0.4
 
 
-def test_the_only_study_may_have_any_name(tmp_path: Path) -> None:
-    assert loaded(tmp_path, GOOD.replace("study = ", "question = ")).study.name == "asked"
-
-
-def test_of_several_studies_the_one_named_study_is_taken(tmp_path: Path) -> None:
-    text = GOOD + "\nother = Study(workload=digits, name='other')\n"
-    assert loaded(tmp_path, text).study.name == "asked"
-
-
-def test_one_study_under_two_names_is_one_study(tmp_path: Path) -> None:
-    text = GOOD.replace("study = ", "first = ") + "\nsecond = first\n"
-    assert loaded(tmp_path, text).study.name == "asked"
-
-
 def test_modules_beside_the_file_can_be_imported_and_are_named(tmp_path: Path) -> None:
     written(tmp_path, "import numpy.fft\nLR = 0.5\n", "helper_of_loader.py")
-    (tmp_path / "package_of_loader").mkdir()
-    written(tmp_path / "package_of_loader", "", "__init__.py")
-    written(tmp_path / "package_of_loader", "EPOCHS = 2\n", "sub.py")
-    text = GOOD.replace(
-        "from raypar import", "import helper_of_loader\nfrom package_of_loader import sub\nfrom raypar import"
-    )
-    found = loaded(tmp_path, text.replace('"lr": 0.2', '"lr": helper_of_loader.LR, "epochs": sub.EPOCHS'))
-    assert found.study.config == {"lr": 0.5, "epochs": 2}
-    assert set(found.local_modules) == {"helper_of_loader", "package_of_loader", "package_of_loader.sub"}
-    assert "numpy.fft" in found.imported_modules
-    assert not any(name.startswith(("helper", "package")) for name in found.imported_modules)
+    written(tmp_path, "", "package_of_loader/__init__.py")
+    written(tmp_path, "EPOCHS = 2\n", "package_of_loader/sub.py")
+    text = "import helper_of_loader\nfrom package_of_loader import sub\n" + GOOD
+    study_file = loaded(tmp_path, text.replace('"lr": 0.2', '"lr": helper_of_loader.LR, "epochs": sub.EPOCHS'))
+    assert study_file.study.config == {"lr": 0.5, "epochs": 2}
+    assert set(study_file.local_modules) == {"helper_of_loader", "package_of_loader", "package_of_loader.sub"}
+    assert "numpy.fft" in study_file.imported_modules
+    assert not any(name.startswith(("helper", "package")) for name in study_file.imported_modules)
 
 
 def test_third_party_imports_are_named_those_in_functions_too(tmp_path: Path) -> None:
@@ -88,37 +100,62 @@ def test_third_party_imports_are_named_those_in_functions_too(tmp_path: Path) ->
     assert loaded(tmp_path, text).imported_modules == ("numpy", "sklearn.datasets")
 
 
-def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "marked.py"
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
-    assert load_study(path).study.name == "marked"
-
-
-def test_an_error_in_a_helper_is_told_with_the_line_in_both_files(tmp_path: Path) -> None:
+def test_an_error_in_a_helper_is_reported_with_the_line_in_both_files(tmp_path: Path) -> None:
     written(tmp_path, "\n\nraise ValueError('too bad')\n", "helper_of_failure.py")
-    message = told(written(tmp_path, "x = 1\nimport helper_of_failure\n"))
-    assert "line 2 (in helper_of_failure.py, line 3): ValueError: too bad" in message
-
-
-def test_a_syntax_error_in_a_helper_names_the_helper(tmp_path: Path) -> None:
-    helper = written(tmp_path, "x = (\n", "helper_of_syntax.py")
-    with pytest.raises(RayparError) as caught:
-        load_study(written(tmp_path, "import helper_of_syntax\n"))
-    assert f"{helper}, line 1: syntax error" in str(caught.value)
-
-
-def test_a_raypar_error_of_the_file_keeps_its_kind_and_way_out(tmp_path: Path) -> None:
-    text = "from raypar.errors import DataError\nraise DataError('gone', hint='fetch it')\n"
-    with pytest.raises(DataError, match=r"asked\.py, line 2: gone\n.*fetch it"):
-        load_study(written(tmp_path, text))
-
-
-def test_a_file_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
     before = list(sys.path)
-    told(written(tmp_path, "1 / 0"))
+    with pytest.raises(RayparError, match=r"line 2 \(in helper_of_failure.py, line 3\): ValueError: too bad"):
+        loaded(tmp_path, "x = 1\nimport helper_of_failure\n")
     assert sys.path == before and "raypar_study_asked" not in sys.modules
+
+
+def test_a_raypar_error_of_the_file_keeps_its_kind_and_hint(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"asked\.py, line 2: gone\n.*fetch it"):
+        loaded(tmp_path, "from raypar.errors import DataError\nraise DataError('gone', hint='fetch it')\n")
 
 
 def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        load_study(written(tmp_path, "raise KeyboardInterrupt"))
+        loaded(tmp_path, "raise KeyboardInterrupt")
+
+
+# ---- flags
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("0.1", 0.1), ("1e-3", 1e-3), ("-1", -1), ("adam", "adam"), ("'adam'", "adam"), ("None", None)),
+        *(("True", True), ("true", True), ("false", False), ("cuda:0", "cuda:0"), ("(1, 2)", (1, 2)), ("a b", "a b")),
+        *(("1,2", grid(1, 2)), ("1, 2", grid(1, 2)), ("sgd,adam", grid("sgd", "adam")), ("grid(1,2)", grid(1, 2))),
+        *(("a-b,c:d", grid("a-b", "c:d")), ("0.1,1e-3", grid(0.1, 1e-3)), ("grid(sgd, adam)", grid("sgd", "adam"))),
+        *(("choice(1, 2)", Choice((1, 2))), ("uniform(0, 1)", Uniform(0, 1)), ("randint(1, 9)", RandInt(1, 9))),
+        *(("loguniform(1e-4, 1e-1)", LogUniform(1e-4, 1e-1)), ("__import__('os')", "__import__('os')")),
+    ],
+)
+def test_a_setting_reads_as_the_value_it_looks_like(text: str, value: Value | Domain) -> None:
+    parsed = parse_value(text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_a_fixed_setting_takes_its_key_out_of_the_space_and_the_baseline(tmp_path: Path) -> None:
+    study = loaded(tmp_path, settings=["num_workers=2", "lr=1"], repeats=5, seed=11).study
+    assert list(study.space) == ["batch_size"] and study.baseline == {}
+    assert study.config == {"num_workers": 2, "lr": 1}
+    assert (study.num_repeats, study.seed) == (5, 11)
+
+
+def test_a_setting_of_several_values_sweeps_the_key(tmp_path: Path) -> None:
+    study = loaded(tmp_path, settings=["lr=0.1,0.2", "batch_size=grid(64,96)"]).study
+    assert study.space["lr"] == grid(0.1, 0.2) and study.space["batch_size"] == grid(64, 96)
+    assert "lr" not in study.config and study.baseline == {"num_workers": 1}
+
+
+def test_a_train_loop_takes_any_setting(tmp_path: Path) -> None:
+    text = "from raypar import Study, Workload\nstudy = Study(workload=Workload.from_train_loop(lambda c: None))\n"
+    assert loaded(tmp_path, text, settings=["whatever=3"]).study.config == {"whatever": 3}
+
+
+def test_all_mistakes_of_the_flags_are_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StudyError) as caught:
+        loaded(tmp_path, settings=["lr", "epoch=3", "lr=fast", "num_workers=2,4", "seed=1"], repeats=0)
+    assert len(caught.value.mistakes) == 6
