@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from raypar.cli.cluster import attach, stop
+from raypar.cli.common import Debug, report_errors
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
 from raypar.cli.recommend import recommend
@@ -27,21 +30,13 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 class Verbs(TyperGroup):
     """Group of all commands."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Sequence[str] | None = None, *others: Any, **flags: Any) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        if not standalone_mode or not words:  # no word: the help
-            return super().main(words, prog_name, complete_var, standalone_mode, windows_expand_args, **extra)
+        if not flags.get("standalone_mode", True) or not words:  # no word: the help
+            return super().main(words, *others, **flags)
         try:
             Path.cwd()
-            code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
+            code = super().main(words, *others, **{**flags, "standalone_mode": False})
         except FileNotFoundError:
             typer.echo("error: the current folder was removed\n  → cd to another one", err=True)
             sys.exit(EXIT_BAD_INPUT)
@@ -98,28 +93,41 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
-app.command(epilog="Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")(study)
-app.command(epilog="Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")(plan)
-app.command(epilog="Example:  raypar resume batch_size")(resume)
-app.command(epilog="Example:  raypar attach batch_size --address http://127.0.0.1:8265")(attach)
-app.command(epilog="Example:  raypar stop batch_size --address http://127.0.0.1:8265")(stop)
-app.command("list")(list_studies)
-app.command()(show)
-app.command()(report)
-app.command(epilog="Examples:  raypar export batch_size trials.csv    raypar export batch_size summary.md --force")(
-    export
-)
-app.command(epilog="Example:  raypar compare main_branch my_branch --fail-if-slower 5%")(compare)
-app.command(epilog="Example:  raypar workloads mnist_cnn")(workloads)
-app.command(epilog='Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')(generate)
-app.command(epilog="Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")(fit)
-app.command(epilog="Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")(predict)
-app.command(epilog="Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7")(recommend)
-app.command(epilog="Example:  raypar profile studies/strong_scaling.py --set num_workers=2")(profile)
-app.command(epilog="Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")(work)
-app.command()(sync)
-app.command(epilog="Examples:  raypar ui    raypar ui batch_size --port 5050")(ui)
-app.command()(doctor)
+def command(function: Callable[..., None], epilog: str | None = None, name: str | None = None) -> None:
+    """Add a command with --debug, whose errors are reported in one message."""
+
+    @functools.wraps(function)
+    def reported(*, debug: bool, **flags: Any) -> None:
+        with report_errors(debug):
+            function(**flags)
+
+    signature = inspect.signature(function, eval_str=True)
+    of_debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    reported.__signature__ = signature.replace(parameters=[*signature.parameters.values(), of_debug])  # type: ignore[attr-defined]
+    reported.__annotations__ = {**function.__annotations__, "debug": Debug}
+    app.command(name, epilog=epilog)(reported)
+
+
+command(study, "Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")
+command(plan, "Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")
+command(resume, "Example:  raypar resume batch_size")
+command(attach, "Example:  raypar attach batch_size --address http://127.0.0.1:8265")
+command(stop, "Example:  raypar stop batch_size --address http://127.0.0.1:8265")
+command(list_studies, name="list")
+command(show)
+command(report)
+command(export, "Examples:  raypar export batch_size trials.csv    raypar export batch_size summary.md --force")
+command(compare, "Example:  raypar compare main_branch my_branch --fail-if-slower 5%")
+command(workloads, "Example:  raypar workloads mnist_cnn")
+command(generate, 'Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')
+command(fit, "Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")
+command(predict, "Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")
+command(recommend, "Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7")
+command(profile, "Example:  raypar profile studies/strong_scaling.py --set num_workers=2")
+command(work, "Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")
+command(sync)
+command(ui, "Examples:  raypar ui    raypar ui batch_size --port 5050")
+command(doctor)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raypar.cli.common import EXIT_FAILED, Debug, report_errors
+from raypar.cli.common import EXIT_FAILED
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
 from raypar.report.text import ascii_fallback, strip_control
@@ -35,18 +35,18 @@ Dashboard = Annotated[
 SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name, as `raypar study` printed it.")]
 
 
-def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
+def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
-    with report_errors(debug), handle_signals(), connected_to(address) as jobs:
+    with handle_signals(), connected_to(address) as jobs:
         job = job_of(study, jobs, address)
         with detached_by_signals(study, address):
             over = jobs.follow(job.id, write)
         raise typer.Exit(ended(over))
 
 
-def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD, debug: Debug = False) -> None:
+def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
-    with report_errors(debug), handle_signals(), connected_to(address) as jobs:
+    with handle_signals(), connected_to(address) as jobs:
         job = job_of(study, jobs, address)
         if job.is_over:
             say(f"study {study} does not run: it {ENDED[job.status]} before")
@@ -85,21 +85,8 @@ def dashboard_in(
     return address
 
 
-def unchecked(file: Path, why: RayparError) -> tuple[str, Path, tuple[Path, ...]]:
-    """Return the first arguments of `submit` for a study whose file needs packages of training, absent here."""
-    from raypar.study.loader import name_of
-
-    say(f"{why.message}: the study is not checked here, but on the head of the cluster")
-    return name_of(file), file.resolve(), ()
-
-
 def submit(
-    study: str,
-    path: Path,
-    modules: Sequence[Path],
-    address: str,
-    other_flags: Mapping[str, object],
-    options: Options,
+    study: str, path: Path, modules: Sequence[Path], address: str, other_flags: Mapping[str, object], options: Options
 ) -> int:
     """Start a study on the cluster and follow it; the exit code that it ends with.
 

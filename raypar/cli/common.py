@@ -76,8 +76,8 @@ def check_positive(flag: str, value: float | None, example: str = "2.5") -> None
         raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} {example}, or leave it out")
 
 
-def parse_quantity(flag: str, text: str, units: Mapping[str, float], name: str, examples: str) -> float:
-    """Return a number with one of the units, in the unit that is worth 1.
+def parse_quantity(flag: str, text: str | None, units: Mapping[str, float], name: str, examples: str) -> float | None:
+    """Return a number with one of the units, in the unit that is worth 1; None for a flag that is not given.
 
     Args:
         units: by lower-case name; the empty one is meant where none is given.
@@ -86,6 +86,8 @@ def parse_quantity(flag: str, text: str, units: Mapping[str, float], name: str, 
     Raises:
         RayparError: it is none, or not greater than 0.
     """
+    if text is None:
+        return None
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     try:
         value = float(match[1]) * units[match[2]] if match else 0.0
@@ -111,8 +113,7 @@ def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
             key, text = split_setting(setting)
             value = parse_value(text)
         except ValueError as error:
-            hint = "write --set key=value: --set batch_size=64"
-            raise RayparError(f"--set {setting}: {error}", hint=hint) from None
+            raise RayparError(f"--set {setting}: {error}", hint="write --set key=value: --set batch_size=64") from None
         if key in chosen:
             raise RayparError(f"--set {key} is given twice", hint=f"write --set {key}=A,B")
         if isinstance(value, Grid):

@@ -7,31 +7,15 @@ import inspect
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raypar.cli.common import (
-    DataDir,
-    Debug,
-    StudyName,
-    TrackingUri,
-    check_positive,
-    chosen_values,
-    parse_quantity,
-    quiet,
-    report_errors,
-    say,
-    set_data_dir,
-    shipped_workload,
-    shipped_workloads,
-    stdout,
-    uri_of,
-)
+from raypar.cli import common
 from raypar.errors import NotForTraining, RayparError, check_for_training
 
 if TYPE_CHECKING:
@@ -45,11 +29,12 @@ if TYPE_CHECKING:
 MEASURED = "measured"  # --network measured: probe this machine
 WITHIN_NODE = "10GB/s,10us"  # unless given: PCI Express 3.0 with 16 lanes, of whose 15.8 GB/s about as much arrives
 NO_LOOK = "without it raypar can't look at the model: give its size, as --parameters 25.6M"
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 MOST_STEP_TIMES = 5  # trials whose step times are read for their variation
 
 
 def predict(
-    name: StudyName,
+    name: common.StudyName,
     workers: Annotated[str, typer.Option(metavar="N[,N…]", help="Predict 1, 2, 4 … up to the largest of these.")],
     nodes_of: Annotated[int, typer.Option(min=1, metavar="K", help="Workers of a node, which share its link.")] = 1,
     network: Annotated[
@@ -91,112 +76,93 @@ def predict(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Choose the point to predict from.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file: .svg or .png.")] = None,
-    data_dir: DataDir = None,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Predict time, throughput and efficiency with more workers or another network, from a study that was measured."""
-    with report_errors(debug):
-        from raypar.analysis.laws import Scaling
-        from raypar.execution.stored import read_study
-        from raypar.predict.calibration import (
-            calibrate,
-            choose_results,
-            fit_study_network,
-            observed_points,
-            variation_of,
-        )
-        from raypar.predict.network import Topology, parse_network
-        from raypar.predict.predict import communication_of, job_spec_of, worker_counts
-        from raypar.predict.predict import predict as predicted
-        from raypar.report.predict import PredictionReport, check_plot_path, plot_of, print_prediction
+    from raypar.analysis.laws import Scaling
+    from raypar.execution.stored import read_study
+    from raypar.predict import calibration as fitting
+    from raypar.predict.network import Topology, parse_network
+    from raypar.predict.predict import communication_of, job_spec_of, worker_counts
+    from raypar.predict.predict import predict as predicted
+    from raypar.report.predict import PredictionReport, check_plot_path, plot_of, print_prediction
 
-        asked = _counts(workers)
-        worker_counts(asked)  # before anything slow: a mistake is reported at once
-        check_positive("--input-rate", input_rate, "1000")
-        if bucket_mb is not None and not (math.isfinite(bucket_mb) and bucket_mb >= 0):
-            raise RayparError(f"--bucket-mb {bucket_mb}: must be 0 or more", hint="write --bucket-mb 25")
-        if plot is not None:
-            check_plot_path(plot)
-        given = parse_network(network) if network not in (None, MEASURED) else None
-        within = parse_network(network_within or WITHIN_NODE)
-        if network_within is not None and nodes_of == 1:
-            raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
-        chosen = _chosen_point(settings or ())
-        if network == MEASURED:
-            check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
-        set_data_dir(data_dir)
-        study = read_study(name, uri_of(tracking_uri), Path.cwd())
-        store, results = study.store, choose_results(study.current_results.results, chosen)
-        training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
-        config = results[0].spec.config
-        layers, source = _layers(store, name, results[0], parameters)
-        calibration = calibrate(observed_points(results), layers, variation_of(_with_step_times(store, name, results)))
-        sources = [note for note in (study.current_results.sentence.rstrip("."), source) if note]
-        accumulation_steps = training.accumulation_steps
-        across, origin = _link(
-            given, network, config, lambda how: fit_study_network(calibration, how, accumulation_steps)
-        )
-        link = across if nodes_of == 1 else Topology(nodes_of, within, across)
-        if nodes_of > 1 and network_within is None:
-            sources.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
-        all_reduce = algorithm or _usual_algorithm(config, is_given=given is not None, nodes_of=nodes_of)
-        on_own_cores = network == MEASURED and overlap is None and config["device"] == "cpu"
-        how = communication_of(
-            config, link, all_reduce, bucket_mb=bucket_mb, overlap=False if on_own_cores else overlap
-        )
-        if on_own_cores:
-            sources.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
-        if (bucket_mb, overlap) != (None, None):
-            sources.append("buckets or overlap are not as the study had them")
-        counts = worker_counts(asked, [p.num_workers for p in calibration.points])
-        sweep = predicted(calibration, training, how, counts, is_measured_network=given is None and nodes_of == 1)
-        shown = PredictionReport(
-            title=" ".join([f"Study {name}", *(settings or [])]),
-            asked=asked,
-            calibration=calibration,
-            training=training,
-            communication=how,
-            sweep=sweep,
-            network_source=origin,
-            sources=tuple(sources),
-        )
-        print_prediction(stdout(), shown)
-        if plot is not None:
-            plot_of(shown).save(plot)
-            typer.echo(f"drawn into {plot}", err=True)
+    asked = _counts(workers)
+    worker_counts(asked)  # before anything slow: a mistake is reported at once
+    common.check_positive("--input-rate", input_rate, "1000")
+    if bucket_mb is not None and not (math.isfinite(bucket_mb) and bucket_mb >= 0):
+        raise RayparError(f"--bucket-mb {bucket_mb}: must be 0 or more", hint="write --bucket-mb 25")
+    if plot is not None:
+        check_plot_path(plot)
+    given = parse_network(network) if network not in (None, MEASURED) else None
+    within = parse_network(network_within or WITHIN_NODE)
+    if network_within is not None and nodes_of == 1:
+        raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
+    chosen = _chosen_point(settings or ())
+    if network == MEASURED:
+        check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
+    common.set_data_dir(data_dir)
+    study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
+    store, results = study.store, fitting.choose_results(study.current_results.results, chosen)
+    training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
+    config = results[0].spec.config
+    layers, source = _layers(store, name, results[0], parameters)
+    calibration = fitting.calibrate(
+        fitting.observed_points(results), layers, fitting.variation_of(_with_step_times(store, name, results))
+    )
+    sources = [note for note in (study.current_results.sentence.rstrip("."), source) if note]
+    fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
+    across, origin = _link(given, network, config, fit_link)
+    link = across if nodes_of == 1 else Topology(nodes_of, within, across)
+    if nodes_of > 1 and network_within is None:
+        sources.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
+    # A measured network was fitted as if by rings.
+    usual = "ring" if given is None else "gloo" if config["device"] == "cpu" and nodes_of == 1 else "auto"
+    on_own_cores = network == MEASURED and overlap is None and config["device"] == "cpu"
+    how = communication_of(
+        config, link, algorithm or usual, bucket_mb=bucket_mb, overlap=False if on_own_cores else overlap
+    )
+    if on_own_cores:
+        sources.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
+    if (bucket_mb, overlap) != (None, None):
+        sources.append("buckets or overlap are not as the study had them")
+    counts = worker_counts(asked, [p.num_workers for p in calibration.points])
+    sweep = predicted(calibration, training, how, counts, is_measured_network=given is None and nodes_of == 1)
+    shown = PredictionReport(
+        title=" ".join([f"Study {name}", *(settings or [])]),
+        asked=asked,
+        calibration=calibration,
+        training=training,
+        communication=how,
+        sweep=sweep,
+        network_source=origin,
+        sources=tuple(sources),
+    )
+    print_prediction(common.stdout(), shown)
+    if plot is not None:
+        plot_of(shown).save(plot)
+        typer.echo(f"drawn into {plot}", err=True)
 
 
 def _link(
     given: Network | None, flag: str | None, config: Mapping[str, Any], fit: Callable[[Any], tuple[Network, str]]
 ) -> tuple[Network, str]:
     """Return the link between workers, and its source: given, measured, or fitted to the study."""
-    from raypar.predict.network import Network
+    from raypar.predict.network import Network, fit_network
     from raypar.predict.predict import communication_of
 
     if given is not None:
         return given, "as given"
     if flag == MEASURED:
-        return _probed(str(config["device"])), "measured between two workers of this machine"
+        from raypar.predict.probe import probe_all_reduces
+
+        typer.echo("measuring all-reduces between two workers …", err=True)
+        logs = Path.cwd() / ".raypar" / "logs"
+        with common.quiet(logs / "probe.log"):
+            samples = probe_all_reduces(2, logs / "probe", str(config["device"]))
+        return fit_network(samples, 2), "measured between two workers of this machine"
     return fit(communication_of(config, Network(0.0, math.inf), "ring"))
-
-
-def _usual_algorithm(config: Mapping[str, Any], *, is_given: bool, nodes_of: int) -> str:
-    """Return the algorithm that a prediction assumes: a measured network was fitted as if by rings."""
-    if not is_given:
-        return "ring"
-    return "gloo" if config["device"] == "cpu" and nodes_of == 1 else "auto"
-
-
-def _probed(device: str) -> Network:
-    """Measure the link between two workers of this machine."""
-    from raypar.predict.network import fit_network
-    from raypar.predict.probe import probe_all_reduces
-
-    typer.echo("measuring all-reduces between two workers …", err=True)
-    with quiet(Path.cwd() / ".raypar" / "logs" / "probe.log"):
-        samples = probe_all_reduces(2, Path.cwd() / ".raypar" / "logs" / "probe", device)
-    return fit_network(samples, 2)
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -207,7 +173,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _chosen_point(settings: Sequence[str]) -> dict[str, Value]:
-    chosen = chosen_values(settings)
+    chosen = common.chosen_values(settings)
     for key, values in chosen.items():
         if key == "num_workers":
             hint = f"write --workers {values[0]}"
@@ -230,21 +196,16 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
     at_the_end = "the layers are not known: all gradients are there at the end of the backward pass"
     counted = "computing is shared out among the layers by counted work"
     config: Mapping[str, Any] = result.spec.config
-    if parameters is not None:
-        return one_layer(_parameters(parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
-    match = _workload(store, name, result.spec.workload)
-    if match is None:
-        raise RayparError(
-            f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with "
-            "raypar: its network can't be inspected",
-            hint="give its size: --parameters 25.6M",
-        )
-    workload, sources = match
-    if workload.is_train_loop:
-        raise RayparError(
-            f"workload {workload.name} is a train loop: raypar can't look at its network",
-            hint="give its size: --parameters 25.6M",
-        )
+    num_parameters = common.parse_quantity("--parameters", parameters, _UNITS, "number of parameters", "25.6M")
+    if num_parameters is not None:
+        return one_layer(round(num_parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
+    workload, sources = _workload(store, name, result.spec.workload)
+    if workload is None or workload.is_train_loop:
+        problem = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships"
+        problem += " with raypar: its network can't be inspected"
+        if workload is not None:
+            problem = f"workload {workload.name} is a train loop: raypar can't look at its network"
+        raise RayparError(problem, hint="give its size: --parameters 25.6M")
     kept = Path.cwd() / ".raypar" / "layers" / f"{_fingerprint(workload, config, sources)}.json"
     if (cached_layers := read_layers(kept)) is not None:
         return cached_layers, counted
@@ -273,7 +234,7 @@ def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequenc
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload, tuple[str, ...]] | None:
+def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload | None, tuple[str, ...]]:
     """Return the workload of the study's file, with its sources, else a shipped one; None: neither.
 
     A store is data: a file that it names is run only from this folder.
@@ -292,16 +253,9 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload, tupl
         except RayparError:
             loaded = None
         if loaded is not None and loaded.study.workload.name == workload_name:
-            local = [getattr(sys.modules[module], "__file__", None) for module in loaded.local_modules]
-            texts = [Path(path).read_text(encoding="utf-8") for path in local if path]
+            texts = [path.read_text(encoding="utf-8") for path in loaded.module_files]
             return loaded.study.workload, (loaded.source, *texts)
-    shipped = shipped_workloads().get(workload_name)
-    return (shipped, ()) if shipped is not None else None
-
-
-def _parameters(text: str) -> int:
-    units = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-    return round(parse_quantity("--parameters", text, units, "number of parameters", "25.6M"))
+    return common.shipped_workloads().get(workload_name), ()
 
 
 def fit(
@@ -321,18 +275,16 @@ def fit(
         int | None,
         typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the study's own, or the fewest)"),
     ] = None,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study, or to any times by worker count."""
-    with report_errors(debug):
-        if source.lower().endswith(".csv") or Path(source).is_file():
-            _fit_file(Path(source), scaling or "strong", baseline)
-        elif scaling is not None:
-            hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
-            raise RayparError(f"--scaling {scaling} is for files, and `{source}` is none", hint=hint)
-        else:
-            _fit_study(source, tracking_uri, baseline)
+    if source.lower().endswith(".csv") or Path(source).is_file():
+        _fit_file(Path(source), scaling or "strong", baseline)
+    elif scaling is not None:
+        hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
+        raise RayparError(f"--scaling {scaling} is for files, and `{source}` is none", hint=hint)
+    else:
+        _fit_study(source, tracking_uri, baseline)
 
 
 def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
@@ -340,7 +292,7 @@ def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
     from raypar.analysis.scaling import analyse_scaling, read_table
     from raypar.report.fit import print_scaling
 
-    print_scaling(stdout(), analyse_scaling(read_table(path), Scaling(scaling), baseline))
+    print_scaling(common.stdout(), analyse_scaling(read_table(path), Scaling(scaling), baseline))
 
 
 def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
@@ -348,14 +300,14 @@ def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> Non
     from raypar.execution.stored import read_study
     from raypar.report.fit import print_groups
 
-    study = read_study(name, uri_of(tracking_uri), Path.cwd())
+    study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
     groups = worker_groups(study.question, study.current_results.points, baseline)
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
-    print_groups(stdout(), name, groups)
+    print_groups(common.stdout(), name, groups)
     if aside := study.current_results.sentence:
-        say(stdout(), aside)
+        common.say(common.stdout(), aside)
 
 
 def work(
@@ -369,32 +321,30 @@ def work(
     peak_tflops: Annotated[
         float | None, typer.Option(metavar="X", help="Reckon with this peak, in TFLOP/s. (default: measured)")
     ] = None,
-    data_dir: DataDir = None,
-    debug: Debug = False,
+    data_dir: common.DataDir = None,
 ) -> None:
     """Count a workload's multiply-accumulates by type of layer, and the least time that its training can take."""
-    with report_errors(debug):
-        check_positive("--peak-tflops", peak_tflops, "112")
-        set_data_dir(data_dir)
-        workload = shipped_workload(name)
-        config = config_of(workload, settings or [])
+    common.check_positive("--peak-tflops", peak_tflops, "112")
+    common.set_data_dir(data_dir)
+    workload = common.shipped_workload(name)
+    config = config_of(workload, settings or [])
 
-        from raypar.report.listings import WorkAssumptions, print_work
-        from raypar.train.flops import work_of
+    from raypar.report.listings import WorkAssumptions, print_work
+    from raypar.train.flops import work_of
 
-        counted = work_of(workload, config)
-        if peak_tflops is not None:
-            peak, source = peak_tflops * 1e12, "as given"
-        else:
-            peak, source = measured_peak(config)
-        assumptions = WorkAssumptions(
-            batch_size=batch_size or config["batch_size"],
-            epochs=epochs or config["epochs"],
-            num_samples=samples or config["num_samples"] or workload.train_size(config),
-            peak_flops=peak,
-            peak_source=source,
-        )
-        print_work(stdout(), " ".join([workload.name, *(settings or [])]), counted, assumptions)
+    counted = work_of(workload, config)
+    if peak_tflops is not None:
+        peak, source = peak_tflops * 1e12, "as given"
+    else:
+        peak, source = measured_peak(config)
+    assumptions = WorkAssumptions(
+        batch_size=batch_size or config["batch_size"],
+        epochs=epochs or config["epochs"],
+        num_samples=samples or config["num_samples"] or workload.train_size(config),
+        peak_flops=peak,
+        peak_source=source,
+    )
+    print_work(common.stdout(), " ".join([workload.name, *(settings or [])]), counted, assumptions)
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:

@@ -8,21 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raypar.cli.common import (
-    Address,
-    DataDir,
-    Debug,
-    NoRay,
-    Settings,
-    StudyFile,
-    Timeout,
-    TrackingUri,
-    exit_as,
-    path_from_here,
-    quiet,
-    report_errors,
-    say,
-)
+from raypar.cli import common
 from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
 from raypar.signals import handle_signals
@@ -37,18 +23,17 @@ MAX_STEPS = 1000  # a trace of more is of no use, and does not fit into memory
 
 
 def profile(
-    file: StudyFile,
-    settings: Settings = None,
+    file: common.StudyFile,
+    settings: common.Settings = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Look into so many steps. (default: 20)")] = None,
-    address: Address = None,
-    data_dir: DataDir = None,
-    tracking_uri: TrackingUri = None,
-    no_ray: NoRay = False,
-    trial_timeout: Timeout = None,
-    debug: Debug = False,
+    address: common.Address = None,
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
+    no_ray: common.NoRay = False,
+    trial_timeout: common.Timeout = None,
 ) -> None:
     """Show where a step's time goes on each worker, at one point of a study: its baseline, unless --set chooses."""
-    with report_errors(debug), handle_signals():
+    with handle_signals():
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         num_steps = NUM_PROFILED_STEPS if steps is None else steps
@@ -102,11 +87,11 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
     from raypar.study.trial import point_label
     from raypar.train.job import ARTIFACT_FOLDER, PROFILE_FOLDER
 
-    with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
+    with common.quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
         def listen(event: Event) -> None:
             if isinstance(event, Notice):
-                say(console, event.text)
+                common.say(console, event.text)
 
         outcome = execute(loaded, options, lambda _: contextlib.nullcontext(listen), listen)
         for _, profile in outcome.analysis.profiles:
@@ -115,11 +100,11 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
             taken = f"mean of {profile.num_steps} of {options.profiling.num_steps} steps"
             title = f"{loaded.study.name}{at}: where a step's time goes ({taken})"
             folders = sorted(outcome.log_dir.glob(f"*/{ARTIFACT_FOLDER}/{PROFILE_FOLDER}"))
-            print_profile(console, title, profile, path_from_here(folders[0]) if folders else "")
-            say(
+            print_profile(console, title, profile, common.path_from_here(folders[0]) if folders else "")
+            common.say(
                 console,
                 f"`raypar ui` shows the run in MLflow, with the traces and breakdown.json, as {loaded.study.name}",
             )
         if outcome.failures:
             print_failures(console, outcome.failures, outcome.log_dir)
-    exit_as(outcome)
+    common.exit_as(outcome)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shlex
@@ -11,19 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from raypar.cli.common import (
-    Debug,
-    Price,
-    StudyName,
-    TrackingUri,
-    check_positive,
-    chosen_values,
-    parse_quantity,
-    path_from_here,
-    report_errors,
-    stdout,
-    uri_of,
-)
+from raypar.cli import common
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
@@ -35,16 +22,12 @@ if TYPE_CHECKING:
     from raypar.track.store import Store
 
 
-MaxEnergy = Annotated[
-    str | None,
-    typer.Option("--max-energy", metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh."),
-]
-_UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
-_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
+UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def recommend(
-    name: StudyName,
+    name: common.StudyName,
     target: Annotated[
         str | None,
         typer.Option(metavar="METRIC=VALUE", help="Good enough, say accuracy=0.99. (default: as good as the best)"),
@@ -55,8 +38,10 @@ def recommend(
     ] = "first-step",
     max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
     max_cost: Annotated[float | None, typer.Option(metavar="X", help="Cost no more, in the price's currency.")] = None,
-    price: Price = None,
-    max_energy: MaxEnergy = None,
+    price: common.Price = None,
+    max_energy: Annotated[
+        str | None, typer.Option(metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh.")
+    ] = None,
     min_efficiency: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
     ] = None,
@@ -67,59 +52,48 @@ def recommend(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only points with this value, or A,B.")
     ] = None,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Say which configuration of a study to take, why, how sure that is, and which trials would settle it."""
-    with report_errors(debug):
-        from raypar.analysis.candidates import Constraints
-        from raypar.analysis.recommend import recommend as recommended
-        from raypar.analysis.time_to_target import Start
-        from raypar.execution.stored import read_study
-        from raypar.report.recommend import print_recommendation
+    from raypar.analysis.candidates import Constraints
+    from raypar.analysis.recommend import recommend as recommended
+    from raypar.analysis.time_to_target import Start
+    from raypar.execution.stored import read_study
+    from raypar.report.recommend import print_recommendation
 
-        _check_limits(max_cost, min_efficiency, min_metric)
-        check_positive("--price", price)
-        if target is None and start != "first-step":
-            raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
-        only = chosen_values(settings or ())
-        max_time_s = (
-            parse_quantity("--max-time", max_time, _UNITS_S, "time", "90s, 10min or 2h")
-            if max_time is not None
-            else None
-        )
-        max_energy_j = (
-            parse_quantity("--max-energy", max_energy, _UNITS_J, "energy", "500J, 5kJ or 2Wh")
-            if max_energy is not None
-            else None
-        )
-        if target is not None:
-            _parts(target)  # before the store is read: a mistake is reported at once
-        study = read_study(name, uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
-        question = study.question
-        if max_cost is not None and question.price_per_node_hour is None:
-            raise RayparError("--max-cost needs a price", hint="add --price 2.5, or price_per_node_hour to the study")
-        constraints = Constraints(
-            target=_target(target, question) if target is not None else None,
-            start=Start(start),
-            max_time_s=max_time_s,
-            max_cost=max_cost,
-            max_energy_j=max_energy_j,
-            min_efficiency=min_efficiency,
-            min_metric=min_metric,
-            only=only,
-        )
-        recommendation = recommended(question, study.results, constraints)
-        command, instead = "", ""
-        if recommendation.settling is not None and recommendation.settling.num_repeats is not None:
-            last = _last_flags(study.store, name)
-            instead = _why_no_command(last, question)
-            command = _command(last, question, recommendation.settling) if last and not instead else ""
-        print_recommendation(stdout(), recommendation, command or instead, is_command=bool(command))
+    _check_limits(max_cost, min_efficiency, min_metric)
+    common.check_positive("--price", price)
+    if target is None and start != "first-step":
+        raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
+    only = common.chosen_values(settings or ())
+    # Before the store is read: a mistake is reported at once.
+    max_time_s = common.parse_quantity("--max-time", max_time, UNITS_S, "time", "90s, 10min or 2h")
+    max_energy_j = common.parse_quantity("--max-energy", max_energy, UNITS_J, "energy", "500J, 5kJ or 2Wh")
+    if target is not None:
+        _parts(target)
+    study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
+    question = study.question
+    if max_cost is not None and question.price_per_node_hour is None:
+        raise RayparError("--max-cost needs a price", hint="add --price 2.5, or price_per_node_hour to the study")
+    constraints = Constraints(
+        target=_target(target, question) if target is not None else None,
+        start=Start(start),
+        max_time_s=max_time_s,
+        max_cost=max_cost,
+        max_energy_j=max_energy_j,
+        min_efficiency=min_efficiency,
+        min_metric=min_metric,
+        only=only,
+    )
+    recommendation = recommended(question, study.results, constraints)
+    text, is_command = "", False
+    if (settling := recommendation.settling) is not None and settling.num_repeats is not None:
+        text, is_command = _next_step(study.store, name, question, settling)
+    print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
 
 
 def _check_limits(max_cost: float | None, min_efficiency: float | None, min_metric: float | None) -> None:
-    check_positive("--max-cost", max_cost)
+    common.check_positive("--max-cost", max_cost)
     if min_efficiency is not None and not 0 < min_efficiency <= 2:
         hint = "it is a share: write --min-efficiency 0.7"
         raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
@@ -149,41 +123,34 @@ def _target(text: str, question: Question) -> Target:
     return Target(metric, value, mode_of(question, metric))
 
 
-def _last_flags(store: Store, study: str) -> ResumeFlags | None:
+def _next_step(store: Store, study: str, question: Question, settling: Settling) -> tuple[str, bool]:
+    """Return the command for the trials that would settle it, and True, or what else to do."""
     from raypar.execution.options import ResumeFlags
 
-    with contextlib.suppress(RayparError):
-        return ResumeFlags.from_stored(study, store.resume_info(study))
-    return None
-
-
-def _why_no_command(last: ResumeFlags | None, question: Question) -> str:
-    """Return what to do where no command can be given; empty where one can."""
     if question.is_search:
-        return "A search runs each point once: make a study of these points, with repeats."
-    if last is None:
-        return "The store does not know the study's file: raise num_repeats in it, and run it again."
-    return ""
+        return "A search runs each point once: make a study of these points, with repeats.", False
+    try:
+        last = ResumeFlags.from_stored(study, store.resume_info(study))
+    except RayparError:
+        return "The store does not know the study's file: raise num_repeats in it, and run it again.", False
+    return _command(last, question, settling), True
 
 
 def _command(last: ResumeFlags, question: Question, settling: Settling) -> str:
-    """Return the command for the trials that would settle it, with the flags of the last execution."""
+    """Return a command that repeats the settling points, with the flags of the last execution."""
     fixed = {setting.partition("=")[0].strip(): setting for setting in last.set}
     fixed.update(_narrowing(question, settling))
-    words = ["raypar", "study", path_from_here(Path(last.file))]
+    words = ["raypar", "study", common.path_from_here(Path(last.file))]
     words += [word for setting in fixed.values() for word in ("--set", setting)]
     words += ["--repeats", str(settling.num_repeats)]
-    if last.seed:
-        words += ["--seed", str(last.seed)]
-    if last.address:
-        words += ["--address", last.address]
-    if last.isolation != "warm":
-        words += ["--isolation", last.isolation]
-    if last.data_dir and last.data_dir != os.environ.get("RAYPAR_DATA_DIR"):
-        words += ["--data-dir", last.data_dir]
-    if last.no_ray:
-        words.append("--no-ray")
-    return shlex.join(words)
+    flags = {
+        "--seed": last.seed,
+        "--address": last.address,
+        "--isolation": last.isolation if last.isolation != "warm" else "",
+        "--data-dir": last.data_dir if last.data_dir != os.environ.get("RAYPAR_DATA_DIR") else "",
+    }
+    words += [word for flag, value in flags.items() if value for word in (flag, str(value))]
+    return shlex.join([*words, "--no-ray"] if last.no_ray else words)
 
 
 def _narrowing(question: Question, settling: Settling) -> dict[str, str]:

@@ -10,26 +10,7 @@ from typing import Annotated
 
 import typer
 
-from raypar.cli.common import (
-    EXIT_FAILED,
-    Address,
-    DataDir,
-    Debug,
-    Price,
-    StudyName,
-    TrackingUri,
-    charts_url,
-    check_positive,
-    quiet,
-    report_errors,
-    say,
-    set_data_dir,
-    shipped_workload,
-    shipped_workloads,
-    stdout,
-    store_of,
-    uri_of,
-)
+from raypar.cli import common
 from raypar.errors import RayparError
 from raypar.masking import masked
 from raypar.report.text import strip_control
@@ -42,195 +23,185 @@ class FigureFormat(StrEnum):
     PNG = "png"
 
 
-def list_studies(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+def list_studies(tracking_uri: common.TrackingUri = None) -> None:
     """List the studies in the store."""
-    with report_errors(debug):
-        from raypar.report.listings import print_studies
+    from raypar.report.listings import print_studies
 
-        studies = store_of(tracking_uri).studies()
-        if not studies:
-            stdout().print("no studies yet: `raypar study FILE` makes one")
-            return
-        rows = [(s.name, s.num_executions, s.num_finished, s.num_failed, s.last_used_at) for s in studies]
-        print_studies(stdout(), rows)
+    studies = common.store_of(tracking_uri).studies()
+    if not studies:
+        common.stdout().print("no studies yet: `raypar study FILE` makes one")
+        return
+    rows = [(s.name, s.num_executions, s.num_finished, s.num_failed, s.last_used_at) for s in studies]
+    print_studies(common.stdout(), rows)
 
 
-def show(name: StudyName, tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+def show(name: common.StudyName, tracking_uri: common.TrackingUri = None) -> None:
     """Show every trial of a study."""
-    with report_errors(debug):
-        from raypar.execution.stored import unknown_study
-        from raypar.report.listings import print_trials
+    from raypar.execution.stored import unknown_study
+    from raypar.report.listings import print_trials
 
-        store = store_of(tracking_uri)
-        results = store.results(name)
-        if not results:
-            raise unknown_study(name, store)
-        print_trials(stdout(), results, str(store.question(name).get("metric", "accuracy")))
+    store = common.store_of(tracking_uri)
+    results = store.results(name)
+    if not results:
+        raise unknown_study(name, store)
+    print_trials(common.stdout(), results, str(store.question(name).get("metric", "accuracy")))
 
 
 def report(
-    name: StudyName,
+    name: common.StudyName,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it as one HTML file too, which needs nothing else.")
     ] = None,
     open_html: Annotated[bool, typer.Option("--open", help="Open what --html wrote in the browser.")] = False,
-    price: Price = None,
+    price: common.Price = None,
     figures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
     ] = None,
     figure_format: Annotated[
         FigureFormat | None, typer.Option("--format", help="Of the files of --figures. (default: both)")
     ] = None,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Say what a study found, from the store; nothing is run."""
-    with report_errors(debug):
-        from raypar.execution.stored import read_study
-        from raypar.report.console import print_report
+    from raypar.execution.stored import read_study
+    from raypar.report.console import print_report
 
-        if open_html and html is None:
-            raise RayparError("--open: there is no file to open", hint="name one: --html FILE")
-        check_positive("--price", price)
-        study = read_study(name, uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
-        print_report(study.analysis, stdout())
-        if html is not None:
-            from raypar.report.html import Origin, html_report
-            from raypar.report.text import write_text
+    if open_html and html is None:
+        raise RayparError("--open: there is no file to open", hint="name one: --html FILE")
+    common.check_positive("--price", price)
+    study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
+    print_report(study.analysis, common.stdout())
+    if html is not None:
+        from raypar.report.html import Origin, html_report
+        from raypar.report.text import write_text
 
-            origin = Origin(study.tags, study.description, study.source)
-            write_text(html, html_report(study.analysis, study.current_results.results, origin))
-            say(stdout(), f"wrote {html}")
-            if open_html:
-                typer.launch(html.resolve().as_uri())
-        if figures is not None:
-            from raypar.report.figures import figures_of, write_figures
+        origin = Origin(study.tags, study.description, study.source)
+        write_text(html, html_report(study.analysis, study.current_results.results, origin))
+        common.say(common.stdout(), f"wrote {html}")
+        if open_html:
+            typer.launch(html.resolve().as_uri())
+    if figures is not None:
+        from raypar.report.figures import figures_of, write_figures
 
-            kinds = [figure_format.value] if figure_format else [kind.value for kind in FigureFormat]
-            written = write_figures(figures_of(study.analysis, study.current_results.results), figures, kinds)
-            names = ", ".join(dict.fromkeys(path.stem for path in written))
-            say(stdout(), f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names or 'no figure'}")
+        kinds = [figure_format.value] if figure_format else [kind.value for kind in FigureFormat]
+        written = write_figures(figures_of(study.analysis, study.current_results.results), figures, kinds)
+        names = ", ".join(dict.fromkeys(path.stem for path in written))
+        common.say(
+            common.stdout(),
+            f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names or 'no figure'}",
+        )
 
 
 def workloads(
     name: Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help="Show this one with its options.")] = None,
-    debug: Debug = False,
 ) -> None:
     """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
-    with report_errors(debug):
-        from raypar.report.listings import print_workload, print_workloads
+    from raypar.report.listings import print_workload, print_workloads
 
-        if name is None:
-            print_workloads(stdout(), shipped_workloads().values())
-        else:
-            print_workload(stdout(), shipped_workload(name))
+    if name is None:
+        print_workloads(common.stdout(), common.shipped_workloads().values())
+    else:
+        print_workload(common.stdout(), common.shipped_workload(name))
 
 
-def sync(tracking_uri: TrackingUri = None, debug: Debug = False) -> None:
+def sync(tracking_uri: common.TrackingUri = None) -> None:
     """Write results to the store that it could not take when they were made."""
-    with report_errors(debug):
-        from raypar.track.uploader import sync as send
+    from raypar.track.uploader import sync as send
 
-        sent = send(Path.cwd(), tracking_uri)
-        say(
-            stdout(),
-            f"sent {sent.num_uploaded} records; {sent.num_left} wait on disk, {sent.num_rejected} were refused",
-        )
-        for problem in sent.problems:
-            say(stdout(), problem)
-        if sent.num_left:
-            raise typer.Exit(EXIT_FAILED)
+    sent = send(Path.cwd(), tracking_uri)
+    common.say(
+        common.stdout(),
+        f"sent {sent.num_uploaded} records; {sent.num_left} wait on disk, {sent.num_rejected} were refused",
+    )
+    for problem in sent.problems:
+        common.say(common.stdout(), problem)
+    if sent.num_left:
+        raise typer.Exit(common.EXIT_FAILED)
 
 
 def ui(
     name: Annotated[
         str | None, typer.Argument(metavar="[STUDY]", help="Link to its charts. (default: the last used one)")
     ] = None,
-    tracking_uri: TrackingUri = None,
+    tracking_uri: common.TrackingUri = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free port from here on.")] = 5000,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Listen there; another than the default lets others in.")
     ] = "127.0.0.1",
-    debug: Debug = False,
 ) -> None:
     """Open MLflow's UI on the store, for this machine only, until Ctrl-C, and link to a study's charts.
 
     Of a store that is a server already, it tells the links.
     """
-    with report_errors(debug):
-        from raypar.track.client import has_server
-        from raypar.track.server import home_url, serve
+    from raypar.track.client import has_server
+    from raypar.track.server import home_url, serve
 
-        uri = uri_of(tracking_uri)
-        charts_url(uri, "", name)  # a study that isn't there is reported before anything is started
+    uri = common.uri_of(tracking_uri)
+    common.charts_url(uri, "", name)  # a study that isn't there is reported before anything is started
 
-        def announce(home: str) -> None:
-            typer.echo(home)
-            if (charts := charts_url(uri, home.partition("/?")[0], name)) is not None:
-                say(stdout(), "charts of {}: {}".format(*charts))
+    def announce(home: str) -> None:
+        typer.echo(home)
+        if (charts := common.charts_url(uri, home.partition("/?")[0], name)) is not None:
+            common.say(common.stdout(), "charts of {}: {}".format(*charts))
 
-        if has_server(uri):
-            announce(home_url(masked(uri)))
-        else:
-            serve(
-                uri,
-                Path.cwd(),
-                port=port,
-                host=host,
-                announce=announce,
-                warn=lambda text: typer.echo(text, err=True),
-            )
+    if has_server(uri):
+        announce(home_url(masked(uri)))
+    else:
+        serve(
+            uri,
+            Path.cwd(),
+            port=port,
+            host=host,
+            announce=announce,
+            warn=lambda text: typer.echo(text, err=True),
+        )
 
 
 def doctor(
-    data_dir: DataDir = None,
-    tracking_uri: TrackingUri = None,
-    address: Address = None,
-    debug: Debug = False,
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
+    address: common.Address = None,
 ) -> None:
     """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster), with a fix for each."""
-    with report_errors(debug):
-        set_data_dir(data_dir)
-        from raypar.doctor import examine
+    common.set_data_dir(data_dir)
+    from raypar.doctor import examine
 
-        with quiet(Path.cwd() / ".raypar" / "logs" / "doctor.log") as console:
-            is_ok = True
-            for check in examine(Path.cwd(), uri_of(tracking_uri), address):
-                is_ok &= check.is_ok
-                say(console, f"{'ok' if check.is_ok else 'FAIL':5} {check.name}: {check.detail}")
-                if check.fix and not check.is_ok:
-                    say(console, f"      → {check.fix}")
-        if not is_ok:
-            raise typer.Exit(EXIT_FAILED)
+    with common.quiet(Path.cwd() / ".raypar" / "logs" / "doctor.log") as console:
+        is_ok = True
+        for check in examine(Path.cwd(), common.uri_of(tracking_uri), address):
+            is_ok &= check.is_ok
+            common.say(console, f"{'ok' if check.is_ok else 'FAIL':5} {check.name}: {check.detail}")
+            if check.fix and not check.is_ok:
+                common.say(console, f"      → {check.fix}")
+    if not is_ok:
+        raise typer.Exit(common.EXIT_FAILED)
 
 
 def export(
-    name: StudyName,
+    name: common.StudyName,
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="All trials as .csv, .json or .parquet; a summary as .md.")
     ],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Write a study's trials into a file for other programs, or a summary for a paper or a pull request.
 
     A table has a row per trial; units stand in the columns' names. A .json also has the reports and the time of every
     step.
     """
-    with report_errors(debug):
-        from raypar.execution.stored import read_study
-        from raypar.report.export import MARKDOWN, check_path, markdown_of, write
-        from raypar.report.text import write_text
+    from raypar.execution.stored import read_study
+    from raypar.report.export import MARKDOWN, check_path, markdown_of, write
+    from raypar.report.text import write_text
 
-        check_path(path, force=force)
-        study = read_study(name, uri_of(tracking_uri), Path.cwd())
-        if path.suffix.lower() == MARKDOWN:
-            write_text(path, markdown_of(study.analysis, study.origin, study.description))
-            say(stdout(), f"wrote a summary of {name} to {path}")
-            return
-        write(path, study.question, study.results, lambda identity: study.store.step_times(name, identity))
-        say(stdout(), f"wrote the {len(study.results)} trials of {name} to {path}")
+    check_path(path, force=force)
+    study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
+    if path.suffix.lower() == MARKDOWN:
+        write_text(path, markdown_of(study.analysis, study.origin, study.description))
+        common.say(common.stdout(), f"wrote a summary of {name} to {path}")
+        return
+    write(path, study.question, study.results, lambda identity: study.store.step_times(name, identity))
+    common.say(common.stdout(), f"wrote the {len(study.results)} trials of {name} to {path}")
 
 
 def compare(
@@ -247,39 +218,37 @@ def compare(
             "of B/A lies above 1.05.",
         ),
     ] = None,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Put two studies side by side: other machines, versions or branches.
 
     Points with the same values are compared, as independent samples; other differences are listed.
     """
-    with report_errors(debug):
-        allowed = None if fail_if_slower is None else share_of(fail_if_slower)
-        from raypar.analysis.compare import Gate, Side
-        from raypar.analysis.compare import compare as compared
-        from raypar.execution.stored import read_study
-        from raypar.report.compare import print_comparison, print_gate
+    allowed = None if fail_if_slower is None else share_of(fail_if_slower)
+    from raypar.analysis.compare import Gate, Side
+    from raypar.analysis.compare import compare as compared
+    from raypar.execution.stored import read_study
+    from raypar.report.compare import print_comparison, print_gate
 
-        uris = [baseline_uri or uri_of(tracking_uri), uri_of(tracking_uri)]
-        if a == b and uris[0] == uris[1]:
-            hint = "name two studies, or give the store of A with --baseline-uri"
-            raise RayparError(f"`{a}` is compared with itself", hint=hint)
-        studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
-        sides = [Side(study.question, study.results, study.origin) for study in studies]
-        comparison = compared(sides[0], sides[1])
-        places = (masked(uris[0]), masked(uris[1])) if uris[0] != uris[1] else ("", "")
-        print_comparison(stdout(), comparison, places)
-        if allowed is None:
-            return
-        if not any(point.ratio for point in comparison.matched):
-            raise RayparError(
-                f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so there is nothing to judge",
-                hint="run both studies with the same swept values and the same config",
-            )
-        print_gate(stdout(), comparison, allowed)
-        if comparison.gate(allowed)[Gate.SLOWER]:
-            raise typer.Exit(EXIT_FAILED)
+    uris = [baseline_uri or common.uri_of(tracking_uri), common.uri_of(tracking_uri)]
+    if a == b and uris[0] == uris[1]:
+        hint = "name two studies, or give the store of A with --baseline-uri"
+        raise RayparError(f"`{a}` is compared with itself", hint=hint)
+    studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
+    sides = [Side(study.question, study.results, study.origin) for study in studies]
+    comparison = compared(sides[0], sides[1])
+    places = (masked(uris[0]), masked(uris[1])) if uris[0] != uris[1] else ("", "")
+    print_comparison(common.stdout(), comparison, places)
+    if allowed is None:
+        return
+    if not any(point.ratio for point in comparison.matched):
+        raise RayparError(
+            f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so there is nothing to judge",
+            hint="run both studies with the same swept values and the same config",
+        )
+    print_gate(common.stdout(), comparison, allowed)
+    if comparison.gate(allowed)[Gate.SLOWER]:
+        raise typer.Exit(common.EXIT_FAILED)
 
 
 def share_of(text: str) -> float:
@@ -297,38 +266,36 @@ def share_of(text: str) -> float:
 
 
 def generate(
-    name: StudyName,
+    name: common.StudyName,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What the model is to go on from.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Write at most so many tokens.")] = 128,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Let the best model that a study has kept write on from a prompt."""
-    with report_errors(debug):
-        from raypar.execution.stored import unknown_study
-        from raypar.study.trial import best_first
+    from raypar.execution.stored import unknown_study
+    from raypar.study.trial import best_first
 
-        store = store_of(tracking_uri)
-        results = store.results(name)
-        if not results:
-            raise unknown_study(name, store)
-        question = store.question(name)
-        for result in best_first(results, question.get("metric", ""), question.get("mode", "max")):
-            folder = store.model_folder(name, result.spec.identity)
-            if folder is not None:
-                write = generator_of(result.spec.workload)
-                typer.echo(strip_control(f"{result.spec.label} writes:"), err=True)
-                typer.echo(strip_control(write(folder, prompt, max_new_tokens)))
-                return
-        raise RayparError(
-            f"study `{name}` has kept no model",
-            hint="run it with --set keep_model=true --fresh",
-        )
+    store = common.store_of(tracking_uri)
+    results = store.results(name)
+    if not results:
+        raise unknown_study(name, store)
+    question = store.question(name)
+    for result in best_first(results, question.get("metric", ""), question.get("mode", "max")):
+        folder = store.model_folder(name, result.spec.identity)
+        if folder is not None:
+            write = generator_of(result.spec.workload)
+            typer.echo(strip_control(f"{result.spec.label} writes:"), err=True)
+            typer.echo(strip_control(write(folder, prompt, max_new_tokens)))
+            return
+    raise RayparError(
+        f"study `{name}` has kept no model",
+        hint="run it with --set keep_model=true --fresh",
+    )
 
 
 def generator_of(workload: str) -> Callable[[Path, str, int], str]:
     """Return the function that generates text with a model of the shipped workload of that name."""
-    every = shipped_workloads()
+    every = common.shipped_workloads()
     writers = ", ".join(key for key, w in every.items() if w.generate is not None)
     if workload not in every:
         message = f"workload `{workload}` does not ship with raypar, so raypar can't generate text with it"

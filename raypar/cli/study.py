@@ -12,34 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raypar.cli.cluster import dashboard_in, submit, unchecked
-from raypar.cli.common import (
-    Address,
-    DataDir,
-    Debug,
-    Exclusive,
-    Fresh,
-    Isolation,
-    LogModel,
-    NoRay,
-    Repeats,
-    Seed,
-    Settings,
-    StudyFile,
-    StudyName,
-    SystemMetrics,
-    Timeout,
-    TrackingUri,
-    charts_url,
-    exit_as,
-    quiet,
-    report_errors,
-    say,
-    set_data_dir,
-    stdout,
-    store_of,
-    uri_of,
-)
+from raypar.cli import cluster, common
 from raypar.errors import NotForTraining, RayparError
 from raypar.signals import handle_signals, uninterrupted
 
@@ -63,18 +36,20 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.track.client import has_server
 
     check_can_train(options)
-    with quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
+    with common.quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
         def view(made: ExecutionPlan) -> LiveView:
             done = made.num_trials - made.num_missing
             if done:
-                say(console, f"{done} of {made.num_trials} trials are in the store already and are not run again")
+                common.say(
+                    console, f"{done} of {made.num_trials} trials are in the store already and are not run again"
+                )
             question = question_of(made.study)
             return LiveView(console, made.num_trials, done=made.done, queued=made.missing, question=question)
 
         def notice(event: Any) -> None:
             if isinstance(event, Notice):
-                say(console, event.text)
+                common.say(console, event.text)
 
         outcome: ExecutionOutcome = execute(loaded, options, view, notice)
         # A terminal that was closed takes no report.
@@ -83,9 +58,9 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             print_outcome(console, outcome, resume_command(loaded, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
-                    charts = charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
-                    say(console, "charts of {}: {}".format(*charts or ("", "")))
-    exit_as(outcome)
+                    charts = common.charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
+                    common.say(console, "charts of {}: {}".format(*charts or ("", "")))
+    common.exit_as(outcome)
 
 
 def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> None:
@@ -95,23 +70,25 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> N
 
     name = outcome.analysis.question.study_name
     if outcome.partial and outcome.num_done:
-        say(console, outcome.partial)
+        common.say(console, outcome.partial)
     if outcome.num_done:
         print_report(outcome.analysis, console)
     if outcome.failures:
         print_failures(console, outcome.failures, outcome.log_dir)
     if outcome.num_unsent:
-        say(console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them")
+        common.say(
+            console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them"
+        )
     if outcome.was_interrupted and not outcome.num_done:
-        say(console, f"interrupted before a trial had ended; `{resume}` runs them")
+        common.say(console, f"interrupted before a trial had ended; `{resume}` runs them")
     elif outcome.was_interrupted and not outcome.partial:
-        say(console, "interrupted when every trial was done")
+        common.say(console, "interrupted when every trial was done")
     elif outcome.was_interrupted:
-        say(console, f"interrupted; `{resume}` runs the rest")
+        common.say(console, f"interrupted; `{resume}` runs the rest")
     elif outcome.broke_off:
-        say(console, f"broke off; `{resume}` runs the rest")
+        common.say(console, f"broke off; `{resume}` runs the rest")
     if outcome.num_done:
-        say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
+        common.say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
 
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:
@@ -134,33 +111,33 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
 
 
 def study(
-    file: StudyFile,
-    settings: Settings = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    address: Address = None,
-    data_dir: DataDir = None,
-    tracking_uri: TrackingUri = None,
-    isolation: Isolation = "warm",
-    fresh: Fresh = False,
-    no_ray: NoRay = False,
-    trial_timeout: Timeout = None,
+    file: common.StudyFile,
+    settings: common.Settings = None,
+    repeats: common.Repeats = None,
+    seed: common.Seed = None,
+    address: common.Address = None,
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
+    isolation: common.Isolation = "warm",
+    fresh: common.Fresh = False,
+    no_ray: common.NoRay = False,
+    trial_timeout: common.Timeout = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Look into some steps of each point, after its training.")
     ] = False,
-    log_model: LogModel = False,
-    system_metrics: SystemMetrics = False,
-    exclusive: Exclusive = False,
+    log_model: common.LogModel = False,
+    system_metrics: common.SystemMetrics = False,
+    exclusive: common.Exclusive = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
-    with report_errors(debug), handle_signals():
+    with handle_signals():
+        from raypar.study.loader import name_of
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         if exclusive and not address:
             raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
-        dashboard = dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
+        dashboard = cluster.dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
         try:
             loaded = load(file, settings, repeats, seed, None if dashboard else data_dir)
             if log_model:
@@ -171,7 +148,8 @@ def study(
         except NotForTraining as error:
             if dashboard is None:
                 raise
-            name, path, modules = unchecked(file, error)
+            cluster.say(f"{error.message}: the study is not checked here, but on the head of the cluster")
+            name, path, modules = name_of(file), file.resolve(), ()
         options = replace(
             options_here(tracking_uri),
             address=None if dashboard else address,
@@ -187,7 +165,7 @@ def study(
         )
         if dashboard:
             other_flags = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
-            raise typer.Exit(submit(name, path, modules, dashboard, other_flags, options))
+            raise typer.Exit(cluster.submit(name, path, modules, dashboard, other_flags, options))
         if dry_run:
             show_plan(loaded, options)
         else:
@@ -195,37 +173,34 @@ def study(
 
 
 def plan(
-    file: StudyFile,
-    settings: Settings = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    address: Address = None,
-    data_dir: DataDir = None,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    file: common.StudyFile,
+    settings: common.Settings = None,
+    repeats: common.Repeats = None,
+    seed: common.Seed = None,
+    address: common.Address = None,
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
-    with report_errors(debug):
-        loaded = load(file, settings, repeats, seed, data_dir)
-        show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()))
+    loaded = load(file, settings, repeats, seed, data_dir)
+    show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()))
 
 
 def resume(
-    name: StudyName,
+    name: common.StudyName,
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The study file, where it lies outside of this folder.")
     ] = None,
-    address: Address = None,
-    data_dir: DataDir = None,
-    tracking_uri: TrackingUri = None,
-    debug: Debug = False,
+    address: common.Address = None,
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
-    with report_errors(debug), handle_signals():
+    with handle_signals():
         from raypar.execution.options import ResumeFlags
         from raypar.execution.stored import unknown_study
 
-        store = store_of(tracking_uri)
+        store = common.store_of(tracking_uri)
         stored = store.resume_info(name)
         if not stored:
             raise unknown_study(name, store)
@@ -245,7 +220,7 @@ def load(
     from raypar.trace import mark
 
     mark("cli: starts")
-    set_data_dir(data_dir)
+    common.set_data_dir(data_dir)
     return load_study(file, settings or (), repeats, seed)
 
 
@@ -253,7 +228,7 @@ def options_here(tracking_uri: str | None) -> Options:
     """Return the options of a command in this folder that was given no other flags."""
     from raypar.execution.options import Options
 
-    return Options(project_dir=Path.cwd(), tracking_uri=uri_of(tracking_uri), command=("raypar", *sys.argv[1:]))
+    return Options(project_dir=Path.cwd(), tracking_uri=common.uri_of(tracking_uri), command=("raypar", *sys.argv[1:]))
 
 
 def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
@@ -283,9 +258,9 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
     with cluster_at(options.address) as cluster:
         made = make_plan(loaded.study, cluster, done, where=loaded.path)
     if changed := changed_code(made, loaded):
-        say(stdout(), changed)
+        common.say(common.stdout(), changed)
     print_plan(
-        stdout(),
+        common.stdout(),
         loaded.study,
         made.missing,
         num_trials=made.num_trials,

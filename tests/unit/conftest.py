@@ -36,6 +36,17 @@ def uri(project: Path) -> str:
     return default_tracking_uri(project)
 
 
+@pytest.fixture(scope="module")
+def imported() -> None:
+    """What a first import starts (a look for libraries, a probe for IPv6) is not a command's doing."""
+    import ray  # noqa: F401
+    import torch  # noqa: F401
+
+    from raypar.track.client import import_mlflow
+
+    import_mlflow()
+
+
 @pytest.fixture
 def modules_as_they_were() -> Iterator[None]:
     """What loading study files has brought into this process is gone after the test."""

@@ -43,16 +43,16 @@ def recorded(
     tags: Mapping[str, str] | None = None,
     *,
     resume: Mapping[str, Any] | None = None,
-    description: str = "",
     uid: str = "",
     started_at: float = 1.7e9,
+    **execution: Any,
 ) -> None:
-    """Record one execution of a study in the store of the folder."""
+    """Record one execution of a study in the store of the folder; `execution`: other fields of `Execution`."""
     new_store(folder)
     name = question.study_name
     asked = {"raypar.question": json.dumps(asdict(question)), "raypar.resume": json.dumps(resume or {})}
-    execution = Execution(uid or name, name, started_at, tags={**(tags or {}), **asked}, description=description)
-    recorder = Recorder(execution, tracking_uri=f"sqlite:///{folder}/mlflow.db", project_dir=folder)
+    made = Execution(uid or name, name, started_at, tags={**(tags or {}), **asked}, **execution)
+    recorder = Recorder(made, tracking_uri=f"sqlite:///{folder}/mlflow.db", project_dir=folder)
     recorder.start()
     for result in results:
         recorder.record(replace(result, spec=replace(result.spec, study=name)))

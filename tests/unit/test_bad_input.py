@@ -9,29 +9,18 @@ import pytest
 from bad_input import CASES, GOOD, MNIST, Case
 from nothing_starts import Done, contents, raypar
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _imported() -> None:
-    """What a first import starts (a look for libraries, a probe for IPv6) is not a command's doing."""
-    import ray  # noqa: F401
-    import torch  # noqa: F401
-
-    from raypar.track.client import import_mlflow
-
-    import_mlflow()
+pytestmark = pytest.mark.usefixtures("imported")
 
 
 def assert_one_message(done: Done, out: str = "") -> None:
-    assert done.code == 2, done
-    assert done.out == out, done
-    assert done.err.startswith("error: ") and "\nerror: " not in done.err, done.err
-    assert "→ " in done.err, done.err  # a hint
+    assert (done.code, done.out) == (2, out), done
+    assert done.err.startswith("error: ") and "\nerror: " not in done.err and "→ " in done.err, done.err
     assert "Traceback" not in done.err and "--debug shows where" not in done.err, done.err
     assert len(done.err) < 6000, "nobody reads that"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_a_mistake_is_told_once_and_nothing_is_started_or_left(case: Case, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once_and_nothing_is_started_or_left(case: Case, tmp_path: Path) -> None:
     for name, text in {"good.py": GOOD, "mnist.py": MNIST, **case.files}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,11 +30,11 @@ def test_a_mistake_is_told_once_and_nothing_is_started_or_left(case: Case, tmp_p
     before = contents(tmp_path)
     done = raypar(case.arguments, tmp_path, case.environment)
     assert_one_message(done, case.out)
-    for word in case.words:
-        assert word in re.sub(r"\s+", " ", done.err), (word, done.err)
+    message = re.sub(r"\s+", " ", done.err)
+    words = [word for words in case.words for word in words.split(" | ")]
+    assert [word for word in words if word not in message] == [], message
     assert contents(tmp_path) == before
 
 
-def test_there_are_many_kinds_of_mistakes_each_with_a_name_of_its_own() -> None:
-    assert len(CASES) >= 120
+def test_each_kind_of_mistake_has_a_name_of_its_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)

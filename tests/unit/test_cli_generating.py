@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import raypar, refused
 from results import make_result
-from typer.testing import CliRunner
 
-import raypar.workloads
-from raypar.cli import store as generating
-from raypar.cli.app import app
+import raypar.workloads as shipped
+from raypar.cli import common
 from raypar.study.trial import TrialResult, TrialState, best_first
 
 
-def of_workload(name: str, result: TrialResult) -> TrialResult:
-    return replace(result, spec=replace(result.spec, workload=name))
+def trials(workload: str = "writer") -> list[TrialResult]:
+    results = [make_result({"lr": lr}, accuracy=accuracy) for lr, accuracy in ((0.1, 0.8), (0.2, 0.9), (0.3, 0.7))]
+    return [replace(result, spec=replace(result.spec, workload=workload)) for result in results]
 
 
 class Shelf:
@@ -36,53 +36,40 @@ class Shelf:
     def model_folder(self, _: str, identity: str) -> Path | None:
         return self._kept.get(identity)
 
-    def studies(self) -> list[Any]:
-        return []
+
+@pytest.fixture(autouse=True)
+def a_model_that_repeats_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = replace(shipped.gpt2_code, name="writer", generate=lambda folder, prompt, n: f"{folder} {prompt} {n}")
+    monkeypatch.setattr(shipped, "gpt2_code", writer)
 
 
-def written(monkeypatch: pytest.MonkeyPatch, shelf: Shelf, *flags: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of the command, with a model that repeats what it is asked."""
-    writer = replace(
-        raypar.workloads.gpt2_code, name="writer", generate=lambda folder, prompt, n: f"{folder} {prompt} {n}"
-    )
-    monkeypatch.setattr(raypar.workloads, "gpt2_code", writer)
-    monkeypatch.setattr(generating, "store_of", lambda _: shelf)
-    done = CliRunner().invoke(app, ["generate", "mnist", "--prompt", "add", *flags])
-    return done.exit_code, done.stdout, done.stderr
-
-
-THREE = [
-    of_workload("writer", make_result({"lr": lr}, accuracy=accuracy))
-    for lr, accuracy in ((0.1, 0.8), (0.2, 0.9), (0.3, 0.7))
-]
-
-
-def test_the_best_model_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = written(monkeypatch, Shelf(THREE, kept=(0, 1, 2)), "--max-new-tokens", "7")
-    assert code == 0 and out == "model-1 add 7\n" and "lr=0.2 #1" in err
-
-
-def test_a_trial_that_kept_no_model_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert written(monkeypatch, Shelf(THREE, kept=(0, 2)))[1] == "model-0 add 128\n"
-
-
-def test_a_study_without_a_kept_model_is_told_how_to_keep_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _, err = written(monkeypatch, Shelf(THREE, kept=()))
-    assert code == 2 and "has kept no model" in err and "keep_model" in err
-
-
-def test_a_study_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _, err = written(monkeypatch, Shelf([], kept=()))
-    assert code == 2 and "no study `mnist`" in err
+PROMPT = ("generate", "mnist", "--prompt", "add")
 
 
 @pytest.mark.parametrize(
-    ("workload", "why"), [("mnist_mlp", "generates no text"), ("my_own", "does not ship with raypar")]
+    ("kept", "flags", "text"),
+    [((0, 1, 2), ("--max-new-tokens", "7"), "model-1 add 7\n"), ((0, 2), (), "model-0 add 128\n")],
+    ids=["best", "best that kept its model"],
 )
-def test_a_workload_that_can_not_write_is_told(monkeypatch: pytest.MonkeyPatch, workload: str, why: str) -> None:
-    result = of_workload(workload, make_result({"lr": 0.1}))
-    code, _, err = written(monkeypatch, Shelf([result], kept=(0,)))
-    assert code == 2 and why in err and "writer" in err
+def test_the_best_kept_model_writes(
+    monkeypatch: pytest.MonkeyPatch, kept: tuple[int, ...], flags: tuple[str, ...], text: str
+) -> None:
+    monkeypatch.setattr(common, "store_of", lambda _: Shelf(trials(), kept))
+    code, out, err = raypar(*PROMPT, *flags)
+    assert (code, out) == (0, text) and f"lr=0.{2 if 1 in kept else 1} #1" in err
+
+
+@pytest.mark.parametrize(
+    ("workload", "kept", "message"),
+    [
+        ("writer", (), "has kept no model → run it with --set keep_model=true"),
+        ("mnist_mlp", (0,), "generates no text → these do: writer"),
+        ("my_own", (0,), "does not ship with raypar"),
+    ],
+)
+def test_why_none_writes(monkeypatch: pytest.MonkeyPatch, workload: str, kept: tuple[int, ...], message: str) -> None:
+    monkeypatch.setattr(common, "store_of", lambda _: Shelf(trials(workload), kept))
+    refused(message, *PROMPT)
 
 
 def test_a_trial_counts_by_its_best_report_because_that_ones_weights_are_kept() -> None:
@@ -90,7 +77,7 @@ def test_a_trial_counts_by_its_best_report_because_that_ones_weights_are_kept() 
         return replace(make_result({"lr": lr}), reports=tuple({"val_loss": loss} for loss in losses))
 
     overfitted, steady = reported(0.1, 2.0, 1.0, 3.0), reported(0.2, 2.5, 2.0, 1.5)
-    broken, silent = reported(0.3, float("nan")), replace(make_result({"lr": 0.4}), reports=())
+    broken, silent = reported(0.3, float("nan")), reported(0.4)
     failed = make_result({"lr": 0.5}, state=TrialState.FAILED)
     ordered = best_first([silent, steady, failed, broken, overfitted], "val_loss", "min")
     assert ordered[:2] == [overfitted, steady] and failed not in ordered and len(ordered) == 4

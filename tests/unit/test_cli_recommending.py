@@ -1,4 +1,4 @@
-"""``raypar recommend``: a configuration out of a study in a store, or one message on what is wrong."""
+"""``raypar recommend``: a configuration out of a study in a store, or a refusal; see also tests/golden."""
 
 from __future__ import annotations
 
@@ -9,27 +9,20 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from command import joined, raypar, refused
 from recording import recorded
 from results import make_result
-from typer.testing import CliRunner
 
 from raypar.analysis.question import Question, point_key, question_of
-from raypar.cli.app import app
+from raypar.cli.common import parse_quantity
+from raypar.cli.recommend import UNITS_J
 from raypar.execution.options import Options, ResumeFlags
 from raypar.study.loader import load_study
 
-STUDY_FILE = """
-from raypar import Study, grid
+STUDY_FILE = """from raypar import Study, grid
 from raypar.workloads import digits
-
-study = Study(
-    name="noisy",
-    workload=digits,
-    space={"batch_size": grid(64, 128), "optimizer": grid("sgd", "adam"), "num_workers": grid(1, 2, 4, 8)},
-    config={"epochs": 1},
-    baseline={"num_workers": 1},
-    num_repeats=3,
-)
+space = {"batch_size": grid(64, 128), "optimizer": grid("sgd", "adam"), "num_workers": grid(1, 2, 4, 8)}
+study = Study(name="noisy", workload=digits, space=space, config={"epochs": 1}, baseline={"num_workers": 1})
 """
 # Two and four workers are about as fast with batches of 64 and Adam; everything else is far slower.
 TIMES = {2: (13.0, 14.9, 11.8), 4: (12.0, 12.3, 12.6)}
@@ -65,98 +58,72 @@ def in_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
 
 
-def recommend(*args: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["recommend", *args], env={"COLUMNS": "80"})
-    return done.exit_code, done.stdout, done.stderr
-
-
-def joined(text: str) -> str:
-    return " ".join(text.split())
-
-
-def test_a_study_names_its_fastest_configuration() -> None:
-    code, out, err = recommend("scaled")
+def recommended(*args: str) -> str:
+    code, out, err = raypar("recommend", *args)
     assert (code, err) == (0, "")
-    assert "Take num_workers=4: 12.0 s [" in joined(out)
     assert max(map(len, out.splitlines())) <= 80 and "\x1b" not in out
+    return joined(out)
 
 
 def test_limits_and_a_target_are_taken_from_the_command_line() -> None:
-    flags = (
-        "--target",
-        "accuracy=0.9",
-        "--min-efficiency",
-        "0.85",
-        "--max-time",
-        "0.5min",
-        "--set",
-        "num_workers=1,2,4",
-    )
-    code, out, _ = recommend("scaled", *flags)
-    text = joined(out)
-    assert code == 0
+    assert "Take num_workers=4: 12.0 s [" in recommended("scaled")
+    flags = "--target accuracy=0.9 --min-efficiency 0.85 --max-time 0.5min --set num_workers=1,2,4"
+    text = recommended("scaled", *flags.split())
     assert "Study scaled num_workers=1,2,4: the fastest to accuracy 90.0 % or more, in 30.0 s at most" in text
     assert "Take num_workers=2: 22.0 s [" in text
     assert "longer than 30.0 s" in text and "efficiency below 85 %" in text
-
-
-def test_the_metric_at_the_end_can_be_a_limit() -> None:
-    code, out, _ = recommend("drawn", "--min-metric", "0.925")
-    assert code == 0 and out.count("accuracy below 92.5 %") == 2
+    assert recommended("drawn", "--min-metric", "0.925").count("accuracy below 92.5 %") == 2
 
 
 def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(project: Path) -> None:
-    code, out, _ = recommend("noisy")
-    assert code == 0 and "The study can't tell which is the fastest." in joined(out)
+    _, out, _ = raypar("recommend", "noisy")
     (line,) = [line for line in out.splitlines() if line.startswith("  raypar study")]
     words = shlex.split(line)
     assert words[:3] == ["raypar", "study", "noisy.py"] and words[-1] == "--no-ray"
     settings = [after for word, after in pairwise(words) if word == "--set"]
     repeats = int(words[words.index("--repeats") + 1])
-    assert repeats > 3
     before = load_study(project / "noisy.py").study
     after = load_study(project / words[2], settings, repeats).study
-    assert {point_key(p) for p in after.points()} == {
-        point_key({"batch_size": 64, "optimizer": "adam", "num_workers": n}) for n in (1, 2, 4)
-    }
-    known = {spec.identity for spec in before.trials()}
-    new = [spec for spec in after.trials() if spec.identity not in known]
-    assert {spec.repeat for spec in new} == set(range(3, repeats))
+    points = ({"batch_size": 64, "optimizer": "adam", "num_workers": n} for n in (1, 2, 4))
+    assert {point_key(p) for p in after.points()} == {point_key(p) for p in points}
+    stored = {spec.identity for spec in before.trials()}
+    new = [spec for spec in after.trials() if spec.identity not in stored]
+    assert repeats > 3 and {spec.repeat for spec in new} == set(range(3, repeats))
 
 
-def test_a_search_is_told_to_become_a_study() -> None:
-    code, out, _ = recommend("drawn")
-    assert code == 0
-    assert "Best guess: lr=0.3" in joined(out)
-    assert "A search runs each point once: make a study of these points, with repeats." in joined(out)
+def test_a_search_is_to_become_a_study() -> None:
+    text = recommended("drawn")
+    assert "Best guess: lr=0.3" in text
+    assert "A search runs each point once: make a study of these points, with repeats." in text
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--target", "accuracy"), "--target accuracy: is no metric=value"),
-        (("--target", "accuracy=99"), "write --target accuracy=0.99"),
-        (("--target", "acuracy=0.99"), "did you mean 'accuracy'?"),
-        (("--start", "launch"), "add --target accuracy=0.99"),
-        (("--max-time", "soon"), "--max-time soon: is no time greater than 0"),
-        (("--max-time", "1.2.3s"), "--max-time 1.2.3s: is no time"),
-        (("--max-cost", "3"), "--max-cost needs a price"),
-        (("--max-cost", "-3", "--price", "1"), "--max-cost -3.0: must be greater than 0"),
-        (("--max-cost", "3", "--price", "1"), "no result says on how many nodes it ran"),
-        (("--min-efficiency", "70"), "--min-efficiency 70: must lie between 0 and 2"),
-        (("--min-metric", "nan"), "--min-metric nan: is no number"),
-        (("--set", "num_workers"), "--set num_workers: lacks `=`"),
-        (("--set", "num_workers=3"), "--set num_workers=3: no point has it"),
-        (("--set", "lr=uniform(0,1)"), "is a range"),
-        (("--set", "lr=0.1", "--set", "lr=0.2"), "--set lr is given twice"),
+        ("--target accuracy=99", "write --target accuracy=0.99"),
+        ("--target acuracy=0.99", "did you mean 'accuracy'?"),
+        ("--max-time 1.2.3s", "--max-time 1.2.3s: is no time greater than 0"),
+        ("--max-cost 3", "--max-cost needs a price"),
+        ("--max-cost -3 --price 1", "--max-cost -3.0: must be greater than 0"),
+        ("--max-cost 3 --price 1", "no result says on how many nodes it ran"),
+        ("--set num_workers", "--set num_workers: lacks `=`"),
+        ("--set num_workers=3", "--set num_workers=3: no point has it"),
+        ("--set lr=uniform(0,1)", "is a range"),
+        ("--set lr=0.1 --set lr=0.2", "--set lr is given twice"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(flags: tuple[str, ...], message: str) -> None:
-    code, out, err = recommend("scaled", *flags)
-    assert (code, out) == (2, "")
-    assert message in err and "→" in err and "Traceback" not in err
+def test_bad_input_is_refused(flags: str, message: str) -> None:
+    refused(message, "recommend", "scaled", *flags.split())
 
 
-def test_a_study_that_is_not_there_is_told() -> None:
-    code, _, err = recommend("scalled")
-    assert code == 2 and "no study `scalled` in the store" in err and "did you mean 'scaled'?" in err
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("500", 500.0), ("500J", 500.0), ("2.5 kJ", 2500.0), ("1e3 kJ", 1e6), ("0.5kWh", 1.8e6), (" 7 wh ", 25200.0)],
+)
+def test_energies_are_read_with_their_units(text: str, value: float) -> None:
+    assert parse_quantity("--max-energy", text, UNITS_J, "energy", "500J") == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "J", "0", "-5J", "5 kg", "5..2J", "five", "1e999J", "nan", "5 k"])
+def test_what_is_no_energy_is_refused_with_an_example(text: str) -> None:
+    refused("is no energy greater than 0 → write --max-energy 500J", "recommend", "scaled", f"--max-energy={text}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from recording import new_store
+from recording import recorded
 from results import make_result
 from typer.testing import CliRunner
 
@@ -16,7 +14,6 @@ from raypar.analysis.question import Question
 from raypar.cli.app import app
 from raypar.report.text import strip_control
 from raypar.study.trial import TrialState
-from raypar.track.recorder import Execution, Recorder
 
 # Clears the screen, renames the window, types over what stands there, and is bad markup.
 STEERS = "\x1b[2J\x1b]0;mine\x07 a\rb \x08\x9b31m gnp.exe [/nope] [link=http://x]y[/link]"
@@ -35,29 +32,17 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def stored(folder: Path, name: str) -> str:
     """The address of a store with a study in which everything that may be a name is this one."""
-    uri = f"sqlite:///{folder}/mlflow.db"
     key = name.replace("\0", "") + " key"
+    results = [
+        make_result({"num_workers": workers, key: name}, repeat, environment={"node": [name]})
+        for workers in (1, 2)
+        for repeat in range(2)
+    ]
+    results.append(make_result({"num_workers": 4, key: name}, state=TrialState.FAILED, failure=f"ValueError: {name}"))
     question = Question(name, {"num_workers": 1}, ("num_workers", key))
-    tags = {
-        "raypar.question": json.dumps(asdict(question)),
-        "host": name,
-        "git.commit": name,
-    }
-    recorder = Recorder(
-        Execution("one", name, 1.7e9, params={key: name}, tags=tags, description=name, study_source=name),
-        tracking_uri=uri,
-        project_dir=folder,
-    )
-    new_store(folder)
-    recorder.start()
-    for workers in (1, 2):
-        for repeat in range(2):
-            result = make_result({"num_workers": workers, key: name}, repeat, environment={"node": [name]})
-            recorder.record(replace(result, spec=replace(result.spec, study=name)))
-    failed = make_result({"num_workers": 4, key: name}, state=TrialState.FAILED, failure=f"ValueError: {name}")
-    recorder.record(replace(failed, spec=replace(failed.spec, study=name)))
-    assert recorder.close("failed") == 0
-    return uri
+    texts = {"description": name, "study_source": name, "params": {key: name}}
+    recorded(folder, question, results, {"host": name, "git.commit": name}, uid="one", **texts)
+    return f"sqlite:///{folder}/mlflow.db"
 
 
 @pytest.mark.parametrize("name", NAMES, ids=[f"name{i}" for i in range(len(NAMES))])

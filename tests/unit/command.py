@@ -1,0 +1,24 @@
+"""The command line in this process, beside what it says when it refuses."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from raypar.cli.app import app
+
+
+def joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def raypar(*args: str, width: int = 80) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    done = CliRunner().invoke(app, args, env={"COLUMNS": str(width)})
+    return done.exit_code, done.stdout, done.stderr
+
+
+def refused(message: str, *args: str, out: str | None = "") -> None:
+    """Assert that a command ends with 2 and a message that holds this one, line breaks aside; None: any output."""
+    code, stdout, err = raypar(*args)
+    assert code == 2 and out in (stdout, None), err
+    assert joined(message) in joined(err) and "→" in err and "Traceback" not in err, err
