@@ -49,6 +49,12 @@ def load(study: str, tracking_uri: str | None = None, folder: Path | str | None 
     Raises:
         RayparError: there is no such study, or the store can't be read.
     """
-    from raypar.execution.stored import load as load_study
+    from raypar.execution.stored import read_study
+    from raypar.report.frame import StudyFrame
+    from raypar.track.store import default_tracking_uri
 
-    return load_study(study, tracking_uri, folder)
+    project = Path.cwd() if folder is None else Path(folder)
+    if not project.is_dir():
+        raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
+    stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
+    return StudyFrame.of(stored.question, stored.results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,12 +23,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from raypar import units
-from raypar.errors import ClusterError, DataError, StoreError
+from raypar.errors import ClusterError, DataError, RayparError, StoreError
 from raypar.masking import masked
 from raypar.provenance import cpu_model, gpu_model, versions
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
-from raypar.track.journal import journal_paths, read_ack, target
+from raypar.track.journal import journal_paths, read_ack
 from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
@@ -61,25 +62,21 @@ class CheckResult:
     fix: str = ""
 
 
+def failed(name: str, error: RayparError) -> CheckResult:
+    return CheckResult(name, error.message, False, error.hint or "")
+
+
 def examine(project_dir: Path, tracking_uri: str, address: str | None = None) -> Iterator[CheckResult]:
     """Run all checks, the slow ones last.
 
     Starts and stops a private Ray; with an address it checks the cluster there instead.
     """
-    yield python()
-    yield from versions_in_range()
-    yield cores()
-    yield from cpu_quota()
-    yield pinning()
-    yield other_load()
-    yield memory()
-    yield from shared_memory()
-    yield open_files()
-    yield from disk(project_dir)
-    yield from data_sets()
-    yield store(project_dir, tracking_uri)
-    yield from unsent(project_dir)
-    yield port(tracking_uri)
+    of_system = (python, versions_in_range, cores, cpu_quota, pinning, other_load, memory, shared_memory, open_files)
+    of_project = (partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri))
+    of_both: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (*of_system, *of_project)
+    for check in (*of_both, partial(unsent, project_dir), partial(port, tracking_uri)):
+        result = check()
+        yield from (result,) if isinstance(result, CheckResult) else result
     torch, num_torch_gpus = torch_imports()
     yield torch
     yield gpus(num_torch_gpus)
@@ -143,10 +140,8 @@ def torch_imports() -> tuple[CheckResult, int | None]:
 def cores() -> CheckResult:
     threads = host_cores()
     physical = len({(core.package, core.physical) for core in threads})
-    detail = f"{len(threads)} ({cpu_model()})"
-    if physical < len(threads):
-        detail += f"; these are hardware threads of {physical} cores: two workers on one core share it"
-    return CheckResult("cores", detail)
+    shared = f"; these are hardware threads of {physical} cores: two workers on one core share it"
+    return CheckResult("cores", f"{len(threads)} ({cpu_model()}){shared if physical < len(threads) else ''}")
 
 
 def cpu_quota(folder: Path = CGROUPS) -> Iterator[CheckResult]:
@@ -197,10 +192,6 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> Iterator[CheckResult]:
 
 
 def open_files() -> CheckResult:
-    if sys.platform == "win32":
-        return CheckResult("open files", "no limit is known here")
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Ray raises its own soft limit as far as the hard one lets it.
     is_ok = resource.RLIM_INFINITY in (soft, hard) or max(soft, hard) >= MIN_OPEN_FILES
@@ -240,14 +231,15 @@ def data_sets() -> Iterator[CheckResult]:
         *((name, f"{name}/raw", partial(ensure_image_set, name)) for name in IMAGE_SETS),
         *((files.name, files.folder, partial(ensure_files, files)) for files in (TWEETS, MBPP)),
     ]
-    for name, place, ensure in sets:
-        if (folder / place).is_dir():
+    absent = [name for name, place, _ in sets if not (folder / place).is_dir()]
+    for name, _, ensure in sets:
+        if name not in absent:
             try:
                 ensure()
                 yield CheckResult("data", f"{name} is there and complete, in {folder}")
             except DataError as error:
-                yield CheckResult("data", error.message, False, error.hint or "")
-    if absent := [name for name, place, _ in sets if not (folder / place).is_dir()]:
+                yield failed("data", error)
+    if absent:
         effect = "refused: the folder was named" if named_dir() else "made to download it"
         yield CheckResult("data", f"not in {folder}: {', '.join(absent)}; a study that needs one is {effect}")
 
@@ -256,19 +248,16 @@ def store(project_dir: Path, tracking_uri: str) -> CheckResult:
     try:
         Store(tracking_uri, project_dir).check_writable()
     except StoreError as error:
-        return CheckResult("store", error.message, False, error.hint or "")
+        return failed("store", error)
     return CheckResult("store", masked(tracking_uri))
 
 
 def unsent(project_dir: Path) -> Iterator[CheckResult]:
     """Yield a failed check where results on this disk have not reached their store."""
-    waiting = [
-        path
-        for path in journal_paths(project_dir)
-        if (uri := target(path)) is None or path.stat().st_size > read_ack(path, uri)
-    ]
-    if waiting:
-        detail = f"{units.counted(len(waiting), 'execution')} not wholly in the store; the journal has them"
+    paths = journal_paths(project_dir)
+    num = sum((ack := read_ack(path))[0] is None or path.stat().st_size > ack[1] for path in paths)
+    if num:
+        detail = f"{units.counted(num, 'execution')} not wholly in the store; the journal has them"
         fix = "`raypar sync` sends them (those of a study that runs now are sent by it)"
         yield CheckResult("results", detail, False, fix)
 
@@ -280,7 +269,7 @@ def port(tracking_uri: str) -> CheckResult:
     try:
         free = free_port(FIRST_PORT)
     except StoreError as error:
-        return CheckResult("port", error.message, False, error.hint or "")
+        return failed("port", error)
     taken = "" if free == FIRST_PORT else f" ({FIRST_PORT} is taken)"
     return CheckResult("port", f"{free} is free for `raypar ui`{taken}")
 
@@ -302,12 +291,11 @@ def cluster(address: str) -> CheckResult:
         with joined_cluster(address) as joined:
             by_node = versions_of_nodes()
     except ClusterError as error:
-        return CheckResult("cluster", error.message, False, error.hint or "")
+        return failed("cluster", error)
     totals = {kind: sum(node.get(kind, 0) for node in joined.nodes) for kind in ("CPU", "GPU")}
     resources = ", ".join(f"{total:g} {kind}s" for kind, total in totals.items() if total)
     detail = f"{units.counted(len(joined.nodes), 'node')}{f' with {resources}' if resources else ''} at {address}"
-    if joined.may_grow:
-        detail += ", and an autoscaler that may add more"
+    detail += ", and an autoscaler that may add more" * joined.may_grow
     here = versions()
     differing = {node: there for node, there in by_node.items() if there != here}
     if not differing:

@@ -27,11 +27,16 @@ PACKAGES = ("raypar", "ray", "torch", "torchvision", "mlflow", "numpy")
 
 
 def provenance(study_file: Path, command: Sequence[str]) -> dict[str, str]:
-    """Return tags for the store: ``git.commit``, ``git.dirty``, ``version.*``, ``host``, ``cpu``, ``gpu``, …"""
+    """Return tags for the store: ``git.commit``, ``version.*``, ``host``, ``cpu`` …, and how busy this machine is."""
     return {
         **git_state(study_file.parent),
         **{f"version.{name}": version for name, version in versions().items()},
-        **machine(),
+        "host": platform.node(),
+        "os": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": str(os.cpu_count()),
+        "gpu": gpu_model() or "none",
+        "load": f"{os.getloadavg()[0]:.2f}",
         "command": masked(shlex.join(command)),
     }
 
@@ -47,40 +52,23 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def machine() -> dict[str, str]:
-    """Describe the driver's machine, and how busy it is."""
-    load = os.getloadavg()[0]
-    return {
-        "host": platform.node(),
-        "os": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": str(os.cpu_count()),
-        "gpu": gpu_model() or "none",
-        "load": f"{load:.2f}",
-    }
-
-
 def cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    if sys.platform == "darwin":
-        return _output(["sysctl", "-n", "machdep.cpu.brand_string"]) or platform.processor()
-    return platform.processor() or platform.machine()
+    by_mac = _output(["sysctl", "-n", "machdep.cpu.brand_string"]) if sys.platform == "darwin" else ""
+    return _value(Path("/proc/cpuinfo"), "model name") or by_mac or platform.processor() or platform.machine()
 
 
 def gpu_model() -> str:
     """Return the model of the first NVIDIA GPU; empty where there is none."""
-    for info in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            for line in info.read_text().splitlines():
-                if line.startswith("Model:"):
-                    return line.split(":", 1)[1].strip()
-        except OSError:
-            continue
+    models = (_value(path, "Model:") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")))
+    return next(filter(None, models), "")
+
+
+def _value(path: Path, key: str) -> str:
+    """Return what follows a key and a colon in a file of the kernel's; empty where there is none."""
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            if line.startswith(key):
+                return line.split(":", 1)[1].strip()
     return ""
 
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
@@ -27,12 +26,10 @@ FINAL_TEST_FILE = "test.json"
 
 @dataclass(frozen=True)
 class FinalTest:
-    """Scores of the chosen point's models on samples that nothing was chosen by.
+    """Scores of each of the chosen point's models on samples that nothing was chosen by.
 
     Attributes:
-        point: the chosen one.
-        metric: what it was chosen by, on the validation set.
-        scores: of each of its models on the test set.
+        metric: what the point was chosen by, on the validation set.
         look: 1 for the first look at the test set; a study that goes on after it looks again.
     """
 
@@ -43,11 +40,6 @@ class FinalTest:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> FinalTest:
-        """Read what `to_json` wrote. Raises KeyError or TypeError where it is none."""
-        return cls(dict(raw["point"]), raw["metric"], tuple(raw["scores"]), raw["look"])
 
     def sentence(self) -> str:
         """Return the report's sentence; empty where no model has the metric."""
@@ -67,7 +59,8 @@ class FinalTest:
 def stored_final_test(text: str | None) -> FinalTest | None:
     """Read what `FinalTest.to_json` gave; None where there is none."""
     try:
-        return FinalTest.from_dict(json.loads(text)) if text else None
+        raw = json.loads(text or "")
+        return FinalTest(dict(raw["point"]), raw["metric"], tuple(raw["scores"]), raw["look"])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -96,15 +89,13 @@ def check_can_log(study: Study) -> None:
     """Raise RayparError where trials keep nothing that could be logged as a model."""
     workload = study.workload
     if workload.is_train_loop:
-        raise RayparError(
-            f"--log-model: workload {workload.name} is a train loop, whose model raypar can't look into",
-            hint="call mlflow.pytorch.log_model in the loop, or make a Workload of model and data",
-        )
+        problem = f"--log-model: workload {workload.name} is a train loop, whose model raypar can't look into"
+        hint = "call mlflow.pytorch.log_model in the loop, or make a Workload of model and data"
+        raise RayparError(problem, hint=hint)
     if workload.save is not None:
-        raise RayparError(
-            f"--log-model: workload {workload.name} saves its models in a way of its own",
-            hint="say --set keep_model=true: what it saves is among the trial's files in the store",
-        )
+        problem = f"--log-model: workload {workload.name} saves its models in a way of its own"
+        hint = "say --set keep_model=true: what it saves is among the trial's files in the store"
+        raise RayparError(problem, hint=hint)
 
 
 def with_models(study: Study) -> Study:
@@ -138,11 +129,7 @@ def log_final_model(
     folder: Path,
     notice: Listener,
 ) -> None:
-    """Log the model of the best trial of the best point. A failure costs a notice, and nothing else.
-
-    Args:
-        folder: where it is written first; it stays there until the store has it.
-    """
+    """Log the model of the best trial of the best point, by way of a folder. A failure costs a notice only."""
     best = _best(analysis, results)
     if best is None:
         notice(Notice(NOT_LOGGED.format(f"no trial has reported {analysis.question.metric}")))
@@ -189,13 +176,15 @@ def final_test(
     from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
 
-    kept = [(spec, folder) for spec, folder in folders if folder is not None and (folder / WEIGHTS_FILE).is_file()]
-    if not kept:
+    scores = {
+        spec.identity: evaluate_test_split(study.workload, spec.config, folder)
+        for spec, folder in folders
+        if folder is not None and (folder / WEIGHTS_FILE).is_file()
+    }
+    if not scores:
         return analysis
-    scores = {spec.identity: evaluate_test_split(study.workload, spec.config, folder) for spec, folder in kept}
-    recorder.record_trial_metrics(
-        {identity: {f"test/{key}": value for key, value in of_model.items()} for identity, of_model in scores.items()}
-    )
+    metrics = {identity: {f"test/{key}": value for key, value in of.items()} for identity, of in scores.items()}
+    recorder.record_trial_metrics(metrics)
     recorder.record_trial_inputs({identity: results[identity].data for identity in scores}, ("test",))
     before = last_final_test(store, study.name)
     look = before.look + 1 if before else 1

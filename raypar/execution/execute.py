@@ -58,14 +58,11 @@ ListenerOf: TypeAlias = Callable[[ExecutionPlan], contextlib.AbstractContextMana
 
 
 def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, notice: Listener) -> ExecutionOutcome:
-    """Run what is missing of a study: plan, run, analyse, report.
+    """Run what is missing of a study: plan, run, analyse, report. Raises RayparError before anything was run.
 
     Args:
         listener_of: called with the plan; a context manager that gives the listener to show progress with.
-        notice: gets what is to be said before there is a plan.
-
-    Raises:
-        RayparError: before anything was run.
+        notice: gets what is to be reported before there is a plan.
     """
     study, store = loaded.study, Store(options.tracking_uri, options.project_dir)
     check_data(study)
@@ -96,7 +93,7 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
             if options.log_model:
                 folder = outcome.log_dir / MODEL_NAME
                 log_final_model(study, outcome.analysis, outcome.results, store, recorder, folder, handler)
-        with outcome.noting_the_end(), _store_errors_break_off(), uninterrupted():
+        with outcome.noting_the_end(), uninterrupted():
             recorder.record_metrics(scaling_metrics(outcome.analysis))
             if outcome.results and not options.profiling.instead_of_training:
                 _add_report(recorder, execution, outcome, handler)
@@ -125,12 +122,9 @@ def check_can_train(options: Options) -> None:
 
 def changed_code(plan: ExecutionPlan, loaded: LoadedStudy) -> str:
     """Return the notice of finished trials that ran other code than the study has now; empty if none did."""
-    changes = [files for result in plan.done if (files := changed_files(result.code, loaded.code))]
-    return (
-        CHANGED_CODE.format(units.counted(len(changes), "trial"), files_text(chain.from_iterable(changes)))
-        if changes
-        else ""
-    )
+    changes = [changed for result in plan.done if (changed := changed_files(result.code, loaded.code))]
+    files = files_text(chain.from_iterable(changes))
+    return CHANGED_CODE.format(units.counted(len(changes), "trial"), files) if changes else ""
 
 
 def _notices(
@@ -178,14 +172,6 @@ def _recorder(execution: Execution, options: Options, *, upload: bool) -> Iterat
     finally:
         with contextlib.suppress(StoreError):
             recorder.close("failed")
-
-
-@contextlib.contextmanager
-def _store_errors_break_off() -> Iterator[None]:
-    try:
-        yield
-    except StoreError as error:  # every result is kept, or its loss was reported
-        raise BrokeOff.by(error) from error
 
 
 def _run(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, handler: ResultHandler, log_dir: Path) -> None:

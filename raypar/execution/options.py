@@ -1,7 +1,5 @@
 """Options of an execution, and the flags that ``raypar resume`` finds in the store.
 
-A study's file says what is run; `Options` say how, and `ResumeFlags` keep that.
-
 A store is data, and may be written by others. A study file is code, and a cluster gets the code and answers with
 objects that are unpickled: `ResumeFlags.trusted` takes a stored file or address only where it is this folder's or
 this machine's.
@@ -15,7 +13,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -38,11 +35,8 @@ class Options:
         rerun_all: run trials too whose results the store has.
         exclusive: nobody else uses the cluster at ``address``.
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
-        command: the command line, for the record.
-        settings: ``--set`` as given, for a later ``resume``.
+        command, settings: the command line and its ``--set``, for the record and a later ``resume``.
         profiling: of every trial of the first repeat.
-        log_model: the model of the best trial becomes a model in MLflow.
-        system_metrics: how busy the driver's machine is during each trial is recorded.
 
     Raises:
         RayparError: a value that makes no sense, or that excludes another.
@@ -78,6 +72,9 @@ class Options:
         check_address(self.address)
 
 
+_SAME = ("isolation", "log_model", "system_metrics", "exclusive")  # options that are flags as they are
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResumeFlags:
     """Flags of a study's latest execution, for ``raypar resume``.
@@ -106,6 +103,7 @@ class ResumeFlags:
     @classmethod
     def of(cls, loaded: LoadedStudy, options: Options, started_at: float) -> ResumeFlags:
         """Return the flags of an execution that was started at a Unix time; without passwords."""
+        same: dict[str, Any] = {name: getattr(options, name) for name in _SAME}
         return cls(
             file=str(loaded.path),
             set=list(options.settings),
@@ -113,30 +111,23 @@ class ResumeFlags:
             seed=loaded.study.seed,
             data_dir=os.environ.get("RAYPAR_DATA_DIR"),
             address=options.address and masked(options.address),
-            isolation=options.isolation,
             no_ray=not options.with_ray,
             trial_timeout=options.trial_timeout_s,
             num_profiled_steps=options.profiling.num_steps,
-            log_model=options.log_model,
-            system_metrics=options.system_metrics,
-            exclusive=options.exclusive,
             not_before=started_at if options.rerun_all else options.not_before,
+            **same,
         )
 
     def applied_to(self, options: Options) -> Options:
         """Return the options with these flags."""
+        same: dict[str, Any] = {name: getattr(self, name) for name in (*_SAME, "address", "not_before")}
         return replace(
             options,
             settings=self.set,
-            address=self.address,
-            isolation=self.isolation,
             with_ray=not self.no_ray,
             trial_timeout_s=self.trial_timeout,
             profiling=Profiling(self.num_profiled_steps),
-            log_model=self.log_model,
-            system_metrics=self.system_metrics,
-            exclusive=self.exclusive,
-            not_before=self.not_before,
+            **same,
         )
 
     def to_json(self) -> str:
@@ -150,17 +141,12 @@ class ResumeFlags:
             RayparError: the store lacks one, or has a value of another type.
         """
         types = get_type_hints(cls)
-        wrong = [
-            field.name
-            for field in fields(cls)
-            if not _is_of_type(stored.get(field.name, field.default), types[field.name])
-        ]
-        if wrong:
-            raise RayparError(
-                f"the store does not say how study `{study}` was run: {', '.join(wrong)}",
-                hint="run it as the first time, `raypar study FILE …`: finished trials are kept",
-            )
-        return cls(**{field.name: stored[field.name] for field in fields(cls) if field.name in stored})
+        values = {field.name: stored.get(field.name, field.default) for field in fields(cls)}
+        if wrong := [name for name, value in values.items() if not _is_of_type(value, types[name])]:
+            problem = f"the store does not say how study `{study}` was run: {', '.join(wrong)}"
+            hint = "run it as the first time, `raypar study FILE …`: finished trials are kept"
+            raise RayparError(problem, hint=hint)
+        return cls(**values)
 
     def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
         """Return the flags with the file and the address that the user has named, if any, in place of the stored ones.
@@ -170,20 +156,17 @@ class ResumeFlags:
                 has named none.
         """
         if file is None and not is_in_folder(self.file, folder):
+            problem = f"the store says that study `{study}` is {self.file}, which is not in this folder"
             command = shlex.join(["raypar", "resume", study, "--file", self.file])
-            raise RayparError(
-                f"the store says that study `{study}` is {self.file}, which is not in this folder",
-                hint=f"a study file is code; if this one is yours: `{command}`",
-            )
+            raise RayparError(problem, hint=f"a study file is code; if this one is yours: `{command}`")
         if address is None and self.address is not None and not is_of_this_machine(self.address):
             from raypar.run.cluster import check_address
 
             check_address(self.address)  # one that could not be joined at all needs another hint
+            problem = f"the store says that study `{study}` ran on the cluster at {self.address}"
             command = shlex.join(["raypar", "resume", study, "--address", self.address])
-            raise RayparError(
-                f"the store says that study `{study}` ran on the cluster at {self.address}",
-                hint=f"a cluster gets your code and your token; if this one is yours: `{command}`",
-            )
+            hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
+            raise RayparError(problem, hint=hint)
         return replace(
             self,
             file=self.file if file is None else str(file),
@@ -199,13 +182,9 @@ def is_in_folder(file: str, folder: Path) -> bool:
 
 def is_of_this_machine(address: str) -> bool:
     """Return whether a cluster's address is this machine's: Ray finds ``auto`` in files of this machine."""
-    if address == "auto":
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    from raypar.track.server import is_loopback
+
+    return address == "auto" or is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def _is_of_type(value: object, type_: Any) -> bool:

@@ -81,12 +81,7 @@ class ExecutionPlan:
 
 
 def make_plan(
-    study: Study,
-    cluster: Cluster,
-    stored: Sequence[TrialResult],
-    *,
-    where: Path | str = "study",
-    with_ray: bool = True,
+    study: Study, cluster: Cluster, stored: Sequence[TrialResult], *, where: Path | str = "study", with_ray: bool = True
 ) -> ExecutionPlan:
     """Expand the study, refuse what can never run, and leave out what is done.
 
@@ -95,8 +90,7 @@ def make_plan(
         where: the study's file, for messages.
 
     Raises:
-        StudyError: some trial could never run on the cluster.
-        RayparError: it is a search, and there is no Ray to search with.
+        RayparError: some trial could never run on the cluster, or it is a search, and there is no Ray to search with.
     """
     if (study.is_search or study.scheduler is not None) and not with_ray:
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
@@ -154,12 +148,7 @@ def _key(config: Config, options: Iterable[str]) -> str:
 
 
 def check_data(study: Study) -> None:
-    """Make sure, before anything starts, that the data is there.
-
-    Raises:
-        DataError: it is not.
-        RayparError: with what else the workload's ``prepare`` raised.
-    """
+    """Make sure that the data is there. Raises RayparError with what the workload's ``prepare`` raised."""
     configs = {"": resolve(study.workload, study.config)}
     if not study.is_search:
         options = (*study.workload.options, "loader")

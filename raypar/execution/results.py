@@ -8,10 +8,10 @@ import json
 import shutil
 import signal
 import tarfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.stats import Estimate
-from raypar.errors import BrokeOff
+from raypar.errors import BrokeOff, StoreError
 from raypar.execution.options import Options, ResumeFlags
 from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
@@ -52,8 +52,8 @@ class ExecutionOutcome:
         results: by identity: of all trials that have one by now, failures and earlier executions' included.
         failures: of this execution.
         num_unsent: records that the store did not take yet.
-        interrupted_by: the number of the signal that ended it; None: it ended by itself.
-        broke_off: why it could not go on; None: it could.
+        interrupted_by: the number of the signal that ended it, if one did.
+        broke_off: the reason why it could not go on, if it could not.
     """
 
     plan: ExecutionPlan
@@ -72,10 +72,6 @@ class ExecutionOutcome:
     @property
     def num_done(self) -> int:
         return len(self.results)
-
-    @property
-    def num_failed(self) -> int:
-        return len(self.failures)
 
     @property
     def was_interrupted(self) -> bool:
@@ -103,42 +99,38 @@ class ExecutionOutcome:
             yield
         except KeyboardInterrupt as error:
             self.interrupted_by = error.signal_number if isinstance(error, Interrupted) else int(signal.SIGINT)
-        except BrokeOff as error:
-            self.broke_off = self.broke_off or error
+        except (BrokeOff, StoreError) as error:  # every result is kept, or its loss was reported
+            self.broke_off = self.broke_off or BrokeOff.by(error)
 
 
+@dataclass
 class ResultHandler:
-    """Listener of a run that stores every result, and passes all events on to the view."""
+    """Listener of a run that adds every result to an outcome and to the store, and passes all events on to the view.
 
-    def __init__(
-        self,
-        outcome: ExecutionOutcome,
-        recorder: Recorder,
-        view: Listener,
-        *,
-        monitor: SystemMonitor | None = None,
-        code: Mapping[str, str] | None = None,
-    ) -> None:
-        """Add new results to an outcome.
+    Attributes:
+        monitor: measures how busy the driver's machine is during each trial.
+        code: digests of the study's source files, kept with each result.
+    """
 
-        Args:
-            monitor: measures how busy the driver's machine is during each trial.
-            code: digests of the study's source files, kept with each result.
-        """
-        self._outcome, self._recorder, self._view = outcome, recorder, view
-        self._monitor, self._code = monitor, code or {}
-        self._question = question_of(outcome.plan.study)
-        self._paired: set[str] = set(pair_speedups(self._question, tuple(outcome.results.values())))
+    outcome: ExecutionOutcome
+    recorder: Recorder
+    view: Listener
+    monitor: SystemMonitor | None = None
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._question = question_of(self.outcome.plan.study)
+        self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
 
     def __call__(self, event: Event) -> None:
         with uninterrupted():
-            if isinstance(event, TrialStarted) and self._monitor:
-                self._monitor.begin(event.spec.identity)
+            if isinstance(event, TrialStarted) and self.monitor:
+                self.monitor.begin(event.spec.identity)
             if isinstance(event, TrialEnded):
-                event = replace(event, result=replace(_without_secrets(event.result), code=self._code))
+                event = replace(event, result=replace(_without_secrets(event.result), code=self.code))
                 self._keep(event)
                 self._drop_checkpoints(event.result.spec.identity)
-            self._view(event)
+            self.view(event)
 
     def close(self) -> None:
         """Drop the checkpoints of interrupted trials: they are of no use to a later run."""
@@ -146,27 +138,27 @@ class ResultHandler:
 
     def _drop_checkpoints(self, identity: str) -> None:
         """Ranks that reach their end remove their own; those of failed ones are left, on this machine."""
-        for folder in self._outcome.log_dir.glob(f"{identity}/{CHECKPOINT_FOLDER}"):
+        for folder in self.outcome.log_dir.glob(f"{identity}/{CHECKPOINT_FOLDER}"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _keep(self, event: TrialEnded) -> None:
-        system = self._monitor.end(event.result.spec.identity) if self._monitor else ()
+        system = self.monitor.end(event.result.spec.identity) if self.monitor else ()
         artifact_dir = self._artifact_dir(event)
         result, profile = _with_profile(event.result)
         if profile is not None and artifact_dir is not None:
             (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
             (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
-        self._recorder.record(result, artifact_dir=artifact_dir, system=system)
-        if profile is not None:
-            self._recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
+        self.recorder.record(result, artifact_dir=artifact_dir, system=system)
         if result.state is TrialState.FAILED:
-            self._outcome.failures.append(result)
-        self._outcome.results[result.spec.identity] = result
+            self.outcome.failures.append(result)
+        self.outcome.results[result.spec.identity] = result
+        if profile is not None:
+            self.recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
         self._record_speedups()
 
     def _artifact_dir(self, ended: TrialEnded) -> Path | None:
         """Return the folder of what the trial has kept beside its numbers, if it has."""
-        folder = self._outcome.log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
+        folder = self.outcome.log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
         if ended.artifacts:
             folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -174,11 +166,11 @@ class ResultHandler:
                 with tarfile.open(fileobj=io.BytesIO(ended.artifacts), mode="r:") as tar:
                     tar.extractall(folder, filter=_plain_file)
             except (tarfile.TarError, OSError, ValueError) as error:
-                self._view(Notice(NOT_KEPT.format(ended.result.spec.label, f"{type(error).__name__}: {error}")))
+                self.view(Notice(NOT_KEPT.format(ended.result.spec.label, f"{type(error).__name__}: {error}")))
         return folder if folder.is_dir() else None
 
     def _record_speedups(self) -> None:
-        results, base = self._outcome.results, self._question.baseline.get("num_workers")
+        results, base = self.outcome.results, self._question.baseline.get("num_workers")
         speedups = pair_speedups(self._question, tuple(results.values()))
         metrics: dict[str, dict[str, float]] = {}
         for identity in speedups.keys() - self._paired:
@@ -187,7 +179,7 @@ class ResultHandler:
                 num_workers = results[identity].spec.placement.num_workers
                 metrics[identity]["efficiency"] = speedups[identity] * base / num_workers
         self._paired |= metrics.keys()
-        self._recorder.record_trial_metrics(metrics)
+        self.recorder.record_trial_metrics(metrics)
 
 
 def _plain_file(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
@@ -216,10 +208,12 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
     """Describe a study in Markdown: question, workload, space, baseline, metric and the command that ran it last."""
     workload = study.workload
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
+    points = len(study.points())
+    timed = f"{units.counted(points, 'point')} × {units.counted(study.num_repeats, 'repeat')}, timed"
     facts = {
         "Trains": f"`{workload.name}`" + (f" ({what})" if what else ""),
         "Sweeps": "; ".join(f"`{key}` {domain_text(domain)}" for key, domain in study.space.items()) or "nothing",
-        "Runs": _runs(study),
+        "Runs": f"{study.num_trials * points} trials, whose points are drawn" if study.is_search else timed,
         "Compares with": _pairs(study.baseline) + " (else alike)" if study.baseline else "",
         "Judges by": f"{study.metric} (the {'higher' if study.mode == 'max' else 'lower'} the better)",
         "Holds fixed": _pairs(study.config),
@@ -227,13 +221,6 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
     }
     lines = "\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text)
     return f"{study.description}\n\n{lines}" if study.description else lines
-
-
-def _runs(study: Study) -> str:
-    points = len(study.points())
-    if study.is_search:
-        return f"{study.num_trials * points} trials, whose points are drawn"
-    return f"{points} point{'s' * (points > 1)} × {study.num_repeats} repeat{'s' * (study.num_repeats > 1)}, timed"
 
 
 def domain_text(domain: Domain) -> str:
@@ -253,8 +240,7 @@ def _pairs(chosen: Mapping[str, Any]) -> str:
 
 def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
     """Return a new execution of the study, with all that ``raypar resume`` needs to go on with it."""
-    study = loaded.study
-    started_at = datetime.now().timestamp()
+    study, started_at = loaded.study, time.time()
     return Execution(
         uid=uuid.uuid4().hex,
         study=study.name,
@@ -290,11 +276,13 @@ def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     estimates: list[tuple[str, Mapping[str, Value], Estimate | None, int]] = []
     ideal: dict[int, float] = {}
     for point in analysis.points:
-        if point.num_workers is not None:
-            estimates.append(("speedup", point.point, point.speedup, point.num_workers))
-            estimates.append(("efficiency", point.point, point.efficiency, point.num_workers))
+        if (num := point.num_workers) is not None:
+            estimates += [
+                ("speedup", point.point, point.speedup, num),
+                ("efficiency", point.point, point.efficiency, num),
+            ]
             if isinstance(base, int) and point.speedup is not None:
-                ideal[point.num_workers] = point.num_workers / base
+                ideal[num] = num / base
     for group in analysis.worker_groups:
         estimates += [("karp_flatt", group.point, p.karp_flatt, p.num_workers) for p in group.points]
     metrics: list[tuple[str, float, int]] = []

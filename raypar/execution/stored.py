@@ -1,4 +1,4 @@
-"""Stored studies: read from the store with all that reports need, also as a frame in a notebook."""
+"""Stored studies: read from the store with all that reports need."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypar.errors import RayparError, suggest
-from raypar.track.store import default_tracking_uri
 
 if TYPE_CHECKING:
     from raypar.analysis.analyse import StudyAnalysis
     from raypar.analysis.compare import Origin
     from raypar.analysis.question import CurrentResults, Question
-    from raypar.report.frame import StudyFrame
     from raypar.study.trial import TrialResult
     from raypar.track.store import Store
 
@@ -78,8 +76,7 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
         StoreError: the store can't be read.
     """
     from raypar.analysis.question import question_from_dict
-    from raypar.track.names import join_tag
-    from raypar.track.store import RunReader, Store
+    from raypar.track.store import Store
 
     store = Store(tracking_uri, folder)
     results = store.results(name)
@@ -92,16 +89,14 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
         raise RayparError(f"the store does not say what study `{name}` asks", hint=hint) from None
     if price_per_node_hour is not None:
         question = replace(question, price_per_node_hour=price_per_node_hour)
-    tags, description = store.origin(name)
-    # The latest execution, then the others from the last to the first.
-    executions = [tags, *(run.tags for run in RunReader(tracking_uri, folder).runs(name, kind="execution"))]
-    origin: dict[str, dict[str, None]] = {}
-    for execution_tags in executions:
-        for key in sorted(execution_tags):
+    origins = list(store.origins(name))
+    values: dict[str, dict[str, None]] = {}
+    for tags, _ in origins:
+        for key in sorted(tags):
             if key in _ORIGIN or key.startswith(_ORIGIN_SECTIONS):
-                origin.setdefault(key, {})[join_tag(execution_tags, key) or ""] = None
-    values = {key: tuple(reversed(in_order)) for key, in_order in origin.items()}
-    return StoredStudy(name, question, results, values, description, store)
+                values.setdefault(key, {})[tags[key]] = None
+    origin = {key: tuple(reversed(in_order)) for key, in_order in values.items()}
+    return StoredStudy(name, question, results, origin, origins[0][1], store)
 
 
 def unknown_study(name: str, store: Any) -> RayparError:
@@ -111,14 +106,3 @@ def unknown_study(name: str, store: Any) -> RayparError:
         return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
     hint = suggest(name, names) if names else "the store is empty: `raypar study FILE` makes a study"
     return RayparError(f"no study `{name}` in the store", hint=hint)
-
-
-def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> StudyFrame:
-    """See `raypar.load`."""
-    from raypar.report.frame import StudyFrame
-
-    project = Path.cwd() if folder is None else Path(folder)
-    if not project.is_dir():
-        raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
-    stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
-    return StudyFrame.of(stored.question, stored.results)

@@ -16,7 +16,7 @@ from raypar.masking import masked
 from raypar.track.client import SERVERS, artifact_root, connect, import_mlflow, reachable, sqlite_path
 from raypar.track.journal import journal_dir
 
-EMBEDDED = ("sqlite",)
+EMBEDDED = "sqlite"
 DATABASES = ("postgresql", "mysql", "mssql")
 _VERSIONS = "alembic_version"
 
@@ -28,17 +28,13 @@ def check_writable(tracking_uri: str, project_dir: Path) -> None:
         StoreError: they can't, with a hint on what to do.
     """
     scheme = _scheme(tracking_uri)
-    folders = [journal_dir(project_dir), artifact_root(tracking_uri, project_dir)]
-    for folder in folders:
-        if folder is not None:
-            _check_folder(folder)
-    if scheme in EMBEDDED:
+    for folder in filter(None, (journal_dir(project_dir), artifact_root(tracking_uri, project_dir))):
+        _check_folder(folder)
+    if scheme == EMBEDDED:
         database = sqlite_path(tracking_uri)
         if database is None:
-            raise StoreError(
-                f"{tracking_uri} is a database in memory, lost with the process",
-                hint="give it a file: sqlite:////absolute/path/mlflow.db",
-            )
+            problem = f"{tracking_uri} is a database in memory, lost with the process"
+            raise StoreError(problem, hint="give it a file: sqlite:////absolute/path/mlflow.db")
         _check_folder(database.absolute().parent)
         if database.exists() and database.stat().st_size:
             _check_schema(database, tracking_uri, "written")
@@ -54,13 +50,13 @@ def check_readable(tracking_uri: str) -> None:
         StoreError: no such store is possible, or its database is not one of the installed MLflow.
     """
     scheme, database = _scheme(tracking_uri), sqlite_path(tracking_uri)
-    if scheme in EMBEDDED and database is not None:
+    if scheme == EMBEDDED and database is not None:
         _check_schema(database, tracking_uri, "read")
 
 
 def _scheme(tracking_uri: str) -> str:
     scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
-    if scheme in (*EMBEDDED, *SERVERS, *DATABASES):
+    if scheme in (EMBEDDED, *SERVERS, *DATABASES):
         return scheme
     hint = "use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server"
     if scheme in ("", "file"):
@@ -87,15 +83,13 @@ def _check_folder(folder: Path) -> None:
 
 @contextmanager
 def _opened(database: Path, purpose: Literal["read", "written"]) -> Iterator[sqlite3.Connection]:
-    mode, hint = {
-        "read": ("ro", "end whatever locks it, put a copy in its place, or choose another one with --tracking-uri"),
-        "written": ("rwc", "end whatever locks it, or choose another one with --tracking-uri"),
-    }[purpose]
+    mode, fix = {"read": ("ro", "it, put a copy in its place"), "written": ("rwc", "it")}[purpose]
     try:
         uri = f"{database.absolute().as_uri()}?mode={mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=2, isolation_level=None)) as connection:
             yield connection
     except sqlite3.Error as e:
+        hint = f"end whatever locks {fix}, or choose another one with --tracking-uri"
         raise StoreError(f"The database {database} can't be {purpose}: {e}", hint=hint) from e
 
 
@@ -109,26 +103,21 @@ def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "w
             connection.execute("ROLLBACK")
     if not rows:
         if tables - {_VERSIONS}:
-            raise StoreError(
-                f"The database {database} is not one of MLflow's",
-                hint="choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db",
-            )
+            hint = "choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db"
+            raise StoreError(f"The database {database} is not one of MLflow's", hint=hint)
         return
     with reachable(tracking_uri):
         installed, upgradable = _schema_versions()
     version = str(rows[0][0])
     if len(rows) == 1 and version == installed:
         return
-    upgrade = f"mlflow db upgrade {masked(tracking_uri)}"
     if version in upgradable:
-        raise StoreError(
-            f"The database {database} was made by an older MLflow than the one installed",
-            hint=f"back it up, then: {upgrade}",
-        )
-    raise StoreError(
-        f"The database {database} was made by a newer MLflow than the one installed (its schema: {version})",
-        hint=f"update MLflow (pip install -U mlflow); if the database is still too old or new for it then: {upgrade}",
-    )
+        age, hint = "an older MLflow than the one installed", "back it up, then:"
+    else:
+        age = f"a newer MLflow than the one installed (its schema: {version})"
+        hint = "update MLflow (pip install -U mlflow); if the database is still too old or new for it then:"
+    hint = f"{hint} mlflow db upgrade {masked(tracking_uri)}"
+    raise StoreError(f"The database {database} was made by {age}", hint=hint)
 
 
 def _schema_versions() -> tuple[str, set[str]]:

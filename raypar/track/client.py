@@ -148,10 +148,8 @@ def unreachable(tracking_uri: str, reason: object) -> StoreError:
             "cluster's head that file has them)"
         )
         return StoreError(f"The tracking store {where} {problem}", hint=hint)
-    if urlsplit(tracking_uri).scheme in SERVERS:
-        hint = "start the server (`mlflow server`), or leave --tracking-uri out to use the file mlflow.db here"
-    else:
-        hint = "check the address, or leave --tracking-uri out to use the file mlflow.db here"
+    first = "start the server (`mlflow server`)" if urlsplit(tracking_uri).scheme in SERVERS else "check the address"
+    hint = f"{first}, or leave --tracking-uri out to use the file mlflow.db here"
     return StoreError(f"The tracking store {where} can't be used: {masked(str(reason))}", hint=hint)
 
 

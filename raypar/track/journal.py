@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,11 +25,9 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True)
 class JournalLine:
-    """One line of a journal.
+    """One line of a journal, from one offset to another.
 
     Attributes:
-        start: offset of its first byte.
-        end: offset of the next line.
         record: its content; None where it is damaged.
         problem: the damage, file and line named; empty without any.
     """
@@ -52,19 +51,13 @@ def journal_paths(project_dir: Path) -> tuple[Path, ...]:
     """Return all journals of a project, oldest first."""
     by_age = []
     for path in journal_dir(project_dir).glob(f"*{SUFFIX}"):
-        try:
+        with suppress(FileNotFoundError):  # just uploaded by someone else
             by_age.append((path.stat().st_mtime_ns, path))
-        except FileNotFoundError:  # just uploaded by someone else
-            continue
     return tuple(path for _, path in sorted(by_age))
 
 
 class Journal:
-    """Appends lines to a journal file; a line is on disk when `append` returns.
-
-    Raises:
-        OSError: the file can't be created or opened.
-    """
+    """Appends lines to a journal file; a line is on disk when `append` returns. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,16 +84,13 @@ class Journal:
         except BaseException as e:
             # Ctrl-C in the middle leaves half a line as well; after the whole line, only the sync is missing.
             if view or isinstance(e, OSError):
-                self._truncate(before)
+                try:
+                    os.ftruncate(self._fd, before)
+                except OSError:
+                    self._is_torn = True
             raise
         self._is_torn = False
         return start
-
-    def _truncate(self, size: int) -> None:
-        try:
-            os.ftruncate(self._fd, size)
-        except OSError:
-            self._is_torn = True
 
     @property
     def size(self) -> int:
@@ -140,29 +130,19 @@ def _parse(path: Path, start: int, end: int, raw: bytes) -> JournalLine:
 
 def pending_lines(path: Path, tracking_uri: str, *, is_ended: bool = False) -> Iterator[JournalLine]:
     """Yield the lines that this store has not acknowledged, as `read_lines` does."""
-    return read_lines(path, read_ack(path, tracking_uri), is_ended=is_ended)
+    uri, offset = read_ack(path)
+    return read_lines(path, offset if uri == tracking_uri else 0, is_ended=is_ended)
 
 
 def num_pending(path: Path, tracking_uri: str) -> int:
     """Count the records of a journal that this store has not acknowledged."""
-    try:
+    with suppress(FileNotFoundError):
         return sum(line.record is not None for line in pending_lines(path, tracking_uri))
-    except FileNotFoundError:
-        return 0
+    return 0
 
 
-def read_ack(path: Path, tracking_uri: str) -> int:
-    """Return the offset up to which a store has the journal; 0 for any store but the one last uploaded to."""
-    uri, offset = _ack(path)
-    return offset if uri == tracking_uri else 0
-
-
-def target(path: Path) -> str | None:
-    """Return the address of the store that a journal is meant for; None if that is lost."""
-    return _ack(path)[0]
-
-
-def _ack(path: Path) -> tuple[str | None, int]:
+def read_ack(path: Path) -> tuple[str | None, int]:
+    """Return the address of the store that a journal is meant for, and the offset up to which it has the journal."""
     try:
         ack = json.loads(path.with_suffix(".ack").read_text())
         return str(ack["tracking_uri"]), int(ack["offset"])
@@ -211,16 +191,12 @@ def kept_folder(project_dir: Path, recorded: object) -> Path | None:
 
 def upload_lock(project_dir: Path) -> BaseFileLock:
     """Return the lock of whoever uploads from this project."""
-    return _lock(journal_dir(project_dir) / "upload.lock")
+    return owner_lock(journal_dir(project_dir) / "upload", ".lock")
 
 
-def owner_lock(path: Path) -> BaseFileLock:
+def owner_lock(path: Path, suffix: str = ".owner") -> BaseFileLock:
     """Return the lock that a journal's writing process holds as long as it lives."""
-    return _lock(path.with_suffix(".owner"))
-
-
-def _lock(path: Path) -> BaseFileLock:
     from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path, thread_local=False)
+    return FileLock(path.with_suffix(suffix), thread_local=False)

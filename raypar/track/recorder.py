@@ -6,7 +6,8 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -39,12 +40,9 @@ class Execution:
         started_at: Unix time.
         params: settings common to all trials, for people.
         tags: free; `Store.question` reads ``raypar.question`` (JSON).
-        description: the study's question, for people.
-        about: the same at length, in Markdown; empty: the description.
+        description, about: the study's question, short and at length in Markdown (empty: the description).
         score: key of the reports that trials are judged by.
         compares: trials have a speedup against a baseline.
-        study_file: path of the study.
-        study_source: its text, so that the study can be reread.
     """
 
     uid: str
@@ -64,10 +62,10 @@ class Recorder:
     """Writes an execution's results: first into a local journal, then into the store.
 
     A store that can't be reached costs no result and raises nothing: it is tried again with a later record, at most
-    every `retry_after_s`, and at the end; `raypar.track.uploader.sync` brings the rest.
+    every `retry_after_s`, and at the end; `raypar.track.uploader.sync` brings the rest. Methods raise
+    StoreError where neither the journal nor the store takes its record.
 
     Attributes:
-        upload_time_s: total time spent in recording trials.
         outage: the reason why the store could not be reached last; empty if it could.
     """
 
@@ -82,15 +80,10 @@ class Recorder:
         retry_after_s: float = RETRY_AFTER_S,
         writer: RunWriter | None = None,
     ) -> None:
-        self.upload_time_s = 0.0
         self.outage = ""
-        self._execution = execution
-        self._tracking_uri = tracking_uri
-        self._project_dir = project_dir
-        self._clock = clock
-        self._now = now
-        self._retry_after_s = retry_after_s
-        self._retry_at_s = float("-inf")
+        self._execution, self._tracking_uri, self._project_dir = execution, tracking_uri, project_dir
+        self._clock, self._now = clock, now
+        self._retry_after_s, self._retry_at_s = retry_after_s, float("-inf")
         self._shown: ViewContent | None = None
         self._totals = {"num_finished": 0, "num_failed": 0}
         self._path = journal.journal_path(project_dir, execution.study, execution.uid)
@@ -141,63 +134,48 @@ class Recorder:
 
         Args:
             system: samples of the machine's load during the trial.
-
-        Raises:
-            StoreError: if neither the journal nor the store takes it.
         """
-        begun_s = self._clock()
         counter = "num_finished" if result.is_complete else "num_failed"
         totals = {**self._totals, counter: self._totals[counter] + 1}
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
         if system:
-            optional["system"] = [astuple(point) for point in system]
+            optional["system"] = system
         shown = view_content(result, self._execution.score, self._execution.compares)
         if self._shown is None or len(shown.series) > len(self._shown.series):
             self._shown = shown
             optional["shown"] = asdict(shown)
         self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), totals=totals, **optional)
         self._totals = totals
-        self.upload_time_s += self._clock() - begun_s
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
-        """Record (key, value, step) of the execution itself: speedup curves. Raises StoreError as `record` does."""
-        if not metrics:
-            return
+        """Record (key, value, step) of the execution itself: speedup curves."""
         shown: dict[str, Any] = {}
-        if self._shown is not None:
+        if metrics and self._shown is not None:
             self._shown = replace(self._shown, curves=tuple(key_names(key for key, _, _ in metrics).values()))
             shown = {"shown": asdict(self._shown)}
-        self._write("metrics", points=[list(point) for point in metrics], **shown)
+        if metrics:
+            self._write("metrics", points=metrics, **shown)
 
     def record_trial_metrics(self, by_identity: Mapping[str, Mapping[str, float]]) -> None:
-        """Add metrics to trials, those of earlier executions included. Raises StoreError as `record` does."""
+        """Add metrics to trials, those of earlier executions included."""
         if by_identity:
-            self._write("trial_metrics", by_identity={k: dict(v) for k, v in by_identity.items()})
+            self._write("trial_metrics", by_identity=by_identity)
 
     def record_trial_inputs(self, by_identity: Mapping[str, Mapping[str, Any]], contexts: Sequence[str]) -> None:
-        """Add splits of `TrialResult.data` that trials were evaluated on later. Raises StoreError as `record` does."""
+        """Add splits of `TrialResult.data` that trials were evaluated on later."""
         if by_identity:
-            self._write(
-                "trial_inputs", by_identity={k: dict(v) for k, v in by_identity.items()}, contexts=list(contexts)
-            )
+            self._write("trial_inputs", by_identity=by_identity, contexts=contexts)
 
     def record_model(self, identity: str, folder: Path) -> None:
-        """Add a folder of `raypar.track.client.save_model`, which stays there, as a model of the trial's run.
-
-        Raises StoreError as `record` does.
-        """
+        """Add a folder of `raypar.track.client.save_model`, which stays there, as a model of the trial's run."""
         self._write("model", uid=uuid.uuid4().hex, identity=identity, folder=str(folder))
 
     def add_artifact(self, path_in_run: str, text: str) -> None:
-        """Add a text to the files of the execution's run. Raises StoreError as `record` does."""
+        """Add a text to the files of the execution's run."""
         self._write("artifact", path=path_in_run, text=text)
 
     def close(self, status: Status) -> int:
-        """End the execution; return how many of its records the store still lacks. Does nothing a second time.
-
-        Raises:
-            StoreError: as `record` does.
-        """
+        """End the execution; return how many of its records the store still lacks. Does nothing a second time."""
         if self._journal is None:
             return 0
         try:
@@ -217,8 +195,7 @@ class Recorder:
         lock_timeout_s: float = 0,
         **fields: Any,
     ) -> None:
-        if self._journal is None or self._upload_lock is None:
-            raise RuntimeError("a Recorder records between start() and close()")
+        assert self._journal and self._upload_lock, "a Recorder records between start() and close()"
         record = {
             "kind": kind,
             "study": self._execution.study,
@@ -228,45 +205,30 @@ class Recorder:
             **fields,
         }
         # Locked before it is written: nobody else can have begun to upload it, so the store need not be searched.
-        has_lock = self._lock(lock_timeout_s)
+        with suppress(OSError):  # held by another upload (Timeout), or the folder is lost
+            self._upload_lock.acquire(timeout=lock_timeout_s)
+        has_lock = self._upload_lock.is_locked
         try:
-            try:
-                start = self._journal.append(json.dumps(record, separators=(",", ":")))
-            except OSError as e:
-                self._write_through(record, e)
-                return
+            start = self._journal.append(json.dumps(record, separators=(",", ":")))
             if upload and has_lock and self._clock() >= self._retry_at_s:
                 self._upload(start if is_new else None, is_last=kind == "close")
+        except OSError as error:  # only by `append`: the record goes straight to the store
+            try:
+                self._uploader.apply(record)
+            except (Unreachable, Rejected):
+                raise self._unwritable(error) from error
         finally:
-            if has_lock:
-                self._upload_lock.release()
-
-    def _lock(self, timeout_s: float) -> bool:
-        assert self._upload_lock is not None
-        try:
-            self._upload_lock.acquire(timeout=timeout_s)
-        except OSError:  # held by another upload (Timeout), or the folder is lost
-            return False
-        return True
+            self._upload_lock.release()
 
     def _upload(self, new_from: int | None, *, is_last: bool) -> None:
         try:
-            done = replay(self._path, self._uploader, self._tracking_uri, new_from=new_from)
+            self.outage = replay(self._path, self._uploader, self._tracking_uri, new_from=new_from).outage
+            if is_last and not self.outage:
+                journal.remove(self._path)
         except OSError as e:  # the journal's folder is full or lost; the records that are in it stay
             self.outage = str(e)
-        else:
-            self.outage = done.outage
-            if is_last and not done.outage:
-                journal.remove(self._path)
         if self.outage:
             self._retry_at_s = self._clock() + self._retry_after_s
-
-    def _write_through(self, record: Mapping[str, Any], error: OSError) -> None:
-        """Send a record that could not be journalled straight to the store."""
-        try:
-            self._uploader.apply(record)
-        except (Unreachable, Rejected):
-            raise self._unwritable(error) from error
 
     def _unwritable(self, error: Exception) -> StoreError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

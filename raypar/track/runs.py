@@ -7,8 +7,8 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from raypar.study.options import OPTIONS
 from raypar.study.trial import TrialResult, TrialState
@@ -25,15 +25,8 @@ TRACEBACK_FILE = "traceback.txt"
 
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}
 SCALARS = (
-    "train_time_s",
-    "eval_time_s",
-    "startup_s",
-    "data_time_s",
-    "warmup_s",
-    "wall_s",
-    "throughput_samples_per_s",
-    "energy_j",
-    "other_load_cores",
+    *("train_time_s", "eval_time_s", "startup_s", "data_time_s", "warmup_s", "wall_s", "throughput_samples_per_s"),
+    *("energy_j", "other_load_cores"),
 )
 # Reports of raypar's training loop, under the names of other tools; MLflow makes sections of the part before the slash.
 # Metrics of a workload keep their names.
@@ -51,14 +44,8 @@ SECTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Input:
-    """One split of a data set.
-
-    Attributes:
-        context: "train", "val" or "test".
-        source, schema, profile: JSON, as MLflow's page reads them.
-    """
+class Input(NamedTuple):
+    """One split of a data set: "train", "val" or "test"; the last three are JSON, as MLflow's page reads them."""
 
     context: str
     name: str
@@ -68,8 +55,7 @@ class Input:
     profile: str
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One value of a metric."""
 
     key: str
@@ -78,14 +64,8 @@ class Point:
     step: int
 
 
-@dataclass(frozen=True)
-class ChildRun:
-    """A trial as MLflow shows it.
-
-    Attributes:
-        files: name in the run's artifacts to text.
-        inputs: data sets of training and validation.
-    """
+class ChildRun(NamedTuple):
+    """A trial as MLflow shows it, with the texts of its artifacts and the data sets of training and validation."""
 
     name: str
     start_ms: int
@@ -98,15 +78,8 @@ class ChildRun:
     inputs: Sequence[Input] = ()
 
 
-@dataclass(frozen=True)
-class StoredRun:
-    """A run as read from a store.
-
-    Attributes:
-        artifact_uri: of its files.
-        start_ms: Unix time in milliseconds.
-        status: MLflow's: RUNNING until all of it is there.
-    """
+class StoredRun(NamedTuple):
+    """A run as read from a store; its status is RUNNING until all of it is there."""
 
     run_id: str
     artifact_uri: str
@@ -269,18 +242,14 @@ def _tags(result: TrialResult) -> dict[str, str]:
         "raypar.state": result.state.value,
         "raypar.attempts": result.attempts,
     }
-    environment = key_names(f"raypar.env.{key}" for key in result.environment)
-    for key, value in result.environment.items():
-        tags[environment[f"raypar.env.{key}"]] = value
+    environment = {f"raypar.env.{key}": tag_text(value) for key, value in result.environment.items()}
+    tags |= {key: environment[name] for name, key in key_names(environment).items()}
     if failure := result.failure:
-        tags["raypar.failure"] = failure.message
+        tags["raypar.failure"] = tags["mlflow.note.content"] = failure.message
         tags["raypar.failure_kind"] = failure.kind.value
-        tags["mlflow.note.content"] = failure.message
-        if failure.rank is not None:
-            tags["raypar.failure_rank"] = failure.rank
-        if failure.log_path:
-            tags["raypar.log_path"] = failure.log_path
-    return {key: tag_text(value) for key, value in tags.items()}
+        tags["raypar.failure_rank"] = failure.rank
+        tags["raypar.log_path"] = failure.log_path or None
+    return {key: tag_text(value) for key, value in tags.items() if value is not None}
 
 
 def _number(value: object) -> float | None:

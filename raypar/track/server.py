@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -68,22 +67,12 @@ def home_url(server_url: str) -> str:
 
 
 class Server:
-    """A running MLflow server; also a context manager that stops it.
-
-    Attributes:
-        url: its address.
-        pid: its process, which leads a process group of its own.
-    """
+    """A running MLflow server, whose process leads a group of its own; also a context manager that stops it."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
         self.url = url
         self.pid = process.pid
         self._process = process
-
-    @property
-    def home_url(self) -> str:
-        """Page to open."""
-        return home_url(self.url)
 
     def is_running(self) -> bool:
         return self._process.poll() is None
@@ -97,38 +86,25 @@ class Server:
         until_s = time.monotonic() + START_TIMEOUT_S
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine
         while time.monotonic() < until_s and self.is_running():
-            try:
-                with opener.open(f"{self.url}/health", timeout=2) as answer:
-                    if answer.status == 200:
-                        return True
-            except (urllib.error.URLError, OSError):
-                pass
+            with suppress(OSError), opener.open(f"{self.url}/health", timeout=2) as answer:
+                if answer.status == 200:
+                    return True
             time.sleep(0.1)
         return False
 
     def stop(self) -> None:
         """End the whole process group and wait for it. Does nothing a second time."""
         # The group as a whole: its leader may be gone and have left a worker on the port.
-        for signal_ in (signal.SIGTERM, signal.SIGKILL):
-            try:
+        with suppress(ProcessLookupError, PermissionError):  # none of the group is left
+            for signal_ in (signal.SIGTERM, signal.SIGKILL):
                 os.killpg(self.pid, signal_)
-            except (ProcessLookupError, PermissionError):
-                break
-            if self._is_gone_within(STOP_TIMEOUT_S):
-                break
+                until_s = time.monotonic() + STOP_TIMEOUT_S
+                while time.monotonic() < until_s:
+                    self._process.poll()
+                    os.killpg(self.pid, 0)
+                    time.sleep(0.05)
         if self._process.poll() is None:
             self._process.wait(STOP_TIMEOUT_S)
-
-    def _is_gone_within(self, timeout_s: float) -> bool:
-        until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s:
-            self._process.poll()
-            try:
-                os.killpg(self.pid, 0)
-            except (ProcessLookupError, PermissionError):
-                return True
-            time.sleep(0.05)
-        return False
 
     def __enter__(self) -> Server:
         return self
@@ -140,15 +116,9 @@ class Server:
 def _launch(
     host: str, port: int, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes], folder: Path | None
 ) -> Server:
-    """Start a server and return when it answers.
+    """Start a server in the folder and return when it answers. Raises StoreError with the end of its log.
 
-    Args:
-        environment: what is not for arguments, which everyone on the machine can read: it may hold passwords.
-        log: file for its output, of which a failure quotes the end.
-        folder: its working directory.
-
-    Raises:
-        StoreError: it ends, or doesn't answer in time.
+    The environment has what is not for arguments, which everyone on the machine can read: it may hold passwords.
     """
     command = [sys.executable, "-m", "mlflow", "server", *arguments, "--workers", "1", "--host", host]
     command += ["--port", str(port), "--allowed-hosts", ",".join(allowed_hosts(host))]
@@ -166,8 +136,8 @@ def _launch(
         if not server.answers():
             outcome = f"did not answer within {START_TIMEOUT_S:.0f} s" if server.is_running() else "ended at once"
             log.seek(0)
-            output = "\n  ".join(log.read().decode(errors="replace").strip().splitlines()[-3:])
-            problem = f"MLflow's server {outcome}" + (f":\n  {output}" if output else "")
+            output = log.read().decode(errors="replace").strip().splitlines()[-3:]
+            problem = "\n  ".join([f"MLflow's server {outcome}{':' * bool(output)}", *output])
             raise StoreError(problem, hint="`raypar doctor` checks the store")
     except BaseException:
         server.stop()
@@ -177,9 +147,6 @@ def _launch(
 
 def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST) -> Server:
     """Start a server over a store, on the port or the next free one; return when it answers.
-
-    Args:
-        host: 127.0.0.1 is for this machine only.
 
     Raises:
         StoreError: the store has a server already or can't be used, or the server doesn't start.
@@ -203,12 +170,9 @@ def serve(
     announce: Callable[[str], None] = print,
     warn: Callable[[str], None] = print,
 ) -> None:
-    """Start a server, announce its page, and stay until Ctrl-C, SIGTERM or the server's end.
+    """Start a server, announce its page, and stay until Ctrl-C, SIGTERM or its end. Raises as `start_server` does.
 
     Warns of a host that other machines can reach.
-
-    Raises:
-        StoreError: as `start_server` does.
     """
 
     def end(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -219,7 +183,7 @@ def serve(
         with start_server(tracking_uri, project_dir, port=port, host=host) as server:
             if not is_loopback(host):
                 warn(EXPOSED.format(host=host, port=urlsplit(server.url).port, name=socket.gethostname()))
-            announce(server.home_url)
+            announce(home_url(server.url))
             server.wait()
     except KeyboardInterrupt:
         pass
@@ -304,13 +268,11 @@ def allowed_hosts(host: str) -> tuple[str, ...]:
     MLflow's default list has patterns such as ``10.*``, which a name like ``10.evil.example`` matches too: its owner
     can have it mean this machine, and a page of theirs could then read the store.
     """
-    names = [*LOOPBACK]
+    names = [*LOOPBACK] if host == EVERYWHERE or is_loopback(host) else [*LOOPBACK, host]
     if host == EVERYWHERE:
         interfaces = [a for addresses in psutil.net_if_addrs().values() for a in addresses]
         names += [socket.gethostname(), socket.getfqdn()]
         names += [a.address for a in interfaces if a.family is socket.AF_INET]
-    elif not is_loopback(host):
-        names.append(host)
     literal = [name for name in dict.fromkeys(names) if not set(name) & set("*?[],")]
     from_user = os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS", "")
     return (*literal, *(f"{name}:*" for name in literal), *(name for name in from_user.split(",") if name))

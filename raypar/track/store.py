@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -43,6 +44,9 @@ LOCK_TIMEOUT_S = 2.0
 _WORKSPACE = "default"
 _WORKSPACES_VARIABLE = "MLFLOW_ENABLE_WORKSPACES"
 _PAGE_SIZE = 250  # a server that is asked for thousands at once takes longer than a request may
+
+_NO_EXPERIMENTS: dict[str, str] = {}
+_NO_RUNS: Iterable[StoredRun] = ()
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -132,15 +136,12 @@ class MlflowRuns:
 
     def __init__(self, tracking_uri: str) -> None:
         self._tracking_uri = tracking_uri
-        self._client: Any = None
 
-    @property
+    @cached_property
     def client(self) -> Any:
-        if self._client is None:
-            check_readable(self._tracking_uri)
-            with reachable(self._tracking_uri):
-                self._client = connect(self._tracking_uri)
-        return self._client
+        check_readable(self._tracking_uri)
+        with reachable(self._tracking_uri):
+            return connect(self._tracking_uri)
 
     def experiments(self) -> dict[str, str]:
         pages = self._pages(self.client.search_experiments, filter_string="tags.`raypar.study` != ''", max_results=1000)
@@ -175,82 +176,6 @@ class MlflowRuns:
                 return
 
 
-class RunReader:
-    """Reads runs and their files. Methods raise StoreError; an embedded store that does not exist yet is empty."""
-
-    def __init__(self, tracking_uri: str, project_dir: Path) -> None:
-        self._tracking_uri = tracking_uri
-        self._project_dir = project_dir
-        self._embedded = EmbeddedRuns(tracking_uri)
-        self._mlflow = MlflowRuns(tracking_uri)
-
-    def _ask(self, question: Callable[[EmbeddedRuns | MlflowRuns], T], empty: T) -> T:
-        database = sqlite_path(self._tracking_uri)
-        # Reading should not make a database.
-        if database is not None and (not database.exists() or (database.is_file() and not database.stat().st_size)):
-            return empty
-        try:
-            return question(self._embedded)
-        except Unfamiliar:
-            return question(self._mlflow)
-
-    def experiments(self) -> dict[str, str]:
-        """Map study names to ids of experiments that are not deleted."""
-        empty: dict[str, str] = {}
-        return self._ask(lambda runs: runs.experiments(), empty)
-
-    def experiment_id(self, study: str) -> str | None:
-        """Return the id of a study's experiment; None if there is none, or it is deleted."""
-        name = experiment_name(study)
-        return self._ask(lambda runs: runs.experiment_id(name), None)
-
-    def runs(self, study: str, **tags: str) -> Iterable[StoredRun]:
-        """Return the study's runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
-        experiment_id = self.experiment_id(study)
-        return self.search([experiment_id] if experiment_id else [], **tags)
-
-    def search(self, experiment_ids: Sequence[str], **tags: str) -> Iterable[StoredRun]:
-        """Return the experiments' runs as `runs` does."""
-        if not experiment_ids:
-            return ()
-        full_tags = {f"raypar.{key}": value for key, value in tags.items()}
-        empty: Iterable[StoredRun] = ()
-        return self._ask(lambda runs: runs.search(experiment_ids, full_tags), empty)
-
-    def read_file(self, run: StoredRun, name: str) -> str | None:
-        """Return a text among a run's artifacts; None if it is missing."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = self._artifact(run, name, Path(folder))
-            try:
-                return path.read_text(encoding="utf-8") if path else None
-            except (OSError, ValueError):
-                return None
-
-    def read_folder(self, run: StoredRun, name: str, to: Path) -> Path | None:
-        """Return a folder among a run's artifacts, downloaded to `to` from another machine; None if it is missing."""
-        path = self._artifact(run, name, to)
-        return path if path is not None and path.is_dir() else None
-
-    def _artifact(self, run: StoredRun, name: str, to: Path) -> Path | None:
-        folder = local_folder(run.artifact_uri)
-        if folder is not None:
-            return self._moved(folder) / name
-        try:
-            to.mkdir(parents=True, exist_ok=True)
-            with store_errors():
-                return Path(self._mlflow.client.download_artifacts(run.run_id, name, str(to)))
-        except (OSError, ValueError, Unreachable, Rejected):
-            return None
-
-    def _moved(self, folder: Path) -> Path:
-        """Return a run's folder, even if the project's folder was moved as a whole since."""
-        root = artifact_root(self._tracking_uri, self._project_dir)
-        if folder.exists() or root is None or root.name not in folder.parts:
-            return folder
-        at = len(folder.parts) - folder.parts[::-1].index(root.name)
-        return root.joinpath(*folder.parts[at:])
-
-
 @dataclass(frozen=True)
 class StudySummary:
     """A study at a glance; the counts are sums over its executions.
@@ -271,13 +196,14 @@ class StudySummary:
 class Store:
     """Reads one store, and the journals of one project folder that are meant for it. Connects when first asked.
 
-    All methods raise StoreError where the store can't be read.
+    All methods raise StoreError where the store can't be read; an embedded one that does not exist yet is empty.
     """
 
     def __init__(self, tracking_uri: str, project_dir: Path) -> None:
         self._tracking_uri = tracking_uri
         self._project_dir = project_dir
-        self._reader = RunReader(tracking_uri, project_dir)
+        self._embedded = EmbeddedRuns(tracking_uri)
+        self._mlflow = MlflowRuns(tracking_uri)
 
     def check_writable(self) -> None:
         """See `raypar.track.check.check_writable`."""
@@ -294,11 +220,10 @@ class Store:
         pending = self._pending_results(study_name)
         stored: list[TrialResult] = []
         for run in self._trial_runs(study_name):
-            result = result_from_tags(run.tags) or self._result_from_file(run)
-            if result is None:
-                log.warning("the run %s holds no result that can be read, skipped", run.run_id)
-            else:
+            if result := result_from_tags(run.tags) or self._result_from_file(run):
                 stored.append(result)
+            else:
+                log.warning("the run %s holds no result that can be read, skipped", run.run_id)
         return latest([without_step_times(result) for result in (*stored, *pending)])
 
     def step_times(self, study_name: str, identity: str) -> tuple[tuple[float, ...], ...]:
@@ -318,7 +243,7 @@ class Store:
                 return folder / MODEL_FOLDER
         to = self._project_dir / ".raypar" / "models" / identity
         for run in self._trial_runs(study_name, identity=identity):
-            if (folder := self._reader.read_folder(run, MODEL_FOLDER, to)) is not None:
+            if (folder := self._artifact(run, MODEL_FOLDER, to)) is not None and folder.is_dir():
                 return folder
         return None
 
@@ -326,46 +251,40 @@ class Store:
         """Return the runs of trials that are in the store as a whole, which end when their last part is."""
         if not all(value.isalnum() for value in tags.values()):  # an identity can't break out of its query
             return ()
-        return (run for run in self._reader.runs(study_name, kind="trial", **tags) if run.status != "RUNNING")
+        return (run for run in self._runs(study_name, kind="trial", **tags) if run.status != "RUNNING")
 
     def _result_from_file(self, run: StoredRun) -> TrialResult | None:
-        return parse_result(self._reader.read_file(run, RESULT_FILE))
+        return parse_result(self._read_file(run, RESULT_FILE))
 
     # ---- studies and their executions
 
     def studies(self) -> tuple[StudySummary, ...]:
         """Return every study, the last used first. Looks at executions only, not at trials."""
         pending = list(self._all_pending())
-        experiment_ids = self._reader.experiments()
+        experiment_ids = self._ask(lambda runs: runs.experiments(), _NO_EXPERIMENTS)
         # By execution: study, numbers of finished and failed trials, Unix time of last use.
         executions: dict[str, tuple[str, int, int, float]] = {}
-        for run in self._reader.search(list(experiment_ids.values()), kind="execution"):
+        for run in self._search(list(experiment_ids.values()), kind="execution"):
             tags = run.tags
-            executions[tags.get("raypar.uid", run.run_id)] = (
-                tags.get("raypar.study", ""),
-                int(tags.get("raypar.num_finished", 0)),
-                int(tags.get("raypar.num_failed", 0)),
-                float(tags.get("raypar.last_used_at", run.start_ms / 1000)),
-            )
+            finished, failed = (int(tags.get(f"raypar.{key}", 0)) for key in ("num_finished", "num_failed"))
+            used_at = float(tags.get("raypar.last_used_at", run.start_ms / 1000))
+            executions[tags.get("raypar.uid", run.run_id)] = (tags.get("raypar.study", ""), finished, failed, used_at)
         for record in pending:  # later than what the store has of the same execution
             finished, failed = (record["totals"][key] for key in ("num_finished", "num_failed"))
             executions[record["execution"]] = (record["study"], finished, failed, record["at"])
-        by_study: dict[str, list[tuple[int, int, float]]] = {}
-        for study, finished, failed, last_used_at in executions.values():
-            by_study.setdefault(study, []).append((finished, failed, last_used_at))
-        summaries = []
-        for name, rows in by_study.items():
-            num_finished, num_failed, used_at = zip(*rows, strict=True)
-            counts = len(rows), sum(num_finished), sum(num_failed)
-            summaries.append(StudySummary(name, *counts, max(used_at), experiment_ids.get(name, "")))
-        return tuple(sorted(summaries, key=lambda s: (-s.last_used_at, s.name)))
+        by_study: dict[str, StudySummary] = {}
+        for study, finished, failed, at in executions.values():
+            s = by_study.get(study) or StudySummary(study, 0, 0, 0, at, experiment_ids.get(study, ""))
+            counts = s.num_executions + 1, s.num_finished + finished, s.num_failed + failed
+            by_study[study] = StudySummary(study, *counts, max(s.last_used_at, at), s.experiment_id)
+        return tuple(sorted(by_study.values(), key=lambda s: (-s.last_used_at, s.name)))
 
     def study_source(self, study_name: str) -> str | None:
         """Return the text of the study's file as of its latest execution; None if none is kept."""
-        if record := self._pending_execution(study_name):
+        for record in self._pending_executions(study_name):
             return str(record["study_source"]) or None
-        for run in self._reader.runs(study_name, kind="execution"):
-            return self._reader.read_file(run, SOURCE_FILE)
+        for run in self._runs(study_name, kind="execution"):
+            return self._read_file(run, SOURCE_FILE)
         return None
 
     def artifact(self, study_name: str, name: str) -> str | None:
@@ -373,10 +292,8 @@ class Store:
         texts = [r["text"] for r in self._pending("artifact", study_name) if r["path"] == name]
         if texts:
             return str(texts[-1])
-        for run in self._reader.runs(study_name, kind="execution"):
-            if (text := self._reader.read_file(run, name)) is not None:
-                return text
-        return None
+        texts_of_runs = (self._read_file(run, name) for run in self._runs(study_name, kind="execution"))
+        return next((text for text in texts_of_runs if text is not None), None)
 
     def question(self, study_name: str) -> dict[str, Any]:
         """Return the JSON that the latest execution stored under the tag ``raypar.question``; empty if none."""
@@ -388,23 +305,78 @@ class Store:
 
     def origin(self, study_name: str) -> tuple[dict[str, str], str]:
         """Return the tags of the latest execution, and its description for people."""
-        if record := self._pending_execution(study_name):
-            return dict(record["tags"]), str(record["description"])
-        for run in self._reader.runs(study_name, kind="execution"):
+        return next(self.origins(study_name), ({}, ""))
+
+    def origins(self, study_name: str) -> Iterator[tuple[dict[str, str], str]]:
+        """Yield `origin` of each execution, the latest first."""
+        for record in self._pending_executions(study_name):
+            yield dict(record["tags"]), str(record["description"])
+        for run in self._runs(study_name, kind="execution"):
             tags = {key: join_tag(run.tags, key) or "" for key in run.tags}
-            return tags, tags.get("mlflow.note.content", "")
-        return {}, ""
+            yield tags, tags.get("mlflow.note.content", "")
+
+    # ---- runs and their files
 
     def experiment_id(self, study_name: str) -> str | None:
-        """Return MLflow's id of the study's experiment, for links; None if there is none."""
-        return self._reader.experiment_id(study_name)
+        """Return MLflow's id of the study's experiment; None if there is none, or it is deleted."""
+        name = experiment_name(study_name)
+        return self._ask(lambda runs: runs.experiment_id(name), None)
+
+    def _runs(self, study_name: str, **tags: str) -> Iterable[StoredRun]:
+        """Return the study's runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
+        experiment_id = self.experiment_id(study_name)
+        return self._search([experiment_id] if experiment_id else [], **tags)
+
+    def _search(self, experiment_ids: Sequence[str], **tags: str) -> Iterable[StoredRun]:
+        if not experiment_ids:
+            return ()
+        full_tags = {f"raypar.{key}": value for key, value in tags.items()}
+        return self._ask(lambda runs: runs.search(experiment_ids, full_tags), _NO_RUNS)
+
+    def _ask(self, question: Callable[[EmbeddedRuns | MlflowRuns], T], empty: T) -> T:
+        database = sqlite_path(self._tracking_uri)
+        # Reading should not make a database.
+        if database is not None and (not database.exists() or (database.is_file() and not database.stat().st_size)):
+            return empty
+        try:
+            return question(self._embedded)
+        except Unfamiliar:
+            return question(self._mlflow)
+
+    def _read_file(self, run: StoredRun, name: str) -> str | None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._artifact(run, name, Path(folder))
+            try:
+                return path.read_text(encoding="utf-8") if path else None
+            except (OSError, ValueError):
+                return None
+
+    def _artifact(self, run: StoredRun, name: str, to: Path) -> Path | None:
+        """Return a file or folder among a run's artifacts, downloaded to `to` from another machine."""
+        folder = local_folder(run.artifact_uri)
+        if folder is not None:
+            return self._moved(folder) / name
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+            with store_errors():
+                return Path(self._mlflow.client.download_artifacts(run.run_id, name, str(to)))
+        except (OSError, ValueError, Unreachable, Rejected):
+            return None
+
+    def _moved(self, folder: Path) -> Path:
+        """Return a run's folder, even if the project's folder was moved as a whole since."""
+        root = artifact_root(self._tracking_uri, self._project_dir)
+        if folder.exists() or root is None or root.name not in folder.parts:
+            return folder
+        at = len(folder.parts) - folder.parts[::-1].index(root.name)
+        return root.joinpath(*folder.parts[at:])
 
     # ---- journals
 
     def _all_pending(self) -> Iterator[dict[str, Any]]:
         """Yield this project's records that are meant for this store and not there yet."""
         for path in journal.journal_paths(self._project_dir):
-            if journal.target(path) != self._tracking_uri:
+            if journal.read_ack(path)[0] != self._tracking_uri:
                 continue
             try:
                 for line in journal.pending_lines(path, self._tracking_uri):
@@ -424,8 +396,8 @@ class Store:
             log.warning("%d pending results of %s can't be read, skipped", results.count(None), study_name)
         return [result for result in results if result is not None]
 
-    def _pending_execution(self, study_name: str) -> dict[str, Any] | None:
-        return max(self._pending("execution", study_name), key=lambda r: float(r["at"]), default=None)
+    def _pending_executions(self, study_name: str) -> list[dict[str, Any]]:
+        return sorted(self._pending("execution", study_name), key=lambda r: float(r["at"]), reverse=True)
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 
 import psutil
 
@@ -59,9 +58,7 @@ class SystemMonitor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raypar.errors import StoreError
 from raypar.masking import masked
@@ -51,8 +53,7 @@ log = logging.getLogger(__name__)
 Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class RunRef:
+class RunRef(NamedTuple):
     """A run in the store: its id, and the URI of its files."""
 
     run_id: str
@@ -69,44 +70,45 @@ class RunWriter:
 
     def forget(self) -> None:
         """Drop the connection and all ids: the store may have come back as another one."""
-        self._client: Any = None
+        self.__dict__.pop("_client", None)
         self._experiments: dict[str, str] = {}
 
+    @cached_property
+    def _client(self) -> Any:
+        return connect(self._tracking_uri)
+
+    @store_errors()
     def experiment(self, study: str) -> str:
         """Return the id of the study's experiment, created if there is none."""
         if study not in self._experiments:
-            with store_errors():
-                self._experiments[study] = self._find_or_create_experiment(study)
+            self._experiments[study] = self._find_or_create_experiment(study)
         return self._experiments[study]
 
+    @store_errors()
     def describe_experiment(self, study: str, key: str, value: str) -> None:
         """Set a tag of the study's experiment."""
-        experiment_id = self.experiment(study)
-        with store_errors():
-            self._connected().set_experiment_tag(experiment_id, key, clip(value, MAX_EXPERIMENT_TAG_LENGTH))
+        self._client.set_experiment_tag(self.experiment(study), key, clip(value, MAX_EXPERIMENT_TAG_LENGTH))
 
+    @store_errors()
     def find(self, study: str, **tags: str) -> RunRef | None:
         """Return the latest run of the study with these ``raypar.`` tags, deleted ones included."""
-        experiment_id = self.experiment(study)
-        with store_errors():
-            runs = self._connected().search_runs(
-                [experiment_id],
-                tag_filter({f"raypar.{key}": value for key, value in tags.items()}),
-                run_view_type=import_mlflow().entities.ViewType.ALL,
-                max_results=1,
-                order_by=["attributes.start_time DESC"],
-            )
+        runs = self._client.search_runs(
+            [self.experiment(study)],
+            tag_filter({f"raypar.{key}": value for key, value in tags.items()}),
+            run_view_type=import_mlflow().entities.ViewType.ALL,
+            max_results=1,
+            order_by=["attributes.start_time DESC"],
+        )
         return RunRef(runs[0].info.run_id, runs[0].info.artifact_uri) if runs else None
 
+    @store_errors()
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
         """Create a run; its start is Unix time in milliseconds."""
-        experiment_id = self.experiment(study)
-        with store_errors():
-            run = self._connected().create_run(
-                experiment_id, start_ms, dict(tags), run_name=clip(name, MAX_NAME_LENGTH)
-            )
-        return RunRef(run.info.run_id, run.info.artifact_uri)
+        name = clip(name, MAX_NAME_LENGTH)
+        info = self._client.create_run(self.experiment(study), start_ms, dict(tags), run_name=name).info
+        return RunRef(info.run_id, info.artifact_uri)
 
+    @store_errors()
     def log(
         self,
         run: RunRef,
@@ -116,82 +118,71 @@ class RunWriter:
         tags: Mapping[str, str] | None = None,
     ) -> None:
         """Add to a run, in as few calls as MLflow allows. Points that are there already are not doubled."""
-        with store_errors():
-            entities = import_mlflow().entities
-            metrics = [entities.Metric(p.key, p.value, p.time_ms, p.step) for p in points]
-            pairs = [entities.Param(k, v) for k, v in (params or {}).items()]
-            labels = [entities.RunTag(k, v) for k, v in (tags or {}).items()]
-            while metrics or pairs or labels:
-                batch = metrics[:_MAX_POINTS], pairs[:_MAX_PAIRS], labels[:_MAX_PAIRS]
-                self._connected().log_batch(run.run_id, *batch)
-                metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
+        entities = import_mlflow().entities
+        metrics = [entities.Metric(p.key, p.value, p.time_ms, p.step) for p in points]
+        pairs = [entities.Param(k, v) for k, v in (params or {}).items()]
+        labels = [entities.RunTag(k, v) for k, v in (tags or {}).items()]
+        while metrics or pairs or labels:
+            self._client.log_batch(run.run_id, metrics[:_MAX_POINTS], pairs[:_MAX_PAIRS], labels[:_MAX_PAIRS])
+            metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
 
+    @store_errors()
     def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:
         """Add data sets that a run used. Those that are there already are not doubled."""
-        if not inputs:
-            return
-        with store_errors():
-            entities = import_mlflow().entities
-            datasets = [
-                entities.DatasetInput(
-                    entities.Dataset(i.name, i.digest, "code", i.source, i.schema or None, i.profile),
-                    [entities.InputTag("mlflow.data.context", i.context)],
-                )
-                for i in inputs
-            ]
-            self._connected().log_inputs(run.run_id, datasets)
+        entities = import_mlflow().entities
+        datasets = [
+            entities.DatasetInput(
+                entities.Dataset(i.name, i.digest, "code", i.source, i.schema or None, i.profile),
+                [entities.InputTag("mlflow.data.context", i.context)],
+            )
+            for i in inputs
+        ]
+        if datasets:
+            self._client.log_inputs(run.run_id, datasets)
 
+    @store_errors()
     def log_model(self, study: str, run: RunRef, folder: Path, uid: str) -> None:
         """Add a folder as a model of the run, once per uid."""
-        experiment_id = self.experiment(study)
-        with store_errors():
-            upload_model(self._connected(), experiment_id, run.run_id, folder, uid=uid, name=MODEL_NAME)
+        upload_model(self._client, self.experiment(study), run.run_id, folder, uid=uid, name=MODEL_NAME)
 
+    @store_errors()
     def write_file(self, run: RunRef, name: str, text: str) -> None:
         """Write a text among the run's artifacts; ``folder/name`` makes a folder."""
         path = Path(*(safe_name(part) for part in name.split("/") if part))
-        folder = local_folder(run.artifact_uri)
-        with store_errors():
-            if folder is None:
-                self._connected().log_text(run.run_id, text, path.as_posix())
-            else:  # as MLflow does it, without its 20 ms
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_text(text, encoding="utf-8", errors="replace")
+        if (folder := local_folder(run.artifact_uri)) is None:
+            self._client.log_text(run.run_id, text, path.as_posix())
+        else:  # as MLflow does it, without its 20 ms
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8", errors="replace")
 
+    @store_errors()
     def write_folder(self, run: RunRef, name: str, source: Path) -> None:
         """Copy a folder's files among the run's artifacts, except links to files outside of it."""
         folder = local_folder(run.artifact_uri)
-        with store_errors():
-            for path in sorted(source.rglob("*")):
-                if not path.is_file() or not path.resolve().is_relative_to(source.resolve()):
-                    continue
-                target = Path(safe_name(name)) / path.relative_to(source).parent
-                if folder is None:
-                    self._connected().log_artifact(run.run_id, str(path), target.as_posix())
-                else:
-                    (folder / target).mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, folder / target / path.name)
+        for path in sorted(source.rglob("*")):
+            if not path.is_file() or not path.resolve().is_relative_to(source.resolve()):
+                continue
+            target = Path(safe_name(name)) / path.relative_to(source).parent
+            if folder is None:
+                self._client.log_artifact(run.run_id, str(path), target.as_posix())
+            else:
+                (folder / target).mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, folder / target / path.name)
 
+    @store_errors()
     def end(self, run: RunRef, status: str, end_ms: int) -> None:
         """Set a run's final status: FINISHED, FAILED or KILLED."""
-        with store_errors():
-            self._connected().set_terminated(run.run_id, status, end_ms)
-
-    def _connected(self) -> Any:
-        if self._client is None:
-            self._client = connect(self._tracking_uri)
-        return self._client
+        self._client.set_terminated(run.run_id, status, end_ms)
 
     def _find_or_create_experiment(self, study: str) -> str:
-        client, name = self._connected(), experiment_name(study)
+        client, name = self._client, experiment_name(study)
         experiment = client.get_experiment_by_name(name)
         if experiment is not None and experiment.lifecycle_stage != "active":
             # The name of a deleted study is taken until MLflow purges it: it stays deleted, under another name.
-            experiment_id = experiment.experiment_id
-            client.restore_experiment(experiment_id)
-            client.rename_experiment(experiment_id, f"{name[: MAX_NAME_LENGTH - 40]} (deleted, {experiment_id})")
-            client.delete_experiment(experiment_id)
-            experiment = None
+            deleted, experiment = experiment.experiment_id, None
+            client.restore_experiment(deleted)
+            client.rename_experiment(deleted, f"{name[: MAX_NAME_LENGTH - 40]} (deleted, {deleted})")
+            client.delete_experiment(deleted)
         tags = {"raypar.study": clip(study, MAX_TAG_LENGTH), "mlflow.experimentKind": "custom_model_development"}
         if experiment is None:
             root = artifact_root(self._tracking_uri, self.project_dir)
@@ -221,37 +212,29 @@ class Uploader:
         self._trials: dict[tuple[str, str], RunRef] = {}
 
     def apply(self, record: Record, *, is_new: bool = False) -> None:
-        """Bring a record into the store.
-
-        Args:
-            record: of one line of a journal.
-            is_new: it can't be in the store yet, so the store is not searched for it.
+        """Bring a journal's record into the store, which is not searched for one that `is_new`.
 
         Raises:
             Unreachable: to be tried again later.
             Rejected: the store will never take it.
         """
         try:
-            try:
-                self._apply(record, is_new)
-            except Rejected:
-                # Cached ids may be stale: an experiment deleted by hand, a database replaced.
-                self._forget()
-                self._apply(record, is_new=False)
+            self._apply(record, is_new)
         except Unreachable:
             self._forget()
             raise
+        except Rejected:
+            # Cached ids may be stale: an experiment deleted by hand, a database replaced.
+            self._forget()
+            self._apply(record, is_new=False)
 
     def _apply(self, record: Record, is_new: bool) -> None:
         try:
-            handler = _HANDLERS.get(record["kind"])
-            if handler is None:
-                raise Rejected(f"a record of the unknown kind {record['kind']!r}: written by a newer raypar?")
-            handler(self, record, is_new)
+            if (kind := record["kind"]) not in _HANDLERS:
+                raise Rejected(f"a record of the unknown kind {kind!r}: written by a newer raypar?")
+            _HANDLERS[kind](self, record, is_new)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise Rejected(f"a record that can't be read: {type(e).__name__}: {e}") from e
-
-    # ---- one handler for each kind of record
 
     def _execution(self, record: Record, is_new: bool) -> None:
         study, description = str(record["study"]), str(record["description"])
@@ -329,17 +312,12 @@ class Uploader:
         self._writer.log(parent, tags=_totals(record))
         self._writer.end(parent, record["status"], round(record["at"] * 1000))
 
-    # ---- what several kinds need
-
     def _view(self, record: Record) -> None:
         """Update the study's saved view, where the record brings one. Optional: any failure is ignored."""
-        if shown := record.get("shown"):
-            text = saved_view(ViewContent(**shown), at_ms=round(record["at"] * 1000))
-            try:
-                if text is not None:
-                    self._writer.describe_experiment(record["study"], VIEW_TAG, text)
-            except (Unreachable, Rejected):
-                pass
+        shown = record.get("shown")
+        if shown and (text := saved_view(ViewContent(**shown), at_ms=round(record["at"] * 1000))):
+            with suppress(Unreachable, Rejected):
+                self._writer.describe_experiment(record["study"], VIEW_TAG, text)
 
     def _parent(
         self, record: Record, *, name: str = "", tags: Mapping[str, str] | None = None, is_new: bool = False
@@ -364,15 +342,9 @@ class Uploader:
         )
 
 
+_KINDS = ("execution", "trial", "metrics", "trial_metrics", "trial_inputs", "model", "artifact", "close")
 _HANDLERS: Mapping[str, Callable[[Uploader, Record, bool], None]] = {
-    "execution": Uploader._execution,
-    "trial": Uploader._trial,
-    "metrics": Uploader._metrics,
-    "trial_metrics": Uploader._trial_metrics,
-    "trial_inputs": Uploader._trial_inputs,
-    "model": Uploader._model,
-    "artifact": Uploader._artifact,
-    "close": Uploader._close,
+    kind: getattr(Uploader, f"_{kind}") for kind in _KINDS
 }
 
 
@@ -382,11 +354,9 @@ def _totals(record: Record) -> dict[str, str]:
 
 
 def _long_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    keys = key_names(tags)
-    parts: dict[str, str] = {}
-    for key, text in tags.items():
-        parts.update(split_tag(keys[key], str(text)) or {keys[key]: clip(str(text), MAX_TAG_LENGTH)})
-    return parts
+    texts = [(key, str(tags[original])) for original, key in key_names(tags).items()]
+    parts = (split_tag(key, text) or {key: clip(text, MAX_TAG_LENGTH)} for key, text in texts)
+    return {key: part for pieces in parts for key, part in pieces.items()}
 
 
 def _quotable(uid: str) -> str:
@@ -399,8 +369,7 @@ class UploadReport:
     """Outcome of an upload.
 
     Attributes:
-        num_uploaded: records that are in the store now.
-        num_rejected: records that the store will never take; they are kept beside the journal.
+        num_uploaded, num_rejected: records that the store has, and that it will never take (kept beside the journal).
         num_left: records that are still in journals only; counted by `sync`.
         problems: damaged and rejected records, and with `sync` outages, one line each, for people.
         outage: the reason why one journal's upload stopped; empty if it went to the end.
@@ -419,9 +388,7 @@ def replay(
     """Upload the pending records of a journal. To be called under `journal.upload_lock`.
 
     Args:
-        path: the journal.
-        uploader: to the store of `tracking_uri`.
-        tracking_uri: the store whose ack counts.
+        tracking_uri: the uploader's store, whose ack counts.
         new_from: the offset from which on no record can be in the store yet.
         is_ended: the journal has no writer any more, so a half-written last line will not grow.
 
@@ -453,43 +420,33 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
     """Upload every pending journal. Safe to repeat, beside a running study, and beside another sync.
 
     Args:
-        project_dir: the folder that the studies were run in.
         tracking_uri: the store to upload to; None: each to the store it was meant for.
         lock_timeout_s: how long to wait for another upload.
 
     Raises:
         StoreError: the journals can't be read or written, or another upload takes too long.
     """
+    total, uploaders, outages = UploadReport(), dict[str, Uploader](), dict[str, str]()
     if not journal.journal_paths(project_dir):
-        return UploadReport()
+        return total
     try:
         with journal.upload_lock(project_dir).acquire(timeout=lock_timeout_s):
-            return _sync(project_dir, tracking_uri)
+            for path in journal.journal_paths(project_dir):
+                uri = tracking_uri or journal.read_ack(path)[0] or default_tracking_uri(project_dir)
+                if uri not in outages:
+                    done = _sync_one(path, uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir))), uri)
+                    total.num_uploaded += done.num_uploaded
+                    total.num_rejected += done.num_rejected
+                    total.problems += done.problems
+                    if done.outage:
+                        outages[uri] = done.outage
+                total.num_left += journal.num_pending(path, uri)
     except TimeoutError as e:
-        raise StoreError(
-            f"Another upload from {project_dir} is taking long", hint="wait for it to end, then try again"
-        ) from e
+        problem, hint = f"Another upload from {project_dir} is taking long", "wait for it to end, then try again"
+        raise StoreError(problem, hint=hint) from e
     except OSError as e:
-        raise StoreError(
-            f"The journals in {journal.journal_dir(project_dir)} can't be read or written: {e.strerror or e}",
-            hint="make the folder writable, then try again",
-        ) from e
-
-
-def _sync(project_dir: Path, tracking_uri: str | None) -> UploadReport:
-    uploaders: dict[str, Uploader] = {}
-    outages: dict[str, str] = {}
-    total = UploadReport()
-    for path in journal.journal_paths(project_dir):
-        uri = tracking_uri or journal.target(path) or default_tracking_uri(project_dir)
-        if uri not in outages:
-            done = _sync_one(path, uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir))), uri)
-            total.num_uploaded += done.num_uploaded
-            total.num_rejected += done.num_rejected
-            total.problems += done.problems
-            if done.outage:
-                outages[uri] = done.outage
-        total.num_left += journal.num_pending(path, uri)
+        problem = f"The journals in {journal.journal_dir(project_dir)} can't be read or written: {e.strerror or e}"
+        raise StoreError(problem, hint="make the folder writable, then try again") from e
     total.problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
     return total
 
@@ -502,25 +459,16 @@ def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> UploadReport
         return replay(path, uploader, tracking_uri)
     try:
         done = replay(path, uploader, tracking_uri, is_ended=True)
+        records = (line.record for line in journal.read_lines(path, is_ended=True) if line.record)
+        last = next(iter(deque(records, maxlen=1)), None)
+        if not done.outage and last is not None and last["kind"] != "close":
+            # Of a killed process, its run would count as running for ever.
+            of_execution = {key: last.get(key) for key in ("study", "execution", "at", "totals")}
+            with closing(journal.Journal(path)) as writer:
+                writer.append(json.dumps({**of_execution, "kind": "close", "status": "KILLED"}))
+            done.outage = replay(path, uploader, tracking_uri).outage
         if not done.outage:
-            last = None
-            for line in journal.read_lines(path, is_ended=True):
-                last = line.record or last
-            if last is not None and last["kind"] != "close":
-                _end_killed(path, last)
-                done.outage = replay(path, uploader, tracking_uri).outage
-            if not done.outage:
-                journal.remove(path)
+            journal.remove(path)
         return done
     finally:
         owner.release()
-
-
-def _end_killed(path: Path, last: Record) -> None:
-    """Close the execution of a killed process: its run would count as running for ever."""
-    record = {key: last.get(key) for key in ("study", "execution", "at", "totals")}
-    writer = journal.Journal(path)
-    try:
-        writer.append(json.dumps({**record, "kind": "close", "status": "KILLED"}))
-    finally:
-        writer.close()

@@ -136,13 +136,8 @@ _LAYOUT = {"isReordered": True, "columns": 2, "cardHeight": 320}
 
 
 def _chart(kind: str, name: str, num_runs: int) -> dict[str, Any]:
-    return {
-        **_FLAGS,
-        "uuid": short_hash(f"{kind}/{name}"),
-        "type": kind,
-        "runsCountToCompare": num_runs,
-        "displayName": name,
-    }
+    uuid = short_hash(f"{kind}/{name}")
+    return {**_FLAGS, "uuid": uuid, "type": kind, "runsCountToCompare": num_runs, "displayName": name}
 
 
 def _line(name: str, keys: Sequence[str]) -> dict[str, Any]:
@@ -165,17 +160,10 @@ def _line(name: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _scatter(x: tuple[str, str], y: tuple[str, str]) -> dict[str, Any]:
-    return {
-        **_chart("SCATTER", f"{y[0]} by {x[0]}", 100),
-        "xaxis": {"key": x[0], "type": x[1]},
-        "yaxis": {"key": y[0], "type": y[1]},
-    }
+    axes = {name: {"key": key, "type": kind} for name, (key, kind) in (("xaxis", x), ("yaxis", y))}
+    return {**_chart("SCATTER", f"{y[0]} by {x[0]}", 100), **axes}
 
 
 def _parallel(swept: Sequence[str], outcomes: Sequence[str]) -> dict[str, Any]:
-    return {
-        **_chart("PARALLEL", "parallel coordinates", 100),
-        "selectedParams": list(swept),
-        "selectedMetrics": list(outcomes),
-        "showAllRuns": False,
-    }
+    selected = {"selectedParams": list(swept), "selectedMetrics": list(outcomes), "showAllRuns": False}
+    return {**_chart("PARALLEL", "parallel coordinates", 100), **selected}

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 from rich.console import Console
 
+from raypar import Study, choice, grid, loguniform
 from raypar.analysis.analyse import analyse
 from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.candidates import Constraints
@@ -31,6 +32,7 @@ from raypar.analysis.recommend import recommend
 from raypar.analysis.scaling import WorkerGroup, read_table, worker_groups
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError
+from raypar.execution.results import describe
 from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
 from raypar.predict.predict import JobSpec, predict
@@ -48,13 +50,17 @@ from raypar.report.recommend import print_recommendation
 from raypar.report.sentences import effect_lines
 from raypar.report.vega import Figure, OmittedFigure
 from raypar.run import runner
+from raypar.study.options import OPTIONS
 from raypar.study.space import Value
-from raypar.study.trial import Placement, TrialResult, TrialState
+from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
+from raypar.track.runs import SECTIONS, child_run
+from raypar.workloads import digits
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
 import html_studies
 from results import make_result, make_spec
+from store_parts import DATA
 
 from .page import brief, pretty
 
@@ -554,6 +560,88 @@ def live() -> Cases:
     }
 
 
+# ---- MLflow
+
+
+def descriptions() -> Cases:
+    """A study's note in MLflow."""
+    timed: dict[str, Any] = {
+        "space": {"batch_size": grid(64, 256), "num_workers": grid(1, 2)},
+        "baseline": {"num_workers": 1},
+        "num_repeats": 2,
+        "config": {"epochs": 4, "lr": 0.1},
+        "description": "Does a second worker pay off?",
+    }
+    space = {"lr": loguniform(1e-3, 1), "optimizer": choice("sgd", "adam")}
+    return {
+        "a timed study": describe(Study(workload=digits, **timed), ("raypar", "study", "a.py")),
+        "a search": describe(Study(workload=digits, space=space, num_trials=8)),
+        "one point": describe(Study(workload=digits, num_repeats=1)),
+    }
+
+
+def runs() -> Cases:
+    """A trial's result as the fields of an MLflow run."""
+    point = {"batch_size": 64, "num_workers": 2}
+    config = {**point, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
+    spec = TrialSpec("mnist", "mlp", point, config, repeat=0, seed=7, order=3)
+    result = TrialResult(
+        spec=spec,
+        state=TrialState.FINISHED,
+        started_at=1000.0,
+        wall_s=10.0,
+        train_time_s=6.0,
+        throughput_samples_per_s=100.0,
+        reports=tuple({"epoch": n, "accuracy": score, "train_time_s": 3.0} for n, score in ((1, 0.5), (2, 0.9))),
+        step_times_s=((0.1, 0.2, 0.3), (0.3, 0.1, 0.1)),
+        environment={"node": "n1", "cores": [[0], [1]], "cpu_wait_share": [0.1, 0.2]},
+        data=DATA,
+    )
+    of_the_loop = {key: 0.5 + i for i, key in enumerate(SECTIONS)}
+    reports = tuple({**of_the_loop, "step": step, "accuracy": 0.7} for step in (8, 16))
+    defaults = {key: option.default for key, option in OPTIONS.items()}
+    failure = Failure(FailureKind.CRASH, "rank 1 died", rank=1, traceback="Traceback …", log_path="/logs/1")
+    two_steps = {"step_times_s": ((2.0, 1.0),)}
+    odd = ("text", None, True, [1], 10**400, math.inf)
+    epochs = {"repeat": (1, 1), "are fractions": (1.5, 2.5), "are NaN": (math.nan, 1), "are missing": (None, None)}
+    changes: dict[str, dict[str, Any]] = {
+        "finished": {},
+        "stopped, of one step": {"state": TrialState.STOPPED, "step_times_s": ((1.0,),)},
+        "failed": {"state": TrialState.FAILED, "failure": failure, "started_at": 0.0, "wall_s": None, **two_steps},
+        "reports of the training loop": {"reports": reports},
+        "reports of a loop that failed": {
+            "reports": reports,
+            "train_time_s": None,
+            "spec": replace(spec, config=defaults),
+        },
+        "a metric named as a section": {"reports": ({**reports[0], "eval/loss": 5.0},)},
+        "reports of a user's loop": {
+            "train_time_s": None,
+            "reports": ({"epoch": 1, "step": 8, "train_loss": 0.9, "lr": 0.1, "wall_s": 3.0}, {"epoch": 2, "step": 16}),
+        },
+        "values that are no numbers": {"reports": tuple({"epoch": i, "odd": value} for i, value in enumerate(odd))},
+        **{
+            f"epochs that {title}": {"reports": tuple({"epoch": n, "loss": 1.0} for n in values)}
+            for title, values in epochs.items()
+        },
+    }
+    return {title: _run(replace(result, **each), title in ("finished", "failed")) for title, each in changes.items()}
+
+
+def _run(result: TrialResult, in_full: bool) -> str:
+    run = child_run(result, result_json=result.to_json(), recorded_at=2000.0)
+    lines = [f"{run.name}: {run.status}, from {run.start_ms} to {run.end_ms} ms"]
+    for p in run.points:
+        if p.key not in ("num_workers", "batch_size", "wall_s") or in_full or p.step:
+            lines.append(f"metric {p.key} = {p.value:.6g} at step {p.step}, {p.time_ms} ms")
+    if in_full:
+        lines += [f"param {key} = {value}" for key, value in run.params.items()]
+        lines += [f"tag {key} = {value}" for key, value in run.tags.items() if key != "raypar.result"]
+        lines += [f"input {each}" for each in run.inputs]
+        lines += [f"file {name}" for name in run.files]
+    return "\n".join(lines)
+
+
 FILES: Mapping[str, Callable[[], Cases]] = {
     "report": reports,
     "markdown": markdown,
@@ -561,4 +649,6 @@ FILES: Mapping[str, Callable[[], Cases]] = {
     "scaling": scaling,
     "figures": figures,
     "tables": tables,
+    "descriptions": descriptions,
+    "runs": runs,
 } | {"recommend": recommendations, "compare": comparisons, "predict": predictions, "profile": profiles, "live": live}

@@ -20,7 +20,7 @@ from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.client import connect
 from raypar.track.journal import journal_paths
-from raypar.track.server import start_server
+from raypar.track.server import home_url, start_server
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.uploader import UploadReport, sync
 
@@ -77,7 +77,7 @@ def test_a_server_that_is_killed_and_comes_back_during_the_study_has_every_resul
         everything_once(uri, project, (1, 2, 3))
         store = Store(uri, project)
         assert (store.study_source("mnist"), store.question("mnist")) == ("src", {"q": 1})
-        assert stripped(make_result(2)) in store.results("mnist")
+        assert stripped(make_result(2))[0] in store.results("mnist")
 
 
 def test_odd_results_go_through_a_server(project, serve):
@@ -107,7 +107,7 @@ def test_a_server_is_two_processes_and_leaves_none(serve):
     with serve(22300) as server:
         started = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         assert len(started) <= 3
-        assert requests.get(server.home_url, timeout=5).status_code == 200
+        assert requests.get(home_url(server.url), timeout=5).status_code == 200
         os.kill(server.pid, signal.SIGKILL)  # its children stay on the port
     assert not any(is_running(process.pid) for process in started)
 

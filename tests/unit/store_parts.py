@@ -11,19 +11,17 @@ from pathlib import Path
 from recording import new_store
 
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.track.client import connect as client
 from raypar.track.recorder import Execution, Recorder
+from raypar.track.store import Store
 
 CONFIG = {"num_workers": 2, "batch_size": 64, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
+INPUTS = {"inputs": {"dtype": "uint8", "shape": [28, 28]}, "targets": {"dtype": "int64", "shape": []}}
 DATA = {
     "name": "MNIST",
     "source": "raypar.workloads.mnist_mlp:_data",
     "splits": {
-        "train": {
-            "num_samples": 60000,
-            "digest": "0123456789abcdef",
-            "inputs": {"dtype": "uint8", "shape": [28, 28]},
-            "targets": {"dtype": "int64", "shape": []},
-        },
+        "train": {"num_samples": 60000, "digest": "0123456789abcdef", **INPUTS},
         "val": {"num_samples": 10000},
         "test": {"num_samples": 5000, "digest": "fedcba9876543210"},
     },
@@ -49,18 +47,20 @@ def make_result(batch_size: int = 64, *, study: str = "mnist", repeat: int = 0, 
     return replace(result, **changes)
 
 
-def stripped(result: TrialResult) -> TrialResult:
-    return replace(result, step_times_s=())
+def stripped(*results: TrialResult) -> tuple[TrialResult, ...]:
+    """Return the results as a store lists them."""
+    return tuple(replace(result, step_times_s=()) for result in results)
 
 
-def unpacked(view: str) -> str:
+def unpacked(view: str | None) -> dict[str, object]:
+    """Return the state of a saved view."""
+    assert view is not None
     packed = json.loads(view)["state"].removeprefix("deflate;")
-    return zlib.decompress(base64.b64decode(packed)).decode()
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
@@ -73,17 +73,26 @@ def recorder(project: Path, uri: str, uid: str = "e1", study: str = "mnist", **k
     return made
 
 
-def client(uri: str):
-    from raypar.track.client import connect
-
-    return connect(uri)
+def record(project: Path, uri: str, *results: TrialResult, uid: str = "e1", **kwargs) -> None:
+    """Record one execution of a study, from its start to its end."""
+    rec = recorder(project, uri, uid, **kwargs)
+    for result in results:
+        rec.record(result)
+    assert rec.close("finished") == 0
 
 
 def runs(uri: str, study: str = "mnist", kind: str = "trial"):
     experiment = client(uri).get_experiment_by_name(study)
-    if experiment is None:
-        return []
-    return list(client(uri).search_runs([experiment.experiment_id], f"tags.`raypar.kind` = '{kind}'"))
+    with_kind = f"tags.`raypar.kind` = '{kind}'"
+    return list(client(uri).search_runs([experiment.experiment_id], with_kind)) if experiment else []
+
+
+def results_of(uri: str, project: Path) -> tuple[TrialResult, ...]:
+    return Store(uri, project).results("mnist")
+
+
+def history(uri: str, run, key: str) -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in client(uri).get_metric_history(run.info.run_id, key)]
 
 
 def block(project: Path) -> str:

@@ -1,11 +1,11 @@
-"""A store that can't be used is told in one message by whatever reads it, and stays as it is."""
+"""A store that can't be used is refused in one message with a hint by whatever reads it, and stays as it is."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,48 +14,36 @@ from nothing_starts import NOWHERE, contents, raypar
 from recording import new_store
 from test_bad_input import assert_one_message
 
+from raypar.errors import StoreError
+from raypar.track.check import _schema_versions, check_writable
+from raypar.track.server import free_port
+from raypar.track.store import Store, default_tracking_uri
+
 READING = (
     *("list", "show s", "report s", "resume s", "recommend s", "compare s t", "fit s", "predict s --workers 4"),
     *("export s t.csv", "generate s --prompt x", "plan good.py"),
 )
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_store(tmp_path_factory.mktemp("store"))
+def _altered(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
-def _version(path: Path, version: str) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (version,))
-        connection.commit()
-        connection.execute("PRAGMA journal_mode = DELETE")
+def of_version(path: Path, version: str) -> None:
+    _altered(path, f"UPDATE alembic_version SET version_num = '{version}'")
+    _altered(path, "PRAGMA journal_mode = DELETE")
 
 
 def older(path: Path) -> None:
-    from raypar.track.check import _schema_versions
-
-    ours, known = _schema_versions()
-    _version(path, min(known - {ours}))
-
-
-def newer(path: Path) -> None:
-    _version(path, "ffffffffffff")
-
-
-def no_database(path: Path) -> None:
-    path.write_bytes(b"mine, and dear to me\n" * 100)
+    installed, upgradable = _schema_versions()
+    of_version(path, min(upgradable - {installed}))
 
 
 def of_another_program(path: Path) -> None:
     path.unlink()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE mine (x)")
-        connection.commit()
-
-
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+    _altered(path, "CREATE TABLE mine (x)")
 
 
 def a_folder(path: Path) -> None:
@@ -63,37 +51,98 @@ def a_folder(path: Path) -> None:
     path.mkdir()
 
 
-STORES: tuple[tuple[Callable[[Path], None], str], ...] = (
-    (older, "older MLflow"),
-    (newer, "newer MLflow"),
-    (no_database, "mlflow.db"),
-    (of_another_program, "not one of MLflow's"),
-    (cut_off, "mlflow.db"),
-    (a_folder, "mlflow.db"),
-)
+# What is wrong with the database, a part of the message, and of its hint where it is to be written.
+STORES: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "older": (older, "older MLflow", "mlflow db upgrade sqlite:///"),
+    "newer": (lambda path: of_version(path, "ffffffffffff"), "newer MLflow", "pip install -U mlflow"),
+    "no database": (lambda path: path.write_bytes(b"mine, and dear to me\n" * 100), "mlflow.db", "--tracking-uri"),
+    "of another program": (of_another_program, "not one of MLflow's", "--tracking-uri"),
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:99_999]), "mlflow.db", "--tracking-uri"),
+    "a folder": (a_folder, "mlflow.db", "--tracking-uri"),
+}
+BAD_URIS = [
+    *((uri, "in folders any more", "sqlite:////") for uri in ("./mlruns", "file:///tmp/mlruns", "")),
+    *((uri, "no tracking store that MLflow knows", "http://") for uri in ("htpp://host:5000", "redis://x")),
+    ("sqlite:///:memory:", "in memory", "sqlite:////"),
+]
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(params=STORES)
+def spoiled(request: pytest.FixtureRequest, complete: Path, tmp_path: Path) -> tuple[Path, str, str]:
+    spoil, word, hint = STORES[request.param]
+    shutil.copy(complete, tmp_path / "mlflow.db")
+    spoil(tmp_path / "mlflow.db")
+    return tmp_path, word, hint
 
 
 @pytest.mark.parametrize("command", READING)
-@pytest.mark.parametrize(("spoil", "word"), STORES, ids=lambda value: getattr(value, "__name__", "_"))
-def test_a_database_that_can_not_be_read_is_told_and_not_changed(
-    spoil: Callable[[Path], None], word: str, command: str, whole: Path, tmp_path: Path
+def test_a_database_that_can_not_be_read_is_reported_and_not_changed(
+    spoiled: tuple[Path, str, str], command: str
 ) -> None:
-    (tmp_path / "good.py").write_text(GOOD)
-    shutil.copy(whole, tmp_path / "mlflow.db")
-    spoil(tmp_path / "mlflow.db")
-    before = contents(tmp_path)
-    done = raypar(command.split(), tmp_path)
+    folder, word, _ = spoiled
+    (folder / "good.py").write_text(GOOD)
+    before = contents(folder)
+    done = raypar(command.split(), folder)
     assert_one_message(done)
     assert word in done.err, done.err
-    assert contents(tmp_path) == before
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize("command", READING)
 @pytest.mark.parametrize("uri", ["foo://bar", "./mlruns", NOWHERE], ids=["unknown", "a-folder", "no-server"])
-def test_a_store_that_there_is_not_is_told(uri: str, command: str, tmp_path: Path) -> None:
+def test_an_impossible_store_is_reported_and_not_made(uri: str, command: str, tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(GOOD)
     before = contents(tmp_path)
     done = raypar([*command.split(), "--tracking-uri", uri], tmp_path)
     assert_one_message(done)
     assert uri in done.err
     assert contents(tmp_path) == before
+
+
+# ---- before a study writes
+
+
+def refusal(uri: str, project: Path) -> StoreError:
+    with pytest.raises(StoreError) as error:
+        check_writable(uri, project)
+    assert error.value.hint
+    return error.value
+
+
+def test_an_empty_folder_stays_empty_and_a_database_of_this_mlflow_passes(complete: Path, tmp_path: Path) -> None:
+    Store(default_tracking_uri(tmp_path), tmp_path).check_writable()
+    assert list(tmp_path.iterdir()) == []
+    check_writable(f"sqlite:///{complete}", tmp_path)
+
+
+def test_a_database_that_can_not_be_written_is_refused_with_a_hint(spoiled: tuple[Path, str, str]) -> None:
+    folder, word, hint = spoiled
+    error = refusal(f"sqlite:///{folder}/mlflow.db", folder)
+    assert word in error.message and hint in str(error.hint)
+
+
+@pytest.mark.parametrize(("uri", "problem", "hint"), BAD_URIS)
+def test_an_address_of_no_store_is_refused_with_a_hint(tmp_path: Path, uri: str, problem: str, hint: str) -> None:
+    error = refusal(uri, tmp_path)
+    assert problem in error.message and hint in str(error.hint)
+
+
+@pytest.mark.parametrize("where", ["project", "database", "artifacts"])
+def test_a_folder_that_can_not_be_written_is_refused(tmp_path: Path, where: str) -> None:
+    bad = tmp_path / "in_the_way"
+    bad.write_text("")
+    if where == "artifacts":
+        (tmp_path / "mlartifacts").write_text("")
+    uri = f"sqlite:///{bad if where == 'database' else tmp_path}/mlflow.db"
+    assert "can't be written" in refusal(uri, bad if where == "project" else tmp_path).message
+
+
+def test_a_missing_server_is_refused_at_once_and_without_its_password(tmp_path: Path) -> None:
+    error = refusal(f"http://me:secret@127.0.0.1:{free_port(20000)}", tmp_path)
+    assert "http://me:***@127.0.0.1" in error.message and "secret" not in str(error)
+    assert "mlflow server" in str(error.hint)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from recording import new_store
+from store_parts import DATA, make_result, recorder
 
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
-from raypar.track.recorder import Execution, Recorder
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track.store import Store
 from raypar.track.uploader import RunWriter
 
@@ -26,38 +26,29 @@ RANDOM_IDS = """SELECT value FROM tags WHERE key = 'raypar.uid' AND value NOT LI
 
 def results(study: str) -> list[TrialResult]:
     """Return two finished trials and a failed one."""
-    splits = {"train": {"digest": "1f", "num_samples": 9}, "val": {"num_samples": 3}}
-    return [
-        TrialResult(
-            spec=TrialSpec(study, "mlp", {"batch_size": size}, {"num_workers": 2, "batch_size": size}, 0, 0),
-            state=TrialState.FAILED if failure else TrialState.FINISHED,
-            started_at=1.7e9 + size,
-            wall_s=2.0,
-            train_time_s=1.0,
-            reports=tuple({"epoch": e, "accuracy": e / 10, "val_loss": 1 / e} for e in (1, 2, 3)),
-            step_times_s=((0.25,) * 4, (0.2,) * 4),
-            environment={"node": "n", "note": "long " * 4000},
-            data={"name": "digits", "source": "embedded", "splits": splits},
-            failure=failure,
-        )
-        for size, failure in ((32, None), (64, None), (128, Failure(FailureKind.ERROR, "boom", 0, "trace")))
-    ]
+    shared = {"study": study, "environment": {"node": "n", "note": "long " * 4000}, "data": DATA}
+    failure = Failure(FailureKind.ERROR, "boom", 0, "trace")
+    failed = make_result(128, **shared, state=TrialState.FAILED, failure=failure)
+    return [make_result(32, **shared), make_result(64, **shared), failed]
 
 
 def record(project: Path, study: str, writer: RunWriter | None) -> None:
-    tags = {"raypar.question": "{}"}
-    execution = Execution(f"e-{study}", study, 1.7e9, {"seed": "0"}, tags, description="?", study_source="study = 1\n")
+    execution = {
+        "params": {"seed": "0"},
+        "tags": {"raypar.question": "{}"},
+        "description": "?",
+        "study_source": "s = 1",
+    }
     times = map(float, range(1_800_000_000, 1_900_000_000))
-    uri = f"sqlite:///{project}/mlflow.db"
-    recorder = Recorder(execution, tracking_uri=uri, project_dir=project, now=lambda: next(times), writer=writer)
-    recorder.start()
+    uri, uid = f"sqlite:///{project}/mlflow.db", f"e-{study}"
+    rec = recorder(project, uri, uid, study, execution=execution, now=lambda: next(times), writer=writer)
     for result in results(study):
-        recorder.record(result)
-        recorder.record_trial_metrics({result.spec.identity: {"speedup": 1.5}})
-    recorder.record_trial_metrics({results(study)[0].spec.identity: {"speedup": 1.75}})
-    recorder.record_metrics([("scaling/speedup", 1.0, 1), ("scaling/speedup", 1.9, 2)])
-    recorder.add_artifact("report.html", "<p>done</p>")
-    assert recorder.close("finished") == 0
+        rec.record(result)
+        rec.record_trial_metrics({result.spec.identity: {"speedup": 1.5}})
+    rec.record_trial_metrics({results(study)[0].spec.identity: {"speedup": 1.75}})
+    rec.record_metrics([("scaling/speedup", 1.0, 1), ("scaling/speedup", 1.9, 2)])
+    rec.add_artifact("report.html", "<p>done</p>")
+    assert rec.close("finished") == 0
 
 
 def rows(project: Path) -> dict[str, Counter[str]]:

@@ -1,20 +1,22 @@
-"""An execution runs what is missing, and keeps each result before it shows it."""
+"""An execution runs what is missing, keeps each result before it shows it, and however it ends, it reports how."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import Stage, a_study, finished
+from stage import Stage, a_study, failed, finished
 
-from raypar import grid
-from raypar.errors import DataError, StudyError
-from raypar.execution.execute import CHANGED_CODE
-from raypar.execution.plan import check_data
-from raypar.run.runner import TrialEnded
-from raypar.study.trial import TrialResult
+from raypar import Study, grid
+from raypar.errors import DataError, StoreError, StudyError
+from raypar.execution import execute as module
+from raypar.execution.execute import CHANGED_CODE, STOPPING
+from raypar.run.runner import Notice, TrialEnded
+from raypar.signals import Interrupted
+from raypar.study.trial import TrialResult, TrialSpec
 
 
 @pytest.fixture
@@ -22,8 +24,10 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
     return Stage(monkeypatch, tmp_path)
 
 
-def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_said(stage: Stage) -> None:
+def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_reported(stage: Stage) -> None:
     study = a_study()
+    stage.num_unsent = 3
+    stage.code = {"s.py": "py3.11:1"}
     outcome = stage.execute(study)
     assert stage.of("ran") == [study.trials()]
     assert tuple(stage.of("recorded")) == study.trials()
@@ -33,16 +37,19 @@ def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_said(stage: 
             assert "shown" in later and stage.happened[:i].count("shown") == stage.of("recorded").index(entry[1])
     assert stage.happened[:3] == ["checked", "started", "runner up"]
     assert stage.happened[-1] == ("closed", "finished")
-    assert not outcome.was_interrupted and outcome.num_failed == 0 and outcome.analysis.num_trials == 8
+    assert stage.of("artifact") == [("report.html", "<html>")]
+    assert not outcome.was_interrupted and outcome.analysis.num_trials == 8
+    assert outcome.num_unsent == 3
+    assert [event.result.code for event in stage.shown if isinstance(event, TrialEnded)] == [stage.code] * 8
 
 
 def test_speedups_of_pairs_go_to_their_trials_as_soon_as_both_are_there_and_once(stage: Stage) -> None:
     study = a_study()
     stage.execute(study)
     specs = {spec.identity: spec for spec in study.trials()}
-    told = [(identity, values) for metrics in stage.of("metrics") for identity, values in metrics.items()]
-    assert len(told) == len({identity for identity, _ in told}) == 8
-    for identity, values in told:
+    recorded = [(identity, values) for metrics in stage.of("metrics") for identity, values in metrics.items()]
+    assert len(recorded) == len({identity for identity, _ in recorded}) == 8
+    for identity, values in recorded:
         two = specs[identity].placement.num_workers == 2
         assert values == {"speedup": pytest.approx(2.0 if two else 1.0), "efficiency": pytest.approx(1.0)}
     (scaling,) = stage.of("scaling")
@@ -81,54 +88,121 @@ def test_where_nothing_is_missing_nothing_is_started(stage: Stage) -> None:
     assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists()
 
 
-def test_changed_code_is_told_where_trials_of_the_old_one_are_kept(stage: Stage) -> None:
-    study = a_study()
+def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage: Stage) -> None:
+    first, second, *_ = a_study().trials()
     stage.code = {"model.py": "py3.11:1", "s.py": "py3.11:1"}
-    old = {"model.py": "py3.11:0", "s.py": "py3.11:1"}
-    stage.execute(study)
-    assert stage.notices == []  # nothing is kept
-    stage.stored = [finished(spec, code=old) for spec in study.trials()[:2]]
-    stage.execute(study)
-    assert stage.notices == [CHANGED_CODE.format("2 trials", "model.py")]
-    stage.notices = []
-    stage.execute(study, rerun_all=True)
-    stage.stored = [finished(study.trials()[0], code=stage.code), finished(study.trials()[1])]
-    stage.execute(study)
-    assert stage.notices == []
+    old = {**stage.code, "model.py": "py3.11:0"}
+
+    def notices(*stored: TrialResult, **options: Any) -> list[str]:
+        stage.stored, stage.notices = list(stored), []
+        stage.execute(a_study(), **options)
+        return stage.notices
+
+    kept = finished(first, code=old), finished(second, code=old)
+    of_functions = finished(first, code={"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"})
+    assert notices(*kept) == [CHANGED_CODE.format("2 trials", "model.py")]
+    assert notices() == notices(*kept, rerun_all=True) == []
+    assert notices(finished(first, code=stage.code), finished(second)) == []
+    assert notices(TrialResult.from_json(of_functions.to_json())) == []  # of an earlier store: unknown, not changed
 
 
-def test_digests_of_functions_in_an_earlier_store_are_unknown_not_changed(stage: Stage) -> None:
-    study = a_study()
-    stage.code = {"s.py": "py3.11:0123456789ab"}
-    text = finished(study.trials()[0], code={"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"}).to_json()
-    stage.stored = [TrialResult.from_json(text)]
-    stage.execute(study)
-    assert stage.notices == []
-
-
-def test_every_result_is_kept_with_the_code_that_it_ran(stage: Stage) -> None:
-    stage.code = {"s.py": "py3.11:1"}
-    stage.execute(a_study())
-    shown = [event.result.code for event in stage.shown if isinstance(event, TrialEnded)]
-    assert shown == [stage.code] * 8
-
-
-def test_data_is_asked_for_once_for_each_choice_of_the_workloads_own_options() -> None:
-    asked: list[Any] = []
-    check_data(a_study(prepare=lambda config: asked.append(config["width"])))
-    assert sorted(asked) == [4, 8]
-
-
-def test_missing_data_stops_the_execution_before_anything_is_started(stage: Stage) -> None:
+def test_missing_data_and_a_placement_that_can_never_run_stop_it_before_anything_is_started(stage: Stage) -> None:
     def prepare(config: Any) -> None:
         raise DataError("no such folder")
 
     with pytest.raises(DataError):
         stage.execute(a_study(prepare=prepare))
     assert stage.happened == []
-
-
-def test_a_placement_that_can_never_run_stops_the_execution_before_anything_is_started(stage: Stage) -> None:
     with pytest.raises(StudyError, match="needs 64 CPUs"):
         stage.execute(a_study(space={"num_workers": grid(1, 64)}))
     assert stage.happened == ["checked"]
+
+
+# ---- ends
+
+
+def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage: Stage) -> None:
+    study = a_study()
+    bad = study.trials()[2]
+    stage.trial = lambda spec: failed(spec) if spec == bad else finished(spec)
+    outcome = stage.execute(study)
+    assert [result.spec for result in outcome.failures] == [bad]
+    assert len(stage.of("recorded")) == 8 and stage.of("closed") == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "number"), [(Interrupted(15), 15), (KeyboardInterrupt(), 2)], ids=["by its runner", "anywhere"]
+)
+def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException, number: int
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("raypar.report.html.html_report", lambda _, __, origin: notes.append(origin.partial) or "")
+    stage.error = error
+    outcome = stage.execute(a_study())
+    assert outcome.interrupted_by == number and outcome.was_interrupted and outcome.analysis.num_trials == 1
+    assert len(stage.of("recorded")) == 1 and stage.of("closed") == ["killed"]
+    assert "runner down" in stage.happened
+    assert notes == ["Partial: interrupted when 1 of 8 trials were done."] == [outcome.partial]
+    assert [event.text for event in stage.shown if isinstance(event, Notice)] == [STOPPING]
+
+
+def test_no_report_is_made_where_no_trial_has_ended(stage: Stage) -> None:
+    stage.error, stage.error_at = Interrupted(), 0
+    outcome = stage.execute(a_study())
+    assert stage.of("artifact") == [] and stage.of("closed") == ["killed"] and outcome.num_done == 0
+
+
+def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage: Stage) -> None:
+    def leaves(spec: TrialSpec) -> TrialResult:
+        assert not list(stage.log_dir.glob("*/checkpoints"))  # of the failed trial before
+        (stage.log_dir / spec.identity / "checkpoints").mkdir(parents=True)
+        if spec.order == 2:
+            raise Interrupted
+        return failed(spec)
+
+    stage.trial = leaves
+    outcome = stage.execute(a_study())
+    assert outcome.was_interrupted and outcome.num_done == 2
+    assert len(list(stage.log_dir.iterdir())) == 3 and not list(stage.log_dir.glob("*/checkpoints"))
+
+
+def test_a_runner_that_breaks_closes_the_execution_and_is_reported_with_what_has_ended(stage: Stage) -> None:
+    stage.error = StoreError("the disk is full", hint="free some space")
+    outcome = stage.execute(a_study())
+    assert str(outcome.broke_off) == "the disk is full\n  → free some space"
+    assert outcome.partial == "Partial: broke off when 1 of 8 trials were done." and not outcome.was_interrupted
+    assert len(stage.of("recorded")) == 1 and outcome.analysis.num_trials == 1
+    assert stage.of("closed") == ["failed"] and "runner down" in stage.happened
+
+
+def test_a_report_that_fails_is_a_notice_and_loses_nothing(stage: Stage) -> None:
+    def fails() -> str:
+        raise ValueError("no such font")
+
+    stage.report = fails
+    stage.execute(a_study())
+    (notice,) = [event.text for event in stage.shown if isinstance(event, Notice)]
+    assert notice.startswith("the report was not stored as HTML, ValueError: no such font; `raypar report s --html")
+    assert stage.of("closed") == ["finished"] and len(stage.of("recorded")) == 8
+
+
+def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = a_study(config={"keep_model": True})
+    tested = replace(study, workload=replace(study.workload, has_test=True))
+
+    def final_test(study: Study, analysis: Any, results: Any, store: Any, recorder: Any) -> Any:
+        recorder.add_artifact("test.json", "{}")
+        return analysis
+
+    monkeypatch.setattr(module, "final_test", final_test)
+    stage.stored = [finished(spec) for spec in tested.trials()]
+    stage.execute(tested)
+    assert stage.of("ran") == [] and ("test.json", "{}") in stage.of("artifact")
+    assert stage.of("closed") == ["finished"]
+    stage.happened.clear()
+    stage.stored = [finished(spec) for spec in study.trials()]
+    stage.execute(study)
+    assert stage.happened == ["checked"]  # nothing to test

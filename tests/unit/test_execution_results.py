@@ -1,15 +1,16 @@
-"""Curves over the number of workers and the description of a study, as an execution stores them."""
+"""Curves over the number of workers and the final test, as an execution stores them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from results import make_result
 
-from raypar import Study, choice, grid, loguniform
-from raypar.analysis.analyse import analyse
+from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
-from raypar.execution.results import describe, scaling_metrics
-from raypar.workloads import digits
+from raypar.execution.best_model import FinalTest, chosen_point, stored_final_test, with_final_test
+from raypar.execution.results import scaling_metrics
 
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
 
@@ -26,9 +27,9 @@ def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_w
     for b in (32, 64):
         speedup, low, high = (metrics[f"scaling/speedup batch_size {b}{side}", 4] for side in ("", " low", " high"))
         assert metrics[f"scaling/efficiency batch_size {b}", 4] == pytest.approx(speedup / 4)
-        assert metrics[f"scaling/karp_flatt batch_size {b}", 4] == pytest.approx((1 / speedup - 1 / 4) / (3 / 4))
-        assert metrics[f"scaling/karp_flatt batch_size {b} low", 4] == pytest.approx((1 / high - 1 / 4) / (3 / 4))
-        assert metrics[f"scaling/karp_flatt batch_size {b} high", 4] == pytest.approx((1 / low - 1 / 4) / (3 / 4))
+        for side, of in (("", speedup), (" low", high), (" high", low)):
+            fraction = metrics[f"scaling/karp_flatt batch_size {b}{side}", 4]
+            assert fraction == pytest.approx((1 / of - 1 / 4) / (3 / 4))
         assert metrics[f"scaling/speedup batch_size {b}", 1] == 1
         assert (f"scaling/karp_flatt batch_size {b}", 1) not in metrics
     assert {n: metrics["scaling/ideal", n] for n in times} == {1: 1.0, 2: 2.0, 4: 4.0}
@@ -42,36 +43,42 @@ def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fr
     assert not any("karp_flatt" in name or "ideal" in name for name in names)
 
 
-def test_a_timed_study_tells_its_question_space_baseline_and_command() -> None:
-    study = Study(
-        workload=digits,
-        space={"batch_size": grid(64, 256), "num_workers": grid(1, 2)},
-        baseline={"num_workers": 1},
-        num_repeats=2,
-        config={"epochs": 4, "lr": 0.1},
-        description="Does a second worker pay off?",
-    )
-    text = describe(study, ("raypar", "study", "a.py"))
-    assert text.startswith("Does a second worker pay off?\n\n- **Trains:** `digits` (")
-    for line in (
-        "- **Sweeps:** `batch_size` 64, 256; `num_workers` 1, 2",
-        "- **Runs:** 4 points × 2 repeats, timed",
-        "- **Compares with:** `num_workers` 1 (else alike)",
-        "- **Judges by:** accuracy (the higher the better)",
-        "- **Holds fixed:** `epochs` 4, `lr` 0.1",
-        "- **Run by:** `raypar study a.py`",
-    ):
-        assert line in text.splitlines()
+# ---- the point that the validation set chooses, and the test set's word on it
+
+FINAL = FinalTest({"lr": 2.0}, "accuracy", ({"loss": 0.5, "accuracy": 0.8}, {"loss": 0.4, "accuracy": 0.9}))
 
 
-def test_a_search_tells_what_its_points_are_drawn_from() -> None:
-    study = Study(workload=digits, space={"lr": loguniform(1e-3, 1), "optimizer": choice("sgd", "adam")}, num_trials=8)
-    lines = describe(study).splitlines()
-    assert "- **Sweeps:** `lr` loguniform(0.001, 1); `optimizer` choice(sgd, adam)" in lines
-    assert "- **Runs:** 8 trials, whose points are drawn" in lines
-    assert not [line for line in lines if "Compares" in line or "Holds" in line or "Run by" in line]
+def analysis_of(mode: str, **accuracies: tuple[float, ...]) -> StudyAnalysis:
+    results = [
+        make_result({"lr": float(name[1:])}, repeat, accuracy=value)
+        for name, values in accuracies.items()
+        for repeat, value in enumerate(values)
+    ]
+    return analyse(Question("s", {}, ("lr",), mode=mode), results)
 
 
-def test_a_study_of_one_point_sweeps_nothing() -> None:
-    lines = describe(Study(workload=digits, num_repeats=1)).splitlines()
-    assert {"- **Sweeps:** nothing", "- **Runs:** 1 point × 1 repeat, timed"} <= set(lines)
+CHOICES = [("max", (0.5, 0.6, 0.7), 2.0), ("min", (0.5,), 1.0), ("max", (0.2,), 1.0), ("max", (), 0)]
+
+
+@pytest.mark.parametrize(("mode", "second", "lr"), CHOICES)
+def test_the_point_with_the_best_median_is_chosen_the_first_of_equals(
+    mode: str, second: tuple[float, ...], lr: float
+) -> None:
+    point = chosen_point(analysis_of(mode, x1=(0.1, 0.2, 0.99), x2=second) if second else analysis_of(mode))
+    assert (point and point.point) == ({"lr": lr} if lr else None)
+
+
+def test_a_final_test_is_reported_from_what_was_stored_of_it() -> None:
+    analysis = with_final_test(analysis_of("max", x1=(0.5,)), stored_final_test(FINAL.to_json()))
+    sentence = analysis.verdicts[-1]
+    assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
+    again = replace(FINAL, look=2, metric="val_loss").sentence()
+    assert "seen once" not in again and "looked at 2 times" in again and "loss 0.45" in again
+
+
+@pytest.mark.parametrize(
+    "stored", [None, "", "{", "{}", '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}']
+)
+def test_where_no_final_test_is_stored_none_is_reported(stored: str | None) -> None:
+    analysis = analysis_of("max", x1=(0.5,))
+    assert with_final_test(analysis, stored_final_test(stored)) == analysis

@@ -10,12 +10,14 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from recording import new_store
 from results import make_result
+from store_parts import make_result as a_result
+from store_parts import recorder
 
-from raypar import Study, Workload, grid
+from raypar import Study, grid
 from raypar.errors import RayparError
 from raypar.execution.options import ResumeFlags
 from raypar.execution.plan import ExecutionPlan
@@ -23,23 +25,13 @@ from raypar.execution.results import ExecutionOutcome, ResultHandler
 from raypar.run.cluster import this_machine
 from raypar.run.runner import Event, Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
-from raypar.track import journal
-from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.uploader import sync
 from raypar.train.job import ARTIFACT_FOLDER
+from raypar.workloads import digits
 
-RESUME: dict[str, Any] = {
-    "file": "good.py",
-    "set": ["epochs=1"],
-    "repeats": 3,
-    "seed": 0,
-    "data_dir": None,
-    "address": None,
-    "isolation": "warm",
-    "no_ray": False,
-    "trial_timeout": None,
-}
+ABSENT = {"data_dir": None, "address": None, "trial_timeout": None}
+RESUME: dict[str, Any] = {"set": ["epochs=1"], "repeats": 3, "seed": 0, "isolation": "warm", "no_ray": False, **ABSENT}
 
 
 class Bomb:
@@ -55,13 +47,15 @@ class Bomb:
 # ---- the study file
 
 
-def last_flags(name: str, stored: dict[str, Any], folder: Path, **named: Any) -> ResumeFlags:
-    return ResumeFlags.from_stored(name, stored).trusted(name, folder, **named)
+def last_flags(folder: Path, stored: dict[str, Any], **named: Any) -> ResumeFlags:
+    """Return the flags of a study in the folder, with these in its store."""
+    flags = ResumeFlags.from_stored("good", {**RESUME, "file": str(folder / "good.py"), **stored})
+    return flags.trusted("good", folder, **named)
 
 
 def test_a_file_of_this_folder_is_taken_as_the_store_names_it(tmp_path: Path) -> None:
     inside = tmp_path / "studies" / "good.py"
-    flags = last_flags("good", {**RESUME, "file": str(inside)}, tmp_path)
+    flags = last_flags(tmp_path, {"file": str(inside)})
     assert (flags.file, flags.set, flags.repeats, flags.address) == (str(inside), ["epochs=1"], 3, None)
 
 
@@ -74,110 +68,88 @@ def test_a_file_of_elsewhere_has_to_be_named_by_the_user(
     (tmp_path / "evil.py").touch()
     (folder / "link.py").symlink_to(tmp_path / "evil.py")
     monkeypatch.chdir(folder)
-    stored = {**RESUME, "file": named.format(folder=folder)}
+    stored = {"file": named.format(folder=folder)}
     with pytest.raises(RayparError, match="a study file is code") as refused:
-        last_flags("good", stored, folder)
+        last_flags(folder, stored)
     assert "not in this folder" in str(refused.value) and "raypar resume good --file " in str(refused.value)
-    assert last_flags("good", stored, folder, file=tmp_path / "mine.py").file == str(tmp_path / "mine.py")
+    assert last_flags(folder, stored, file=tmp_path / "mine.py").file == str(tmp_path / "mine.py")
 
 
-@pytest.mark.parametrize("address", ["evil.example:6379", "10.0.0.1:6379", "127.0.0.1.evil.example:1"])
-def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(address: str, tmp_path: Path) -> None:
-    stored = {**RESUME, "file": str(tmp_path / "good.py"), "address": address}
-    with pytest.raises(RayparError, match="gets your code and your token") as refused:
-        last_flags("good", stored, tmp_path)
-    assert f"--address {address}" in str(refused.value)
-    assert last_flags("good", stored, tmp_path, address="head:6379").address == "head:6379"
-
-
-def test_a_stored_address_that_no_longer_works_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
-    stored = {**RESUME, "file": str(tmp_path / "good.py"), "address": "ray://127.0.0.1:10001"}
-    with pytest.raises(RayparError, match="ray:// addresses are not supported") as refused:
-        last_flags("good", stored, tmp_path)
-    assert "--address http://HEAD:8265" in str(refused.value)
-    assert last_flags("good", stored, tmp_path, address="auto").address == "auto"
+@pytest.mark.parametrize(
+    ("address", "problem", "hint"),
+    [
+        *((a, "gets your code and your token", f"--address {a}") for a in ("evil.example:6379", "10.0.0.1:6379")),
+        ("127.0.0.1.evil.example:1", "gets your code and your token", "--address 127.0.0.1.evil.example:1"),
+        ("ray://127.0.0.1:10001", "ray:// addresses are not supported", "--address http://HEAD:8265"),
+    ],
+)
+def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(
+    address: str, problem: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RayparError, match=problem) as refused:
+        last_flags(tmp_path, {"address": address})
+    assert hint in str(refused.value)
+    assert last_flags(tmp_path, {"address": address}, address="head:6379").address == "head:6379"
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "localhost:6379", "[::1]:1"])
 def test_a_cluster_of_this_machine_is_joined_again(address: str, tmp_path: Path) -> None:
-    stored = {**RESUME, "file": str(tmp_path / "good.py"), "address": address}
-    assert last_flags("good", stored, tmp_path).address == address
+    assert last_flags(tmp_path, {"address": address}).address == address
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_ray", None), ("seed", {})]
 )
-def test_flags_that_are_none_are_told(key: str, value: object, tmp_path: Path) -> None:
+def test_flags_of_another_type_and_absent_ones_are_reported(key: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
-        last_flags("good", {**RESUME, "file": str(tmp_path / "good.py"), key: value}, tmp_path)
-    with pytest.raises(RayparError, match="address"):
-        last_flags("good", {k: v for k, v in RESUME.items() if k != "address"}, tmp_path)
+        last_flags(tmp_path, {key: value})
+    with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
+        ResumeFlags.from_stored("good", {k: v for k, v in {"file": "good.py", **RESUME}.items() if k != key})
 
 
 # ---- journals
 
 
-def recorded(folder: Path, uri: str, artifact_dir: Path | None = None) -> TrialResult:
-    """Journal a trial whose store can't be reached."""
-    recorder = Recorder(Execution("one", "mnist", 1.7e9), tracking_uri=uri, project_dir=folder)
-    recorder.start(upload=False)
-    result = make_result({"num_workers": 1})
-    recorder._retry_at_s = float("inf")
-    recorder.record(result, artifact_dir)
-    recorder._release()
-    return result
+def journalled(project: Path, uri: str, artifact_dir: Path) -> str:
+    """Journal a trial while its store can't be reached; return its identity."""
+    rec = recorder(project, uri)
+    rec._retry_at_s = float("inf")
+    rec.record(a_result(), artifact_dir)
+    rec._release()
+    return a_result().spec.identity
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    new_store(folder)
-    return folder
-
-
-def uri_of(project: Path) -> str:
-    return f"sqlite:///{project}/mlflow.db"
-
-
-def test_a_journal_sends_no_folder_but_the_projects_own(project: Path, tmp_path: Path) -> None:
-    private = tmp_path / "ssh" / "model"
-    private.mkdir(parents=True)
-    (private / "id").write_text("a private key")
-    result = recorded(project, uri_of(project), private.parent)
-    assert Store(uri_of(project), project).model_folder("mnist", result.spec.identity) is None
+def test_a_journal_sends_no_folder_but_the_projects_own(
+    project: Path, uri: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    private = tmp_path_factory.mktemp("ssh")
+    (private / "model").mkdir()
+    (private / "model" / "id").write_text("a private key")
+    identity = journalled(project, uri, private)
+    assert Store(uri, project).model_folder("mnist", identity) is None
     sent = sync(project)
-    assert (sent.num_left, sent.num_rejected) == (0, 0)
-    assert len(Store(uri_of(project), project).results("mnist")) == 1
+    assert (sent.num_left, sent.num_rejected, len(Store(uri, project).results("mnist"))) == (0, 0, 1)
     assert not list((project / "mlartifacts").rglob("id"))
 
 
-def test_what_a_kept_folder_only_links_to_is_not_sent(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "id").write_text("a private key")
+def test_what_a_kept_folder_only_links_to_is_not_sent(
+    project: Path, uri: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    private = tmp_path_factory.mktemp("ssh")
+    (private / "id").write_text("a private key")
     kept = project / ".raypar" / "logs" / "x" / "artifacts"
     (kept / "model" / "deep").mkdir(parents=True)
     (kept / "model" / "deep" / "weights.pt").write_text("weights")
     (kept / "model" / "same.pt").symlink_to(Path("deep") / "weights.pt")
-    (kept / "model" / "id").symlink_to(tmp_path / "id")
-    (kept / "model" / "all").symlink_to(tmp_path)
-    (kept / "linked").symlink_to(tmp_path)
-    result = recorded(project, uri_of(project), kept)
+    (kept / "model" / "id").symlink_to(private / "id")
+    (kept / "model" / "all").symlink_to(private)
+    (kept / "linked").symlink_to(private)
+    identity = journalled(project, uri, kept)
     assert sync(project).num_left == 0
-    folder = Store(uri_of(project), project).model_folder("mnist", result.spec.identity)
+    folder = Store(uri, project).model_folder("mnist", identity)
     assert folder is not None and folder.is_relative_to(project / "mlartifacts")
     assert sorted(path.name for path in folder.rglob("*")) == ["deep", "same.pt", "weights.pt"]
     assert not list(project.glob("mlartifacts/**/linked"))
-
-
-@pytest.mark.parametrize("line", ["[" * 100_000, '{"kind":' * 50_000, "9" * 10_000, '"\\ud800"', "\0", '{"kind": []}'])
-def test_a_line_that_is_no_record_is_skipped_and_the_others_are_sent(line: str, project: Path) -> None:
-    result = recorded(project, uri_of(project))
-    (path,) = journal.journal_paths(project)
-    path.write_text(line + "\n" + path.read_text())
-    assert [r.spec for r in Store(uri_of(project), project).results("mnist")] == [result.spec]
-    sent = sync(project)
-    assert sent.num_left == 0 and any("line 1" in problem for problem in sent.problems)
-    assert len(Store(uri_of(project), project).results("mnist")) == 1
 
 
 def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
@@ -220,49 +192,38 @@ def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
 
 
 class Shelf:
-    """A keeper over a recorder that only remembers; `told` has what was passed on."""
+    """A handler of results over a recorder that only remembers; `shown` has what was passed on."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: list[Event] = []
-        self.recorded: list[TrialResult] = []
-        shelf = self
-
-        class Recorder:
-            def record(self, result: TrialResult, **_: Any) -> None:
-                shelf.recorded.append(result)
-
-            def record_trial_metrics(self, metrics: Any) -> None:
-                pass
-
-        workload = Workload(name="w", model=lambda c: None, data=lambda c: None)
-        study = Study(workload=workload, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
-        recorder: Any = Recorder()
-        plan = ExecutionPlan(study, (), (), (), this_machine())
-        self.outcome = ExecutionOutcome(plan, folder, {})
-        self.keep = ResultHandler(self.outcome, recorder, self.told.append)
+        self.shown: list[Event] = []
+        recorder = Mock()
+        study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
+        self.outcome = ExecutionOutcome(ExecutionPlan(study, (), (), (), this_machine()), folder, {})
+        self.handle = ResultHandler(self.outcome, recorder, self.shown.append)
+        self.record = recorder.record
 
     @property
-    def notices(self) -> list[str]:
-        return [event.text for event in self.told if isinstance(event, Notice)]
+    def recorded(self) -> list[TrialResult]:
+        return [call.args[0] for call in self.record.call_args_list]
 
 
-ODD = {
-    "outside": member("../../../caught", b"x"),
-    "absolute": member("/tmp/caught", b"x"),
-    "link": member("model/caught", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-    "hard link": member("model/caught", type=tarfile.LNKTYPE, linkname="../../../x"),
-    "device": member("model/caught", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
-    "fifo": member("model/caught", type=tarfile.FIFOTYPE),
-}
+ODD = [
+    member("../../../caught", b"x"),
+    member("/tmp/caught", b"x"),
+    member("model/caught", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    member("model/caught", type=tarfile.LNKTYPE, linkname="../../../x"),
+    member("model/caught", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+    member("model/caught", type=tarfile.FIFOTYPE),
+]
 
 
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+@pytest.mark.parametrize("odd", ODD, ids=["outside", "absolute", "link", "hard link", "device", "fifo"])
 def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(
     odd: tuple[tarfile.TarInfo, bytes], tmp_path: Path
 ) -> None:
     shelf = Shelf(tmp_path / "a" / "b" / "c")
     result = make_result({"num_workers": 1})
-    shelf.keep(TrialEnded(result, packed(member("model/weights.pt", b"weights"), odd)))
+    shelf.handle(TrialEnded(result, packed(member("model/weights.pt", b"weights"), odd)))
     folder = tmp_path / "a" / "b" / "c" / result.spec.identity / ARTIFACT_FOLDER
     assert (folder / "model" / "weights.pt").read_bytes() == b"weights"
     # An absolute name is taken as one below the folder.
@@ -272,11 +233,12 @@ def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(
 
 
 @pytest.mark.parametrize("sent", [b"no tar", zlib.compress(packed(member("x", b"0" * 10**6))), b"\0" * 10])
-def test_what_can_not_be_unpacked_is_told_and_costs_no_result(sent: bytes, tmp_path: Path) -> None:
+def test_what_can_not_be_unpacked_is_reported_and_costs_no_result(sent: bytes, tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     result = make_result({"num_workers": 1})
-    shelf.keep(TrialEnded(result, sent))
-    assert len(shelf.notices) == 1 and "num_workers=1 #1" in shelf.notices[0]
+    shelf.handle(TrialEnded(result, sent))
+    (notice,) = [event.text for event in shelf.shown if isinstance(event, Notice)]
+    assert "num_workers=1 #1" in notice
     assert [r.spec for r in shelf.recorded] == [result.spec]
 
 
@@ -291,7 +253,7 @@ def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path: Path) -> None:
     block[148:156] = b"%06o\0 " % sum(block)
     shelf = Shelf(tmp_path)
     result = make_result({"num_workers": 1})
-    shelf.keep(TrialEnded(result, bytes(block) + b"\0" * 1024))
+    shelf.handle(TrialEnded(result, bytes(block) + b"\0" * 1024))
     assert not list(tmp_path.rglob("huge")) and len(shelf.recorded) == 1
 
 
@@ -299,11 +261,11 @@ def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path: Path, monke
     monkeypatch.setenv("HF_TOKEN", "hf_planted0123")
     shelf = Shelf(tmp_path)
     spec = make_result({"num_workers": 1}).spec
-    said = "401 for hf_planted0123 at http://me:pw@db/x"
-    failed = TrialResult(spec, TrialState.FAILED, failure=Failure(FailureKind.ERROR, said, 0, f"Traceback\n{said}"))
-    shelf.keep(TrialEnded(failed))
-    (kept,), (told,) = shelf.recorded, [event.result for event in shelf.told if isinstance(event, TrialEnded)]
-    for result in (kept, told, *shelf.outcome.failures):
+    text = "401 for hf_planted0123 at http://me:pw@db/x"
+    failed = TrialResult(spec, TrialState.FAILED, failure=Failure(FailureKind.ERROR, text, 0, f"Traceback\n{text}"))
+    shelf.handle(TrialEnded(failed))
+    (kept,), (shown,) = shelf.recorded, [event.result for event in shelf.shown if isinstance(event, TrialEnded)]
+    for result in (kept, shown, *shelf.outcome.failures):
         assert result.failure is not None
         assert result.failure.message == "401 for *** at http://me:***@db/x"
         assert result.failure.traceback == "Traceback\n401 for *** at http://me:***@db/x"

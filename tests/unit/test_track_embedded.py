@@ -12,56 +12,42 @@ from pathlib import Path
 
 import pytest
 from recording import new_store
-from store_parts import make_result
+from store_parts import make_result, record, recorder
 
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
-from raypar.track.recorder import Execution, Recorder
-from raypar.track.store import EmbeddedRuns, RunReader, Store, Unfamiliar
+from raypar.study.trial import Failure, FailureKind, TrialState
+from raypar.track.client import connect
+from raypar.track.names import experiment_name
+from raypar.track.store import EmbeddedRuns, MlflowRuns, Store, Unfamiliar
 
 ODD = 'it\'s "quoted" `so`, naïve 研究 100%'
 LONG = "x" * 600
 STUDIES = ("mnist", "empty", "unfinished", "deleted", "restored", ODD, LONG, "never run")
-
-
-def result(study: str, batch_size: int, *, failed: bool = False, at: float = 1.7e9, noise: str = "") -> TrialResult:
-    changes = {"state": TrialState.FAILED, "failure": Failure(FailureKind.ERROR, "boom")} if failed else {}
-    return make_result(batch_size, study=study, started_at=at, environment={"noise": noise}, **changes)
-
-
-def record(project: Path, uri: str, study: str, uid: str, *results: TrialResult, closed: bool = True) -> None:
-    execution = Execution(
-        uid,
-        study,
-        started_at=1.7e9 + len(uid),
-        tags={"raypar.question": '{"q": "' + "long " * 4000 + '"}'},
-        description="What for?",
-        study_source="study = 1\n",
-    )
-    recorder = Recorder(execution, tracking_uri=uri, project_dir=project, now=lambda: 1.8e9)
-    recorder.start()
-    for each in results:
-        recorder.record(each)
-    if closed:
-        assert recorder.close("finished") == 0
-    else:
-        recorder._release()  # as if the process had died
+FAILED = {"state": TrialState.FAILED, "failure": Failure(FailureKind.ERROR, "boom")}
+NOISE = {"noise": "研" * 9000}
+TAGS = {"raypar.question": '{"q": "' + "long " * 4000 + '"}'}
+EXECUTION = {"tags": TAGS, "description": "What for?", "study_source": "study = 1\n"}
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A store with studies finished, resumed, cut short, deleted and restored, and experiments of others."""
-    from raypar.track.client import connect
-
     folder = tmp_path_factory.mktemp("a project, 100% #1?")
     new_store(folder)
     uri = by_sql(folder)
     client = connect(uri)
-    record(folder, uri, "mnist", "e1", result("mnist", 32), result("mnist", 64, failed=True), result("mnist", 128))
-    record(folder, uri, "mnist", "e22", result("mnist", 64, at=1.75e9), result("mnist", 256, noise="研" * 9000))
-    record(folder, uri, "empty", "e3")
-    record(folder, uri, "unfinished", "e4", result("unfinished", 32), closed=False)
+    executions = {
+        "e1": [make_result(32), make_result(64, **FAILED), make_result(128)],
+        "e22": [make_result(64, started_at=1.75e9), make_result(256, environment=NOISE)],
+    }
+    for uid, results in executions.items():
+        record(folder, uri, *results, uid=uid, execution=EXECUTION)
+    record(folder, uri, uid="e3", study="empty")
+    unfinished = recorder(folder, uri, "e4", "unfinished")
+    unfinished.record(make_result(32, study="unfinished"))
+    unfinished._release()  # as if the process had died
     for study in ("deleted", "restored", ODD, LONG):
-        record(folder, uri, study, f"e-{len(study)}", *(result(study, size, at=1.6e9 + size) for size in (32, 64)))
+        results = [make_result(size, study=study, started_at=1.6e9 + size) for size in (32, 64)]
+        record(folder, uri, *results, uid=f"e-{len(study)}", study=study, execution=EXECUTION)
     ids = {study: Store(uri, folder).experiment_id(study) for study in STUDIES}
     assert list(ids.values()).count(None) == 1
     client.delete_experiment(ids["deleted"])
@@ -82,34 +68,29 @@ def by_sql(project: Path) -> str:
 
 def by_mlflow(project: Path) -> str:
     """Return the same database by a URI that only MLflow opens."""
-    uri = by_sql(project).replace("sqlite:", "sqlite+pysqlite:")
-    with pytest.raises(Unfamiliar):
-        EmbeddedRuns(uri).experiments()
-    return uri
+    return by_sql(project).replace("sqlite:", "sqlite+pysqlite:")
 
 
 def fingerprint(project: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in project.iterdir() if p.is_file()}
 
 
-def test_the_database_that_this_mlflow_makes_is_familiar(project):
-    assert EmbeddedRuns(by_sql(project)).experiments(), "a new schema: look at it, then add it to SCHEMAS"
-
-
 def test_experiments_and_runs_are_those_that_mlflow_gives(project):
-    quick, slow = (RunReader(uri, project) for uri in (by_sql(project), by_mlflow(project)))
-    experiments = EmbeddedRuns(by_sql(project)).experiments()
+    quick, slow = EmbeddedRuns(by_sql(project)), MlflowRuns(by_mlflow(project))
+    experiments = quick.experiments()
+    assert experiments, "a new schema: look at it, then add it to SCHEMAS"
     assert list(experiments.items()) == list(slow.experiments().items())
     assert set(experiments) == set(STUDIES) - {"deleted", "never run"}
-    for study in STUDIES:
-        assert quick.experiment_id(study) == slow.experiment_id(study), study
+    for name in map(experiment_name, STUDIES):
+        assert quick.experiment_id(name) == slow.experiment_id(name), name
     ids = list(experiments.values())
     for tags in ({"kind": "trial"}, {"kind": "execution"}, {"kind": "trial", "repeat": "0"}, {"kind": "no such"}):
-        read = EmbeddedRuns(by_sql(project)).search(ids, {f"raypar.{k}": v for k, v in tags.items()})
-        assert read == list(slow.search(ids, **tags)), tags
+        full_tags = {f"raypar.{k}": v for k, v in tags.items()}
+        read = quick.search(ids, full_tags)
+        assert read == list(slow.search(ids, full_tags)), tags
         assert read == sorted(read, key=lambda run: (-run.start_ms, run.run_id))
     # 5 of mnist, 1 unfinished, 2 of the long name, 1 of the odd one; a restored experiment's runs stay deleted or not
-    assert len(list(quick.search(ids, kind="trial"))) >= 9
+    assert len(quick.search(ids, {"raypar.kind": "trial"})) >= 9
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -127,25 +108,22 @@ def test_the_list_of_studies_is_the_one_through_mlflow(project):
     assert {s.name: (s.num_executions, s.num_finished, s.num_failed) for s in studies}["mnist"] == (2, 4, 1)
 
 
-def test_no_study_and_no_trial_is_asked_for_through_mlflow(project):
+def test_reading_imports_no_mlflow_changes_no_byte_and_adds_no_file(project):
     """In a process of its own: here MLflow is imported already."""
+    before = fingerprint(project)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom raypar.track.store import Store\n"
-        "store = Store(sys.argv[1], Path(sys.argv[2]))\n"
+        "import sys, raypar.track.recorder, raypar.track.server\nfrom pathlib import Path\n"
+        "from raypar.track.store import Store\nstore = Store(sys.argv[1], Path(sys.argv[2]))\n"
         "assert store.studies() and store.results('mnist') and store.question('mnist') and store.origin('mnist')\n"
         "assert store.step_times('mnist', store.results('mnist')[0].spec.identity)\n"
         "print(sorted({'mlflow', 'sqlalchemy', 'torch', 'ray'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code, by_sql(project), str(project)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
-    assert done.stdout.strip() == "[]"
+    assert (done.stdout.strip(), fingerprint(project)) == ("[]", before)
 
 
-def test_reading_changes_no_byte_and_adds_no_file(project):
-    before = fingerprint(project)
-    store = Store(by_sql(project), project)
-    assert store.studies() and store.results("mnist") and store.origin(ODD)
-    assert fingerprint(project) == before
+# ---- what is left to MLflow
 
 
 @pytest.fixture
@@ -154,10 +132,10 @@ def copied(project, tmp_path):
     return tmp_path
 
 
-def alter(project: Path, statement: str) -> None:
-    with closing(sqlite3.connect(project / "mlflow.db")) as database:
-        database.execute(statement)
-        database.commit()
+def is_left_to_mlflow(uri: str) -> bool:
+    with pytest.raises(Unfamiliar):
+        EmbeddedRuns(uri).search(["1"], {"raypar.kind": "trial"})
+    return True
 
 
 @pytest.mark.parametrize(
@@ -171,33 +149,21 @@ def alter(project: Path, statement: str) -> None:
     ],
 )
 def test_a_database_that_looks_different_is_left_to_mlflow_and_unchanged(copied, statement):
-    alter(copied, statement)
+    with closing(sqlite3.connect(copied / "mlflow.db")) as database, database:
+        database.execute(statement)
     before = fingerprint(copied)
-    runs = EmbeddedRuns(by_sql(copied))
-    with pytest.raises(Unfamiliar):
-        runs.search(["1"], {"raypar.kind": "trial"})
+    assert is_left_to_mlflow(by_sql(copied))
     assert fingerprint(copied) == before
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 100])
 def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path, content):
     (tmp_path / "mlflow.db").write_bytes(content)
-    with pytest.raises(Unfamiliar):
-        EmbeddedRuns(by_sql(tmp_path)).experiments()
+    assert is_left_to_mlflow(by_sql(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-def test_a_locked_database_is_left_to_mlflow(copied, monkeypatch):
-    monkeypatch.setattr("raypar.track.store.LOCK_TIMEOUT_S", 0.0)
-    with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
-        writer.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(Unfamiliar):
-            EmbeddedRuns(by_sql(copied)).experiments()
-        writer.execute("ROLLBACK")
-    assert EmbeddedRuns(by_sql(copied)).experiments()
-
-
-def test_a_writer_in_the_middle_of_a_transaction_is_not_waited_for_and_not_seen(copied, monkeypatch):
+def test_a_writer_is_not_waited_for_and_not_seen_and_a_lock_is_left_to_mlflow(copied, monkeypatch):
     monkeypatch.setattr("raypar.track.store.LOCK_TIMEOUT_S", 0.0)
     before = EmbeddedRuns(by_sql(copied)).experiments()
     with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
@@ -205,20 +171,17 @@ def test_a_writer_in_the_middle_of_a_transaction_is_not_waited_for_and_not_seen(
         writer.execute("DELETE FROM experiment_tags")
         assert EmbeddedRuns(by_sql(copied)).experiments() == before
         writer.execute("ROLLBACK")
+        writer.execute("BEGIN EXCLUSIVE")
+        assert is_left_to_mlflow(by_sql(copied))
+        writer.execute("ROLLBACK")
+    assert EmbeddedRuns(by_sql(copied)).experiments() == before
 
 
-@pytest.mark.parametrize(
-    "uri",
-    ["http://localhost:5000", "postgresql://host/mlflow", "sqlite://", "sqlite:///:memory:", "sqlite:///a.db?x=1"],
-)
-def test_every_other_store_is_left_to_mlflow(uri):
-    with pytest.raises(Unfamiliar):
-        EmbeddedRuns(uri).experiments()
-
-
-def test_workspaces_are_left_to_mlflow(project, monkeypatch):
+def test_every_other_store_and_workspaces_are_left_to_mlflow(project, monkeypatch):
+    databases = ("postgresql://host/mlflow", "sqlite://", "sqlite:///:memory:", "sqlite:///a.db?x=1")
+    for uri in ("http://localhost:5000", *databases, by_mlflow(project)):
+        assert is_left_to_mlflow(uri), uri
     monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "true")
-    with pytest.raises(Unfamiliar):
-        EmbeddedRuns(by_sql(project)).experiments()
+    assert is_left_to_mlflow(by_sql(project))
     monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "false")
     assert EmbeddedRuns(by_sql(project)).experiments()

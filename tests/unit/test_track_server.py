@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import stat
 from pathlib import Path
@@ -17,12 +16,14 @@ from raypar.track.server import credentials, ensure_shared_server, free_port, ma
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
 
 
-def test_a_taken_port_is_passed_over() -> None:
-    with contextlib.closing(socket.socket()) as taken:
-        port = free_port(21000)
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
+def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "find_spec", lambda name: object())
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         assert free_port(port) > port
+        with pytest.raises(StoreError, match=f"port {port} is taken"):
+            ensure_shared_server(tmp_path, port=port)
+    assert not (tmp_path / ".mlflow").exists()
 
 
 def test_no_server_is_started_over_a_server(tmp_path: Path) -> None:
@@ -36,15 +37,9 @@ def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path: Path)
     path = tmp_path / ".mlflow" / "credentials"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert credentials(tmp_path / "other") != made_up
-
-
-def test_existing_credentials_are_used(tmp_path: Path) -> None:
-    path = tmp_path / ".mlflow" / "credentials"
-    path.parent.mkdir()
     text = "[mlflow]\nmlflow_tracking_username = ann\nmlflow_tracking_password = 100%%-of-it\n"
     path.write_text(text)
-    assert credentials(tmp_path) == ("ann", "100%-of-it")
-    assert path.read_text() == text
+    assert credentials(tmp_path) == ("ann", "100%-of-it") and path.read_text() == text
 
 
 def test_a_lost_password_is_not_made_up_again_where_the_server_has_the_first_one(tmp_path: Path) -> None:
@@ -66,27 +61,12 @@ def test_without_the_plugin_for_passwords_no_server_is_started(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_of_another_program_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda name: object())
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(StoreError, match=f"port {port} is taken"):
-            ensure_shared_server(tmp_path, port=port)
-    assert not (tmp_path / ".mlflow").exists()
-
-
-@pytest.mark.parametrize(
-    ("login", "problem"),
-    [({}, "asks for a user and a password"), ({"USERNAME": "u", "PASSWORD": "p"}, "takes neither the user nor the")],
-)
+@pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "takes neither the user nor the")])
 def test_a_refused_user_learns_what_to_give(
-    login: dict[str, str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("USERNAME", "PASSWORD"):
-        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
-    for name, value in login.items():
-        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+    for name in ("HOME", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, str(tmp_path) if name == "HOME" else given)
     error = unreachable("http://head:5000", ANSWER)
     assert str(error).startswith(f"The tracking store http://head:5000 {problem}")
     assert "MLFLOW_TRACKING_USERNAME" in str(error) and "~/.mlflow/credentials" in str(error)
