@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from raypar.masking import is_secret, masked, secret_variables
@@ -9,75 +11,46 @@ from raypar.masking import is_secret, masked, secret_variables
 
 @pytest.fixture(autouse=True)
 def no_secret_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in secret_variables(os.environ):
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("postgresql+psycopg://me:secret@db:5432/x", "postgresql+psycopg://me:***@db:5432/x"),
-        ("redis://:secret@db:6379", "redis://:***@db:6379"),
-        ("at http://me:p@ss/w?rd@head:5000 now", "at http://me:***@head:5000 now"),
-        ("https://ghp_0123456789abcdefghij@github.com/x", "https://***@github.com/x"),
-        ("postgresql://db/x?user=me&password=secret&a=b", "postgresql://db/x?user=me&password=***&a=b"),
-        ("s3://b/k?X-Amz-Date=1&sig=abc", "s3://b/k?X-Amz-Date=1&sig=***"),
-        ("raypar study f.py --tracking-uri 'http://a:b@c'", "raypar study f.py --tracking-uri 'http://a:***@c'"),
-        ("http://u:one@h and http://u:two@h", "http://u:***@h and http://u:***@h"),
-    ],
+SHOWN = {
+    "postgresql+psycopg://me:secret@db:5432/x": "postgresql+psycopg://me:***@db:5432/x",
+    "redis://:secret@db:6379": "redis://:***@db:6379",
+    "at http://me:p@ss/w?rd@head:5000 now": "at http://me:***@head:5000 now",
+    "https://ghp_0123456789abcdefghij@github.com/x": "https://***@github.com/x",
+    "postgresql://db/x?user=me&password=secret&a=b": "postgresql://db/x?user=me&password=***&a=b",
+    "s3://b/k?X-Amz-Date=1&sig=abc": "s3://b/k?X-Amz-Date=1&sig=***",
+    "raypar study f.py --tracking-uri 'http://a:b@c'": "raypar study f.py --tracking-uri 'http://a:***@c'",
+    "http://u:one@h and http://u:two@h": "http://u:***@h and http://u:***@h",
+}
+HARMLESS = (
+    *("http://head:5000", "http://head:5000/#/experiments/3?to=a@b", "sqlite:////home/me/mlflow.db"),
+    *("ssh://git@github.com/x", "no password here: me@example.org", "a.py:12: password=wrong"),
 )
+
+
+@pytest.mark.parametrize(("text", "shown"), [*SHOWN.items(), *((text, text) for text in HARMLESS)])
 def test_a_password_in_an_address_is_masked_and_the_rest_is_shown(text: str, shown: str) -> None:
     assert masked(text) == shown
+    assert is_secret("ANY_NAME", text) is (text != shown)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "http://head:5000",
-        "http://head:5000/#/experiments/3?to=a@b",
-        "sqlite:////home/me/mlflow.db",
-        "ssh://git@github.com/x",
-        "no password here: me@example.org",
-        "a.py:12: password=wrong",
-    ],
+SECRETS = (
+    *("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "MYSQL_PWD", "OPENAI_API_KEY", "RAY_AUTH_TOKEN"),
+    "token",
 )
-def test_what_holds_no_password_is_left_as_it_is(text: str) -> None:
-    assert masked(text) == text
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "MLFLOW_TRACKING_PASSWORD",
-        "MYSQL_PWD",
-        "OPENAI_API_KEY",
-        "RAY_AUTH_TOKEN",
-        "token",
-    ],
+OTHERS = (
+    *("PATH", "PWD", "OLDPWD", "HOME", "SSH_AUTH_SOCK", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "LD_PRELOAD"),
+    *("TOKENIZERS_PARALLELISM", "RAYPAR_DATA_DIR", "PYTHONPATH", "KEYBOARD", "AWS_WEB_IDENTITY_TOKEN_FILE"),
 )
-def test_variables_that_look_like_secrets_are_known_by_their_names(name: str) -> None:
-    assert is_secret(name, "x")
+
+
+@pytest.mark.parametrize("name", [*SECRETS, *OTHERS])
+def test_variables_that_look_like_secrets_are_recognised_by_their_names(name: str) -> None:
+    assert is_secret(name, "/some/where") is (name in SECRETS)
     assert not is_secret(name, "")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("PATH", "PWD", "OLDPWD", "HOME", "SSH_AUTH_SOCK", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "LD_PRELOAD"),
-        *("TOKENIZERS_PARALLELISM", "RAYPAR_DATA_DIR", "PYTHONPATH", "KEYBOARD", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    ],
-)
-def test_other_variables_are_not(name: str) -> None:
-    assert not is_secret(name, "/some/where")
-
-
-def test_an_address_with_a_password_is_a_secret_under_any_name() -> None:
-    assert is_secret("DATABASE", "postgresql://me:secret@db/x")
-    assert not is_secret("DATABASE", "postgresql://db/x")
 
 
 def test_what_the_environment_holds_as_a_secret_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:

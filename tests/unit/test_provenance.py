@@ -39,9 +39,8 @@ FILES = {
     "tables.py": "import json, sklearn.datasets\n\ndef load():\n    return 3\n",
     "unrelated.py": "import scipy\n",
 }
-# As stored before digests were of files.
-OF_FUNCTIONS = {"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"}
-OF_A_FILE = {"s.py": "0123456789ab"}  # a study of very many functions
+# As stored before digests were of files, and of a file alone.
+OLD = ({"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"}, {"s.py": "0123456789ab"})
 
 
 def code(folder: Path, *changes: tuple[str, str, str], study: str = STUDY) -> dict[str, str]:
@@ -62,55 +61,46 @@ def test_imports_are_followed_through_the_folder_those_in_functions_too(tmp_path
     assert source_files(tmp_path / "s.py", STUDY).packages == ("numpy", "sklearn.datasets", "torch")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("s.py", "WIDTH = 64", "WIDTH = 65"),
-        ("s.py", "nets.head())", "nets.head(), nets.head())"),
-        ("s.py", "read(config)", "read({})"),
-        ("nets/__init__.py", "head\n", "head\nSEED = 1\n"),
-        ("nets/layers.py", "return n\n", "return n + 1\n"),
-        ("nets/heads.py", "10", "11"),
-        ("tables.py", "return 3", "return 4"),
-        ("tables.py", "return 3", "return (3"),  # not Python
-    ],
-)
-def test_a_change_is_reported_with_its_file(tmp_path: Path, change: tuple[str, str, str]) -> None:
-    assert changed_files(code(tmp_path), code(tmp_path, change)) == (change[0],)
+BROKEN = ("tables.py", "return 3", "return (3")  # not Python
+CHANGES = [
+    ("s.py", "WIDTH = 64", "WIDTH = 65"),
+    ("s.py", "nets.head())", "nets.head(), nets.head())"),
+    ("s.py", "read(config)", "read({})"),
+    ("nets/__init__.py", "head\n", "head\nSEED = 1\n"),
+    ("nets/layers.py", "return n\n", "return n + 1\n"),
+    ("nets/heads.py", "10", "11"),
+    ("tables.py", "return 3", "return 4"),
+    BROKEN,
+]
+# Settings, comments, docstrings and formatting.
+NO_CHANGES = [
+    ("s.py", "grid(32, 64)", "grid(32, 64, 128)"),
+    ("s.py", "num_repeats=2", 'num_repeats=3, baseline={"num_workers": 1}, config={"epochs": 2}'),
+    ("s.py", 'description="mine"', 'description="ours"'),
+    ("s.py", "WIDTH = 64  # of the hidden layer", "WIDTH = (  64 )"),
+    ("s.py", "Builds it.", "Builds the network."),
+    ("s.py", "What it asks.", "What it really asks."),
+    ("s.py", "    import torch\n\n    return", "    # as usual\n    import torch\n    return"),
+    ("nets/layers.py", "def linear(n):\n", 'def linear(n):\n    """Return n."""\n\n'),
+    ("unrelated.py", "scipy", "scipy.stats"),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("s.py", "grid(32, 64)", "grid(32, 64, 128)"),
-        ("s.py", "num_repeats=2", 'num_repeats=3, baseline={"num_workers": 1}, config={"epochs": 2}'),
-        ("s.py", 'description="mine"', 'description="ours"'),
-        ("s.py", "WIDTH = 64  # of the hidden layer", "WIDTH = (  64 )"),
-        ("s.py", "Builds it.", "Builds the network."),
-        ("s.py", "What it asks.", "What it really asks."),
-        ("s.py", "    import torch\n\n    return", "    # as usual\n    import torch\n    return"),
-        ("nets/layers.py", "def linear(n):\n", 'def linear(n):\n    """Return n."""\n\n'),
-        ("unrelated.py", "scipy", "scipy.stats"),
-    ],
-)
-def test_settings_comments_docstrings_and_formatting_do_not_count(tmp_path: Path, change: tuple[str, str, str]) -> None:
-    assert changed_files(code(tmp_path), code(tmp_path, change)) == ()
+@pytest.mark.parametrize("change", [*CHANGES, *NO_CHANGES])
+def test_a_change_is_reported_with_its_file_where_it_counts(tmp_path: Path, change: tuple[str, str, str]) -> None:
+    assert changed_files(code(tmp_path), code(tmp_path, change)) == ((change[0],) if change in CHANGES else ())
 
 
-def test_a_module_that_is_no_longer_imported_counts(tmp_path: Path) -> None:
+def test_a_module_that_is_no_longer_imported_counts_and_one_that_is_not_python_leaves_the_others_comparable(
+    tmp_path: Path,
+) -> None:
     without = code(tmp_path, ("readers.py", "    from tables import load\n", ""))
     assert changed_files(code(tmp_path), without) == ("readers.py", "tables.py")
+    assert changed_files(code(tmp_path, BROKEN), code(tmp_path, BROKEN, ("s.py", "64  #", "65  #"))) == ("s.py",)
 
 
-def test_a_module_that_is_not_python_keeps_the_others_comparable(tmp_path: Path) -> None:
-    broken = ("tables.py", "return 3", "return (3")
-    assert changed_files(code(tmp_path, broken), code(tmp_path, broken, ("s.py", "64  #", "65  #"))) == ("s.py",)
-
-
-@pytest.mark.parametrize("stored", [{}, OF_FUNCTIONS, OF_A_FILE, {"s.py": "py3.9:0123456789ab"}])
-def test_digests_that_are_missing_or_made_otherwise_are_unknown_not_changed(
-    tmp_path: Path, stored: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("stored", [{}, *OLD, {"s.py": "py3.9:0123456789ab"}])
+def test_digests_that_are_missing_or_made_otherwise_are_unknown(tmp_path: Path, stored: dict[str, str]) -> None:
     now = code(tmp_path)
     assert changed_files(stored, now) == () == changed_files(now, stored)
 
