@@ -73,8 +73,9 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
     """
     of_system = (python, versions_in_range, cores, cpu_quota, pinning, other_load, memory, shared_memory, open_files)
     of_project = (partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri))
-    of_both: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (*of_system, *of_project)
-    for check in (*of_both, partial(unsent, project_dir), partial(port, tracking_uri)):
+    of_journal = (partial(unsent, project_dir), partial(port, tracking_uri))
+    checks: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (*of_system, *of_project, *of_journal)
+    for check in checks:
         result = check()
         yield from (result,) if isinstance(result, CheckResult) else result
     torch, num_torch_gpus = torch_imports()
