@@ -55,7 +55,7 @@ def recommend(
     tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Say which configuration of a study to take, why, how sure that is, and which trials would settle it."""
-    from raypar.analysis.candidates import Constraints
+    from raypar.analysis.recommend import Constraints
     from raypar.analysis.recommend import recommend as recommended
     from raypar.analysis.time_to_target import Start
     from raypar.execution.stored import read_study

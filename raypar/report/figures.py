@@ -18,10 +18,10 @@ import numpy as np
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.breakdown import PARTS
-from raypar.analysis.candidates import front_of, pareto_front
 from raypar.analysis.laws import Fit
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, point_key
+from raypar.analysis.recommend import front_of, pareto_front
 from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError

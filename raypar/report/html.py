@@ -26,8 +26,7 @@ from markupsafe import Markup, escape
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
-from raypar.analysis.candidates import Constraints
-from raypar.analysis.recommend import recommend
+from raypar.analysis.recommend import Constraints, recommend
 from raypar.provenance import versions
 from raypar.report.figures import figures_of
 from raypar.report.fit import details

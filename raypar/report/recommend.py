@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.candidates import Candidate
 from raypar.analysis.pairwise import MARGIN, Confidence
 from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
-from raypar.analysis.recommend import Decision, Recommendation, Settling
+from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.report.points import ratio_of

@@ -24,11 +24,10 @@ from rich.console import Console
 from raypar import Study, choice, grid, loguniform
 from raypar.analysis.analyse import analyse
 from raypar.analysis.breakdown import PARTS, Breakdown, Profile
-from raypar.analysis.candidates import Constraints
 from raypar.analysis.compare import Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
-from raypar.analysis.recommend import recommend
+from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import WorkerGroup, read_table, worker_groups
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError

@@ -12,9 +12,8 @@ from results import make_result, make_spec
 
 from raypar import Study, Workload, grid, uniform
 from raypar.analysis.analyse import Question, StudyAnalysis, analyse, pair_speedups, question_of
-from raypar.analysis.candidates import Constraints
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.recommend import recommend
+from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.stats import Method, reference
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError

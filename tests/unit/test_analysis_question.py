@@ -11,10 +11,9 @@ from results import make_result
 
 from raypar import Study, grid
 from raypar.analysis.analyse import analyse, pair_speedups
-from raypar.analysis.candidates import Constraints
 from raypar.analysis.compare import Side, compare
 from raypar.analysis.question import Question, current_results, question_from_dict, question_of
-from raypar.analysis.recommend import recommend
+from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import worker_groups
 from raypar.execution.plan import make_plan
 from raypar.report.export import rows_of

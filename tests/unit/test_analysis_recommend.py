@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.candidates import Constraints, pareto_front
 from raypar.analysis.pairwise import MARGIN, Basis, confidence_of, joint_share, repeats_needed, time_ratio
 from raypar.analysis.question import Question
-from raypar.analysis.recommend import Decision, Recommendation, recommend
+from raypar.analysis.recommend import Constraints, Decision, Recommendation, pareto_front, recommend
 from raypar.analysis.time_to_target import Target
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState
