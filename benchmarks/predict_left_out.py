@@ -123,7 +123,7 @@ def cross_validate(
 
 def show(point: HeldOut) -> None:
     title = f"{units.counted(point.num_workers, 'worker')}, batch {point.batch_size}"
-    measured_s = units.seconds_interval(point.measured.value, point.measured.low, point.measured.high)
+    measured_s = units.seconds_interval(point.measured)
     if point.predicted is None:
         print_row(title, f"measured {measured_s}; not predicted: no other count of several workers was measured")
         return

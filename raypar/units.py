@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 MISSING = "–"
 INFINITE = "∞"  # an upper bound that lies beyond what was seen
@@ -78,7 +79,7 @@ def compact(value: float | None) -> str:
 
 def rate(value: float | None, unit: str = "samples/s") -> str:
     """``114k samples/s``."""
-    return MISSING if value is None or _is_missing(value) else f"{compact(value)} {unit}"
+    return MISSING if value is None or _is_missing(value) else f"{compact(value)} {unit}".rstrip()
 
 
 def size(value: float | None) -> str:
@@ -149,53 +150,61 @@ def is_share(name: str) -> bool:
     return name.lower().rsplit("/", 1)[-1].endswith(("accuracy", "acc"))
 
 
-def ratio_interval(value: float | None, low: float | None, high: float | None) -> str:
+class Interval(Protocol):
+    """Value with its bounds, None where there are none."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+def ratio_interval(of: Interval | None) -> str:
     """``1.87× [1.80, 1.95]``; without the brackets where there is no interval."""
-    return ratio(value) + _brackets(value, low, high, _ratio_digits)
+    return MISSING if of is None else ratio(of.value) + _brackets(of, _ratio_digits)
 
 
-def percent_interval(value: float | None, low: float | None, high: float | None, decimals: int = 0) -> str:
+def percent_interval(of: Interval, decimals: int = 0) -> str:
     """``93 % [90, 96]``."""
-    return percent(value, decimals) + _brackets(value, low, high, lambda v: f"{100 * v:.{decimals}f}")
+    return percent(of.value, decimals) + _brackets(of, lambda v: f"{100 * v:.{decimals}f}")
 
 
-def rate_interval(value: float | None, low: float | None, high: float | None, unit: str = "samples/s") -> str:
+def rate_interval(of: Interval, unit: str = "samples/s") -> str:
     """``114k samples/s [110k, 118k]``."""
-    return rate(value, unit) + _brackets(value, low, high, compact)
+    return rate(of.value, unit) + _brackets(of, compact)
 
 
-def score_interval(name: str, value: float | None, low: float | None, high: float | None) -> str:
+def score_interval(name: str, of: Interval) -> str:
     """``97.8 % [97.6, 97.9]`` for an accuracy, ``0.2134 [0.2100, 0.2170]`` for others."""
-    if is_share(name):
-        # The interval's arithmetic knows nothing of the bounds that a share has.
-        low, high = (None if bound is None else min(max(bound, 0.0), 1.0) for bound in (low, high))
-        return percent_interval(value, low, high, 1)
-    return number(value) + _brackets(value, low, high, number)
+    # The interval's arithmetic knows nothing of the bounds that a share has.
+    show = (lambda v: f"{100 * min(max(v, 0.0), 1.0):.1f}") if is_share(name) else number
+    return score(name, of.value) + _brackets(of, show)
 
 
-def seconds_interval(value: float | None, low: float | None = None, high: float | None = None) -> str:
+def seconds_interval(of: Interval | None, *, bounds: bool = True) -> str:
     """``3.21 s [3.10, 3.40]``: one unit for all three (ms, s, min or h), the bounds as finely as the value."""
-    if value is None or _is_missing(value):
+    if of is None or _is_missing(of.value):
         return MISSING
-    factor, unit = next((f, u) for limit, f, u in _SCALES if value < limit)
-    decimals = _decimals(value / factor)
-    return f"{value / factor:.{decimals}f} {unit}" + _brackets(value, low, high, lambda v: _bound(v / factor, decimals))
+    factor, unit = next((f, u) for limit, f, u in _SCALES if of.value < limit)
+    decimals = _decimals(of.value / factor)
+    brackets = _brackets(of, lambda v: _bound(v / factor, decimals)) if bounds else ""
+    return f"{of.value / factor:.{decimals}f} {unit}{brackets}"
 
 
-def energy_interval(value: float | None, low: float | None = None, high: float | None = None) -> str:
+def energy_interval(of: Interval) -> str:
     """``12.3 kJ [11.9, 12.8]``: one unit for all three."""
-    if value is None or _is_missing(value):
-        return MISSING
-    scaled, decimals, _ = _scaled_energy(value)
-    factor = scaled / value if value else 1.0
-    return energy(value) + _brackets(value, low, high, lambda v: _bound(v * factor, decimals))
+    scaled, decimals, _ = _scaled_energy(of.value)
+    factor = scaled / of.value if of.value else 1.0
+    return energy(of.value) + _brackets(of, lambda v: _bound(v * factor, decimals))
 
 
-def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
+def plus_minus(of: Interval) -> str:
     """Return the wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
-    if not value or low is None or high is None or any(map(_is_missing, (value, low, high))):
+    if not of.value or of.low is None or of.high is None or math.isinf(of.high):
         return ""
-    share = max(high - value, value - low) / abs(value)
+    share = max(of.high - of.value, of.value - of.low) / abs(of.value)
     if share >= 9.995:
         return "±>999 %"
     return f"±{100 * share:.{1 if share < 0.00995 else 0}f} %"
@@ -212,10 +221,10 @@ def _scaled_energy(value: float) -> tuple[float, int, str]:
     return value / factor, _decimals(value / factor), unit
 
 
-def _brackets(value: float | None, low: float | None, high: float | None, show: Callable[[float], str]) -> str:
-    if value is None or low is None or high is None or any(map(_is_missing, (value, low))) or math.isnan(high):
+def _brackets(of: Interval, show: Callable[[float], str]) -> str:
+    if of.low is None or of.high is None or math.isnan(of.low + of.high):
         return ""
-    return f" [{show(low)}, {INFINITE if math.isinf(high) else show(high)}]"
+    return f" [{show(of.low)}, {INFINITE if math.isinf(of.high) else show(of.high)}]"
 
 
 def _bound(value: float, decimals: int) -> str:

@@ -65,7 +65,7 @@ class StudyAnalysis:
 
     @property
     def num_trials(self) -> int:
-        return sum(point.num_trials for point in self.points)
+        return sum(len(point.results) for point in self.points)
 
 
 def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAnalysis:

@@ -1,7 +1,7 @@
 """Checks of a study's measurements: code, machines, load, work, steadiness over time, width of intervals.
 
-A check is one function from `Evidence` to the particulars of what it finds, under a `check` decorator with the advice;
-findings come in the order of the functions below, the gravest first.
+A check is one function from `Evidence` to the particulars of what it finds, and an entry in `CHECKS` with the advice;
+findings come in the order of that table, the gravest first.
 
 Times are compared by their logarithms, so that 5 % are 5 % for a short trial and for a long one.
 """
@@ -9,12 +9,12 @@ Times are compared by their logarithms, so that 5 % are 5 % for a short trial an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,44 +55,19 @@ class Evidence:
     points: tuple[PointAnalysis, ...]
     excluded: str = ""
 
-    @property
-    def samples(self) -> list[PointSamples]:
-        return [p.samples for p in self.points]
-
     @cached_property
     def finished(self) -> list[TrialResult]:
         """Every finished trial, point by point."""
-        return [r for p in self.samples for r in p.results_in(TrialState.FINISHED)]
+        return [r for p in self.points for r in p.results_in(TrialState.FINISHED)]
 
     @cached_property
     def log_times(self) -> list[list[LogTime]]:
         """The finished trials of each point that have a time."""
-        times = {s.identity: s.time_s for p in self.samples for s in p.samples.values() if s.time_s is not None}
-        finished = [[(r, r.spec.identity) for r in p.results_in(TrialState.FINISHED)] for p in self.samples]
-        return [[(r, math.log(times[name])) for r, name in group if name in times] for group in finished]
+        trial = {r.spec.identity: r for r in self.finished}
+        return [[(trial[s.identity], math.log(s.time_s)) for s in p.samples.values() if s.time_s] for p in self.points]
 
 
 LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the logarithm of its time
-Check: TypeAlias = Callable[[Evidence], Iterator[str]]
-
-CHECKS: dict[str, tuple[Check, str]] = {}  # name to function and advice
-
-
-def check(advice: str) -> Callable[[Check], Check]:
-    """Register a check: a function that yields one sentence for each thing that it finds."""
-
-    def register(function: Check) -> Check:
-        CHECKS[function.__name__] = function, advice
-        return function
-
-    return register
-
-
-def run_checks(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return every finding, in the order of `CHECKS`."""
-    return tuple(
-        Finding(name, detail, advice) for name, (function, advice) in CHECKS.items() for detail in function(evidence)
-    )
 
 
 def named(labels: Sequence[str], separator: str = ", ") -> str:
@@ -109,16 +84,11 @@ def _share(part: Sequence[object] | int, total: Sequence[object] | int, noun: st
 # ---- trials: which ones, of what
 
 
-@check("They are kept. Run the study with their settings to ask about them again, or give it another name.")
 def other_settings(evidence: Evidence) -> Iterator[str]:
     if evidence.excluded:
         yield evidence.excluded
 
 
-@check(
-    "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by the code as "
-    "much as by the point."
-)
 def other_code(evidence: Evidence) -> Iterator[str]:
     """Trials that ran other code than the latest one."""
     latest = max((r for r in evidence.finished if r.code), key=lambda r: r.started_at, default=None)
@@ -131,7 +101,6 @@ def other_code(evidence: Evidence) -> Iterator[str]:
         yield f"{_share(changes, comparable)} ran other code than the latest one: {names} changed in between."
 
 
-@check("Run the study again: finished trials are kept, and the baseline's are made up for.")
 def baseline_missing(evidence: Evidence) -> Iterator[str]:
     question = evidence.question
     timed = {point_key(p.point): p.point for p in evidence.points if p.time_s is not None}
@@ -143,9 +112,8 @@ def baseline_missing(evidence: Evidence) -> Iterator[str]:
         yield f"{num_points} without a speedup: no finished trial of the baseline {labels}."
 
 
-@check("Run the study again: finished trials are kept, failed ones get another try.")
 def failed_trials(evidence: Evidence) -> Iterator[str]:
-    failed = [r for p in evidence.samples for r in p.results_in(TrialState.FAILED)]
+    failed = [r for p in evidence.points for r in p.results_in(TrialState.FAILED)]
     if failed:
         failure = failed[0].failure
         cause = failure.message.strip().splitlines() if failure else []
@@ -154,10 +122,6 @@ def failed_trials(evidence: Evidence) -> Iterator[str]:
         yield f"{text}: {cause[0]}{log}" if cause else f"{text}.{log}"
 
 
-@check(
-    "Make trials long against their start, or hand model and data to Workload(model=…, data=…): then the steps alone "
-    "are timed."
-)
 def includes_start_up(evidence: Evidence) -> Iterator[str]:
     if evidence.time_metric == WALL_TIME and any(p.time_s for p in evidence.points):
         yield (
@@ -169,7 +133,6 @@ def includes_start_up(evidence: Evidence) -> Iterator[str]:
 # ---- machines
 
 
-@check("Run the study on machines of one kind: else times say as much about the hardware as about the point.")
 def mixed_hardware(evidence: Evidence) -> Iterator[str]:
     """Trials on one kind of device that met different models of it, or that each ran on one node, but on unlike ones.
 
@@ -209,10 +172,6 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> str:
     return f"nodes of different sizes: {named(sizes)}"
 
 
-@check(
-    "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run the study "
-    "with --fresh where that matters."
-)
 def resumed(evidence: Evidence) -> Iterator[str]:
     """Trials whose times are of more than one attempt."""
     labels = [r.spec.label for r in evidence.finished if r.environment.get("resumed_at_epoch")]
@@ -220,10 +179,6 @@ def resumed(evidence: Evidence) -> Iterator[str]:
         yield f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure: {named(labels)}."
 
 
-@check(
-    "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers about, and onto "
-    "each other's cores."
-)
 def shared_cores(evidence: Evidence) -> Iterator[str]:
     """Trials of which a rank's list of cores is empty; unknown counts as no."""
     cores = [r.environment.get("cores") for r in evidence.finished]
@@ -233,10 +188,6 @@ def shared_cores(evidence: Evidence) -> Iterator[str]:
         yield f"{_share(unpinned, cores)} had no cores of their own."
 
 
-@check(
-    "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine. Say 1: then there "
-    "is one on the whole cluster, and the network is its own."
-)
 def side_by_side(evidence: Evidence) -> Iterator[str]:
     """Trials that shared with others of the study what their times depend on: a machine, or the network."""
     finished = evidence.finished
@@ -277,10 +228,6 @@ class _Load(NamedTuple):
         return self.busy > MAX_TAKEN  # nothing kept it off the cores that the trial ran on
 
 
-@check(
-    "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as much about "
-    "the neighbours. Then run it again with --fresh."
-)
 def other_load(evidence: Evidence) -> Iterator[str]:
     """Others' work that took the trials' cores, or kept a good part of the machine busy."""
     # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
@@ -305,10 +252,6 @@ def _load_of(result: TrialResult) -> _Load:
     return _Load(max(taken, default=None), busy_cores, num_cores)
 
 
-@check(
-    "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, and on one core "
-    "each keeps the other from running."
-)
 def too_many_threads(evidence: Evidence) -> Iterator[str]:
     crowded = [
         (threads, len(cores))
@@ -324,7 +267,6 @@ def too_many_threads(evidence: Evidence) -> Iterator[str]:
         )
 
 
-@check("Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with --fresh.")
 def throttled(evidence: Evidence) -> Iterator[str]:
     """Cores that slowed down for their heat."""
     counts = [sum(_numbers(r.environment.get("throttles"))) for r in evidence.finished]
@@ -333,10 +275,6 @@ def throttled(evidence: Evidence) -> Iterator[str]:
         yield f"Cores became too hot and slowed down while {_share(hot, counts)} were timed (up to {times} in one)."
 
 
-@check(
-    "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many cores work, or on "
-    "how warm they are, goes into every speedup."
-)
 def clock_changes(evidence: Evidence) -> Iterator[str]:
     """Clocks that ran slower or faster at a trial's end than at its beginning, or in one trial than in another."""
     finished = evidence.finished
@@ -370,13 +308,12 @@ def _clock_change(result: TrialResult) -> float:
 MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
 
 
-@check("Give num_samples a multiple of every batch size, so that all points train on the same samples.")
 def unequal_work(evidence: Evidence) -> Iterator[str]:
     """Points that trained on another number of samples than their baseline, unless that is what was asked."""
     question = evidence.question
     if not question.baseline or {"epochs", "num_samples"} & set(question.compared_keys()):
         return
-    works = {point_key(p.point): [s.num_samples for s in p.samples.values()] for p in evidence.samples}
+    works = {point_key(p.point): [s.num_samples for s in p.samples.values()] for p in evidence.points}
     unequal: list[str] = []
     for p in evidence.points:
         base = works.get(point_key(question.baseline_of(p.point)), [])
@@ -390,10 +327,6 @@ def unequal_work(evidence: Evidence) -> Iterator[str]:
         )
 
 
-@check(
-    "Don't read the speedup as time saved for the same result; compare the time to a target, or tune lr for each "
-    "number of workers."
-)
 def metric_differs(evidence: Evidence) -> Iterator[str]:
     """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients.
 
@@ -402,7 +335,7 @@ def metric_differs(evidence: Evidence) -> Iterator[str]:
     """
     name = evidence.question.metric
     groups: dict[PointKey, list[PointSamples]] = {}
-    for samples in evidence.samples:
+    for samples in evidence.points:
         groups.setdefault(point_key(samples.rest), []).append(samples)
     different: list[str] = []
     for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
@@ -418,10 +351,6 @@ def metric_differs(evidence: Evidence) -> Iterator[str]:
         yield f"{name} differs between numbers of workers by more than between repeats: {named(different, '; ')}."
 
 
-@check(
-    "See whether the baseline was disturbed (its steps' times, other load) or does more work; else say why: each "
-    "worker's share of data or model fits its caches, or the baseline had too little memory bandwidth."
-)
 def more_than_linear(evidence: Evidence) -> Iterator[str]:
     """Speedups by workers alone that are larger, with all of their interval, than workers were added."""
     if evidence.question.compared_keys() != ("num_workers",):
@@ -499,10 +428,6 @@ def _p_value(score: float, variance: float) -> float:
     return min(1.0, 2 * float(ndtr(-max(0.0, abs(score) - 1) / math.sqrt(variance))))
 
 
-@check(
-    "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep others off the "
-    "machine, let it settle, and run the study again."
-)
 def drift_over_study(evidence: Evidence) -> Iterator[str]:
     """Trend of the baseline's times, or of all points' where the baseline's are too few to show one.
 
@@ -522,10 +447,6 @@ def drift_over_study(evidence: Evidence) -> Iterator[str]:
         )
 
 
-@check(
-    "Where steps become slower, fix the clock's frequency or cool the machine; where they become faster, raise "
-    "num_warmup_steps."
-)
 def drift_in_trials(evidence: Evidence) -> Iterator[str]:
     """Steps at the end of trials that take longer than at their beginning: a clock that falls with the temperature."""
     # By the reports' rates, not by step times, which a store doesn't give with its results.
@@ -548,7 +469,6 @@ def _slowdown(result: TrialResult) -> float | None:
     return math.log(float(np.median(rates[:third])) / float(np.median(rates[-third:])))
 
 
-@check("Its time is in the numbers: a median withstands one such trial, but few repeats feel it.")
 def slow_first_trial(evidence: Evidence) -> Iterator[str]:
     """First trial of the study that took far longer than the others of its point."""
     if (slow := _slow_first(evidence)) is not None:
@@ -575,7 +495,6 @@ def _slow_first(evidence: Evidence) -> LogTime | None:
     return (first, excess) if excess > max(OUTLYING_SCALES * scale, math.log1p(MIN_OUTLYING)) else None
 
 
-@check("They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats.")
 def outliers(evidence: Evidence) -> Iterator[str]:
     """Trials far from the median of their point, by what trials of a point differ from each other. None is dropped."""
     groups, slow_first = evidence.log_times, _slow_first(evidence)
@@ -613,7 +532,6 @@ MIN_REPEATS = 5
 MIN_TIME_S = 1.0
 
 
-@check("Raise epochs or num_samples, so that a trial trains for some seconds.")
 def short_times(evidence: Evidence) -> Iterator[str]:
     timed = [(p.time_s.value, p.point) for p in evidence.points if p.time_s]
     short = [entry for entry in timed if entry[0] < MIN_TIME_S]
@@ -625,7 +543,6 @@ def short_times(evidence: Evidence) -> Iterator[str]:
         )
 
 
-@check(f"Add repeats, say --repeats {MIN_RANKED}: finished trials are kept.")
 def few_repeats(evidence: Evidence) -> Iterator[str]:
     counts = [p.time_s.num_samples for p in evidence.points if p.time_s]
     if evidence.question.is_search or not counts or (fewest := min(counts)) >= MIN_REPEATS:
@@ -637,7 +554,6 @@ def few_repeats(evidence: Evidence) -> Iterator[str]:
         yield f"{fewest} repeats a point{where}: the intervals are wide and assume log-normal times."
 
 
-@check("More repeats narrow the intervals; longer trials steady the times.")
 def not_separated(evidence: Evidence) -> Iterator[str]:
     speedups = [(p.point, p.speedup) for p in evidence.points if p.speedup and not p.is_baseline]
     compared = [(point_label(point), s.excludes(1.0)) for point, s in speedups if s.low is not None]
@@ -667,3 +583,59 @@ def _numbers(reported: Any) -> list[float]:
     """Return the finite numbers of what the ranks report, or of one number for all."""
     listed = reported if isinstance(reported, (list, tuple)) else [reported]
     return [float(n) for n in listed if isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)]
+
+
+class Check(Protocol):
+    """Check of a study's measurements; it yields one sentence for each thing that it finds."""
+
+    __name__: str
+
+    def __call__(self, evidence: Evidence, /) -> Iterator[str]: ...
+
+
+# Each check with its advice: what to do about a finding.
+CHECKS: dict[Check, str] = {
+    other_settings: "They are kept. Run the study with their settings to ask about them again, or give it another "
+    "name.",
+    other_code: "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by "
+    "the code as much as by the point.",
+    baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for.",
+    failed_trials: "Run the study again: finished trials are kept, failed ones get another try.",
+    includes_start_up: "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
+    "then the steps alone are timed.",
+    mixed_hardware: "Run the study on machines of one kind: else times say as much about the hardware as about the "
+    "point.",
+    resumed: "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run "
+    "the study with --fresh where that matters.",
+    shared_cores: "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
+    "about, and onto each other's cores.",
+    side_by_side: "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine. Say "
+    "1: then there is one on the whole cluster, and the network is its own.",
+    other_load: "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "
+    "much about the neighbours. Then run it again with --fresh.",
+    too_many_threads: "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, "
+    "and on one core each keeps the other from running.",
+    throttled: "Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with "
+    "--fresh.",
+    clock_changes: "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many "
+    "cores work, or on how warm they are, goes into every speedup.",
+    unequal_work: "Give num_samples a multiple of every batch size, so that all points train on the same samples.",
+    metric_differs: "Don't read the speedup as time saved for the same result; compare the time to a target, or tune "
+    "lr for each number of workers.",
+    more_than_linear: "See whether the baseline was disturbed (its steps' times, other load) or does more work; else "
+    "say why: each worker's share of data or model fits its caches, or the baseline had too little memory bandwidth.",
+    drift_over_study: "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep "
+    "others off the machine, let it settle, and run the study again.",
+    drift_in_trials: "Where steps become slower, fix the clock's frequency or cool the machine; where they become "
+    "faster, raise num_warmup_steps.",
+    slow_first_trial: "Its time is in the numbers: a median withstands one such trial, but few repeats feel it.",
+    outliers: "They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats.",
+    short_times: "Raise epochs or num_samples, so that a trial trains for some seconds.",
+    few_repeats: f"Add repeats, say --repeats {MIN_RANKED}: finished trials are kept.",
+    not_separated: "More repeats narrow the intervals; longer trials steady the times.",
+}
+
+
+def run_checks(evidence: Evidence) -> tuple[Finding, ...]:
+    """Return every finding, in the order of `CHECKS`."""
+    return tuple(Finding(c.__name__, detail, advice) for c, advice in CHECKS.items() for detail in c(evidence))

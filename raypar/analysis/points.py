@@ -20,7 +20,6 @@ import numpy as np
 from raypar.analysis.pairwise import speedup
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
-from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
 from raypar.units import HOUR_S
 
@@ -82,11 +81,10 @@ def cost_of(time_s: Estimate | None, nodes: int | None, price_per_node_hour: flo
 
 
 @dataclass(frozen=True)
-class PointAnalysis:
-    """Estimates of one point, from its finished trials alone.
+class PointAnalysis(PointSamples):
+    """Trials of one point, and estimates from the finished ones alone.
 
     Attributes:
-        samples: its trials.
         is_baseline: whether it is what others are compared with.
         time_s: the study's time metric, seconds.
         throughput: samples per second, whole gang, timed region.
@@ -99,8 +97,7 @@ class PointAnalysis:
         energy_j: of a training, joules; None where it can't be read, or not be compared with the other points'.
     """
 
-    samples: PointSamples
-    is_baseline: bool
+    is_baseline: bool = False
     time_s: Estimate | None = None
     throughput: Estimate | None = None
     speedup: Estimate | None = None
@@ -110,39 +107,6 @@ class PointAnalysis:
     step_time_p95_s: float | None = None
     cost: Estimate | None = None
     energy_j: Estimate | None = None
-
-    @property
-    def point(self) -> Mapping[str, Value]:
-        """The swept hyperparameters."""
-        return self.samples.point
-
-    @property
-    def num_workers(self) -> int | None:
-        """Ranks that train together; None for a point without a trial."""
-        return self.samples.num_workers
-
-    @property
-    def times(self) -> Mapping[int, float]:
-        """Seconds of `time_s` by repeat."""
-        return self.samples.times
-
-    @property
-    def num_finished(self) -> int:
-        return self.samples.num_in(TrialState.FINISHED)
-
-    @property
-    def num_failed(self) -> int:
-        """Trials that failed for good."""
-        return self.samples.num_in(TrialState.FAILED)
-
-    @property
-    def num_stopped(self) -> int:
-        """Trials that a scheduler stopped early; no part of the estimates."""
-        return self.samples.num_in(TrialState.STOPPED)
-
-    @property
-    def num_trials(self) -> int:
-        return len(self.samples.results)
 
 
 def analyse_points(question: Question, gathered: Sequence[PointSamples]) -> tuple[PointAnalysis, ...]:
@@ -162,8 +126,8 @@ def _analysed(question: Question, samples: PointSamples, base: PointSamples | No
     steps = [t for r in samples.results_in(TrialState.FINISHED) for t in r.gang_step_times_s]
     time_s = median_estimate(times) if times else None
     return PointAnalysis(
-        samples,
-        is_baseline,
+        **vars(samples),
+        is_baseline=is_baseline,
         time_s=time_s,
         throughput=median_estimate(rates) if rates else None,
         speedup=ratio,

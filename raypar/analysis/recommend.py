@@ -52,7 +52,7 @@ from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, reported_metrics, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, gain
+from raypar.study.trial import TrialResult, TrialState, gain
 
 MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
@@ -171,7 +171,7 @@ class Candidate(PointAnalysis):
     is_on_front: bool = False
 
     @property
-    def times(self) -> Mapping[int, float]:
+    def times(self) -> dict[int, float]:
         """Seconds that count, by repeat."""
         return self.to_target.times if self.to_target else super().times
 
@@ -189,7 +189,7 @@ def _candidates(
     Raises:
         RayparError: no point has them.
     """
-    analysed = [p for p in analyse_points(question, gathered) if _has_values(p.samples, constraints.only)]
+    analysed = [p for p in analyse_points(question, gathered) if _has_values(p, constraints.only)]
     if not analysed:
         raise _no_such_point(gathered, constraints.only)
     candidates = [_candidate(question, constraints, point) for point in analysed]
@@ -204,15 +204,14 @@ def _candidates(
 def _candidate(question: Question, constraints: Constraints, analysed: PointAnalysis) -> Candidate:
     candidate = Candidate(**vars(analysed))
     if constraints.target:
-        samples = analysed.samples
-        to_target = time_to_target(samples, constraints.target, constraints.start)
+        to_target = time_to_target(analysed, constraints.target, constraints.start)
         is_metered = analysed.energy_j is not None and constraints.start is Start.FIRST_STEP
         candidate = replace(
             candidate,
             to_target=to_target,
             time_s=to_target.time_s,
-            cost=cost_of(to_target.time_s, num_nodes(samples), question.price_per_node_hour),
-            energy_j=energy_of(samples, to_target.times) if is_metered else None,
+            cost=cost_of(to_target.time_s, num_nodes(analysed), question.price_per_node_hour),
+            energy_j=energy_of(analysed, to_target.times) if is_metered else None,
         )
     exclusion, is_close_call = _exclusion(question, constraints, candidate)
     return replace(candidate, exclusion=exclusion, is_close_call=is_close_call)
@@ -223,7 +222,7 @@ def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tu
     if c.to_target is not None and not c.to_target.is_always_reached:
         return _why_missed(c.to_target), False
     if c.time_s is None:
-        return "failed" if c.num_failed else "no time known" if c.samples.results else "not run yet", False
+        return "failed" if c.num_in(TrialState.FAILED) else "no time known" if c.results else "not run yet", False
     metric = question.metric
     limits: tuple[tuple[str, float | None, Estimate | None, bool, Callable[[float], str]], ...] = (
         ("time", constraints.max_time_s, c.time_s, True, units.seconds),
@@ -266,7 +265,7 @@ def _without_worse(candidates: Sequence[Candidate], question: Question) -> list[
             return replace(c, exclusion=f"{name} unknown")
         if rank(best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
             return c
-        change = metric_change(c.samples, best.samples)
+        change = metric_change(c, best)
         is_single = change is None or change.low is None
         if change is not None and not is_single and not change.excludes(0.0):
             return c

@@ -8,7 +8,7 @@ exactly, and the two values are reported with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -29,7 +29,7 @@ MAX_SPEEDUP_LINES = 4
 
 def verdicts(question: Question, points: Sequence[PointAnalysis]) -> tuple[str, ...]:
     """Return at most nine sentences: speedups, break-even points, then the fastest point and the best one."""
-    if not any(p.num_finished for p in points):
+    if not any(p.samples for p in points):
         return ("No trial finished: there is nothing to compare.",)
     return (
         *_speedups(question, points),
@@ -58,7 +58,7 @@ def _speedups(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
 
 def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> str:
     who, base = _who(question, point.point)
-    text = f"{who} {_interval(ratio)} as fast as {base}{_at(question, point.point)}"
+    text = f"{who} {units.ratio_interval(ratio)} as fast as {base}{_at(question, point.point)}"
     if ratio.low is None:
         return f"{text}, by one trial each: no interval."
     if not ratio.excludes(1.0):
@@ -72,8 +72,8 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
     (best, most), (worst, least) = (pick(group, key=lambda entry: entry[1].value) for pick in (max, min))
     who, base = _who(question, best.point)
     text = (
-        f"{who} from {units.ratio(least.value)}{_at(question, worst.point)} to {_interval(most)} as fast as {base}"
-        f"{_at(question, best.point)}{_efficiency(best)}"
+        f"{who} from {units.ratio(least.value)}{_at(question, worst.point)} to {units.ratio_interval(most)} as fast "
+        f"as {base}{_at(question, best.point)}{_efficiency(best)}"
     )
     if most.low is None:
         return text + ", by one trial each: no intervals."
@@ -85,7 +85,7 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
 def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
     """Name the point that trains fastest: by time where all did the same work, by throughput otherwise."""
     timed = [p for p in points if p.time_s]
-    works = [s.num_samples for p in timed for s in p.samples.samples.values()]
+    works = [s.num_samples for p in timed for s in p.samples.values()]
     is_equal_work = all(same_work(works[0], work) for work in works)
     if is_equal_work:
         rated = [(p.time_s.value, p, p.time_s) for p in timed if p.time_s]
@@ -95,14 +95,13 @@ def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
         return []
     (_, first, best), *others = sorted(rated, key=lambda entry: entry[0])
     name, next_name = _label(first), _label(others[0][1])
-    show: Callable[..., str] = units.seconds_interval if is_equal_work else units.rate_interval
-    shown = show(best.value, best.low, best.high)
-    leads = [speedup(p.samples, first.samples) for _, p, _ in others]
+    shown = units.seconds_interval(best) if is_equal_work else units.rate_interval(best)
+    leads = [speedup(p, first) for _, p, _ in others]
     lead = leads[0]
     if lead is None or lead.low is None:
         return [f"{name} was the fastest ({shown}), by one trial: no interval tells it from {next_name}."]
     if lead.excludes(1.0):
-        return [f"{name} is the fastest: {shown}, {_interval(lead)} as fast as the next, {next_name}."]
+        return [f"{name} is the fastest: {shown}, {units.ratio_interval(lead)} as fast as the next, {next_name}."]
     tied = sum(other is not None and not other.excludes(1.0) for other in leads)
     more = f" (nor from {tied - 1} more)" if tied > 1 else ""
     return [f"Can't tell {name} from {next_name} as the fastest{more}: their intervals overlap."]
@@ -114,13 +113,13 @@ def _best(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
     if len(scored) < 2:
         return []
     (best, metric), *others = sorted(scored, key=lambda entry: gain(question.mode, entry[1].value), reverse=True)
-    shown = units.score_interval(question.metric, metric.value, metric.low, metric.high)
+    shown = units.score_interval(question.metric, metric)
     text = f"Best {question.metric}: {shown} at {_label(best)}"
     if metric.low is None:
         return [text + ", by one trial: no interval."]
-    if all(not any(metric_differences(p.samples, best.samples)) for p, _ in others):
+    if all(not any(metric_differences(p, best)) for p, _ in others):
         return [f"{question.metric}: {shown}, the same at all {len(scored)} points."]
-    changes = [(p, metric_change(p.samples, best.samples)) for p, _ in others]
+    changes = [(p, metric_change(p, best)) for p, _ in others]
     tied = [p for p, change in changes if change is None or not change.excludes(0.0)]
     if not tied:
         return [text + "."]
@@ -146,10 +145,6 @@ def _at(question: Question, point: Mapping[str, Value]) -> str:
 
 def _efficiency(point: PointAnalysis) -> str:
     return f" (efficiency {units.percent(point.efficiency.value)})" if point.efficiency else ""
-
-
-def _interval(ratio: Estimate) -> str:
-    return units.ratio_interval(ratio.value, ratio.low, ratio.high)
 
 
 def _label(point: PointAnalysis) -> str:

@@ -48,7 +48,7 @@ class FinalTest:
         if not values:
             return ""
         estimate = median_estimate(values, log_scale=False)
-        shown = units.score_interval(key, estimate.value, estimate.low, estimate.high)
+        shown = units.score_interval(key, estimate)
         seen = "seen once" if self.look == 1 else f"looked at {self.look} times, each worth less"
         return (
             f"Test set, {seen}, by the {units.counted(len(values), 'model')} of the point that is best on the "

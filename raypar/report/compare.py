@@ -10,7 +10,7 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.stats import Estimate
-from raypar.report.points import ratio_of, timed_part
+from raypar.report.points import timed_part
 from raypar.report.text import Column, print_line, print_paragraph, print_table, value_column
 from raypar.study.space import Value
 from raypar.study.trial import point_label
@@ -113,8 +113,8 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
         yield Column("point", ["the only point"] * len(points))
     for i, name in enumerate("AB"):
         times = [p.times_s[i] for p in points]
-        yield Column(f"{name}\ntime", [units.seconds_interval(t.value) if t else units.MISSING for t in times], True)
-    yield Column("B/A\ntime", [ratio_of(p.ratio) for p in points], True)
+        yield Column(f"{name}\ntime", [units.seconds_interval(t, bounds=False) for t in times], True)
+    yield Column("B/A\ntime", [units.ratio_interval(p.ratio) for p in points], True)
     for i, name in enumerate("AB"):
         scores = [p.metrics[i] for p in points]
         if is_wide and any(scores):
@@ -130,7 +130,7 @@ def _about_times(comparison: Comparison) -> Iterator[str]:
     for difference, word, pick in ((Difference.SLOWER, "slower", max), (Difference.FASTER, "faster", min)):
         if points := [p for p in comparison.matched if p.difference is difference]:
             most = pick(points, key=lambda p: p.ratio.value if p.ratio else 0.0)
-            shown = f"{point_label(most.point)}, {ratio_of(most.ratio)} the time of A"
+            shown = f"{point_label(most.point)}, {units.ratio_interval(most.ratio)} the time of A"
             yield f"B is {word} at {len(points)} of {total}; most at {shown}."
     undecided = (
         (Difference.TIED, "Tied, for the interval of B/A holds 1"),
@@ -177,7 +177,9 @@ def _change(metric: str, change: Estimate | None) -> str:
 def _named(points: Sequence[MatchedPoint]) -> str:
     """The points with their ratios, the largest first."""
     ordered = sorted(points, key=lambda p: -(p.ratio.value if p.ratio else 0.0))
-    return _listed(f"{point_label(p.point)} ({ratio_of(p.ratio) if p.ratio else 'no time'})" for p in ordered)
+    return _listed(
+        f"{point_label(p.point)} ({units.ratio_interval(p.ratio) if p.ratio else 'no time'})" for p in ordered
+    )
 
 
 def _listed(texts: Iterable[str]) -> str:

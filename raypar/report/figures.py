@@ -26,7 +26,6 @@ from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.report import vega
-from raypar.report.points import ratio_of
 from raypar.report.profile import NAMES, WORTH_A_WORD
 from raypar.report.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.space import Value
@@ -144,7 +143,7 @@ def _over_workers(
 def _group_rows(
     groups: Mapping[str, WorkerGroup],
     value_of: Callable[[ScalingPoint], Estimate],
-    show: Callable[[float, float | None, float | None], str],
+    show: Callable[[units.Interval], str],
 ) -> Iterator[Row]:
     for name, group in groups.items():
         for point in group.points:
@@ -153,7 +152,7 @@ def _group_rows(
                 "series": name,
                 "workers": num_workers,
                 **bounds(e),
-                "shown": "1 by definition" if num_workers == group.baseline else show(e.value, e.low, e.high),
+                "shown": "1 by definition" if num_workers == group.baseline else show(e),
                 "repeats": e.num_samples,
                 "label": (f"{name}, " if group.label else "") + units.counted(num_workers, "worker"),
             }
@@ -198,8 +197,8 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
             **bounds(point.time_s, "time"),
             # Within 0 and 1, which the arithmetic of an accuracy's interval does not know.
             **{k: min(max(v, 0.0), 1.0) if is_share else v for k, v in bounds(point.metric).items()},
-            "time_shown": units.seconds_interval(point.time_s.value, point.time_s.low, point.time_s.high),
-            "shown": units.score_interval(metric, point.metric.value, point.metric.low, point.metric.high),
+            "time_shown": units.seconds_interval(point.time_s),
+            "shown": units.score_interval(metric, point.metric),
             "series": ON_FRONT if id(point) in front else OFF_FRONT,
         }
         for point in analysis.points
@@ -261,7 +260,7 @@ def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure
 def _heat_map(
     analysis: StudyAnalysis,
     cells: Sequence[tuple[Mapping[str, Value], Estimate]],
-    shows: tuple[Callable[[float], str], Callable[[float, float | None, float | None], str]],
+    shows: tuple[Callable[[float], str], Callable[[units.Interval], str]],
     key: str,
     what: str,
     legend: str,
@@ -281,7 +280,7 @@ def _heat_map(
     one, interval = shows
     # Cividis goes from dark to light: what is written on a cell has to stand out from it.
     rows: list[Row] = [
-        {"across": x, "down": y, "value": e.value, "short": one(e.value), "shown": interval(e.value, e.low, e.high)}
+        {"across": x, "down": y, "value": e.value, "short": one(e.value), "shown": interval(e)}
         | {"ink": INKS[e.value > middle]}
         for (_, e), x, y in zip(cells, across, down, strict=True)
     ]
@@ -338,7 +337,7 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         for batch in group.batches:
             for key, name in BATCH_PARTS.items():
                 e: Estimate = getattr(batch, key)
-                shown = {**bounds(e), "shown": ratio_of(e)}
+                shown = {**bounds(e), "shown": units.ratio_interval(e)}
                 rows.append({"series": name, "group": label, "batch": batch.batch_size, **shown})
         last = next(batch for batch in reversed(group.batches) if batch.batch_size != group.base)
         at = f" at {label}" if group.rest else ""
@@ -386,7 +385,7 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
         {
             "point": name,
             **bounds(time_s),
-            "shown": units.seconds_interval(time_s.value, time_s.low, time_s.high),
+            "shown": units.seconds_interval(time_s),
             "repeats": time_s.num_samples,
             "kind": "baseline" if point.is_baseline else "point",
         }
@@ -561,7 +560,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
 def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each trial's time over its point's median, by when it was started: a machine that changes shows."""
     title = "Drift over the study"
-    repeated = [(p, p.time_s) for p in analysis.points if p.num_finished > 1]
+    repeated = [(p, p.time_s) for p in analysis.points if len(p.samples) > 1]
     medians = {point_key(p.point): time_s.value for p, time_s in repeated if time_s is not None}
     seen = []
     for r in latest(results):

@@ -7,6 +7,7 @@ Formulas and names keep to plain characters, so that they read the same on every
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.console import Console
 
@@ -15,7 +16,6 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import Quantity, ScalingAnalysis, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.report.points import rate_interval, ratio_of
 from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines
 from raypar.report.text import Column, print_line, print_paragraph, print_table
 
@@ -95,16 +95,16 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
         peak = "no peak can be told"
         if fit.peak is not None and fit.peak_speedup is not None:
             beyond = ", extrapolated" if _is_beyond(fit.peak, analysis) else ""
-            peak = f"fastest with {_about_workers(fit.peak)} ({ratio_of(fit.peak_speedup)}{beyond})"
+            peak = f"fastest with {_about_workers(fit.peak)} ({units.ratio_interval(fit.peak_speedup)}{beyond})"
             peak = "one worker is the fastest" if fit.peak.value < 1 else peak
         return f"{', '.join(_parameters(fit))}; {peak}."
     fraction = fit.parameters[0]
-    text = f"{units.percent_interval(fraction.value, fraction.low, fraction.high, 1)} serial, "
+    text = f"{units.percent_interval(fraction, 1)} serial, "
     if fit.law is not AMDAHL:
         return f"{text}so that each worker more adds {units.percent(1 - fraction.value)} of what one does alone."
     if fit.limit is None:
         return text + "which can't be told from none: no limit is known."
-    return f"{text}no more than {ratio_of(fit.limit)} as fast as {_base(analysis)} with however many."
+    return f"{text}no more than {units.ratio_interval(fit.limit)} as fast as {_base(analysis)} with however many."
 
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
@@ -116,7 +116,7 @@ def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
         return [f"Karp–Flatt serial fraction: {' to '.join(both)}."]
     lines = []
     for group, n, f in fractions:
-        shown = units.percent_interval(f.value, f.low, f.high, 1)
+        shown = units.percent_interval(f, 1)
         excluded = f" {_excluded_line(group)}" if group.excluded else ""
         lines.append(f"Karp–Flatt serial fraction of {units.counted(n, 'worker')}{_at(group)}: {shown}.{excluded}")
     return lines
@@ -139,7 +139,7 @@ def _parameters(fit: Fit) -> list[str]:
     shown = []
     for name, p, order in zip(fit.law.parameters, fit.parameters, fit.law.orders, strict=True):
         brackets = "" if p.low is None or p.high is None else f" [{_small(p.low)}, {_small(p.high)}]"
-        percent = units.percent_interval(p.value, p.low, p.high, 2)
+        percent = units.percent_interval(p, 2)
         shown.append(f"{name} = {percent if order < 2 else _small(p.value) + brackets}")
     return shown
 
@@ -171,16 +171,14 @@ def _excluded_line(group: WorkerGroup) -> str:
 
 def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:
     points = analysis.points
-    bases = [p.num_workers == analysis.baseline for p in points]
-    show = units.seconds_interval if analysis.quantity is Quantity.TIME else rate_interval
-    values = [show(p.measured.value, p.measured.low, p.measured.high) for p in points]
-    efficiencies = [units.percent(p.efficiency.value) for p in points]
+    show = units.seconds_interval if analysis.quantity is Quantity.TIME else partial(units.rate_interval, unit="")
+    others = [None if p.num_workers == analysis.baseline else p for p in points]
     cells = {
         "workers": [str(p.num_workers) for p in points],
         "n": [str(p.measured.num_samples) for p in points],
-        measured: values,
-        "speedup": ["baseline" if base else ratio_of(p.speedup) for p, base in zip(points, bases, strict=True)],
-        "eff.": [units.MISSING if base else each for each, base in zip(efficiencies, bases, strict=True)],
+        measured: [show(p.measured) for p in points],
+        "speedup": [units.ratio_interval(p.speedup) if p else "baseline" for p in others],
+        "eff.": [units.percent(p.efficiency.value if p else None) for p in others],
         "Karp–Flatt": [units.percent(p.karp_flatt.value if p.karp_flatt else None, 1) for p in points],
     }
     return [Column(head, each, True) for head, each in cells.items()]
@@ -203,11 +201,11 @@ def _law(law: Fit | Refused, analysis: ScalingAnalysis, unit: str) -> str:
     text = f"{law.law.name} ({law.law.formula})"
     if isinstance(law, Refused):
         return f"{text} is not fitted: {law.reason}."
-    rate = units.rate_interval(law.rate.value, law.rate.low, law.rate.high, unit)
+    rate = units.rate_interval(law.rate, unit)
     parameters = [*_parameters(law), *([f"rate of one worker {rate}"] if law.law is USL else [])]
     worst = max(law.residuals, key=lambda n: abs(law.residuals[n]))
     off = f"{units.percent(abs(law.residuals[worst]), 1)} (at {units.counted(worst, 'worker')})"
-    ahead = ", ".join(f"{n} workers {ratio_of(speedup)}" for n, speedup in law.extrapolated.items())
+    ahead = ", ".join(f"{n} workers {units.ratio_interval(speedup)}" for n, speedup in law.extrapolated.items())
     return f"{text}: {', '.join(parameters)}; off by at most {off}.{_bound(law, analysis)} Extrapolated: {ahead}."
 
 
@@ -218,12 +216,12 @@ def _small(value: float) -> str:
 def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
     """Return the worker count from which more don't help, as far as the law has one."""
     if fit.limit is not None:
-        return f" No worker count is more than {ratio_of(fit.limit)} as fast (extrapolated)."
+        return f" No worker count is more than {units.ratio_interval(fit.limit)} as fast (extrapolated)."
     if fit.peak is not None and fit.peak_speedup is not None:
         if fit.peak.value < 1:
             return " More workers never help: one is the fastest."
         beyond = " (extrapolated)" if _is_beyond(fit.peak, analysis) else ""
-        peak = f"{_about_workers(fit.peak)} with {ratio_of(fit.peak_speedup)}{beyond}"
+        peak = f"{_about_workers(fit.peak)} with {units.ratio_interval(fit.peak_speedup)}{beyond}"
         return f" It peaks at {peak}; more than that are slower."
     if fit.law is not USL and analysis.scaling is not Scaling.STRONG:
         return ""

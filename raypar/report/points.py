@@ -12,7 +12,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.text import Column, value_column
-from raypar.study.trial import point_label
+from raypar.study.trial import TrialState, point_label
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,9 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
         add("energy", lambda p: p.energy_j, partial(_interval, units.energy_interval, bounds=not brief))
     if layout.throughput:
         head = "samples\n/s" if layout.wrap_heads else "samples/s"
-        add(head, lambda p: p.throughput, partial(_interval, rate_interval, bounds=not brief))
-    columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [p.num_finished for p in points]))
+        add(head, lambda p: p.throughput, partial(_interval, partial(units.rate_interval, unit=""), bounds=not brief))
+    columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [len(p.samples) for p in points]))
     return columns
-
-
-def ratio_of(estimate: Estimate | None) -> str:
-    """``7.60× [7.10, 8.02]``."""
-    return units.ratio_interval(estimate.value, estimate.low, estimate.high) if estimate else units.MISSING
-
-
-def rate_interval(value: float, low: float | None, high: float | None) -> str:
-    """Return ``114k [110k, 118k]``, for a column whose head has the unit."""
-    return units.rate_interval(value, low, high, unit="").replace("  ", " ").rstrip()
 
 
 def _wrapped_head(key: str) -> str:
@@ -106,23 +96,21 @@ def _wrapped_head(key: str) -> str:
     return "\n".join(min(splits, key=lambda pair: max(map(len, pair)), default=(key,)))
 
 
-def _interval(show: Callable[[float, float | None, float | None], str], e: Estimate, *, bounds: bool) -> str:
-    return show(e.value, e.low, e.high) if bounds else show(e.value, None, None)
+def _interval(show: Callable[[units.Interval], str], e: Estimate, *, bounds: bool) -> str:
+    return show(e if bounds else replace(e, low=None, high=None))
 
 
 def _time(time_s: Estimate, layout: Layout) -> str:
-    if layout.bounds or not layout.plus_minus:
-        return _interval(units.seconds_interval, time_s, bounds=layout.bounds)
-    spread = units.plus_minus(time_s.value, time_s.low, time_s.high)
-    return f"{units.seconds_interval(time_s.value)} {spread}".rstrip()
+    spread = units.plus_minus(time_s) if layout.plus_minus and not layout.bounds else ""
+    return f"{units.seconds_interval(time_s, bounds=layout.bounds)} {spread}".rstrip()
 
 
 def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> str:
     """``3``, or ``2/3`` where trials failed, were stopped or are still to come."""
-    planned = max(analysis.question.num_repeats or 0, point.num_trials)
-    if point.num_finished == planned:
+    num_finished, planned = len(point.samples), max(analysis.question.num_repeats or 0, len(point.results))
+    if num_finished == planned:
         return str(planned)
-    return f"{point.num_finished}{'/' if is_brief else ' of '}{planned}"
+    return f"{num_finished}{'/' if is_brief else ' of '}{planned}"
 
 
 def timed_part(time_metric: str) -> str:
@@ -140,8 +128,8 @@ def legend(analysis: StudyAnalysis) -> str:
         level = units.percent(min(levels), 1).replace(".0 %", " %") if levels else "95 %"
         at_least = "at least " if len(levels) > 1 else ""
         text += f"; intervals: {at_least}{level}, {' or '.join(methods)}"
-    if any(p.num_finished != max(analysis.question.num_repeats or 0, p.num_trials) for p in analysis.points):
-        stopped = sum(p.num_stopped for p in analysis.points)
+    if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
+        stopped = sum(p.num_in(TrialState.STOPPED) for p in analysis.points)
         text += "; n: finished of all" + (f" ({stopped} stopped early, not in the times)" if stopped else "")
     if any(p.cost for p in analysis.points):
         price = f"{analysis.question.price_per_node_hour:g}"

@@ -130,12 +130,12 @@ def _bar(prediction: Prediction) -> Text:
 
 def _sentence(p: Prediction, training: JobSpec) -> str:
     step, rate, efficiency, training_s = p.step_time_s, p.throughput_samples_per_s, p.efficiency, p.training_s
-    time = units.seconds_interval(step.value, step.low, step.high)
+    time = units.seconds_interval(step)
     take = "take" if training.epochs > 1 else "takes"
     text = (
         f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: {time} a step, "
-        f"{units.rate_interval(rate.value, rate.low, rate.high)}, speedup {units.ratio(p.speedup.value)}, efficiency "
-        f"{units.percent_interval(efficiency.value, efficiency.low, efficiency.high, 1)}; "
+        f"{units.rate_interval(rate)}, speedup {units.ratio(p.speedup.value)}, efficiency "
+        f"{units.percent_interval(efficiency, 1)}; "
         f"{units.counted(training.epochs, 'epoch')} {take} {units.seconds(training_s.value)}."
     )
     if p.extrapolated:

@@ -16,7 +16,6 @@ from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
-from raypar.report.points import ratio_of
 from raypar.report.sentences import batch_lines
 from raypar.report.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.trial import gain, point_label
@@ -28,7 +27,7 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
     """The table's columns; a quantity that no row has is left out."""
     metric = advice.question.metric
     marks = [(">" if c is advice.chosen else " ") + ("*" if c.is_on_front else " ") for c in rows]
-    times = [_time(c.time_s) if intervals else units.seconds_interval(_value(c.time_s)) for c in rows]
+    times = [units.seconds_interval(c.time_s, bounds=intervals) for c in rows]
     every = [
         Column("", marks),
         Column("point", [point_label(c.point) for c in rows], is_prose=True),
@@ -55,10 +54,6 @@ def ranked(advice: Recommendation) -> list[Candidate]:
 
 def _value(estimate: Estimate | None) -> float | None:
     return estimate.value if estimate else None
-
-
-def _time(time_s: Estimate | None) -> str:
-    return units.seconds_interval(time_s.value, time_s.low, time_s.high) if time_s else units.MISSING
 
 
 MAX_NAMED = 4
@@ -145,7 +140,7 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
         doubt = ", by one trial each" if is_unclear else ""
         yield f"There is no runner-up: it is the only {left}{doubt}."
         return
-    yield f"Runner-up: {point_label(advice.runner_up.point)}, which takes {ratio_of(advice.lead)} as long."
+    yield f"Runner-up: {point_label(advice.runner_up.point)}, which takes {units.ratio_interval(advice.lead)} as long."
     yield _sure(advice, advice.confidence)
 
 
@@ -153,7 +148,7 @@ def _what(advice: Recommendation, chosen: Candidate) -> str:
     target = f" to {_target(advice.constraints.target)}" if advice.constraints.target else ""
     cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
     cost += f", {units.energy(chosen.energy_j.value)}" if chosen.energy_j else ""
-    return f"{_time(chosen.time_s)}{target}{cost}"
+    return f"{units.seconds_interval(chosen.time_s)}{target}{cost}"
 
 
 def _why(advice: Recommendation, chosen: Candidate) -> str:

@@ -11,7 +11,6 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
 from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.stats import Estimate
-from raypar.report.points import ratio_of
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -26,7 +25,8 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
     yield f"Against {group.key}={group.base}{at}: samples/s × progress per sample = speed towards the target."
     for batch in group.batches:
         if batch.batch_size != group.base:
-            parts = f"{ratio_of(batch.throughput)} × {ratio_of(batch.progress)} = {ratio_of(batch.goodput)}"
+            factors = " × ".join(map(units.ratio_interval, (batch.throughput, batch.progress)))
+            parts = f"{factors} = {units.ratio_interval(batch.goodput)}"
             doubt = "" if batch.goodput.excludes(1.0) else ", which can't be told from 1×"
             doubt = ", by one trial each" if batch.goodput.low is None else doubt
             yield f"- {group.key}={batch.batch_size}: {parts}{doubt}"
@@ -74,7 +74,7 @@ def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
 
 def _level(effect: MainEffect, of: LevelEffect, metric: str) -> str:
     level, reference = units.value_of(of.level), units.value_of(effect.reference)
-    shown = ratio_of(of.speedup)
+    shown = units.ratio_interval(of.speedup)
     if _is_tied(of.speedup, 1.0, MIN_RATIO):
         text = f"{level} and {reference} can't be told apart in time ({shown})"
     else:
@@ -110,12 +110,12 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
         differing = [i for i in shown if i.change.low is not None and not _is_tied(i.change, 1.0, MIN_RATIO)]
         if not differing:
             widest = max(shown, key=lambda i: abs(math.log(i.change.value))).change
-            tied.append(f"{key} ({ratio_of(widest)})")
+            tied.append(f"{key} ({units.ratio_interval(widest)})")
             continue
         first = differing[0]
         then = f"{units.ratio(first.reference_speedup.value)} at {units.value_of(first.reference)}"
         at_levels = [
-            f"{units.ratio(i.speedup.value)} at {units.value_of(i.level)} ({ratio_of(i.change)} as large)"
+            f"{units.ratio(i.speedup.value)} at {units.value_of(i.level)} ({units.ratio_interval(i.change)} as large)"
             for i in differing
         ]
         yield 0, f"{_speedup(first)} depends on {key}: {', '.join([then, *at_levels])}."

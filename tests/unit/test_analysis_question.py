@@ -90,10 +90,10 @@ def test_a_trial_of_a_study_that_swept_more_or_less_stands_at_its_point_of_this_
     parted = current_results(question_of(ASKED), wider)
     assert {tuple(r.spec.point) for r in parted.results} == {("num_workers",)}
     assert len(parted.results) == len(parted.excluded) == 4
-    assert [p.num_finished for p in analyse(ASKED, wider).points] == [2, 2]
+    assert [len(p.samples) for p in analyse(ASKED, wider).points] == [2, 2]
     asked = study({}, {**WORKERS, "epochs": grid(2, 3)})
     points = analyse(asked, ran(ASKED)).points
-    assert [p.num_finished for p in points if p.point["epochs"] == 3] == [2, 2]
+    assert [len(p.samples) for p in points if p.point["epochs"] == 3] == [2, 2]
     assert len(points) == 4
 
 

@@ -14,7 +14,7 @@ from results import make_result
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import PointSamples, Question
+from raypar.analysis.question import Question
 from raypar.analysis.stats import Estimate, Method
 from raypar.analysis.verdicts import MAX_LINES, CrossingKind, break_even_lines, crossing_of, crossings_of
 from raypar.study.space import Value
@@ -116,12 +116,10 @@ def points(
     """So many workers against one along a hyperparameter; a plain number is a clear speedup."""
     analysed = []
     for value, speedup in speedups.items():
-        samples = [PointSamples({key: value, **rest, "num_workers": n}) for n in (1, workers)]
         estimate = clear(speedup) if isinstance(speedup, float) else speedup
-        analysed += [
-            PointAnalysis(samples[0], True, speedup=clear(1.0)),
-            PointAnalysis(samples[1], False, speedup=estimate),
-        ]
+        for n, ratio in ((1, clear(1.0)), (workers, estimate)):
+            point = {key: value, **rest, "num_workers": n}
+            analysed.append(PointAnalysis(point, is_baseline=n == 1, speedup=ratio))
     return analysed
 
 
@@ -238,10 +236,7 @@ def test_resources_alone_have_to_pay() -> None:
         ("device", ["device=new starts to pay at about num_workers=2.6 (between 2 and 3)."]),
         ("lr", []),
     ):
-        curve = [
-            PointAnalysis(PointSamples({key: "new", "num_workers": n}), False, speedup=clear(n - 1.5))
-            for n in (2, 3, 4)
-        ]
+        curve = [PointAnalysis({key: "new", "num_workers": n}, speedup=clear(n - 1.5)) for n in (2, 3, 4)]
         assert lines(curve, question=Question("s", {key: "old"}, (key, "num_workers"))) == expected
 
 

@@ -141,9 +141,8 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
     # To analyse so many takes half a minute; the page needs of them what stands here.
     analysis = analyse(Question("search", {}, ("lr", "batch_size"), num_repeats=1), trials[:2])
     first = analysis.points[0]
-    samples = [replace(first.samples, point=r.spec.point) for r in trials]
     values = [{"time_s": single(r.train_time_s), "metric": single(r.final["accuracy"])} for r in trials]
-    points = [replace(first, samples=s, **v) for s, v in zip(samples, values, strict=True)]
+    points = [replace(first, point=r.spec.point, **v) for r, v in zip(trials, values, strict=True)]
     analysis = replace(analysis, points=tuple(points))
     every, table = html_tables.trials_table(analysis, trials), html_tables.points_table(analysis)
     assert table is not None and num_rows(every) == 5000
