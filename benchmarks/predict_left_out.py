@@ -108,11 +108,13 @@ def cross_validate(
         accumulation_steps: micro-batches of a step.
     """
     points = []
-    for point in calibration.of_several:
+    for point in calibration.points:
+        if point.num_workers == 1:
+            continue
         others = [p for p in calibration.points if p.num_workers != point.num_workers]
         rest = calibrate(others, calibration.layers, calibration.variation)
         predicted = None
-        if network is not None or rest.of_several:
+        if network is not None or any(p.num_workers > 1 for p in others):
             link = network or fit_study_network(rest, communication, accumulation_steps)[0]
             job = JobSpec(Scaling.STRONG, point.batch_size, 1, accumulation_steps=accumulation_steps)
             how = replace(communication, network=link)
@@ -151,7 +153,7 @@ def main() -> None:
             f"{units.seconds(calibration.per_sample_s)}; steps vary by {units.percent(calibration.variation, 1)}",
         )
         network = None
-        if len({p.num_workers for p in calibration.of_several}) < 2:
+        if len({p.num_workers for p in calibration.points} - {1}) < 2:
             network = fit_network(probe_all_reduces(2, folder / "probe"), 2)
             print_row(
                 "the network, by a probe",

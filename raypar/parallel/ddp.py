@@ -36,8 +36,7 @@ class AllReduce(DataParallelism):
         self.module: nn.Module = self._ddp
         self._compression = _Compression(config)
         if config["compression"] != "none" or not config["overlap"]:
-            hook: Hook = self._compression
-            hook = hook if config["overlap"] else AfterBackward(hook, context.device)
+            hook: Hook = self._compression if config["overlap"] else AfterBackward(self._compression, context.device)
             self._ddp.register_comm_hook(None, lambda _, bucket: hook(bucket))
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:

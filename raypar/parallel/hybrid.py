@@ -86,9 +86,7 @@ def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucke
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
     """Return why a workload's model can't be split so, and the fix; None if it can."""
     problem = pipeline.check_compatible(workload, config) if config["pipeline_size"] > 1 else None
-    if problem is None and config["tensor_size"] > 1:
-        return tensor.check_compatible(workload, config)
-    return problem
+    return problem or (tensor.check_compatible(workload, config) if config["tensor_size"] > 1 else None)
 
 
 STRATEGY = Hybrid

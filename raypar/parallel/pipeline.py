@@ -244,8 +244,11 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     num_stages, how = num_stages_of(config, pipeline_size(config)), config["pipeline_split"]
     if len(layers) < num_stages:
         return f"needs {num_stages} stages, and the model has {len(layers)} layers", "use fewer workers or stages"
-    if (shared := _shared(layers)) is not None:
-        return f"can't cut between layers that share weights ({shared})", "untie them"
+    first: dict[int, int] = {}  # layer by parameter
+    for i, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            if first.setdefault(id(parameter), i) != i:
+                return f"can't cut between layers that share weights ({name})", "untie them"
     if isinstance(how, tuple):
         names = names_of(model, layers)
         if unknown := [name for name in how if name not in names[1:]]:
@@ -253,15 +256,6 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
             return f"can't begin a stage at {unknown[0]!r}: no such layer", f"layers that can: {choices}"
         if len(set(how)) != num_stages - 1:
             return f"needs {num_stages - 1} names for {num_stages} stages, not {len(set(how))}", "name so many"
-    return None
-
-
-def _shared(layers: Sequence[nn.Module]) -> str | None:
-    owners: dict[int, int] = {}
-    for i, layer in enumerate(layers):
-        for name, parameter in layer.named_parameters():
-            if owners.setdefault(id(parameter), i) != i:
-                return name
     return None
 
 

@@ -62,6 +62,7 @@ def wait_for_device(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+Check: TypeAlias = Callable[[Workload, Config], tuple[str, str] | None]
 Span: TypeAlias = Callable[[str], contextlib.AbstractContextManager[object]]
 _no_context = contextlib.nullcontext()
 
@@ -308,10 +309,8 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     """
     if config["num_workers"] == 1:
         return None
-    problem: tuple[str, str] | None = None
-    if check := getattr(_module(config["strategy"]), "check_compatible", None):
-        problem = check(workload, config)
-    return problem
+    check: Check = getattr(_module(config["strategy"]), "check_compatible", lambda *_: None)
+    return check(workload, config)
 
 
 def meta_model(workload: Workload, config: Config) -> nn.Module:

@@ -7,7 +7,7 @@ https://arxiv.org/abs/1909.08053). Every rank computes the layers that are not s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -36,15 +36,24 @@ class TensorParallel(SplitModel):
 
 
 def plan_of(workload: Workload, model: nn.Module) -> dict[str, str]:
-    """Return how each split layer is split, by its name: "column" or "row"; the workload's plan, or pairs in a row."""
+    """Return how each split layer is split, by its name: "column" or "row".
+
+    By the workload's plan; without one, pairs of linear layers with only elementwise layers between them.
+    """
     if workload.tensor_plan is not None:
         return dict(workload.tensor_plan(model))
     plan: dict[str, str] = {}
     for prefix, module in model.named_modules():
-        if isinstance(module, nn.Sequential):
-            for first, second in _pairs(module):
-                plan[f"{prefix}.{first}".lstrip(".")] = "column"
-                plan[f"{prefix}.{second}".lstrip(".")] = "row"
+        first: str | None = None
+        for child, layer in module.named_children() if isinstance(module, nn.Sequential) else ():
+            name = f"{prefix}.{child}".lstrip(".")
+            if not isinstance(layer, nn.Linear):
+                first = first if isinstance(layer, ELEMENTWISE) else None
+            elif first is None:
+                first = name
+            else:
+                plan |= {first: "column", name: "row"}
+                first = None
     return plan
 
 
@@ -69,19 +78,6 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
                 "choose a width that is a multiple of it, or fewer workers"
             )
     return None
-
-
-def _pairs(sequence: nn.Sequential) -> Iterator[tuple[str, str]]:
-    """Names of fully connected layers that follow one another with nothing but elementwise layers between."""
-    first: str | None = None
-    for name, layer in sequence.named_children():
-        if not isinstance(layer, nn.Linear):
-            first = first if isinstance(layer, ELEMENTWISE) else None
-        elif first is None:
-            first = name
-        else:
-            yield first, name
-            first = None
 
 
 STRATEGY = TensorParallel

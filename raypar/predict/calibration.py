@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,6 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     """Return the finished, timed trials of one point, but for workers and batch size.
 
     Args:
-        results: all of a study.
         settings: hyperparameters to choose by; `FREE_KEYS` among them are left alone.
 
     Raises:
@@ -75,10 +75,9 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
         )
     chosen = [r for r in timed if all(r.spec.config.get(key) == value for key, value in filters.items())]
     if not chosen:
-        which = " ".join(f"{key}={value_of(value)}" for key, value in filters.items())
-        raise RayparError(
-            f"no finished trial{' with ' + which if which else ''}", hint="`raypar show` lists the trials"
-        )
+        which = "".join(f" {key}={value_of(value)}" for key, value in filters.items())
+        message = f"no finished trial{' with' + which if which else ''}"
+        raise RayparError(message, hint="`raypar show` lists the trials")
     for key in dict.fromkeys(key for r in chosen for key in r.spec.point if key not in FREE_KEYS):
         values = list(dict.fromkeys(r.spec.config.get(key) for r in chosen))
         if len(values) > 1:
@@ -113,14 +112,13 @@ def variation_of(results: Sequence[TrialResult]) -> float | None:
     variations = []
     for result in results:
         config: Mapping[str, Any] = result.spec.config
-        if config["num_workers"] != 1 or not result.step_times_s:
-            continue
-        times = np.array(result.step_times_s[0])
-        steps, short = divmod(epoch_samples(result), config["batch_size"])
-        if short and steps and not config.get("drop_last"):
-            times = times[np.arange(len(times)) % (steps + 1) != steps]
-        if len(times) > 1 and np.mean(times) > 0:
-            variations.append(float(np.std(times, ddof=1) / np.mean(times)))
+        if config["num_workers"] == 1 and result.step_times_s:
+            times = np.array(result.step_times_s[0])
+            steps, short = divmod(epoch_samples(result), config["batch_size"])
+            if short and steps and not config.get("drop_last"):
+                times = times[np.arange(len(times)) % (steps + 1) != steps]
+            if len(times) > 1 and np.mean(times) > 0:
+                variations.append(float(np.std(times, ddof=1) / np.mean(times)))
     return float(np.median(variations)) if variations else None
 
 
@@ -145,10 +143,6 @@ class Calibration:
     variation: float
     draws: Floats | None
     notes: tuple[str, ...]
-
-    @property
-    def of_several(self) -> tuple[ObservedPoint, ...]:
-        return tuple(p for p in self.points if p.num_workers > 1)
 
     def step_times(
         self,
@@ -185,8 +179,6 @@ def calibrate(
     """Fit the step time of one worker to the points of one worker.
 
     Args:
-        points: at least one of one worker.
-        layers: of the network.
         variation: coefficient of variation of step times; None: unknown, and taken as 0.
 
     Raises:
@@ -199,11 +191,10 @@ def calibrate(
             hint="run the study with --set num_workers=1 as well",
         )
     notes = []
-    sizes = sorted({p.batch_size for p in alone})
-    if len(sizes) == 1:
+    if len({p.batch_size for p in alone}) == 1:
         notes.append(
-            f"one worker was measured with a batch of {sizes[0]} only: its time is taken as proportional to the batch, "
-            "which flatters smaller ones"
+            f"one worker was measured with a batch of {alone[0].batch_size} only: its time is taken as proportional to "
+            "the batch, which flatters smaller ones"
         )
     if variation is None:
         notes.append("no step times of one worker are stored: no stragglers are reckoned with")
@@ -231,7 +222,7 @@ def fit_study_network(
     Raises:
         RayparError: no point has several workers.
     """
-    several = calibration.of_several
+    several = [p for p in calibration.points if p.num_workers > 1]
     if not several:
         raise RayparError(
             "no trial of several workers was measured: the study tells nothing of a network",
@@ -254,12 +245,9 @@ def fit_study_network(
     limits = [_BANDWIDTHS, _LATENCIES_S] if fits_latency else [_BANDWIDTHS]
     bounds = np.log(np.array(limits)).T
     # From several starts: where all communication is hidden, nothing shows which way to go.
-    starts = [
-        np.log([bandwidth, latency_s][: len(limits)])
-        for bandwidth in (1e7, 1e8, 1e9, 1e10)
-        for latency_s in (1e-5, 1e-3)
-    ]
-    fits = [least_squares(errors, start, bounds=bounds) for start in (starts if fits_latency else starts[::2])]
+    latencies_s = (1e-5, 1e-3) if fits_latency else (LOCAL_LATENCY_S,)
+    starts = [np.log(start[: len(limits)]) for start in product((1e7, 1e8, 1e9, 1e10), latencies_s)]
+    fits = [least_squares(errors, start, bounds=bounds) for start in starts]
     network = network_of(min(fits, key=lambda fit: float(fit.cost)).x)
     counts = ", ".join(str(n) for n in sorted(set(workers.tolist())))
     how = "latency and bandwidth" if fits_latency else f"bandwidth, with a latency of {LOCAL_LATENCY_S * 1e6:.0f} µs,"

@@ -6,6 +6,7 @@ counts for nothing, and its time falls to the others.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from functools import partial
 
@@ -31,11 +32,19 @@ def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
     Raises:
         RayparError: the network can't be built, or has nothing to train.
     """
-    try:
+    assert workload.model is not None
+    with contextlib.suppress(Exception):  # missing data, or a network that doesn't run on it
         sample = sample_inputs(workload, config)
         return run_on_shapes(workload, config, sample, partial(count_layers, config=config))
-    except Exception:  # missing data, or a network that doesn't run on it: its size can be counted all the same
-        return one_layer(sum(size for _, size in _gradients(_built(workload, config), config)))
+    try:
+        model = workload.model(config)
+    except RayparError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        message = f"workload {workload.name}: the network can't be built: {reason}"
+        raise RayparError(message, hint="give its size: --parameters 25.6M") from None
+    return one_layer(sum(size for _, size in _gradients(model, config)))
 
 
 def is_one_layer(layers: tuple[LayerCost, ...]) -> bool:
@@ -147,16 +156,3 @@ def _gradients(model: nn.Module, config: Config, *, recurse: bool = True) -> lis
         for p in model.parameters(recurse=recurse)
         if p.requires_grad
     ]
-
-
-def _built(workload: Workload, config: Config) -> nn.Module:
-    assert workload.model is not None
-    try:
-        return workload.model(config)
-    except RayparError:
-        raise
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RayparError(
-            f"workload {workload.name}: the network can't be built: {reason}", hint="give its size: --parameters 25.6M"
-        ) from None

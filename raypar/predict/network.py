@@ -60,11 +60,6 @@ class Network:
             problem = f"a bandwidth of {self.bandwidth_bytes_per_s} bytes/s: must be greater than 0"
             raise RayparError(problem, hint=EXAMPLES)
 
-    @property
-    def s_per_byte(self) -> float:
-        """Beta."""
-        return 1 / self.bandwidth_bytes_per_s
-
 
 @dataclass(frozen=True)
 class Topology:
@@ -127,12 +122,7 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of all-reduces; arrays have the shape of the bytes and workers, broadcast.
-
-    Attributes:
-        latency_s: of the messages' latencies.
-        transfer_s: of the bytes.
-    """
+    """Seconds of all-reduces for the messages' latencies and for the bytes, in the shape of bytes and workers."""
 
     latency_s: Floats
     transfer_s: Floats
@@ -167,19 +157,14 @@ def all_reduce_cost(
       and the ring's or tree's cost for M nodes and n bytes, since the K workers of a node share its link.
 
     Args:
-        num_bytes: of the gradients of one worker, at least 0; may be an array.
-        num_workers: at least 1; may be an array, which is broadcast with the bytes.
+        num_bytes: of the gradients of one worker, at least 0.
+        num_workers: at least 1; broadcast with the bytes.
         network: one kind of link between all workers, or nodes.
-        algorithm: which, by value or name.
+        algorithm: by value or name.
     """
     topology = network if isinstance(network, Topology) else _flat(network)
     n, workers = np.broadcast_arrays(np.asarray(num_bytes, np.float64), np.asarray(num_workers, np.float64))
-    algorithm = Algorithm(algorithm)
-    if algorithm is Algorithm.AUTO:
-        names = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
-        cost = _fastest(*(_COSTS[name](n, workers, topology) for name in names))
-    else:
-        cost = _COSTS[algorithm](n, workers, topology)
+    cost = _COSTS[Algorithm(algorithm)](n, workers, topology)
     alone = (workers <= 1) | (n <= 0)
     return Cost(np.where(alone, 0.0, cost.latency_s), np.where(alone, 0.0, cost.transfer_s))
 
@@ -239,7 +224,7 @@ def _tree(n: Floats, workers: Floats, topology: Topology) -> Cost:
 def _hierarchical(n: Floats, workers: Floats, topology: Topology) -> Cost:
     local, nodes = _nodes(workers, topology)
     inside = _ring(n, local, _flat(topology.within))
-    across = _fastest(*(cost(n, nodes, _flat(topology.between)) for cost in (_ring, _tree)))
+    across = _fastest(*(cost_of(n, nodes, _flat(topology.between)) for cost_of in (_ring, _tree)))
     return Cost(inside.latency_s + across.latency_s, inside.transfer_s + across.transfer_s)
 
 
@@ -256,20 +241,17 @@ def _slowest(workers: Floats, topology: Topology) -> tuple[Floats, Floats]:
     """Return the larger alpha and the larger beta of the kinds of links in use."""
     local, nodes = _nodes(workers, topology)
     links = ((local > 1, topology.within), (nodes > 1, topology.between))
-    latencies_s, s_per_byte = zip(
-        *((used * link.latency_s, used * link.s_per_byte) for used, link in links), strict=True
-    )
-    return np.maximum(*latencies_s), np.maximum(*s_per_byte)
+    latency_s = np.maximum(*(used * link.latency_s for used, link in links))
+    return latency_s, np.maximum(*(used / link.bandwidth_bytes_per_s for used, link in links))
 
 
-def _fastest(best: Cost, *others: Cost) -> Cost:
-    for other in others:
-        pairs = ((other.latency_s, best.latency_s), (other.transfer_s, best.transfer_s))
-        best = Cost(*(np.where(other.total_s < best.total_s, *pair) for pair in pairs))
-    return best
+def _fastest(*costs: Cost) -> Cost:
+    which = np.argmin([cost.total_s for cost in costs], axis=0)
+    return Cost(np.choose(which, [c.latency_s for c in costs]), np.choose(which, [c.transfer_s for c in costs]))
 
 
 _COSTS: Mapping[Algorithm, Callable[[Floats, Floats, Topology], Cost]] = {
+    Algorithm.AUTO: lambda *given: _fastest(_ring(*given), _tree(*given), _hierarchical(*given)),
     Algorithm.RING: _ring,
     Algorithm.GLOO: _gloo,
     Algorithm.TREE: _tree,

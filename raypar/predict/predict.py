@@ -99,7 +99,6 @@ def job_spec_of(
     """Return the job that trials of `raypar.predict.calibration.choose_results` are small versions of.
 
     Args:
-        results: at least one.
         settings: `batch_size` or `per_worker_batch_size` among them chooses the batch.
         scaling: None: weak where the study gives every worker a batch of its own, else strong.
         input_samples_per_s: as in `JobSpec`.
@@ -110,10 +109,9 @@ def job_spec_of(
     configs: list[Mapping[str, Any]] = [r.spec.config for r in results]
     is_weak = all(c.get("per_worker_batch_size") is not None for c in configs)
     scaling = scaling or (Scaling.WEAK if is_weak or settings.get("per_worker_batch_size") else Scaling.STRONG)
+    key, batches = "batch_size", {c["batch_size"] for c in configs}
     if scaling is Scaling.WEAK:
         key, batches = "per_worker_batch_size", {c["batch_size"] // c["num_workers"] for c in configs}
-    else:
-        key, batches = "batch_size", {c["batch_size"] for c in configs}
     batch_size = settings.get(key)
     if batch_size is None and len(batches) > 1:
         sizes = ", ".join(map(str, sorted(batches)))
@@ -138,10 +136,9 @@ def job_step_times(
     costs: Floats | None = None,
 ) -> StepTime[Floats]:
     """Return the step times of a job with each worker count; `costs` as in `Calibration.step_times`."""
-    batches = job.global_batch(workers)
+    batches, network = job.global_batch(workers), communication.network
     data_s: float | Floats = 0.0
     if job.input_samples_per_s is not None:
-        network = communication.network
         per_node = network.workers_per_node if isinstance(network, Topology) else 1
         data_s = np.minimum(workers, per_node) * batches / workers / job.input_samples_per_s
     return calibration.step_times(
@@ -156,12 +153,10 @@ class BootstrapSteps:
         self, calibration: Calibration, job: JobSpec, communication: Communication, workers: NDArray[Any]
     ) -> None:
         self._num_samples = min(len(p.step_times_s) for p in calibration.points)
-        # One worker comes last, for the speedups.
-        with_one = np.append(workers, 1)
-        self._best = job_step_times(calibration, job, communication, with_one).step_time_s
-        self._rows: Floats | None = None
-        if calibration.draws is not None:
-            self._rows = job_step_times(calibration, job, communication, with_one, calibration.draws).step_time_s
+        given = calibration, job, communication, np.append(workers, 1)  # one worker comes last, for the speedups
+        self._best = job_step_times(*given).step_time_s
+        draws = calibration.draws
+        self._rows = None if draws is None else job_step_times(*given, draws).step_time_s
 
     def estimate(self, quantity: Callable[[Floats], Any]) -> Estimate:
         """Estimate a function of step times in seconds, shape ``(..., workers and one worker)``."""
@@ -226,9 +221,8 @@ def worker_counts(largest: Sequence[int], measured: Sequence[int] = ()) -> tuple
     """
     for count in largest:
         if not 1 <= count <= MAX_WORKERS:
-            raise RayparError(
-                f"--workers {count}: must be from 1 to {MAX_WORKERS:,}", hint="write --workers 1024, or --workers 8,64"
-            )
+            problem = f"--workers {count}: must be from 1 to {MAX_WORKERS:,}"
+            raise RayparError(problem, hint="write --workers 1024, or --workers 8,64")
     top = max(largest)
     powers = [2**i for i in range(top.bit_length())]
     return tuple(sorted({*powers, *largest, *(n for n in measured if n <= top)}))
@@ -245,9 +239,6 @@ def predict(
     """Predict the times of a job with each worker count.
 
     Args:
-        calibration: of the study.
-        job: the training to predict.
-        communication: how and on which network gradients are sent.
         counts: worker counts, at least 1 each; those with more workers than samples in a batch are excluded.
         is_measured_network: the network is the one that the study ran on.
 
@@ -284,17 +275,23 @@ def _prediction(
     num_workers: int,
     is_measured_network: bool,
 ) -> Prediction:
-    is_strong = job.scaling is Scaling.STRONG
-    batch_size = job.batch_size if is_strong else job.batch_size * num_workers
+    batch_size = int(job.global_batch(np.array(num_workers)))
 
     def speedup(t: Floats) -> Any:
         return (batch_size / t[..., i]) / (job.batch_size / t[..., -1])
 
     losses = dict(step.losses_s)
-    if is_strong:
+    if job.scaling is Scaling.STRONG:
         losses[Limit.BATCH] = step.optimizer_s * (1 - 1 / num_workers)
     epoch_s = times.estimate(lambda t: job.num_samples / batch_size * t[..., i])
-    same = [p for p in calibration.points if (p.num_workers, p.batch_size) == (num_workers, batch_size)]
+    comparable = [p for p in calibration.points if is_measured_network or p.num_workers == 1]
+    same = [p for p in comparable if (p.num_workers, p.batch_size) == (num_workers, batch_size)]
+    shares = [p.batch_size / p.num_workers for p in comparable]
+    beyond = {
+        "workers": num_workers > max(p.num_workers for p in calibration.points),
+        "batch": not min(shares) <= batch_size / num_workers <= max(shares),
+        "network": num_workers > 1 and not is_measured_network,
+    }
     return Prediction(
         num_workers=num_workers,
         batch_size=batch_size,
@@ -306,19 +303,6 @@ def _prediction(
         epoch_s=epoch_s,
         training_s=epoch_s.scaled(job.epochs),
         limit=limit_of(losses, step.step_time_s),
-        measured=median_estimate(same[0].step_times_s) if same and (is_measured_network or num_workers == 1) else None,
-        extrapolated=_extrapolated(calibration, num_workers, batch_size, is_measured_network),
+        measured=median_estimate(same[0].step_times_s) if same else None,
+        extrapolated=tuple(what for what, is_beyond in beyond.items() if is_beyond),
     )
-
-
-def _extrapolated(
-    calibration: Calibration, num_workers: int, batch_size: int, is_measured_network: bool
-) -> tuple[str, ...]:
-    comparable = [p for p in calibration.points if is_measured_network or p.num_workers == 1]
-    shares = [p.batch_size / p.num_workers for p in comparable]
-    beyond = {
-        "workers": num_workers > max(p.num_workers for p in calibration.points),
-        "batch": not min(shares) <= batch_size / num_workers <= max(shares),
-        "network": num_workers > 1 and not is_measured_network,
-    }
-    return tuple(what for what, is_beyond in beyond.items() if is_beyond)

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from raypar.errors import RayparError
+from raypar.parallel.strategy import wait_for_device
 from raypar.run.local import LocalRunner
 from raypar.run.runner import Event, TrialEnded
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult
 from raypar.study.workload import Workload
 from raypar.train.affinity import allowed_cores
 from raypar.train.job import RunSettings
@@ -45,20 +45,16 @@ def probe_all_reduces(num_workers: int, log_dir: Path, device: str = "cpu") -> t
         )
     workload = Workload.from_train_loop(_loop, name="probe", preload=("ray.train.torch",))
     study = Study(workload=workload, config={"num_workers": num_workers, "device": device}, name="probe", num_repeats=1)
-    ended: list[TrialResult] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, TrialEnded):
-            ended.append(event.result)
-
+    events: list[Event] = []
     with LocalRunner(RunSettings(log_dir=log_dir, isolation="fresh")) as runner:
-        runner.run(study, [study.trial({}, 0)], listen)
-    if (failure := ended[0].failure) is not None:
+        runner.run(study, [study.trial({}, 0)], events.append)
+    (result,) = (event.result for event in events if isinstance(event, TrialEnded))
+    if (failure := result.failure) is not None:
         raise RayparError(
             f"the network between {num_workers} workers can't be measured: {failure.message}",
             hint="give it: --network 100Gbit",
         )
-    return tuple((report["num_bytes"], report["time_s"]) for report in ended[0].reports)
+    return tuple((report["num_bytes"], report["time_s"]) for report in result.reports)
 
 
 def _loop(_: Mapping[str, Any]) -> None:
@@ -76,14 +72,9 @@ def _loop(_: Mapping[str, Any]) -> None:
 
 def _all_reduce_s(values: torch.Tensor) -> float:
     """Return the seconds of an all-reduce from a barrier on."""
-    _synchronize(values)
+    wait_for_device(values.device)
     dist.barrier()
     start_s = time.perf_counter()
     dist.all_reduce(values)
-    _synchronize(values)
+    wait_for_device(values.device)
     return time.perf_counter() - start_s
-
-
-def _synchronize(values: torch.Tensor) -> None:
-    if values.device.type == "cuda":
-        torch.cuda.synchronize(values.device)

@@ -82,11 +82,8 @@ FIRST_BUCKET_BYTES = 1 * MIB
 def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> list[tuple[float, float]]:
     """Return the messages in the order of sending: (bytes, share of the step's work after which they are ready).
 
-    A bucket is closed by the layer with which it holds its bytes, as torch does it with single tensors.
-
-    Args:
-        layers: in the order of the forward pass.
-        bucket_bytes: as in `Communication`.
+    A bucket is closed by the layer with which it holds its bytes, as torch does it with single tensors. The layers are
+    in the order of the forward pass, and `bucket_bytes` is as in `Communication`.
     """
     messages: list[tuple[float, float]] = []
     filled, passed = 0.0, 0.0
@@ -270,13 +267,10 @@ def _sent(
 
 
 def expected_max_of_normals(count: NDArray[Any]) -> Floats:
-    """Return the expected maximum of `count` independent standard normals: the integral of x N phi(x) Phi(x)^(N-1).
+    """Return the expected maximum of N >= 1 independent standard normals: the integral of x N phi(x) Phi(x)^(N-1).
 
     David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 3.1. By the trapezoid rule, which is exact to
     many digits for an integrand that is smooth and dies away at both ends.
-
-    Args:
-        count: at least 1 each, any shape.
     """
     different, where = np.unique(np.asarray(count, np.float64), return_inverse=True)
     x = np.linspace(-10.0, 10.0, 1001)

@@ -1,10 +1,12 @@
-"""Activations by name, and perceptrons of them."""
+"""Building blocks of networks: activations by name, perceptrons of them, the dropout's option."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from raypar.study.workload import Option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,6 +21,16 @@ ACTIVATIONS: Mapping[str, str] = {
     "sigmoid": "Sigmoid",
     "tanh": "Tanh",
 }
+
+
+def dropout(default: float, note: str = "") -> Option:
+    """Return the hyperparameter of a network's dropout; `note` ends its description."""
+    return Option(
+        default,
+        float,
+        f"share of the features dropped in a training step{note}",
+        lambda v: None if isinstance(v, (int, float)) and 0 <= v < 1 else "must be from 0 to below 1",
+    )
 
 
 def activation(name: str) -> nn.Module:

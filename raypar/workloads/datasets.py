@@ -105,20 +105,17 @@ def ensure_files(files: FileSet) -> Path:
     Raises:
         DataError: a file is missing, incomplete or corrupt.
     """
-    if (named := named_dir()) is not None:
-        if not named.is_dir():
-            raise DataError(
-                f"data folder {named}: no such folder",
-                hint=f"name a folder that contains {files.folder} with --data-dir or {DATA_DIR_VARIABLE}",
-            )
-        root = named
+    root = data_dir()
+    if named_dir() is not None:
+        if not root.is_dir():
+            hint = f"name a folder that contains {files.folder} with --data-dir or {DATA_DIR_VARIABLE}"
+            raise DataError(f"data folder {root}: no such folder", hint=hint)
         absent = (
             f"put {files.name} there, point --data-dir or {DATA_DIR_VARIABLE} at a folder that contains "
             f"{files.folder}, or omit both to download it to the cache"
         )
         broken = "copy the file again, or name another folder with --data-dir"
     else:
-        root = cache_dir()
         if not (root / files.folder).exists():
             _fill_cache(files, root)
         absent = broken = f"remove {root / files.folder}: the next run downloads {files.name} again"
@@ -206,7 +203,13 @@ def prepared(
         name: prefix of the file in the cache.
         options: everything else that `make` depends on, including a version of its algorithm.
     """
-    path = cache_dir() / "prepared" / f"{name}-{_digest(sources, options)}.pt"
+    import torch
+
+    digest = hashlib.sha256(repr(sorted(options.items())).encode())
+    for source in sources:
+        with source.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    path = cache_dir() / "prepared" / f"{name}-{digest.hexdigest()[:16]}.pt"
     if (tensors := _read_tensors(path)) is not None:
         return tensors
     try:
@@ -214,18 +217,12 @@ def prepared(
         with locked(path.with_suffix(".lock")):  # all ranks of a trial arrive at once
             if (tensors := _read_tensors(path)) is None:
                 tensors = make()
-                _write(tensors, path)
+                with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+                    torch.save(tensors, part := Path(folder) / path.name)
+                    part.replace(path)
             return tensors
     except OSError:  # an unwritable cache is no reason not to train
         return make()
-
-
-def _digest(sources: Iterable[Path], options: Mapping[str, object]) -> str:
-    digest = hashlib.sha256(repr(sorted(options.items())).encode())
-    for source in sources:
-        with source.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor] | None:
@@ -236,20 +233,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor] | None:
     except Exception:  # absent or truncated, for which torch raises many kinds
         return None
     return tensors
-
-
-def _write(tensors: dict[str, Tensor], path: Path) -> None:
-    import torch
-
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            torch.save(tensors, stream)
-        Path(part).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(part).unlink()
-        raise
 
 
 def image_data(name: str, config: Config, *, mean: float, std: float, num_val: int = 0) -> Data:

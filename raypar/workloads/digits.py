@@ -65,10 +65,6 @@ def embedded_csv(name: str) -> Path:
     raise DataError(f"scikit-learn's {name} is not installed", hint="pip install 'raypar[train]'")
 
 
-def prepare(_: Config) -> None:
-    embedded_csv("digits.csv.gz")
-
-
 digits = Workload(
     name="digits",
     model=build,
@@ -76,7 +72,7 @@ digits = Workload(
     num_train_samples=NUM_TRAIN,
     options={"hidden_size": 1024, "activation": one_of("relu", ACTIVATIONS)},
     defaults={"optimizer": "momentum", "lr": 0.1, "batch_size": 64, "epochs": 8},
-    prepare=prepare,
+    prepare=lambda _: embedded_csv("digits.csv.gz"),
     description="multi-layer perceptron of two hidden layers, 64-1024-1024-10",
     dataset="scikit-learn's 8x8 digits, 1,536 + 261, embedded",
 )

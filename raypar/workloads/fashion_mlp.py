@@ -28,10 +28,6 @@ def data(config: Config) -> Data:
     return image_data("FashionMNIST", config, mean=MEAN, std=STD, num_val=NUM_VAL)
 
 
-def prepare(_: Config) -> None:
-    ensure_image_set("FashionMNIST")
-
-
 fashion_mlp = Workload(
     name="fashion_mlp",
     model=build,
@@ -40,7 +36,7 @@ fashion_mlp = Workload(
     options={"hidden_size": 128, "activation": one_of("sigmoid", ACTIVATIONS)},
     # keep_model: the models that are best on the validation split see the test split.
     defaults={"optimizer": "adam", "lr": 0.001, "batch_size": 64, "epochs": 10, "keep_model": True},
-    prepare=prepare,
+    prepare=lambda _: ensure_image_set("FashionMNIST"),
     description="multi-layer perceptron of two hidden layers, 784-128-128-10, sigmoid",
     dataset="Fashion-MNIST, 50,000 + 10,000 + 10,000 images",
     has_test=True,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypar.errors import DataError, RayparError
 from raypar.study.workload import Config, Data, Option, Split, Workload, one_of
+from raypar.workloads.activations import dropout
 from raypar.workloads.datasets import DataFile, FileSet, data_dir, ensure_files, prepared
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 # Layers, width, attention heads. small and medium are the published 124M and 355M.
 SIZES = {"tiny": (2, 128, 2), "mini": (4, 256, 4), "small": (12, 768, 12), "medium": (24, 1024, 16)}
 DEFAULT_SIZE = "small"
+WEIGHTS = ("pretrained", "scratch")
 MAX_BLOCK_SIZE = 1024  # context length of the published models
 TOKENIZER_FOLDER = "gpt2-tokenizer"  # below the data folder
+TOKENIZER_DOC = "folder of a tokenizer; None: the pretrained model's, or gpt2-tokenizer in the data folder"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 MODEL_FILES = ("config.json", "model.safetensors", *TOKENIZER_FILES)
 WITHOUT_WEIGHTS = "train a new one: --set init=scratch --set size=tiny"
@@ -34,12 +37,9 @@ WAYS_TO_TOKENIZER = (
 )
 
 
-def ensure_gpt2(config: Config) -> None:
-    """Check for transformers, the tokenizer and, for a pretrained model, its weights; download what is missing.
-
-    Raises:
-        DataError: something is unavailable; the hint names the alternatives.
-    """
+def prepare(config: Config) -> None:
+    """Check for problems, transformers, the tokenizer and the weights to start from; download what is missing."""
+    ensure_files(MBPP)
     if importlib.util.find_spec("transformers") is None:
         raise DataError("transformers is not installed", hint="pip install 'raypar[text]'")
     if config["init"] == "pretrained":
@@ -214,13 +214,9 @@ def _quiet_transformers() -> Iterator[None]:
 
 ONE_IN_VAL = 10
 
-MBPP_FILE = DataFile(
-    "mbpp.jsonl",
-    563_743,
-    "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/mbpp.jsonl",
-    "ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f",
-)
-MBPP = FileSet("MBPP", "mbpp", (MBPP_FILE,))
+MBPP_URL = "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/mbpp.jsonl"
+MBPP_SHA256 = "ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f"
+MBPP = FileSet("MBPP", "mbpp", (DataFile("mbpp.jsonl", 563_743, MBPP_URL, MBPP_SHA256),))
 
 
 def data(config: Config) -> Data:
@@ -269,43 +265,6 @@ def blocks(texts: list[str], tokenizer_dir: Path, block_size: int) -> dict[str, 
     return parts
 
 
-def prepare(config: Config) -> None:
-    ensure_files(MBPP)
-    ensure_gpt2(config)
-
-
-def _block_size_problem(value: object) -> str | None:
-    is_valid = isinstance(value, int) and 2 <= value <= MAX_BLOCK_SIZE
-    return None if is_valid else f"must be from 2 to {MAX_BLOCK_SIZE}"
-
-
-OPTIONS = {
-    "init": one_of(
-        "pretrained", ("pretrained", "scratch"), "pretrained: fine-tune published weights; scratch: new ones"
-    ),
-    "pretrained_model": Option("gpt2", str, "a GPT-2 on Hugging Face's hub, or a folder"),
-    "size": Option(
-        None,
-        str,
-        f"of a new model: {', '.join(SIZES)}; None: {DEFAULT_SIZE}",
-        lambda v: None if v in SIZES else f"must be one of {', '.join(SIZES)}",
-        optional=True,
-    ),
-    "block_size": Option(128, int, "tokens of a sample", _block_size_problem),
-    "dropout": Option(
-        0.1,
-        float,
-        "share of the features dropped in a training step; 0: equal losses for any number of workers",
-        lambda v: None if isinstance(v, (int, float)) and 0 <= v < 1 else "must be from 0 to below 1",
-    ),
-    "tokenizer": Option(
-        None,
-        str,
-        "folder of a tokenizer; None: the pretrained model's, or gpt2-tokenizer in the data folder",
-        optional=True,
-    ),
-}
-
 gpt2_code = Workload(
     name="gpt2_code",
     model=build_gpt2,
@@ -314,7 +273,27 @@ gpt2_code = Workload(
     metrics={},
     metric="val_loss",
     mode="min",
-    options=OPTIONS,
+    options={
+        "init": one_of("pretrained", WEIGHTS, "pretrained: fine-tune published weights; scratch: new ones"),
+        "pretrained_model": Option("gpt2", str, "a GPT-2 on Hugging Face's hub, or a folder"),
+        "size": Option(
+            None,
+            str,
+            f"of a new model: {', '.join(SIZES)}; None: {DEFAULT_SIZE}",
+            lambda v: None if v in SIZES else f"must be one of {', '.join(SIZES)}",
+            optional=True,
+        ),
+        "block_size": Option(
+            128,
+            int,
+            "tokens of a sample",
+            lambda v: (
+                None if isinstance(v, int) and 2 <= v <= MAX_BLOCK_SIZE else f"must be from 2 to {MAX_BLOCK_SIZE}"
+            ),
+        ),
+        "dropout": dropout(0.1, "; 0: equal losses for any number of workers"),
+        "tokenizer": Option(None, str, TOKENIZER_DOC, optional=True),
+    },
     # For fine-tuning; a new model needs an lr of about 0.001.
     defaults={
         "optimizer": "adamw",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypar.study.workload import Config, Data, Split, Workload, one_of, whole_number
 from raypar.workloads.activations import ACTIVATIONS, perceptron
@@ -52,18 +52,10 @@ def standardised(
     """Standardise rows of shape ``(num_samples, num_features)``, on `num_threads` threads (0: on the caller's)."""
     import numpy as np
 
-    def part(rows: NDArray[np.float64]) -> NDArray[Any]:
-        scaled: NDArray[Any] = (rows - mean) / std
-        return scaled
-
     if not num_threads:
-        return part(features)
+        return (features - mean) / std
     with ThreadPoolExecutor(num_threads) as pool:
-        return np.concatenate(list(pool.map(part, np.array_split(features, num_threads))))
-
-
-def prepare(_: Config) -> None:
-    embedded_csv("iris.csv")
+        return np.concatenate(list(pool.map(lambda rows: (rows - mean) / std, np.array_split(features, num_threads))))
 
 
 iris = Workload(
@@ -78,7 +70,7 @@ iris = Workload(
         "split_seed": whole_number(SPLIT_SEED, "which flowers are held out", at_least=0),
     },
     defaults={"optimizer": "adam", "lr": 0.01, "batch_size": 24, "epochs": 100},
-    prepare=prepare,
+    prepare=lambda _: embedded_csv("iris.csv"),
     description="150 iris flowers, embedded, with a multi-layer perceptron, 4-50-3",
     dataset="scikit-learn's iris, 120 + 30, embedded",
 )

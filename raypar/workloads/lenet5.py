@@ -35,37 +35,15 @@ def build(config: Config) -> nn.Module:
     connections=full is the usual drawing: every map of C3 sees all of S2, pooling has no weights. 61,706 weights and
     416,520 multiply-accumulates.
     """
+    import torch
     from torch import nn
 
     name, is_partial = config["activation"], config["connections"] == "partial"
 
-    def pooled(num_maps: int) -> list[nn.Module]:
-        mean = nn.AvgPool2d(2)
-        return [mean, *([_scaled_maps(num_maps), activation(name)] if is_partial else [])]
-
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2),
-        activation(name),
-        *pooled(6),
-        _partial_convolution() if is_partial else nn.Conv2d(6, 16, 5),
-        activation(name),
-        *pooled(16),
-        nn.Flatten(),
-        nn.Linear(400, 120),
-        activation(name),
-        nn.Linear(120, 84),
-        activation(name),
-        nn.Linear(84, 10, bias=not is_partial),
-    )
-
-
-def _scaled_maps(num_maps: int) -> nn.Module:
-    """Build a layer with a trained factor and bias per map, ``(batch, num_maps, height, width)`` in and out."""
-    import torch
-    from torch import nn
-
     class ScaledMaps(nn.Module):
-        def __init__(self) -> None:
+        """A trained factor and bias per map, ``(batch, num_maps, height, width)`` in and out."""
+
+        def __init__(self, num_maps: int) -> None:
             super().__init__()
             self.factor = nn.Parameter(torch.ones(num_maps, 1, 1))
             self.bias = nn.Parameter(torch.zeros(num_maps, 1, 1))
@@ -73,15 +51,9 @@ def _scaled_maps(num_maps: int) -> nn.Module:
         def forward(self, maps: Tensor) -> Tensor:
             return maps * self.factor + self.bias
 
-    return ScaledMaps()
-
-
-def _partial_convolution() -> nn.Module:
-    """Build C3 by Table I, from ``(batch, 6, 14, 14)`` to ``(batch, 16, 10, 10)``; only connected maps are computed."""
-    import torch
-    from torch import nn
-
     class PartialConvolution(nn.Module):
+        """C3 by Table I, ``(batch, 6, 14, 14)`` to ``(batch, 16, 10, 10)``; only connected maps are computed."""
+
         def __init__(self) -> None:
             super().__init__()
             self.of_three = nn.Conv2d(3 * len(TRIPLES), len(TRIPLES), 5, groups=len(TRIPLES))
@@ -94,7 +66,23 @@ def _partial_convolution() -> nn.Module:
             groups = (self.of_three(maps[:, self.triples]), self.of_four(maps[:, self.quadruples]), self.of_all(maps))
             return torch.cat(groups, dim=1)
 
-    return PartialConvolution()
+    def pooled(num_maps: int) -> list[nn.Module]:
+        return [nn.AvgPool2d(2), *([ScaledMaps(num_maps), activation(name)] if is_partial else [])]
+
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        activation(name),
+        *pooled(6),
+        PartialConvolution() if is_partial else nn.Conv2d(6, 16, 5),
+        activation(name),
+        *pooled(16),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        activation(name),
+        nn.Linear(120, 84),
+        activation(name),
+        nn.Linear(84, 10, bias=not is_partial),
+    )
 
 
 lenet5 = Workload(

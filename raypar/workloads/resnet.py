@@ -63,9 +63,10 @@ def preparation(steps: list[Any], *, is_decoded: bool) -> Callable[[Any], Tensor
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Samples of a Split, each prepared on access."""
+class PreparedSplit:
+    """A data set that prepares a Split's samples on access, as work for a DataLoader's processes."""
 
+    # Not a subclass of Dataset, which would import torch with this module.
     split: Split
     prepare: Callable[[Any], Tensor]
 
@@ -74,12 +75,6 @@ class _Prepared:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.prepare(self.split.inputs[index]), self.split.targets[index]
-
-
-def prepared_one_by_one(split: Split, prepare: Callable[[Any], Tensor]) -> Dataset[Any]:
-    """Return a data set that prepares a Split's samples on access, as work for a DataLoader's processes."""
-    # Not a subclass of Dataset, which would import torch with this module.
-    return cast("Dataset[Any]", _Prepared(split, prepare))
 
 
 PATTERN_SEED = 0
@@ -115,11 +110,6 @@ ORDER_SEED = 0
 _LAYOUT = "it must contain train/CLASS/*.jpg and val/CLASS/*.jpg"
 
 
-def image_folder(name: str) -> Path:
-    """Return the folder of that name in the data folder, or an absolute path as it is."""
-    return data_dir() / name
-
-
 def class_names(part: Path) -> list[str]:
     """Return the classes as torchvision numbers them: the folders in `part`, sorted."""
     return sorted(entry.name for entry in os.scandir(part) if entry.is_dir())
@@ -143,7 +133,9 @@ def check_image_folder(root: Path) -> None:
             content = f"only one class, {names[0]}" if names else "no class"
             raise DataError(f"{folder}: contains {content}", hint=f"at least 2 class folders are needed: {_LAYOUT}")
         for name in names:
-            if not _has_image(folder / name):
+            files = (file for _, _, files in os.walk(folder / name, followlinks=True) for file in files)
+            # The first image suffices: a million files would take seconds before every trial.
+            if not any(file.lower().endswith(SUFFIXES) for file in files):
                 hint = f"put images there ({', '.join(SUFFIXES)}), or remove the folder: each is a class"
                 raise DataError(f"{folder / name}: contains no image", hint=hint)
     train, val = (set(class_names(root / part)) for part in PARTS)
@@ -171,11 +163,6 @@ def folder_datasets(root: Path, image_size: int, *, augment: bool) -> tuple[Data
     return Subset(train, order.tolist()), val
 
 
-def _has_image(folder: Path) -> bool:
-    # The first one suffices: a million files would take seconds before every trial.
-    return any(file.lower().endswith(SUFFIXES) for _, _, files in os.walk(folder, followlinks=True) for file in files)
-
-
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 TRAIN_SEED, VAL_SEED = 1, 2
 USE_DATALOADER = 'use torch\'s loader: --set loader=dataloader, or loader="dataloader" in the study'
@@ -185,13 +172,15 @@ def build(config: Config) -> nn.Module:
     """Build torchvision's network for the number of classes, without pretrained weights."""
     from torchvision import models
 
-    name = config["architecture"]
+    name, num_classes = config["architecture"], config["num_classes"]
+    if config["source"] == "folder":
+        num_classes = len(class_names(data_dir() / config["folder"] / "train"))
     extra: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):  # in training they return several outputs by default
         extra = {"aux_logits": False, "init_weights": True}
     elif name.startswith("vit_"):
         extra = {"image_size": config["image_size"]}
-    model: nn.Module = models.get_model(name, weights=None, num_classes=_num_classes(config), **extra)
+    model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **extra)
     return model
 
 
@@ -210,16 +199,9 @@ def layers(model: nn.Module) -> list[nn.Module]:
             hint="say --set architecture=resnet18, or another that begins with resnet, resnext or wide_resnet",
         )
     stages = (model.layer1, model.layer2, model.layer3, model.layer4)
-    return [
-        model.conv1,
-        model.bn1,
-        nn.ReLU(),  # the model's works in place, which fails on a tensor from another worker
-        model.maxpool,
-        *(block for stage in stages for block in stage),
-        model.avgpool,
-        nn.Flatten(),
-        model.fc,
-    ]
+    blocks = (block for stage in stages for block in stage)
+    relu = nn.ReLU()  # the model's works in place, which fails on a tensor from another worker
+    return [model.conv1, model.bn1, relu, model.maxpool, *blocks, model.avgpool, nn.Flatten(), model.fc]
 
 
 def data(config: Config) -> Data:
@@ -230,55 +212,31 @@ def data(config: Config) -> Data:
     _check_loader(config)
     size, augment = config["image_size"], config["augment"]
     if config["source"] == "folder":
-        train_dataset, val_dataset = folder_datasets(image_folder(config["folder"]), size, augment=augment)
+        train_dataset, val_dataset = folder_datasets(data_dir() / config["folder"], size, augment=augment)
         return Data(train_dataset=train_dataset, val_dataset=val_dataset)
     num_images, num_classes = config["num_images"], config["num_classes"]
     train = synthetic_images(num_images, num_classes, size, seed=TRAIN_SEED)
     one_by_one = None
     if config["loader"] == "dataloader":
-        one_by_one = prepared_one_by_one(train, preparation(augmented(size) if augment else [], is_decoded=True))
+        one_by_one = PreparedSplit(train, preparation(augmented(size) if augment else [], is_decoded=True))
     return Data(
         train=train,
         val=synthetic_images(-(-num_images // 4), num_classes, size, seed=VAL_SEED),
         transform=normalised_rgb,
-        train_dataset=one_by_one,
+        train_dataset=cast("Dataset[Any] | None", one_by_one),
     )
 
 
 def prepare(config: Config) -> None:
     _check_loader(config)
     if config["source"] == "folder":
-        check_image_folder(image_folder(config["folder"]))
-    if config["architecture"] not in RESNETS:
-        _check_image_size(config)
-
-
-def num_train_images(config: Config) -> int | None:
-    """Return the number of training images; None for a folder, whose files are not counted."""
-    return int(config["num_images"]) if config["source"] == "synthetic" else None
-
-
-def _num_classes(config: Config) -> int:
-    if config["source"] == "folder":
-        return len(class_names(image_folder(config["folder"]) / "train"))
-    return int(config["num_classes"])
-
-
-def _check_loader(config: Config) -> None:
-    if config["loader"] == "dataloader":
+        check_image_folder(data_dir() / config["folder"])
+    if config["architecture"] in RESNETS:
         return
-    if config["source"] == "folder":
-        raise DataError(f'source="folder" is incompatible with loader="{config["loader"]}"', hint=USE_DATALOADER)
-    if config["augment"]:
-        raise DataError(f'augment=True has no effect with loader="{config["loader"]}"', hint=USE_DATALOADER)
-
-
-def _check_image_size(config: Config) -> None:
-    """Run the network on the meta device: some accept only certain image sizes."""
     import torch
 
     size = config["image_size"]
-    try:
+    try:  # some networks accept only certain image sizes
         with torch.device("meta"):
             build(config)(torch.empty(2, 3, size, size))
     except NotImplementedError:  # needs values while it is built
@@ -288,6 +246,15 @@ def _check_image_size(config: Config) -> None:
             f"{config['architecture']} can't take images of {size}x{size} pixels: {str(error).splitlines()[0]}",
             hint="say --set image_size=224, which every architecture of torchvision accepts",
         ) from None
+
+
+def _check_loader(config: Config) -> None:
+    if config["loader"] == "dataloader":
+        return
+    if config["source"] == "folder":
+        raise DataError(f'source="folder" is incompatible with loader="{config["loader"]}"', hint=USE_DATALOADER)
+    if config["augment"]:
+        raise DataError(f'augment=True has no effect with loader="{config["loader"]}"', hint=USE_DATALOADER)
 
 
 def _architecture_problem(name: object) -> str | None:
@@ -303,7 +270,8 @@ resnet = Workload(
     name="resnet",
     model=build,
     data=data,
-    num_train_samples=num_train_images,
+    # A folder's files are not counted.
+    num_train_samples=lambda config: config["num_images"] if config["source"] == "synthetic" else None,
     options={
         "architecture": Option("resnet18", str, "a classification network of torchvision", _architecture_problem),
         "source": one_of("synthetic", ("synthetic", "folder"), "synthetic images, or a folder of files"),

@@ -13,44 +13,42 @@ if TYPE_CHECKING:
 
 MLP_RATIO = 4  # of the hidden layer's width to the block's, as in Vaswani et al. 2017 (arXiv:1706.03762)
 EMBEDDING_STD = 0.02
+TRAIN_SEED, VAL_SEED = 1, 2
+# Attention is split by heads and the perceptron by hidden units, after Megatron-LM (Shoeybi et al. 2019,
+# arXiv:1909.08053): two sums over the workers per block.
+TENSOR_PLAN = {"q": "column", "k": "column", "v": "column", "out": "row", "up": "column", "down": "row"}
 
 
-def embedding(num_tokens: int, sequence_length: int, width: int) -> nn.Module:
-    """Build learned token and position embeddings: ``(batch, T)`` int64 to ``(batch, T, width)``."""
+def build(config: Config) -> nn.Module:
+    """Build embeddings, pre-norm blocks (Xiong et al. 2020, arXiv:2002.04745) and head, all of ``(batch, T, width)``.
+
+    Tokens ``(batch, T)``, int64, to scores ``(batch, T, num_tokens)``. Blocks' linear layers are named as in
+    `TENSOR_PLAN`. A strategy may replace q, k, v and up by layers that return part of the features, in whole heads, and
+    out and down by layers that sum over all workers: the number of heads follows from the output of q.
+    """
     import torch
     from torch import nn
+    from torch.nn.functional import gelu, scaled_dot_product_attention
+
+    width, num_tokens = config["width"], config["num_tokens"]
+    head_width = width // config["num_heads"]
+
+    def by_head(features: Tensor) -> Tensor:
+        """Reshape ``(batch, T, heads * head_width)`` to ``(batch, heads, T, head_width)``."""
+        batch, length, width = features.shape
+        return features.view(batch, length, width // head_width, head_width).transpose(1, 2)
 
     class Embedding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.token = nn.Embedding(num_tokens, width)
-            self.position = nn.Parameter(torch.empty(sequence_length, width))
+            self.position = nn.Parameter(torch.empty(config["sequence_length"], width))
             for table in (self.token.weight, self.position):
                 nn.init.normal_(table, std=EMBEDDING_STD)
 
         def forward(self, tokens: Tensor) -> Tensor:
             embedded: Tensor = self.token(tokens) + self.position
             return embedded
-
-    return Embedding()
-
-
-def blocks(num_blocks: int, width: int, num_heads: int) -> list[nn.Module]:
-    """Build pre-norm blocks of attention and perceptron (Xiong et al. 2020, arXiv:2002.04745).
-
-    ``(batch, T, width)`` in and out. Linear layers are named as in `TENSOR_PLAN`. A strategy may replace q, k, v and up
-    by layers that return part of the features, in whole heads, and out and down by layers that sum over all workers:
-    the number of heads follows from the output of q.
-    """
-    from torch import nn
-    from torch.nn.functional import gelu, scaled_dot_product_attention
-
-    head_width = width // num_heads
-
-    def by_head(features: Tensor) -> Tensor:
-        """Reshape ``(batch, T, heads * head_width)`` to ``(batch, heads, T, head_width)``."""
-        batch, length, width = features.shape
-        return features.view(batch, length, width // head_width, head_width).transpose(1, 2)
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -71,18 +69,6 @@ def blocks(num_blocks: int, width: int, num_heads: int) -> list[nn.Module]:
             summed: Tensor = x + self.down(gelu(self.up(self.mlp_norm(x))))
             return summed
 
-    return [Block() for _ in range(num_blocks)]
-
-
-# Attention is split by heads and the perceptron by hidden units, after Megatron-LM (Shoeybi et al. 2019,
-# arXiv:1909.08053): two sums over the workers per block.
-TENSOR_PLAN = {"q": "column", "k": "column", "v": "column", "out": "row", "up": "column", "down": "row"}
-
-
-def head(width: int, num_tokens: int) -> nn.Module:
-    """Build the output layer: ``(batch, T, width)`` to scores of ``(batch, T, num_tokens)``."""
-    from torch import nn
-
     class Head(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -93,22 +79,7 @@ def head(width: int, num_tokens: int) -> nn.Module:
             scores: Tensor = self.scores(self.norm(x))
             return scores
 
-    return Head()
-
-
-TRAIN_SEED, VAL_SEED = 1, 2
-
-
-def build(config: Config) -> nn.Module:
-    """Build embedding, blocks and head: tokens ``(batch, T)`` to scores ``(batch, T, num_tokens)``."""
-    from torch import nn
-
-    width, num_tokens = config["width"], config["num_tokens"]
-    return nn.Sequential(
-        embedding(num_tokens, config["sequence_length"], width),
-        *blocks(config["num_blocks"], width, config["num_heads"]),
-        head(width, num_tokens),
-    )
+    return nn.Sequential(Embedding(), *(Block() for _ in range(config["num_blocks"])), Head())
 
 
 def tensor_plan(model: nn.Module) -> dict[str, str]:
@@ -171,15 +142,11 @@ def prepare(config: Config) -> None:
         )
 
 
-def num_train_sequences(config: Config) -> int:
-    return int(config["num_sequences"])
-
-
 transformer = Workload(
     name="transformer",
     model=build,
     data=data,
-    num_train_samples=num_train_sequences,
+    num_train_samples=lambda config: config["num_sequences"],
     loss=token_loss,
     metrics={"accuracy": token_accuracy, "sequence_accuracy": sequence_accuracy},
     options={

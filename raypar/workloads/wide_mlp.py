@@ -56,15 +56,11 @@ def data(config: Config) -> Data:
     return Data(train=draw(num_train), val=draw(-(-num_train // 4)))
 
 
-def num_train_points(config: Config) -> int:
-    return int(config["num_points"])
-
-
 wide_mlp = Workload(
     name="wide_mlp",
     model=build,
     data=data,
-    num_train_samples=num_train_points,
+    num_train_samples=lambda config: config["num_points"],
     options={
         "width": whole_number(1024, "units of each hidden layer"),
         "depth": whole_number(4, "hidden layers"),

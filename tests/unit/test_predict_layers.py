@@ -1,9 +1,6 @@
 """Layers of a network: gradients in bytes, shares of the counted work, and their order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,16 +9,16 @@ from torch import nn
 from raypar import workloads
 from raypar.errors import DataError, RayparError
 from raypar.predict.layers import count_layers, is_one_layer, layer_costs
-from raypar.predict.step_model import LayerCost, one_layer
+from raypar.predict.step_model import one_layer
 from raypar.study.options import resolve
 from raypar.train.flops import count_work
 
 
-def counted(model: nn.Module, *shape: int, **config: Any) -> tuple[LayerCost, ...]:
+def counted(model, *shape, **config):
     return count_layers(model, torch.zeros(2, *shape), config)
 
 
-def test_the_first_layer_needs_no_gradient_by_inputs() -> None:
+def test_the_first_layer_needs_no_gradient_by_inputs():
     # 4 x 10 and 10 x 3 MACs: forward 70, backward 40 + 2 x 30.
     first, last = counted(nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)), 4)
     assert (first.name, last.name) == ("0", "2")
@@ -32,11 +29,9 @@ def test_the_first_layer_needs_no_gradient_by_inputs() -> None:
 
 
 @pytest.mark.parametrize(("precision", "num_bytes"), [("fp32", 4), ("bf16", 4), ("fp64", 8)])
-def test_normalisation_has_gradients_and_no_counted_work(precision: str, num_bytes: int) -> None:
-    convolutions = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
-    _, norm, _ = counted(
-        nn.Sequential(convolutions[0], nn.BatchNorm2d(8), convolutions[1]), 3, 9, 9, precision=precision
-    )
+def test_normalisation_has_gradients_and_no_counted_work(precision, num_bytes):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3))
+    _, norm, _ = counted(model, 3, 9, 9, precision=precision)
     assert (norm.num_gradient_bytes, norm.forward_share, norm.backward_share) == (num_bytes * 16, 0, 0)
     with pytest.raises(RayparError, match="no weight to train"):
         counted(nn.ReLU(), 4)
@@ -45,28 +40,28 @@ def test_normalisation_has_gradients_and_no_counted_work(precision: str, num_byt
 class Backwards(nn.Module):
     """Layers that are used in another order than they are made."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.second, self.first = nn.Linear(5, 2), nn.Linear(3, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x))  # type: ignore[no-any-return]
+    def forward(self, x):
+        return self.second(self.first(x))
 
 
-def test_layers_come_in_the_order_in_which_they_are_run_and_a_model_is_left_as_it_was() -> None:
+def test_layers_come_in_the_order_in_which_they_are_run_and_a_model_is_left_as_it_was():
     model = nn.Sequential(Backwards(), nn.Dropout(0.5)).eval()
     assert [layer.name for layer in counted(model, 3)] == ["0.first", "0.second"]
     assert not model.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_shared_weights_are_ready_with_their_first_layer() -> None:
+def test_shared_weights_are_ready_with_their_first_layer():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model[2].weight = model[0].weight
     assert [layer.num_gradient_bytes for layer in counted(model, 4)] == [4 * 20, 4 * 4]
 
 
-def test_frozen_layers_send_nothing_and_stop_the_backward_pass() -> None:
+def test_frozen_layers_send_nothing_and_stop_the_backward_pass():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
     first, last = counted(model, 4)
@@ -74,7 +69,7 @@ def test_frozen_layers_send_nothing_and_stop_the_backward_pass() -> None:
     assert last.backward_share == pytest.approx(1 / 3)
 
 
-def test_attention_has_its_weights_though_it_does_not_call_them_as_a_module() -> None:
+def test_attention_has_its_weights_though_it_does_not_call_them_as_a_module():
     layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True, dropout=0.0)
     model = nn.Sequential(nn.Linear(3, 8), layer)
     layers = counted(model, 5, 3)
@@ -83,7 +78,7 @@ def test_attention_has_its_weights_though_it_does_not_call_them_as_a_module() ->
     assert sum(c.forward_share for c in layers) == pytest.approx(work.macs_forward / work.macs, rel=0.02)
 
 
-def test_shares_add_up_to_the_counted_work_of_a_resnet() -> None:
+def test_shares_add_up_to_the_counted_work_of_a_resnet():
     config = resolve(workloads.resnet, {"image_size": 32})
     layers = layer_costs(workloads.resnet, config)
     assert sum(c.forward_share + c.backward_share for c in layers) == pytest.approx(1)
@@ -96,8 +91,8 @@ def test_shares_add_up_to_the_counted_work_of_a_resnet() -> None:
     assert sum(c.forward_share for c in layers) == pytest.approx(work.macs_forward / work.macs)
 
 
-def test_without_data_the_size_is_known_and_the_layers_are_not() -> None:
-    def absent(_: Any) -> Any:
+def test_without_data_the_size_is_known_and_the_layers_are_not():
+    def absent(_):
         raise DataError("no data here")
 
     layers = layer_costs(replace(workloads.digits, data=absent), resolve(workloads.digits, {"hidden_size": 16}))
@@ -106,8 +101,8 @@ def test_without_data_the_size_is_known_and_the_layers_are_not() -> None:
     assert not is_one_layer(layer_costs(workloads.digits, resolve(workloads.digits, {})))
 
 
-def test_a_network_that_can_not_be_built_is_refused_with_a_hint() -> None:
-    def broken(_: Any) -> Any:
+def test_a_network_that_can_not_be_built_is_refused_with_a_hint():
+    def broken(_):
         raise ValueError("no such width")
 
     with pytest.raises(RayparError, match="can't be built: no such width") as caught:
