@@ -1,48 +1,43 @@
 """A stage on which an execution is played without a store, a recorder and a runner."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from raypar import Study, Workload, grid
 from raypar.execution import execute as module
 from raypar.execution.execute import execute
 from raypar.execution.options import Options
 from raypar.run.cluster import Cluster
-from raypar.run.runner import Event, Listener, Notice, TrialEnded
+from raypar.run.runner import Event, Notice, TrialEnded
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 
 TWO_CORES = Cluster(({"CPU": 2.0},), is_own=True)
 
 
-def a_study(**changes: Any) -> Study:
+def a_study(**changes):
     prepare = changes.pop("prepare", lambda config: None)
     workload = Workload(name="w", model=lambda c: None, data=lambda c: None, options={"width": 8}, prepare=prepare)
     fields = {"space": {"num_workers": grid(1, 2), "width": grid(4, 8)}, "baseline": {"num_workers": 1}, **changes}
     return Study(**{"workload": workload, "num_repeats": 2, "name": "s", **fields})
 
 
-def finished(spec: TrialSpec, **changes: Any) -> TrialResult:
+def finished(spec, **changes):
     time_s = 4.0 / spec.placement.num_workers
     fields = {"train_time_s": time_s, "wall_s": time_s + 1, "reports": ({"epoch": 1, "accuracy": 0.9},), **changes}
     return TrialResult(**{"spec": spec, "state": TrialState.FINISHED, **fields})
 
 
-def failed(spec: TrialSpec) -> TrialResult:
+def failed(spec):
     return TrialResult(spec=spec, state=TrialState.FAILED, failure=Failure(FailureKind.ERROR, "no luck"))
 
 
 class Stage:
     """Stands in for the store, the recorder and the runner; `happened` has what they were asked, in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def __init__(self, monkeypatch, tmp_path):
         self.happened: list[Any] = []
         self.stored: list[TrialResult] = []
         self.code: dict[str, str] = {}
@@ -66,11 +61,11 @@ class Stage:
         monkeypatch.setattr(module, "runner_for", self._runner)
         monkeypatch.setattr(module, "this_machine", lambda: TWO_CORES)
 
-    def _recorder(self, execution: Any, **_: Any) -> SimpleNamespace:
+    def _recorder(self, execution, **_):
         self.execution = execution
         note, is_open = self.happened.append, [True]
 
-        def close(status: str) -> int:
+        def close(status):
             if is_open:
                 is_open.clear()
                 note(("closed", status))
@@ -86,7 +81,7 @@ class Stage:
         )
 
     @contextlib.contextmanager
-    def _runner(self, *given: Any) -> Iterator[SimpleNamespace]:
+    def _runner(self, *given):
         self.log_dir = given[-1]
         self.happened.append("runner up")
         try:
@@ -94,32 +89,32 @@ class Stage:
         finally:
             self.happened.append("runner down")
 
-    def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+    def _run(self, study, specs, listener):
         self.happened.append(("ran", tuple(specs)))
         for i, spec in enumerate(specs):
             if i == self.error_at and self.error is not None:
                 raise self.error
             listener(TrialEnded(self.trial(spec)))
 
-    def execute(self, study: Study, **options: Any) -> module.ExecutionOutcome:
+    def execute(self, study, **options):
         path = self.tmp_path / "s.py"
         path.write_text("source")
         loaded = LoadedStudy(study, path, "source", "raypar_study_s", (), (), self.code)
 
-        def show(event: Event) -> None:
+        def show(event):
             self.happened.append("shown")
             self.shown.append(event)
 
         @contextlib.contextmanager
-        def listener_of(plan: module.ExecutionPlan) -> Iterator[Listener]:
+        def listener_of(plan):
             yield show
 
-        def notice(event: Event) -> None:
+        def notice(event):
             assert isinstance(event, Notice)
             self.notices.append(event.text)
 
         made = Options(project_dir=self.tmp_path, tracking_uri="sqlite:///x", **options)
         return execute(loaded, made, listener_of, notice)
 
-    def of(self, what: str) -> list[Any]:
+    def of(self, what):
         return [entry[1] for entry in self.happened if isinstance(entry, tuple) and entry[0] == what]

@@ -1,7 +1,5 @@
 """Models are cut into stages, batches into parts; strategies refuse the models that they can't split."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from dataclasses import replace
@@ -25,20 +23,20 @@ costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=9)
 
 
 @given(costs=costs, data=st.data())
-def test_no_other_cut_has_a_cheaper_costliest_stage(costs: list[float], data: st.DataObject) -> None:
+def test_no_other_cut_has_a_cheaper_costliest_stage(costs, data):
     num = data.draw(st.integers(1, len(costs)))
     parts = balanced(costs, num)
     assert [i for part in parts for i in part] == list(range(len(costs)))
     assert len(parts) == num and all(len(part) for part in parts)
 
-    def largest(bounds: tuple[int, ...]) -> float:
+    def largest(bounds):
         return max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *bounds, len(costs))))
 
     best = min(largest(bounds) for bounds in itertools.combinations(range(1, len(costs)), num - 1))
     assert max(sum(costs[i] for i in part) for part in parts) == pytest.approx(best)
 
 
-def test_a_cut_by_counted_work_isolates_the_wide_layers_and_leaves_a_batch_norm_as_it_was() -> None:
+def test_a_cut_by_counted_work_isolates_the_wide_layers_and_leaves_a_batch_norm_as_it_was():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 400), nn.Linear(400, 400), nn.Flatten())
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert partition(model, list(model), torch.randn(2, 4), 2, "counted") == [range(3), range(3, 5)]
@@ -46,13 +44,13 @@ def test_a_cut_by_counted_work_isolates_the_wide_layers_and_leaves_a_batch_norm_
     assert all(layer.training for layer in model)
 
 
-def test_named_layers_begin_stages() -> None:
+def test_named_layers_begin_stages():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
     assert partition(model, list(model), torch.randn(2, 2), 3, ("3", "1")) == [range(1), range(1, 3), range(3, 5)]
 
 
 @given(size=st.integers(1, 40), num=st.integers(1, 9))
-def test_parts_of_a_batch_are_as_many_as_asked_and_weigh_as_much_as_it(size: int, num: int) -> None:
+def test_parts_of_a_batch_are_as_many_as_asked_and_weigh_as_much_as_it(size, num):
     inputs = torch.arange(size)
     parts = list(parts_of(Batch(inputs, inputs, 0.75, size), num))
     assert len(parts) == num
@@ -63,7 +61,7 @@ def test_parts_of_a_batch_are_as_many_as_asked_and_weigh_as_much_as_it(size: int
 
 
 @given(size=st.integers(1, 12), num=st.integers(1, 6))
-def test_gradients_of_parts_add_up_to_those_of_the_batch(size: int, num: int) -> None:
+def test_gradients_of_parts_add_up_to_those_of_the_batch(size, num):
     generator = torch.Generator().manual_seed(size * 10 + num)
     inputs = torch.randn(size, 3, generator=generator, dtype=torch.float64)
     targets = torch.randint(2, (size,), generator=generator)
@@ -79,23 +77,23 @@ def test_gradients_of_parts_add_up_to_those_of_the_batch(size: int, num: int) ->
 
 
 @given(size=st.integers(1, 300), limit=st.integers(1, 32), ranks=st.integers(1, 8))
-def test_micro_batches_are_of_equal_size_and_no_more_than_the_limit(size: int, limit: int, ranks: int) -> None:
+def test_micro_batches_are_of_equal_size_and_no_more_than_the_limit(size, limit, ranks):
     num = micro_batches_for(size, limit, ranks)
     assert 1 <= num <= limit and size % num == 0
     if limit <= ranks and size % limit == 0:
         assert num == limit
 
 
-def test_fully_sharded_units_are_the_members_of_the_outermost_containers_that_have_weights() -> None:
+def test_fully_sharded_units_are_the_members_of_the_outermost_containers_that_have_weights():
     model = nn.Module()
     model.stem = nn.Linear(2, 2)
     model.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2))
-    assert units_of(model) == [block[0] for block in model.blocks]  # type: ignore[index]
+    assert units_of(model) == [block[0] for block in model.blocks]
     plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     assert units_of(plain) == [plain[0], plain[2]]
 
 
-def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split() -> None:
+def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split():
     model = nn.Sequential(
         *(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 4), nn.LayerNorm(4)),
         nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)),
@@ -103,7 +101,7 @@ def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split() -> Non
     assert plan_of(Workload(name="own"), model) == {"0": "column", "3": "row", "5.2": "column", "5.4": "row"}
 
 
-def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential() -> None:
+def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     workload = Workload(name="own")
     assert layers_of(workload, model) == list(model)
@@ -113,13 +111,13 @@ def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential() -> None
     assert layers is not None and names_of(model, layers) == ["0", ""]
 
 
-def tied(_: object) -> nn.Module:
+def tied(_):
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     second.weight = first.weight
     return nn.Sequential(first, second)
 
 
-OWN = Workload(name="own", model=lambda _: nn.Linear(2, 2), data=lambda _: None)  # type: ignore[arg-type,return-value]
+OWN = Workload(name="own", model=lambda _: nn.Linear(2, 2), data=lambda _: None)
 TIED = replace(OWN, model=tied)
 CASES = [
     (TIED, {"strategy": "pipeline"}, "can't cut between layers that share weights"),
@@ -133,11 +131,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("workload", "chosen", "expected"), CASES)
-def test_a_model_that_a_strategy_can_not_take_is_refused_with_a_fix(
-    workload: Workload, chosen: dict[str, object], expected: str
-) -> None:
-    problem = check_compatible(workload, resolve(workload, {"num_workers": 2, **chosen}))  # type: ignore[dict-item]
-    assert problem is not None
+def test_a_model_that_a_strategy_can_not_take_is_refused_with_a_fix(workload, chosen, expected):
+    problem = check_compatible(workload, resolve(workload, {"num_workers": 2, **chosen}))
     assert expected in problem[0] and problem[1]
 
 
@@ -146,13 +141,13 @@ def test_a_model_that_a_strategy_can_not_take_is_refused_with_a_fix(
     [(w, s) for w in (wide_mlp, transformer) for s in ("tensor", "pipeline", "hybrid", "fsdp", "ddp")]
     + [(resnet, "pipeline")],
 )
-def test_models_that_can_be_split_are_not_refused(workload: Workload, strategy: str) -> None:
+def test_models_that_can_be_split_are_not_refused(workload, strategy):
     sizes = {"tensor_size": 2, "pipeline_size": 2} if strategy == "hybrid" else {}
     assert check_compatible(workload, resolve(workload, {"num_workers": 4, "strategy": strategy, **sizes})) is None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_is_the_module_of_its_name_with_a_check_where_it_depends_on_the_model(strategy: str) -> None:
+def test_every_strategy_is_the_module_of_its_name_with_a_check_where_it_depends_on_the_model(strategy):
     module = import_module(f"raypar.parallel.{strategy}")
     assert callable(module.STRATEGY.forward_backward)
     assert STRATEGIES[strategy].depends_on_model == hasattr(module, "check_compatible")

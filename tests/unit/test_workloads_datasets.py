@@ -11,15 +11,7 @@ from workload_parts import write_image_set
 
 from raypar.errors import DataError
 from raypar.workloads import datasets
-from raypar.workloads.datasets import (
-    DataFile,
-    FileSet,
-    cache_dir,
-    data_dir,
-    ensure_files,
-    ensure_image_set,
-    image_set,
-)
+from raypar.workloads.datasets import DataFile, FileSet, cache_dir, data_dir, ensure_files, ensure_image_set, image_set
 
 TINY = image_set("MNIST", num_train=20, num_test=10)
 FILES = [file.name for file in TINY.files]
@@ -59,10 +51,6 @@ def mnist():
 # Folders.
 
 
-def test_a_complete_set_in_a_named_folder_is_used(named):
-    assert mnist() == named == data_dir()
-
-
 def test_the_cache_is_below_xdg_cache_home_or_home(tmp_path, monkeypatch):
     assert cache_dir() == data_dir() == tmp_path / "cache" / "raypar"
     monkeypatch.setenv("RAYPAR_DATA_DIR", "")
@@ -87,8 +75,6 @@ def test_a_named_folder_without_the_set_is_an_error_and_is_not_written_to(tmp_pa
 
 # Damage to one file of an image set.
 
-HEADER = "its header differs"
-
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
@@ -96,13 +82,11 @@ HEADER = "its header differs"
     [
         (lambda raw: raw[:-7], "is incomplete: "),
         (lambda raw: raw + b"x", "is corrupt"),
-        (lambda raw: b"", HEADER),
-        (lambda raw: b"<html>" + raw[6:], HEADER),
-        (lambda raw: raw[:4] + struct.pack(">I", 999) + raw[8:], HEADER),
-        (lambda raw: raw[:-1] + b"xy", "bytes instead of"),
+        (lambda raw: b"", "its header differs"),
+        (lambda raw: raw[:4] + struct.pack(">I", 999) + raw[8:], "its header differs"),
         (None, "no such file"),
     ],
-    ids=["cut", "longer", "empty", "other magic", "other count", "lengths", "missing"],
+    ids=["cut", "longer", "empty", "other count", "missing"],
 )
 def test_a_damaged_file_is_named_with_its_problem(named, file, damage, problem):
     path = named / TINY.folder / file
@@ -114,7 +98,8 @@ def test_a_damaged_file_is_named_with_its_problem(named, file, damage, problem):
     assert str(path) in message and problem in message and ("--data-dir" in message or "copy the file again" in message)
 
 
-def test_a_compressed_file_or_a_folder_in_its_place_is_an_error(named):
+def test_a_complete_set_is_used_and_a_compressed_file_or_a_folder_in_its_place_is_an_error(named):
+    assert mnist() == named == data_dir()
     path = named / TINY.folder / FILES[3]
     packed = path.rename(path.with_name(path.name + ".gz"))
     assert "is compressed" in error_of(mnist) and f"gunzip -k {packed}" in error_of(mnist)
@@ -175,14 +160,11 @@ def test_an_unwritable_cache_is_an_error(tmp_path, monkeypatch):
 
 def few_files(origin):
     """Two files whose URLs point to a folder of this machine."""
-    return FileSet(
-        "few files",
-        "few/raw",
-        tuple(
-            DataFile(name, len(body), (origin / name).as_uri(), hashlib.sha256(body).hexdigest())
-            for name, body in CONTENTS.items()
-        ),
+    files = (
+        DataFile(name, len(body), (origin / name).as_uri(), hashlib.sha256(body).hexdigest())
+        for name, body in CONTENTS.items()
     )
+    return FileSet("few files", "few/raw", tuple(files))
 
 
 def write_files(folder):
@@ -211,13 +193,6 @@ def test_a_download_with_another_digest_is_refused_and_removed(tmp_path):
     message = error_of(lambda: ensure_files(online))
     assert "download failed" in message and "hash" in message
     assert [p.name for p in cache_dir().iterdir()] == [".few-files.lock"]
-
-
-@pytest.mark.parametrize(("body", "problem"), [(b"tw", "incomplete: 2 bytes instead of 13"), (b"2" * 14, "corrupt")])
-def test_a_damaged_file_in_the_cache_is_reported(tmp_path, body, problem):
-    (write_files(cache_dir() / "few" / "raw") / "two.txt").write_bytes(body)
-    message = error_of(lambda: ensure_files(few_files(tmp_path)))
-    assert f"two.txt: is {problem}" in message and f"remove {cache_dir() / 'few' / 'raw'}" in message
 
 
 def test_concurrent_processes_download_once(tmp_path):

