@@ -61,11 +61,7 @@ def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
 def dashboard_in(
     address: str | None, data_dir: Path | None, tracking_uri: str | None, *, no_ray: bool, dry_run: bool
 ) -> str | None:
-    """Return the address if it is a dashboard's, which a study is submitted to; None: it runs from here.
-
-    Raises:
-        RayparError: it is one, and the flags don't go with it.
-    """
+    """Return the address of a dashboard to submit to, else None. Raises RayparError for flags that exclude it."""
     from raypar.run.jobs import check_dashboard, is_dashboard
 
     if address is None or not is_dashboard(address):
@@ -88,16 +84,11 @@ def dashboard_in(
 def submit(
     study: str, path: Path, modules: Sequence[Path], address: str, other_flags: Mapping[str, object], options: Options
 ) -> int:
-    """Start a study on the cluster and follow it; the exit code that it ends with.
+    """Start a study on the cluster and follow it; return its exit code. Raises RayparError where nothing was started.
 
     Args:
-        path: its file, absolute.
-        modules: files beside it that it imports.
-        address: from `dashboard_in`.
+        path, modules: its file, absolute, and the files beside it that it imports.
         other_flags: those that `options` doesn't hold as they were given.
-
-    Raises:
-        RayparError: nothing was started.
     """
     from raypar.run.jobs import STUDIES, SUBMITTED_AS, RunsAlready, command_on_head, pack
 
@@ -114,10 +105,8 @@ def submit(
     }
     command = command_on_head(study, path.name, words_of(flags))
     with connected_to(address) as jobs:
-        environment = {
-            "COLUMNS": str(shutil.get_terminal_size().columns),
-            SUBMITTED_AS: masked(shlex.join(options.command)),
-        }
+        num_columns, submitted_as = shutil.get_terminal_size().columns, masked(shlex.join(options.command))
+        environment = {"COLUMNS": str(num_columns), SUBMITTED_AS: submitted_as}
         with detached_by_signals(study, address):
             with uninterrupted(), tempfile.TemporaryDirectory(prefix="raypar-") as folder:
                 travels = pack(path, modules, Path(folder))
@@ -158,12 +147,10 @@ def job_of(study: str, jobs: Jobs, address: str) -> Job:
     return by_study[study]
 
 
-@contextlib.contextmanager
-def connected_to(address: str) -> Iterator[Jobs]:
+def connected_to(address: str) -> contextlib.AbstractContextManager[Jobs]:
     from raypar.run.jobs import connected
 
-    with connected(address, say) as jobs:
-        yield jobs
+    return connected(address, say)
 
 
 @contextlib.contextmanager

@@ -52,11 +52,7 @@ def store_of(tracking_uri: str | None) -> Any:
 
 
 def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> tuple[str, str] | None:
-    """Return a study, by default the last used one, and the address of its charts on a server over the store.
-
-    Raises:
-        RayparError: there is no study of that name.
-    """
+    """Return a study, by default the last used, and its charts' address. Raises RayparError for an unknown name."""
     from raypar.execution.stored import unknown_study
     from raypar.track.view import experiment_url
 
@@ -77,14 +73,10 @@ def check_positive(flag: str, value: float | None, example: str = "2.5") -> None
 
 
 def parse_quantity(flag: str, text: str | None, units: Mapping[str, float], name: str, examples: str) -> float | None:
-    """Return a number with one of the units, in the unit that is worth 1; None for a flag that is not given.
-
-    Args:
-        units: by lower-case name; the empty one is meant where none is given.
-        name: of the quantity, with its article, for the message.
+    """Return a number with one of the units, by lower-case name, in the unit that is worth 1; None without a flag.
 
     Raises:
-        RayparError: it is none, or not greater than 0.
+        RayparError: it is none, or not greater than 0; the message has the quantity's `name`.
     """
     if text is None:
         return None
@@ -99,11 +91,7 @@ def parse_quantity(flag: str, text: str | None, units: Mapping[str, float], name
 
 
 def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    """Return the values by key of ``--set key=A`` and ``key=A,B``, which choose among a stored study's points.
-
-    Raises:
-        RayparError: one is no such setting, or a key comes twice.
-    """
+    """Return the values by key of ``--set key=A`` and ``key=A,B``, which choose among a stored study's points."""
     from raypar.study.overrides import parse_value, split_setting
     from raypar.study.space import DOMAINS, Grid
 
@@ -126,12 +114,7 @@ def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
 
 
 def exit_as(outcome: ExecutionOutcome) -> None:
-    """Exit as an execution ended.
-
-    Raises:
-        typer.Exit: with 128 + the signal's number where one came, with `EXIT_FAILED` where a trial failed.
-        BrokeOff: it could not go on.
-    """
+    """Exit as an execution ended: with 128 + the number of a signal, or with a failure. Raises what broke it off."""
     if outcome.interrupted_by is not None:
         raise typer.Exit(128 + outcome.interrupted_by)
     if outcome.broke_off:
@@ -175,11 +158,7 @@ def stdout() -> Console:
 
 @contextlib.contextmanager
 def quiet(log_path: Path) -> Iterator[Console]:
-    """Give a console on the real standard output; everything else that prints (Ray, MLflow) writes to a log file.
-
-    Raises:
-        StoreError: the log can't be written.
-    """
+    """Give a console on the real standard output; everything else that prints (Ray, MLflow) writes to a log file."""
     from raypar.report.text import TerminalConsole
 
     made = [folder for folder in log_path.parents if not folder.exists()]
@@ -268,19 +247,16 @@ Address = Annotated[
     ),
 ]
 DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)"),
+    Path | None, typer.Option(help="Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)")
 ]
 TrackingUri = Annotated[
-    str | None,
-    typer.Option(metavar="URI", help="The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)"),
+    str | None, typer.Option(metavar="URI", help="The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)")
 ]
 Isolation = Annotated[str, typer.Option(help="warm: gangs serve trial after trial; fresh: a gang for every trial.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run trials again that the store has results of.")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Run on this machine without Ray (no searches).")]
 Timeout = Annotated[
-    float | None,
-    typer.Option("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung."),
+    float | None, typer.Option("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung.")
 ]
 Price = Annotated[
     float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: what the study says)")

@@ -201,8 +201,8 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
         return one_layer(round(num_parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
     workload, sources = _workload(store, name, result.spec.workload)
     if workload is None or workload.is_train_loop:
-        problem = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships"
-        problem += " with raypar: its network can't be inspected"
+        lost = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with"
+        problem = f"{lost} raypar: its network can't be inspected"
         if workload is not None:
             problem = f"workload {workload.name} is a train loop: raypar can't look at its network"
         raise RayparError(problem, hint="give its size: --parameters 25.6M")
@@ -278,34 +278,24 @@ def fit(
     tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study, or to any times by worker count."""
+    from raypar.analysis.laws import Scaling
+    from raypar.analysis.scaling import analyse_scaling, read_table, worker_groups
+    from raypar.execution.stored import read_study
+    from raypar.report.fit import print_groups, print_scaling
+
     if source.lower().endswith(".csv") or Path(source).is_file():
-        _fit_file(Path(source), scaling or "strong", baseline)
-    elif scaling is not None:
+        table = read_table(Path(source))
+        print_scaling(common.stdout(), analyse_scaling(table, Scaling(scaling or "strong"), baseline))
+        return
+    if scaling is not None:
         hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
         raise RayparError(f"--scaling {scaling} is for files, and `{source}` is none", hint=hint)
-    else:
-        _fit_study(source, tracking_uri, baseline)
-
-
-def _fit_file(path: Path, scaling: str, baseline: int | None) -> None:
-    from raypar.analysis.laws import Scaling
-    from raypar.analysis.scaling import analyse_scaling, read_table
-    from raypar.report.fit import print_scaling
-
-    print_scaling(common.stdout(), analyse_scaling(read_table(path), Scaling(scaling), baseline))
-
-
-def _fit_study(name: str, tracking_uri: str | None, baseline: int | None) -> None:
-    from raypar.analysis.scaling import worker_groups
-    from raypar.execution.stored import read_study
-    from raypar.report.fit import print_groups
-
-    study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
+    study = read_study(source, common.uri_of(tracking_uri), Path.cwd())
     groups = worker_groups(study.question, study.current_results.points, baseline)
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
-        raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
-    print_groups(common.stdout(), name, groups)
+        raise RayparError(f"study `{source}` has no finished trials that differ only in num_workers", hint=hint)
+    print_groups(common.stdout(), source, groups)
     if aside := study.current_results.sentence:
         common.say(common.stdout(), aside)
 
@@ -333,10 +323,7 @@ def work(
     from raypar.train.flops import work_of
 
     counted = work_of(workload, config)
-    if peak_tflops is not None:
-        peak, source = peak_tflops * 1e12, "as given"
-    else:
-        peak, source = measured_peak(config)
+    peak, source = measured_peak(config) if peak_tflops is None else (peak_tflops * 1e12, "as given")
     assumptions = WorkAssumptions(
         batch_size=batch_size or config["batch_size"],
         epochs=epochs or config["epochs"],
@@ -348,11 +335,7 @@ def work(
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:
-    """Return the complete config of a workload with these settings.
-
-    Raises:
-        RayparError: a setting is wrong, or sweeps.
-    """
+    """Return the complete config of a workload with these settings. Raises RayparError where one is wrong or sweeps."""
     from raypar.study.overrides import with_flags
     from raypar.study.study import Study
 
@@ -364,11 +347,7 @@ def config_of(workload: Workload, settings: list[str]) -> Config:
 
 
 def measured_peak(config: Config) -> tuple[float, str]:
-    """FLOP/s of all workers of a config together on this machine, and what was measured.
-
-    Raises:
-        RayparError: the machine has no such device.
-    """
+    """Return FLOP/s of all workers of a config together on this machine, and what was measured."""
     import torch
 
     from raypar.train.flops import peak_flops

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from raypar.analysis.question import Question
     from raypar.analysis.recommend import Settling
     from raypar.analysis.time_to_target import Target
-    from raypar.execution.options import ResumeFlags
     from raypar.study.space import Value
     from raypar.track.store import Store
 
@@ -61,8 +60,13 @@ def recommend(
     from raypar.execution.stored import read_study
     from raypar.report.recommend import print_recommendation
 
-    _check_limits(max_cost, min_efficiency, min_metric)
+    common.check_positive("--max-cost", max_cost)
     common.check_positive("--price", price)
+    if min_efficiency is not None and not 0 < min_efficiency <= 2:
+        hint = "it is a share: write --min-efficiency 0.7"
+        raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
+    if min_metric is not None and not math.isfinite(min_metric):
+        raise RayparError(f"--min-metric {min_metric}: is no number", hint="write --min-metric 0.97")
     if target is None and start != "first-step":
         raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
     only = common.chosen_values(settings or ())
@@ -92,15 +96,6 @@ def recommend(
     print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
 
 
-def _check_limits(max_cost: float | None, min_efficiency: float | None, min_metric: float | None) -> None:
-    common.check_positive("--max-cost", max_cost)
-    if min_efficiency is not None and not 0 < min_efficiency <= 2:
-        hint = "it is a share: write --min-efficiency 0.7"
-        raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
-    if min_metric is not None and not math.isfinite(min_metric):
-        raise RayparError(f"--min-metric {min_metric}: is no number", hint="write --min-metric 0.97")
-
-
 def _parts(text: str) -> tuple[str, float]:
     metric, equals, value = (part.strip() for part in text.partition("="))
     try:
@@ -124,7 +119,7 @@ def _target(text: str, question: Question) -> Target:
 
 
 def _next_step(store: Store, study: str, question: Question, settling: Settling) -> tuple[str, bool]:
-    """Return the command for the trials that would settle it, and True, or what else to do."""
+    """Return the command for the trials that would settle it, with the last flags, and True, or what else to do."""
     from raypar.execution.options import ResumeFlags
 
     if question.is_search:
@@ -133,11 +128,6 @@ def _next_step(store: Store, study: str, question: Question, settling: Settling)
         last = ResumeFlags.from_stored(study, store.resume_info(study))
     except RayparError:
         return "The store does not know the study's file: raise num_repeats in it, and run it again.", False
-    return _command(last, question, settling), True
-
-
-def _command(last: ResumeFlags, question: Question, settling: Settling) -> str:
-    """Return a command that repeats the settling points, with the flags of the last execution."""
     fixed = {setting.partition("=")[0].strip(): setting for setting in last.set}
     fixed.update(_narrowing(question, settling))
     words = ["raypar", "study", common.path_from_here(Path(last.file))]
@@ -150,7 +140,7 @@ def _command(last: ResumeFlags, question: Question, settling: Settling) -> str:
         "--data-dir": last.data_dir if last.data_dir != os.environ.get("RAYPAR_DATA_DIR") else "",
     }
     words += [word for flag, value in flags.items() if value for word in (flag, str(value))]
-    return shlex.join([*words, "--no-ray"] if last.no_ray else words)
+    return shlex.join([*words, "--no-ray"] if last.no_ray else words), True
 
 
 def _narrowing(question: Question, settling: Settling) -> dict[str, str]:

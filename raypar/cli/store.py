@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,13 +13,6 @@ from raypar.cli import common
 from raypar.errors import RayparError
 from raypar.masking import masked
 from raypar.report.text import strip_control
-
-
-class FigureFormat(StrEnum):
-    """File format of a figure."""
-
-    SVG = "svg"
-    PNG = "png"
 
 
 def list_studies(tracking_uri: common.TrackingUri = None) -> None:
@@ -58,7 +50,7 @@ def report(
         Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
     ] = None,
     figure_format: Annotated[
-        FigureFormat | None, typer.Option("--format", help="Of the files of --figures. (default: both)")
+        Literal["svg", "png"] | None, typer.Option("--format", help="Of the files of --figures. (default: both)")
     ] = None,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
@@ -83,12 +75,11 @@ def report(
     if figures is not None:
         from raypar.report.figures import figures_of, write_figures
 
-        kinds = [figure_format.value] if figure_format else [kind.value for kind in FigureFormat]
+        kinds = [figure_format] if figure_format else ["svg", "png"]
         written = write_figures(figures_of(study.analysis, study.current_results.results), figures, kinds)
         names = ", ".join(dict.fromkeys(path.stem for path in written))
         common.say(
-            common.stdout(),
-            f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names or 'no figure'}",
+            common.stdout(), f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names or 'no figure'}"
         )
 
 
@@ -147,20 +138,11 @@ def ui(
     if has_server(uri):
         announce(home_url(masked(uri)))
     else:
-        serve(
-            uri,
-            Path.cwd(),
-            port=port,
-            host=host,
-            announce=announce,
-            warn=lambda text: typer.echo(text, err=True),
-        )
+        serve(uri, Path.cwd(), port=port, host=host, announce=announce, warn=lambda text: typer.echo(text, err=True))
 
 
 def doctor(
-    data_dir: common.DataDir = None,
-    tracking_uri: common.TrackingUri = None,
-    address: common.Address = None,
+    data_dir: common.DataDir = None, tracking_uri: common.TrackingUri = None, address: common.Address = None
 ) -> None:
     """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster), with a fix for each."""
     common.set_data_dir(data_dir)
@@ -252,16 +234,15 @@ def compare(
 
 
 def share_of(text: str) -> float:
-    """0.05 of ``5%``. Raises RayparError for what is no percentage of 0 or more."""
+    """Return 0.05 for ``5%``. Raises RayparError for what is no percentage of 0 or more."""
     number, sign, rest = text.strip().partition("%")
     try:
         percent = float(number)
     except ValueError:
         percent = math.nan
     if not sign or rest or "_" in number or not 0 <= percent < math.inf:
-        raise RayparError(
-            f"--fail-if-slower {text}: must be a percentage of 0 or more", hint="write --fail-if-slower 5%"
-        )
+        hint = "write --fail-if-slower 5%"
+        raise RayparError(f"--fail-if-slower {text}: must be a percentage of 0 or more", hint=hint)
     return percent / 100
 
 
@@ -287,10 +268,7 @@ def generate(
             typer.echo(strip_control(f"{result.spec.label} writes:"), err=True)
             typer.echo(strip_control(write(folder, prompt, max_new_tokens)))
             return
-    raise RayparError(
-        f"study `{name}` has kept no model",
-        hint="run it with --set keep_model=true --fresh",
-    )
+    raise RayparError(f"study `{name}` has kept no model", hint="run it with --set keep_model=true --fresh")
 
 
 def generator_of(workload: str) -> Callable[[Path, str, int], str]:

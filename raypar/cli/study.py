@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raypar.cli import cluster, common
-from raypar.errors import NotForTraining, RayparError
+from raypar.errors import NotForTraining, RayparError, check_for_training
 from raypar.signals import handle_signals, uninterrupted
 
 if TYPE_CHECKING:
@@ -29,21 +29,20 @@ if TYPE_CHECKING:
 def run(loaded: LoadedStudy, options: Options) -> None:
     """Execute a study, print its report and exit as it ended."""
     from raypar.analysis.question import question_of
-    from raypar.execution.execute import check_can_train, execute
+    from raypar.execution.execute import execute
     from raypar.masking import masked
     from raypar.report.live import LiveView
     from raypar.run.runner import Notice
     from raypar.track.client import has_server
 
-    check_can_train(options)
+    if options.address is None:
+        check_for_training("the trials run here")
     with common.quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
 
         def view(made: ExecutionPlan) -> LiveView:
-            done = made.num_trials - made.num_missing
-            if done:
-                common.say(
-                    console, f"{done} of {made.num_trials} trials are in the store already and are not run again"
-                )
+            if done := made.num_trials - made.num_missing:
+                stored = f"{done} of {made.num_trials} trials are in the store already and are not run again"
+                common.say(console, stored)
             question = question_of(made.study)
             return LiveView(console, made.num_trials, done=made.done, queued=made.missing, question=question)
 
@@ -75,10 +74,8 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> N
         print_report(outcome.analysis, console)
     if outcome.failures:
         print_failures(console, outcome.failures, outcome.log_dir)
-    if outcome.num_unsent:
-        common.say(
-            console, f"the store took not all: {outcome.num_unsent} records wait on disk; `raypar sync` sends them"
-        )
+    if num := outcome.num_unsent:
+        common.say(console, f"the store took not all: {num} records wait on disk; `raypar sync` sends them")
     if outcome.was_interrupted and not outcome.num_done:
         common.say(console, f"interrupted before a trial had ended; `{resume}` runs them")
     elif outcome.was_interrupted and not outcome.partial:

@@ -38,9 +38,6 @@ class FinalTest:
     scores: tuple[Mapping[str, float], ...]
     look: int = 1
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     def sentence(self) -> str:
         """Return the report's sentence; empty where no model has the metric."""
         key = self.metric.removeprefix("val_")
@@ -56,10 +53,10 @@ class FinalTest:
         )
 
 
-def stored_final_test(text: str | None) -> FinalTest | None:
-    """Read what `FinalTest.to_json` gave; None where there is none."""
+def last_final_test(store: Store, study_name: str) -> FinalTest | None:
+    """Return the final test of the latest execution that had one."""
     try:
-        raw = json.loads(text or "")
+        raw = json.loads(store.artifact(study_name, FINAL_TEST_FILE) or "")
         return FinalTest(dict(raw["point"]), raw["metric"], tuple(raw["scores"]), raw["look"])
     except (ValueError, KeyError, TypeError):
         return None
@@ -100,9 +97,7 @@ def check_can_log(study: Study) -> None:
 
 def with_models(study: Study) -> Study:
     """Return the study with trials that keep their models."""
-    if "keep_model" in study.space:
-        return study
-    return replace(study, config={**study.config, "keep_model": True})
+    return study if "keep_model" in study.space else replace(study, config={**study.config, "keep_model": True})
 
 
 def other_trials(stored: Sequence[TrialResult], missing: Sequence[TrialSpec]) -> str:
@@ -168,8 +163,7 @@ def final_test(
 
     The scores are metrics of the trials' runs (``test/accuracy``), and a file of the execution's, for later reports.
     """
-    point = chosen_point(analysis)
-    if point is None:
+    if (point := chosen_point(analysis)) is None:
         return analysis
     mine = [r.spec for r in results.values() if r.state is TrialState.FINISHED and r.spec.point == point.point]
     folders = [(spec, store.model_folder(study.name, spec.identity)) for spec in mine]
@@ -189,10 +183,5 @@ def final_test(
     before = last_final_test(store, study.name)
     look = before.look + 1 if before else 1
     outcome = FinalTest(point.point, analysis.question.metric, tuple(scores.values()), look=look)
-    recorder.add_artifact(FINAL_TEST_FILE, outcome.to_json())
+    recorder.add_artifact(FINAL_TEST_FILE, json.dumps(asdict(outcome)))
     return with_final_test(analysis, outcome)
-
-
-def last_final_test(store: Store, study_name: str) -> FinalTest | None:
-    """Return the final test of the latest execution that had one."""
-    return stored_final_test(store.artifact(study_name, FINAL_TEST_FILE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raypar import units
-from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError, check_for_training
+from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError
 from raypar.execution.best_model import (
     final_test,
     is_logged,
@@ -73,7 +74,8 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray)
         for text in _notices(loaded, options, plan, stored):
             notice(Notice(text))
-        outcome = ExecutionOutcome(plan, _new_log_dir(options), {result.spec.identity: result for result in plan.done})
+        log_dir = options.project_dir / ".raypar/logs" / f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+        outcome = ExecutionOutcome(plan, log_dir, {result.spec.identity: result for result in plan.done})
         if not plan.num_missing and not _lacks_final_test(plan, store):
             outcome.analysis = with_final_test(outcome.analysis, last_final_test(store, study.name))
             if options.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
@@ -87,11 +89,11 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         handler = ResultHandler(outcome, recorder, view, monitor=monitor, code=loaded.code)
         with outcome.noting_the_end():
             if plan.num_missing:
-                _run(loaded, options, plan, handler, outcome.log_dir)
+                _run(loaded, options, plan, handler, log_dir)
             if study.workload.has_test and not outcome.failures:
                 outcome.analysis = final_test(study, outcome.analysis, outcome.results, store, recorder)
             if options.log_model:
-                folder = outcome.log_dir / MODEL_NAME
+                folder = log_dir / MODEL_NAME
                 log_final_model(study, outcome.analysis, outcome.results, store, recorder, folder, handler)
         with outcome.noting_the_end(), uninterrupted():
             recorder.record_metrics(scaling_metrics(outcome.analysis))
@@ -114,12 +116,6 @@ def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]
     return tuple(result for result in results if result.started_at >= options.not_before)
 
 
-def check_can_train(options: Options) -> None:
-    """Raise NotForTraining where trials would run on this machine, and it has nothing to train with."""
-    if options.address is None:
-        check_for_training("the trials run here")
-
-
 def changed_code(plan: ExecutionPlan, loaded: LoadedStudy) -> str:
     """Return the notice of finished trials that ran other code than the study has now; empty if none did."""
     changes = [changed for result in plan.done if (changed := changed_files(result.code, loaded.code))]
@@ -139,10 +135,6 @@ def _notices(
         yield NO_PROFILE.format(units.counted(num_unprofiled, "point"))
     if options.log_model and (text := other_trials(stored, plan.missing)):
         yield text
-
-
-def _new_log_dir(options: Options) -> Path:
-    return options.project_dir / ".raypar" / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
 def _lacks_final_test(plan: ExecutionPlan, store: Store) -> bool:
@@ -212,11 +204,14 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
     # The study's functions travel by value: the ranks don't import the study file.
     for name in (loaded.module_name, *loaded.local_modules):
         cloudpickle.register_pickle_by_value(sys.modules[name])
+    # A private Ray has not inherited secrets; a trial's code may need them, to fetch its data. To machines that others
+    # share none is sent.
+    passed_on = (*PASSED_ON, *(secret_variables(os.environ) if plan.cluster.is_own else ()))
     settings = RunSettings(
         # Other nodes don't have this project's folder.
         log_dir=log_dir if plan.cluster.is_own else CLUSTER_LOGS / log_dir.name,
         isolation=options.isolation,
-        environment={key: os.environ[key] for key in _passed_on(plan) if key in os.environ},
+        environment={key: os.environ[key] for key in passed_on if key in os.environ},
         sys_path=(str(loaded.path.parent),),
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
@@ -239,7 +234,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
                 server = stack.enter_context(contextlib.closing(ForkServer(settings.preload, settings.sys_path)))
                 fork_address = server.address
             # Ray's start is mostly waiting; Tune's import is not.
-            importing = threading.Thread(target=_import_tuner)
+            importing = threading.Thread(target=importlib.import_module, args=["raypar.run.tune"])
             importing.start()
             stack.enter_context(private_ray(plan.cluster, plan.trial_cores))
             importing.join()
@@ -248,18 +243,3 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
         from raypar.run.tune import TuneRunner
 
         yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address)
-
-
-def _passed_on(plan: ExecutionPlan) -> Iterator[str]:
-    """Yield the variables that a trial's processes get from here.
-
-    A private Ray has not inherited secrets; a trial's code may need them, to fetch its data. To machines that others
-    share none is sent.
-    """
-    yield from PASSED_ON
-    if plan.cluster.is_own:
-        yield from secret_variables(os.environ)
-
-
-def _import_tuner() -> None:
-    import raypar.run.tune  # noqa: F401

@@ -135,11 +135,7 @@ class ResumeFlags:
 
     @classmethod
     def from_stored(cls, study: str, stored: Mapping[str, Any]) -> ResumeFlags:
-        """Return the flags that the store has of a study.
-
-        Raises:
-            RayparError: the store lacks one, or has a value of another type.
-        """
+        """Return the flags that the store has of a study. Raises RayparError where one is absent or of another type."""
         types = get_type_hints(cls)
         values = {field.name: stored.get(field.name, field.default) for field in fields(cls)}
         if wrong := [name for name, value in values.items() if not _is_of_type(value, types[name])]:
@@ -151,9 +147,8 @@ class ResumeFlags:
     def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
         """Return the flags with the file and the address that the user has named, if any, in place of the stored ones.
 
-        Raises:
-            RayparError: the stored file is not in `folder`, or the stored address is another machine's, and the user
-                has named none.
+        Raises RayparError where the stored file is not in `folder`, or the stored address is another machine's, and the
+        user has named none.
         """
         if file is None and not is_in_folder(self.file, folder):
             problem = f"the store says that study `{study}` is {self.file}, which is not in this folder"

@@ -85,11 +85,7 @@ def load_study(
 
 
 def name_of(path: Path) -> str:
-    """Return the name of the study in a file that can't be run here, by its text; else its default name.
-
-    Raises:
-        RayparError: the file can't be read.
-    """
+    """Return the name of the study in a file that can't be run here, by its text; else its default name."""
     tree = ast.parse(_read(path))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     studies = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Study"]
@@ -138,9 +134,7 @@ def _read(path: Path) -> str:
 
 def _files_in(folder: Path) -> str:
     names = sorted(p.name for p in folder.glob("*.py"))
-    if not names:
-        return f"{folder} holds no Python file"
-    return f"{folder} holds: {listed(names, _MAX_NAMES_SHOWN)}"
+    return f"{folder} holds: {listed(names, _MAX_NAMES_SHOWN)}" if names else f"{folder} holds no Python file"
 
 
 def _module_name(path: Path) -> str:
@@ -196,9 +190,7 @@ def _load_error(path: Path, error: BaseException) -> RayparError:
     where = str(path)
     if lines := [f.lineno for f in frames if f.filename == file]:
         where += f", line {lines[-1]}"
-    folder = str(path.resolve().parent)
-    helpers = [f for f in frames if f.filename != file and Path(f.filename).parent == Path(folder)]
-    if helpers:
+    if helpers := [f for f in frames if f.filename != file and Path(f.filename).parent == Path(file).parent]:
         where += f" (in {Path(helpers[-1].filename).name}, line {helpers[-1].lineno})"
     if isinstance(error, ModuleNotFoundError) and is_for_training(error):
         return NotForTraining(f"{where}: {error.name} is not in this environment")

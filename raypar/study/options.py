@@ -87,8 +87,7 @@ def tensor_size(config: Config) -> int:
 def listed_cores(affinity: Value) -> tuple[int, ...] | None:
     """Return the cores of an explicit list (``"0-3,8"``, ``(0, 1)``); None for other values of ``cpu_affinity``.
 
-    Raises:
-        ValueError: it is meant as a list and is none.
+    Raises ValueError for what is meant as a list and is none.
     """
     if isinstance(affinity, tuple):
         if not all(isinstance(core, int) and not isinstance(core, bool) and core >= 0 for core in affinity):
@@ -244,10 +243,7 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "prefetch_factor": whole_number(None, "batches that a loader process makes ahead; None: torch's 2"),
     "pin_memory": Option(
-        None,
-        bool,
-        "loader=dataloader puts batches into page-locked memory; None: where there is a GPU",
-        optional=True,
+        None, bool, "loader=dataloader puts batches into page-locked memory; None: where there is a GPU", optional=True
     ),
     "cpus_per_worker": whole_number(1, "cores that each worker has to itself"),
     "cpu_affinity": Option(

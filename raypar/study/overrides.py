@@ -83,11 +83,7 @@ def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any
 
 
 def split_setting(setting: str) -> tuple[str, str]:
-    """Return key and text of a ``--set``.
-
-    Raises:
-        ValueError: one of them is absent.
-    """
+    """Return key and text of a ``--set``. Raises ValueError where one of them is absent."""
     key, equals, text = (part.strip() for part in setting.partition("="))
     if not (key and equals and text):
         missing = "`=`" if not equals else "a key before the `=`" if not key else "a value after the `=`"
@@ -124,8 +120,7 @@ def _parse(study: Study, setting: str) -> tuple[str, Value | Domain]:
 def parse_value(text: str) -> Value | Domain:
     """Return ``0.1``, ``adam``, ``true`` as values, ``1,2`` and ``grid(1,2)`` as a grid, ``uniform(0,1)`` as a range.
 
-    Raises:
-        ValueError: where the text looks like a domain but is none.
+    Raises ValueError where the text looks like a domain but is none.
     """
     try:
         node: ast.expr | None = ast.parse(text, mode="eval").body

@@ -49,13 +49,8 @@ class Placement:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Placement:
         """Return the placement of a complete config; stored ones from before there were the last two lack them."""
-        return cls(
-            config["num_workers"],
-            config["cpus_per_worker"],
-            config["device"],
-            config.get("nodes", "pack"),
-            config.get("node_label"),
-        )
+        workers, cores, device = (config[key] for key in ("num_workers", "cpus_per_worker", "device"))
+        return cls(workers, cores, device, config.get("nodes", "pack"), config.get("node_label"))
 
     @property
     def num_cpus(self) -> int:

@@ -83,12 +83,13 @@ def validate(
     if not workload.is_train_loop:
         try:
             size = workload.train_size(config)
+            wrong = None if isinstance(size, int | None) else f"returns a {type(size).__name__}, not a whole number"
         except RayparError:
             raise
         except Exception as error:  # the user's own function
-            return [_size_mistake(where, f"raises {type(error).__name__}: {error}")]
-        if size is not None and not isinstance(size, int):
-            return [_size_mistake(where, f"returns a {type(size).__name__}, not a whole number")]
+            wrong = f"raises {type(error).__name__}: {error}"
+        if wrong:
+            return [Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")]
     prefix = f"{where}." if where else ""
     mistakes = [
         Mistake(f"{prefix}{key}", config[key], wrong, hint=hint)
@@ -108,10 +109,6 @@ def validate(
                 hint = "say --set device=cpu, or give the --address of a cluster with GPUs enough"
             mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
     return mistakes
-
-
-def _size_mistake(where: str, wrong: str) -> Mistake:
-    return Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")
 
 
 def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Iterator[Mistake]:
@@ -278,9 +275,9 @@ def _validate_fields(study: Study) -> Iterator[Mistake]:
 def _options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
     """Return the options that a study can set, and whether there are no others."""
     workload = study.workload
-    if not isinstance(workload, Workload):
+    if not (isinstance(workload, Workload) and isinstance(workload.options, Mapping)):
         return OPTIONS, False
-    if not isinstance(workload.options, Mapping) or not isinstance(workload.defaults, Mapping):
+    if not isinstance(workload.defaults, Mapping):
         return OPTIONS, False
     options = known_options(workload)
     for key, default in workload.options.items():
@@ -382,9 +379,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _validate_size(study: Study) -> list[Mistake]:
     """Return the mistake of more trials than anyone can run, alone: to validate all points would take as long."""
-    num_points = 1
-    for domain in study.space.values():
-        num_points *= len(domain.values) if isinstance(domain, Grid) else 1
+    num_points = math.prod(len(domain.values) for domain in study.space.values() if isinstance(domain, Grid))
     if num_points > MAX_TRIALS:
         hint = "narrow the grids, or search with choice/uniform and num_trials"
         return [Mistake("space", f"{num_points:,} points", f"is more than {MAX_TRIALS:,}", hint=hint)]

@@ -22,11 +22,7 @@ _VERSIONS = "alembic_version"
 
 
 def check_writable(tracking_uri: str, project_dir: Path) -> None:
-    """Check that results can be journalled and stored.
-
-    Raises:
-        StoreError: they can't, with a hint on what to do.
-    """
+    """Check that results can be journalled and stored. Raises StoreError with what to do where they can't."""
     scheme = _scheme(tracking_uri)
     for folder in filter(None, (journal_dir(project_dir), artifact_root(tracking_uri, project_dir))):
         _check_folder(folder)
@@ -46,8 +42,7 @@ def check_writable(tracking_uri: str, project_dir: Path) -> None:
 def check_readable(tracking_uri: str) -> None:
     """Check a database before MLflow opens it: MLflow would create its tables in any, or half of them in an older one.
 
-    Raises:
-        StoreError: no such store is possible, or its database is not one of the installed MLflow.
+    Raises StoreError where no such store is possible, or its database is not one of the installed MLflow.
     """
     scheme, database = _scheme(tracking_uri), sqlite_path(tracking_uri)
     if scheme == EMBEDDED and database is not None:

@@ -86,11 +86,7 @@ def tag_filter(tags: Mapping[str, str]) -> str:
 
 
 def connect(tracking_uri: str) -> Any:
-    """Return an `MlflowClient`. The first use of an embedded database creates its tables (2 s).
-
-    Raises:
-        Unreachable: if there is no such store, or none that this MLflow can use.
-    """
+    """Return an `MlflowClient`, whose first use makes a database's tables (2 s). Raises Unreachable without a store."""
     with store_errors():
         mlflow = import_mlflow()
         if urlsplit(tracking_uri).scheme not in SERVERS:

@@ -71,8 +71,7 @@ class Journal:
     def append(self, text: str) -> int:
         """Append a line and return its offset. A torn line before it is ended first, so it can't swallow this one.
 
-        Raises:
-            OSError: it can't be written; nothing of it is left then, or it is a damaged line of its own.
+        Raises OSError where it can't be written; nothing of it is left then, or it is a damaged line of its own.
         """
         before = self.size
         start = before + self._is_torn

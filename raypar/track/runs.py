@@ -182,11 +182,8 @@ def without_step_times(result: TrialResult) -> TrialResult:
 def _params(result: TrialResult) -> dict[str, str]:
     values = {**result.spec.config, **result.spec.point}
     keys = key_names(values)
-    return {keys[k]: clip(v if isinstance(v, str) else _plain(v), MAX_PARAM_LENGTH) for k, v in values.items()}
-
-
-def _plain(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in values.items()}
+    return {keys[k]: clip(text, MAX_PARAM_LENGTH) for k, text in texts.items()}
 
 
 def _scalars(result: TrialResult, time_ms: int) -> list[Point]:

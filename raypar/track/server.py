@@ -25,14 +25,14 @@ from contextlib import closing, suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import psutil
 
 from raypar.errors import RayparError, StoreError
 from raypar.masking import masked
+from raypar.signals import handle_signals
 from raypar.track.check import check_writable
 from raypar.track.client import artifact_root
 
@@ -148,8 +148,7 @@ def _launch(
 def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST) -> Server:
     """Start a server over a store, on the port or the next free one; return when it answers.
 
-    Raises:
-        StoreError: the store has a server already or can't be used, or the server doesn't start.
+    Raises StoreError where the store has a server already or can't be used, or the server doesn't start.
     """
     if urlsplit(tracking_uri).scheme in ("http", "https"):
         raise StoreError(f"{masked(tracking_uri)} is a server already", hint="open it in a browser")
@@ -170,25 +169,16 @@ def serve(
     announce: Callable[[str], None] = print,
     warn: Callable[[str], None] = print,
 ) -> None:
-    """Start a server, announce its page, and stay until Ctrl-C, SIGTERM or its end. Raises as `start_server` does.
+    """Start a server, announce its page, and stay until a signal or its end. Raises as `start_server` does.
 
     Warns of a host that other machines can reach.
     """
-
-    def end(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    previous: Any = signal.signal(signal.SIGTERM, end)
-    try:
-        with start_server(tracking_uri, project_dir, port=port, host=host) as server:
-            if not is_loopback(host):
-                warn(EXPOSED.format(host=host, port=urlsplit(server.url).port, name=socket.gethostname()))
-            announce(home_url(server.url))
-            server.wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    flags: dict[str, Any] = {"port": port, "host": host}
+    with handle_signals(), suppress(KeyboardInterrupt), start_server(tracking_uri, project_dir, **flags) as server:
+        if not is_loopback(host):
+            warn(EXPOSED.format(host=host, port=urlsplit(server.url).port, name=socket.gethostname()))
+        announce(home_url(server.url))
+        server.wait()
 
 
 def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
@@ -229,8 +219,7 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
 def credentials(home: Path) -> tuple[str, str]:
     """Return user and password of ``home``/.mlflow/credentials; make them up where there are none.
 
-    Raises:
-        StoreError: there are none, but users that have been made with them.
+    Raises StoreError where there are none, but users that have been made with them.
     """
     path = home / ".mlflow" / "credentials"
     file = configparser.ConfigParser()  # as MLflow's clients read it
@@ -281,8 +270,7 @@ def allowed_hosts(host: str) -> tuple[str, ...]:
 def free_port(first: int = FIRST_PORT, host: str = HOST) -> int:
     """Return the first port from `first` on that nobody listens on.
 
-    Raises:
-        StoreError: none of the next hundred is free, or the host is no address of this machine.
+    Raises StoreError where none of the next hundred is free, or the host is no address of this machine.
     """
     for port in range(first, min(first + 100, 65536)):
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:

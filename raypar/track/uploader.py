@@ -214,9 +214,7 @@ class Uploader:
     def apply(self, record: Record, *, is_new: bool = False) -> None:
         """Bring a journal's record into the store, which is not searched for one that `is_new`.
 
-        Raises:
-            Unreachable: to be tried again later.
-            Rejected: the store will never take it.
+        Raises Unreachable where it is to be tried again later, Rejected where the store will never take it.
         """
         try:
             self._apply(record, is_new)

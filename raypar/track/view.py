@@ -70,28 +70,8 @@ def saved_view(content: ViewContent, *, at_ms: int) -> str | None:
             sections.append({**_FLAGS, "uuid": short_hash(name), "name": name, "display": True, **_LAYOUT})
             charts += [{**chart, "metricSectionId": short_hash(name)} for chart in drawn]
     state = {
-        "searchFilter": "",
-        # Sorted by anything but time, runs are flat, and charts draw trials too. Executions, which have the curves over
-        # the number of workers, come first: MLflow fetches a hundred runs.
-        "orderByKey": "tags.`raypar.kind`",
-        "orderByAsc": True,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "datasetsFilter": [],
-        "modelVersionFilter": "All Runs",
+        **_STATE,
         "selectedColumns": [f"params.`{k}`" for k in content.swept] + [f"metrics.`{k}`" for k in outcomes],
-        "columnOrder": [],
-        "columnWidths": {},
-        "runsHiddenMode": "SHOWALL",
-        "runsExpanded": {},
-        "viewMaximized": False,
-        "runListHidden": False,
-        "isAccordionReordered": True,
-        "useGroupedValuesInCharts": True,
-        "hideEmptyCharts": True,
-        "groupBy": None,
-        "groupsExpanded": {},
-        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
         "compareRunCharts": charts,
         "compareRunSections": sections,
     }
@@ -131,6 +111,21 @@ def _sections(content: ViewContent, outcomes: Sequence[str]) -> list[tuple[str, 
     ]
 
 
+_STATE = (
+    # Sorted by anything but time, runs are flat, and charts draw trials too. Executions, which have the curves over
+    # the number of workers, come first: MLflow fetches a hundred runs.
+    {"orderByKey": "tags.`raypar.kind`", "orderByAsc": True, "searchFilter": "", "startTime": "ALL"}
+    | {"lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs"}
+    | {"columnOrder": [], "columnWidths": {}, "runsHiddenMode": "SHOWALL", "runsExpanded": {}}
+    | {"viewMaximized": False, "runListHidden": False, "isAccordionReordered": True}
+    | {"useGroupedValuesInCharts": True, "hideEmptyCharts": True, "groupBy": None, "groupsExpanded": {}}
+    | {"globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""}}
+)
+_LINE = (
+    {"xAxisKey": "step", "selectedXAxisMetricKey": "", "xAxisScaleType": "linear", "useGlobalXaxisKey": True}
+    | {"yAxisKey": "metric", "yAxisExpressions": [], "scaleType": "linear", "range": {}, "ignoreOutliers": False}
+    | {"lineSmoothness": 0, "useGlobalLineSmoothing": True}
+)
 _FLAGS = {"deleted": False, "isGenerated": False}
 _LAYOUT = {"isReordered": True, "columns": 2, "cardHeight": 320}
 
@@ -141,22 +136,7 @@ def _chart(kind: str, name: str, num_runs: int) -> dict[str, Any]:
 
 
 def _line(name: str, keys: Sequence[str]) -> dict[str, Any]:
-    return {
-        **_chart("LINE", name, 20),
-        "metricKey": keys[0],
-        "selectedMetricKeys": list(keys),
-        "lineSmoothness": 0,
-        "xAxisScaleType": "linear",
-        "scaleType": "linear",
-        "range": {},
-        "xAxisKey": "step",
-        "selectedXAxisMetricKey": "",
-        "yAxisKey": "metric",
-        "yAxisExpressions": [],
-        "ignoreOutliers": False,
-        "useGlobalXaxisKey": True,
-        "useGlobalLineSmoothing": True,
-    }
+    return {**_chart("LINE", name, 20), **_LINE, "metricKey": keys[0], "selectedMetricKeys": list(keys)}
 
 
 def _scatter(x: tuple[str, str], y: tuple[str, str]) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from results import make_result
 
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
-from raypar.execution.best_model import FinalTest, chosen_point, stored_final_test, with_final_test
+from raypar.execution.best_model import FinalTest, chosen_point, last_final_test, with_final_test
 from raypar.execution.results import scaling_metrics
 
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
@@ -57,6 +59,10 @@ def analysis_of(mode: str, **accuracies: tuple[float, ...]) -> StudyAnalysis:
     return analyse(Question("s", {}, ("lr",), mode=mode), results)
 
 
+def read(stored):
+    return last_final_test(SimpleNamespace(artifact=lambda *_: stored), "s")
+
+
 CHOICES = [("max", (0.5, 0.6, 0.7), 2.0), ("min", (0.5,), 1.0), ("max", (0.2,), 1.0), ("max", (), 0)]
 
 
@@ -69,7 +75,7 @@ def test_the_point_with_the_best_median_is_chosen_the_first_of_equals(
 
 
 def test_a_final_test_is_reported_from_what_was_stored_of_it() -> None:
-    analysis = with_final_test(analysis_of("max", x1=(0.5,)), stored_final_test(FINAL.to_json()))
+    analysis = with_final_test(analysis_of("max", x1=(0.5,)), read(json.dumps(asdict(FINAL))))
     sentence = analysis.verdicts[-1]
     assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
     again = replace(FINAL, look=2, metric="val_loss").sentence()
@@ -81,4 +87,4 @@ def test_a_final_test_is_reported_from_what_was_stored_of_it() -> None:
 )
 def test_where_no_final_test_is_stored_none_is_reported(stored: str | None) -> None:
     analysis = analysis_of("max", x1=(0.5,))
-    assert with_final_test(analysis, stored_final_test(stored)) == analysis
+    assert with_final_test(analysis, read(stored)) == analysis
