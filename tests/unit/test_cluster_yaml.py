@@ -1,11 +1,8 @@
 """Ray's cluster launcher accepts cluster.yaml and cluster-local.yaml, and they expose nothing."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,23 +12,23 @@ NAMES = ("cluster.yaml", "cluster-local.yaml")
 
 
 @pytest.fixture(params=NAMES)
-def cluster(request: pytest.FixtureRequest) -> dict[str, Any]:
+def cluster(request):
     return yaml.safe_load((REPOSITORY / request.param).read_text())
 
 
-def test_ray_accepts_the_file(cluster: dict[str, Any]) -> None:
+def test_ray_accepts_the_file(cluster):
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     validate_config(prepare_config(cluster))
 
 
-def test_nothing_listens_to_the_world(cluster: dict[str, Any]) -> None:
+def test_nothing_listens_to_the_world(cluster):
     assert "0.0.0.0" not in str(cluster)
     assert any("--dashboard-host=127.0.0.1" in command for command in cluster["head_start_ray_commands"])
     assert "security_group" not in cluster["provider"]
 
 
-def test_every_start_of_ray_requires_the_token_that_every_node_gets(cluster: dict[str, Any]) -> None:
+def test_every_start_of_ray_requires_the_token_that_every_node_gets(cluster):
     commands = [*cluster["head_start_ray_commands"], *cluster["worker_start_ray_commands"]]
     starts = [command for command in commands if "ray start" in command]
     assert len(starts) == 2
@@ -41,7 +38,7 @@ def test_every_start_of_ray_requires_the_token_that_every_node_gets(cluster: dic
     assert any("RAY_AUTH_MODE=token" in c and ".bashrc" in c for c in cluster["setup_commands"])
 
 
-def test_only_the_head_has_mlflow_and_studies_find_it(cluster: dict[str, Any]) -> None:
+def test_only_the_head_has_mlflow_and_studies_find_it(cluster):
     assert cluster["head_start_ray_commands"][-1] == "~/venv/bin/python -m raypar.track.server"
     assert any("MLFLOW_TRACKING_URI=http://127.0.0.1:5000" in c for c in cluster["head_setup_commands"])
     assert "mlflow" not in str([*cluster["setup_commands"], *cluster["worker_start_ray_commands"]]).lower()
@@ -51,14 +48,14 @@ def test_only_the_head_has_mlflow_and_studies_find_it(cluster: dict[str, Any]) -
     ("commands", "package"),
     [("setup_commands", "~/raypar[train,client]"), ("head_setup_commands", "~/raypar[cluster]")],
 )
-def test_nodes_install_raypar_from_the_repository(cluster: dict[str, Any], commands: str, package: str) -> None:
+def test_nodes_install_raypar_from_the_repository(cluster, commands, package):
     (install,) = [command for command in cluster[commands] if "pip install" in command]
     assert package in shlex.split(install)
     assert f"'{package}" not in install  # a shell doesn't expand a quoted ~
     assert cluster["file_mounts"]["~/raypar"] == "." and "docker" not in cluster
 
 
-def test_on_aws_the_head_trains_nothing_and_idle_nodes_cost_nothing() -> None:
+def test_on_aws_the_head_trains_nothing_and_idle_nodes_cost_nothing():
     aws = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text())
     types = dict(aws["available_node_types"])
     for node_type in types.values():

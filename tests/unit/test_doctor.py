@@ -1,11 +1,8 @@
 """`raypar doctor` fails a check that matters, with the fix."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import closing, suppress
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from raypar import doctor
 from raypar.train.affinity import allowed_cores
 
 
-def test_a_package_of_another_version_is_named_and_an_absent_one_unless_it_is_of_an_extra() -> None:
+def test_a_package_of_another_version_is_named_and_an_absent_one_unless_it_is_of_an_extra():
     (check,) = doctor.versions_in_range()
     assert check.is_ok
     texts = ["no-such-package-here>=1", 'no-such-extra-here>=1; extra == "more"', 'numpy<1; extra == "more"']
@@ -23,7 +20,7 @@ def test_a_package_of_another_version_is_named_and_an_absent_one_unless_it_is_of
     assert list(unmet) == ["numpy"], "an extra's package that is there has to be of its version"
 
 
-def test_torch_cores_pinning_memory_disk_and_limits_are_shown(tmp_path: Path) -> None:
+def test_torch_cores_pinning_memory_disk_and_limits_are_shown(tmp_path):
     check, num_gpus = doctor.torch_imports()  # in a process of its own
     assert check.is_ok and num_gpus is not None
     assert doctor.cores().detail.startswith(str(len(allowed_cores())))
@@ -34,7 +31,7 @@ def test_torch_cores_pinning_memory_disk_and_limits_are_shown(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["max 100000", "", "nonsense", f"{100_000 * len(allowed_cores())} 100000"])
-def test_a_quota_below_the_cores_fails_and_no_other_does(tmp_path: Path, content: str) -> None:
+def test_a_quota_below_the_cores_fails_and_no_other_does(tmp_path, content):
     (tmp_path / "cpu.max").write_text(content)
     assert not list(doctor.cpu_quota(tmp_path))
     (tmp_path / "cpu.max").write_text("50000 100000")
@@ -42,7 +39,7 @@ def test_a_quota_below_the_cores_fails_and_no_other_does(tmp_path: Path, content
     assert not check.is_ok and "0.5" in check.detail and "cpuset" in check.fix
 
 
-def test_a_gpu_that_torch_does_not_see_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_does_not_see_fails(tmp_path, monkeypatch):
     # No GPU to look at: the driver's answer is made up.
     monkeypatch.setattr("raypar.doctor.gpu_model", lambda: "Tesla P40")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -53,9 +50,7 @@ def test_a_gpu_that_torch_does_not_see_fails(tmp_path: Path, monkeypatch: pytest
     assert "CUDA_VISIBLE_DEVICES" in doctor.gpus(0, tmp_path).fix
 
 
-def test_data_that_is_half_there_fails_and_absent_data_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_is_half_there_fails_and_absent_data_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     (check,) = doctor.data_sets()
     assert check.is_ok and "MNIST" in check.detail and "refused" in check.detail
@@ -66,7 +61,7 @@ def test_data_that_is_half_there_fails_and_absent_data_does_not(
     assert "MNIST," not in absent.detail.replace("FashionMNIST,", "")
 
 
-def test_a_bad_store_and_results_that_wait_for_theirs_fail(tmp_path: Path) -> None:
+def test_a_bad_store_and_results_that_wait_for_theirs_fail(tmp_path):
     assert doctor.store(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}").is_ok
     (tmp_path / "broken.db").write_text("no database")
     check = doctor.store(tmp_path, f"sqlite:///{tmp_path / 'broken.db'}")
@@ -80,7 +75,7 @@ def test_a_bad_store_and_results_that_wait_for_theirs_fail(tmp_path: Path) -> No
     assert not check.is_ok and "raypar sync" in check.fix
 
 
-def test_a_taken_port_is_named_and_the_next_one_shown() -> None:
+def test_a_taken_port_is_named_and_the_next_one_shown():
     with closing(socket.socket()) as taken:
         with suppress(OSError):  # somebody has it: as good
             taken.bind(("127.0.0.1", 5000))

@@ -1,11 +1,8 @@
 """``--log-model``: what it asks of a study, and the best trial's model as it leaves the study's folder."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,17 +19,17 @@ from raypar.execution.best_model import (
     other_trials,
     with_models,
 )
-from raypar.run.runner import Event, Notice
+from raypar.run.runner import Notice
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.saved_model import NUM_EXAMPLES, WEIGHTS_FILE, exported
 from raypar.workloads import digits, gpt2_code
 
 
-def halved(inputs: torch.Tensor) -> torch.Tensor:
+def halved(inputs):
     return inputs / 2
 
 
-def bytes_data(_config: object) -> Data:
+def bytes_data(_config):
     inputs = torch.arange(24, dtype=torch.uint8).reshape(8, 3)
     split = Split(inputs, torch.zeros(8, dtype=torch.int64))
     return Data(train=split, val=split, transform=halved)
@@ -51,24 +48,24 @@ class Stored:
     models: list[tuple[str, Path]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
-    def model_folder(self, _study: str, identity: str) -> Path | None:
+    def model_folder(self, _study, identity):
         return self.folders.get(identity)
 
-    def artifact(self, _study: str, name: str) -> str | None:
+    def artifact(self, _study, name):
         return self.artifacts.get(name)
 
-    def record_model(self, *model: Any) -> None:
+    def record_model(self, *model):
         self.models.append(model)
 
-    def add_artifact(self, path: str, text: str) -> None:
+    def add_artifact(self, path, text):
         self.artifacts[path] = text
 
-    def notice(self, event: Event) -> None:
+    def notice(self, event):
         assert isinstance(event, Notice)
         self.notices.append(event.text)
 
 
-def results(study: Study, *accuracies: float) -> dict[str, TrialResult]:
+def results(study, *accuracies):
     """Return a result of each trial by point and repeat, whose second epoch has the accuracy and the others less."""
     made = {}
     for i, spec in enumerate(sorted(study.trials(), key=lambda spec: (spec.config["lr"], spec.repeat))):
@@ -78,11 +75,11 @@ def results(study: Study, *accuracies: float) -> dict[str, TrialResult]:
     return made
 
 
-def logged(study: Study, found: dict[str, TrialResult], stored: Stored, folder: Path) -> None:
-    log_final_model(study, analyse(study, tuple(found.values())), found, stored, stored, folder, stored.notice)  # type: ignore[arg-type]
+def logged(study, found, stored, folder):
+    log_final_model(study, analyse(study, tuple(found.values())), found, stored, stored, folder, stored.notice)
 
 
-def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix() -> None:
+def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix():
     check_can_log(STUDY)
     loop = Study(workload=Workload.from_train_loop(print, name="loop"), num_repeats=1)
     with pytest.raises(RayparError, match="--log-model: workload loop is a train loop") as refused:
@@ -93,7 +90,7 @@ def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix() -> 
     assert "keep_model=true" in str(refused.value.hint)
 
 
-def test_trials_that_keep_their_models_are_others_and_that_is_reported() -> None:
+def test_trials_that_keep_their_models_are_others_and_that_is_reported():
     keeping = with_models(STUDY)
     assert all(spec.config["keep_model"] for spec in keeping.trials())
     stored = tuple(results(STUDY, 0.5, 0.5, 0.5, 0.5).values())
@@ -105,7 +102,7 @@ def test_trials_that_keep_their_models_are_others_and_that_is_reported() -> None
     assert with_models(swept) == swept
 
 
-def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path: Path) -> None:
+def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path):
     keeping = with_models(STUDY)
     found = results(keeping, 0.6, 0.95, 0.8, 0.9)  # medians: 0.775 and 0.85, so the best trial of all does not count
     best = list(found)[3]
@@ -116,11 +113,11 @@ def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path: Pat
     torch.save(model.state_dict(), kept / WEIGHTS_FILE)
     stored = Stored({best: kept})
     analysis = analyse(keeping, tuple(found.values()))
-    assert not is_logged(keeping, analysis, found, stored)  # type: ignore[arg-type]
+    assert not is_logged(keeping, analysis, found, stored)
     logged(keeping, found, stored, tmp_path / "best")
     assert (stored.models, stored.notices) == ([(best, tmp_path / "best")], [])
     assert json.loads(stored.artifacts[FINAL_MODEL_FILE])["trial"] == "lr=0.5 #2"
-    assert is_logged(keeping, analysis, found, stored)  # type: ignore[arg-type]
+    assert is_logged(keeping, analysis, found, stored)
 
     import mlflow.pytorch
 
@@ -129,7 +126,6 @@ def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path: Pat
         inputs = torch.arange(size * 3, dtype=torch.uint8).reshape(size, 3)
         torch.testing.assert_close(loaded(inputs), model(inputs / 2))
     described = mlflow.models.Model.load(str(tmp_path / "best"))
-    assert described.signature is not None
     assert str(described.signature.inputs) == "[Tensor('uint8', (-1, 3))]"
     example = described.load_input_example(str(tmp_path / "best"))
     assert example.shape == (NUM_EXAMPLES, 3)
@@ -138,11 +134,11 @@ def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path: Pat
 
 
 class Dict(nn.Linear):
-    def forward(self, inputs: torch.Tensor) -> Any:
+    def forward(self, inputs):
         return {"logits": super().forward(inputs)}
 
 
-def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_path):
     odd = with_models(replace(STUDY, workload=replace(WORKLOAD, model=lambda _: Dict(3, 2))))
     found = results(odd, 0.6, 0.7, 0.8, 0.9)
     stored = Stored()
@@ -159,7 +155,7 @@ def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_p
     assert (stored.models, stored.artifacts) == ([], {})
 
 
-def test_samples_that_are_read_one_by_one_are_ready_for_the_model(tmp_path: Path) -> None:
+def test_samples_that_are_read_one_by_one_are_ready_for_the_model(tmp_path):
     images = torch.utils.data.TensorDataset(torch.ones(5, 3), torch.zeros(5))
     data = Data(train_dataset=images, val_dataset=images, transform=halved)
     torch.save(nn.Linear(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)

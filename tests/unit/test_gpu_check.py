@@ -1,33 +1,29 @@
 """benchmarks/gpu_check.py passes a dry run on the CPU, and each of its checks can fail."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from raypar.run.runner import Listener, TrialEnded, TrialReported
-from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.run.runner import TrialEnded, TrialReported
+from raypar.study.trial import TrialResult, TrialState
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def gpu_check(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("gpu_check")
 
 
-def test_dry_run_passes_every_check_without_ray_and_mlflow(tmp_path: Path) -> None:
+def test_dry_run_passes_every_check_without_ray_and_mlflow(tmp_path):
     for name in ("ray", "mlflow"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not needed')")
     command = [sys.executable, str(BENCHMARKS / "gpu_check.py"), "--dry-run"]
@@ -40,7 +36,7 @@ def test_dry_run_passes_every_check_without_ray_and_mlflow(tmp_path: Path) -> No
     assert done.returncode == 0
 
 
-def test_error_fails_its_check_alone(gpu_check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_fails_its_check_alone(gpu_check, capsys):
     assert not gpu_check.run_check("broken", lambda: 1 / 0)
     line = json.loads(capsys.readouterr().out)
     assert line["check"] == "broken" and line["ok"] is False and "ZeroDivisionError" in line["error"]
@@ -50,15 +46,15 @@ def test_error_fails_its_check_alone(gpu_check: ModuleType, capsys: pytest.Captu
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA has no bad forks")
-def test_fork_after_cuda_was_queried_fails_the_check(gpu_check: ModuleType) -> None:
-    def check() -> dict[str, bool]:
+def test_fork_after_cuda_was_queried_fails_the_check(gpu_check):
+    def check():
         torch.cuda.is_available()
         return {"ok": gpu_check.fork_hygiene(gpu_check.StandIn())[0]}
 
     assert gpu_check.in_fork(check) == {"ok": False}
 
 
-def test_step_times_in_another_unit_fail_the_check(gpu_check: ModuleType) -> None:
+def test_step_times_in_another_unit_fail_the_check(gpu_check):
     in_milliseconds = gpu_check.StandIn()
     in_milliseconds.elapsed_s = lambda first, last: (last - first) * 1e3
     ok, figures = gpu_check.step_timer(in_milliseconds)
@@ -72,10 +68,8 @@ KEPT_BY_THE_SECOND_TRIAL, UNUSED = [100, 500, 100, 500, 160, 500, 160], [100] * 
     ("memory_mb", "passes"),
     [([100, 500, 103, 500, 101, 500, 100], True), (KEPT_BY_THE_SECOND_TRIAL, False), (UNUSED, False)],
 )
-def test_memory_has_to_rise_and_come_back(
-    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, memory_mb: list[float], passes: bool
-) -> None:
-    def run(study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+def test_memory_has_to_rise_and_come_back(gpu_check, monkeypatch, memory_mb, passes):
+    def run(study, specs, listener):
         for spec in specs:
             listener(TrialReported(spec, {"epoch": 1}))
             listener(TrialEnded(TrialResult(spec, TrialState.FINISHED, wall_s=0.5, startup_s=0.1)))

@@ -1,9 +1,5 @@
 """Edits of a study's files that count as other code, and those that don't."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from raypar.provenance import changed_files, files_text, source_files
@@ -43,7 +39,7 @@ FILES = {
 OLD = ({"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"}, {"s.py": "0123456789ab"})
 
 
-def code(folder: Path, *changes: tuple[str, str, str], study: str = STUDY) -> dict[str, str]:
+def code(folder, *changes, study=STUDY):
     """Write the study after replacing (file, old, new), and return its digests."""
     texts = {"s.py": study, **FILES}
     for file, old, new in changes:
@@ -55,7 +51,7 @@ def code(folder: Path, *changes: tuple[str, str, str], study: str = STUDY) -> di
     return dict(source_files(folder / "s.py", texts["s.py"]).digests)
 
 
-def test_imports_are_followed_through_the_folder_those_in_functions_too(tmp_path: Path) -> None:
+def test_imports_are_followed_through_the_folder_those_in_functions_too(tmp_path):
     files = ["nets/__init__.py", "nets/heads.py", "nets/layers.py", "readers.py", "s.py", "tables.py"]
     assert list(code(tmp_path)) == files
     assert source_files(tmp_path / "s.py", STUDY).packages == ("numpy", "sklearn.datasets", "torch")
@@ -87,24 +83,22 @@ NO_CHANGES = [
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *NO_CHANGES])
-def test_a_change_is_reported_with_its_file_where_it_counts(tmp_path: Path, change: tuple[str, str, str]) -> None:
+def test_a_change_is_reported_with_its_file_where_it_counts(tmp_path, change):
     assert changed_files(code(tmp_path), code(tmp_path, change)) == ((change[0],) if change in CHANGES else ())
 
 
-def test_a_module_that_is_no_longer_imported_counts_and_one_that_is_not_python_leaves_the_others_comparable(
-    tmp_path: Path,
-) -> None:
+def test_a_module_that_is_no_longer_imported_counts_and_one_that_is_not_python_leaves_the_others_comparable(tmp_path):
     without = code(tmp_path, ("readers.py", "    from tables import load\n", ""))
     assert changed_files(code(tmp_path), without) == ("readers.py", "tables.py")
     assert changed_files(code(tmp_path, BROKEN), code(tmp_path, BROKEN, ("s.py", "64  #", "65  #"))) == ("s.py",)
 
 
 @pytest.mark.parametrize("stored", [{}, *OLD, {"s.py": "py3.9:0123456789ab"}])
-def test_digests_that_are_missing_or_made_otherwise_are_unknown(tmp_path: Path, stored: dict[str, str]) -> None:
+def test_digests_that_are_missing_or_made_otherwise_are_unknown(tmp_path, stored):
     now = code(tmp_path)
     assert changed_files(stored, now) == () == changed_files(now, stored)
 
 
-def test_of_many_files_the_first_are_named() -> None:
+def test_of_many_files_the_first_are_named():
     assert files_text(["b.py", "a.py", "b.py"]) == "a.py, b.py"
     assert files_text(f"{c}.py" for c in "abcdef") == "a.py, b.py, c.py, d.py and 2 more"

@@ -1,11 +1,8 @@
 """A rank gets its cores before it has threads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +25,7 @@ print(json.dumps(figures))
 
 
 @pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
-def test_a_pinned_process_and_all_that_it_starts_stay_on_the_core_and_know_the_allowed_ones() -> None:
+def test_a_pinned_process_and_all_that_it_starts_stay_on_the_core_and_know_the_allowed_ones():
     done = subprocess.run([sys.executable, "-c", PINNED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -36,7 +33,7 @@ def test_a_pinned_process_and_all_that_it_starts_stay_on_the_core_and_know_the_a
     assert figures["pinned"] == figures["still"] == figures["thread"] == figures["child"] == figures["before"][-1:]
 
 
-def test_threads_of_a_core_and_cores_of_a_socket_are_distinguished(tmp_path: Path) -> None:
+def test_threads_of_a_core_and_cores_of_a_socket_are_distinguished(tmp_path):
     cores = {0: (0, "0,4"), 1: (0, "1,5"), 2: (1, "2-3"), 3: (1, "2-3"), 4: (0, "0,4"), 5: (0, ""), 6: (0, "none")}
     for number, (package, siblings) in cores.items():
         (core_dir := tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
@@ -47,5 +44,5 @@ def test_threads_of_a_core_and_cores_of_a_socket_are_distinguished(tmp_path: Pat
     assert topology((5, 6, 7), tmp_path) == (Core(5, 0, 5), Core(6, 0, 6), Core(7, 0, 7))  # unreadable
 
 
-def test_the_cores_of_this_machine_are_those_that_it_allows() -> None:
+def test_the_cores_of_this_machine_are_those_that_it_allows():
     assert tuple(core.number for core in host_cores()) == allowed_cores()

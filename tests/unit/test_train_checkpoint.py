@@ -1,14 +1,10 @@
 """A training that goes on from a checkpoint comes to what it would have come to without the interruption."""
 
-from __future__ import annotations
-
 import random
 import threading
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,24 +16,23 @@ from raypar.analysis.question import question_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train.checkpoint import Checkpoints
-from raypar.train.job import RankOutcome
 from raypar.train.loop import NO_ENERGY, train
 
 ALONE = DistContext(0, 1, torch.device("cpu"))
 EPOCHS, STEPS_PER_EPOCH = 5, 4
 
 
-def model(config: Mapping[str, Any]) -> nn.Module:
+def model(config):
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
 
 
-def noisy(inputs: torch.Tensor) -> torch.Tensor:
+def noisy(inputs):
     """Augmentation by every generator that there is."""
     noise = torch.from_numpy(np.random.normal(0, 0.1, inputs.shape)).to(inputs.dtype)
     return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
 
 
-def data(config: Mapping[str, Any]) -> Data:
+def data(config):
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(90, 6, generator=generator)
     targets = inputs[:, :3].argmax(1)
@@ -55,22 +50,22 @@ class PowerCut(Exception):
 class Channel:
     """Keeps the reports; at one report the power is cut, or the trial stopped."""
 
-    def __init__(self, cut_at: int = 0, stop_at: int = 0) -> None:
+    def __init__(self, cut_at=0, stop_at=0):
         self.reports: list[dict[str, float]] = []
         self._cut_at, self._stop_at = cut_at, stop_at
 
-    def report(self, metrics: Mapping[str, float]) -> bool:
+    def report(self, metrics):
         self.reports.append(dict(metrics))
         if len(self.reports) == self._cut_at:
             raise PowerCut
         return len(self.reports) != self._stop_at
 
     @property
-    def learned(self) -> list[tuple[float, ...]]:
+    def learned(self):
         return [tuple(r[key] for key in ("epoch", "step", "train_loss", "val_loss", "lr")) for r in self.reports]
 
 
-def trained(channel: Channel, folder: Path, seed: int = 7, **config: Any) -> RankOutcome:
+def trained(channel, folder, seed=7, **config):
     """Train; the model is kept in the folder, and the checkpoints too."""
     random.seed(seed)
     np.random.seed(seed)
@@ -79,7 +74,7 @@ def trained(channel: Channel, folder: Path, seed: int = 7, **config: Any) -> Ran
     return train(WORKLOAD, complete, 3, ALONE, channel, start_s=0.0, **folders)
 
 
-def interrupted(folder: Path, cut_at: int = 4, **config: Any) -> Channel:
+def interrupted(folder, cut_at=4, **config):
     channel = Channel(cut_at)
     with pytest.raises(PowerCut):
         trained(channel, folder, **config)
@@ -97,7 +92,7 @@ def interrupted(folder: Path, cut_at: int = 4, **config: Any) -> Channel:
     ],
     ids=lambda config: "-".join(map(str, config.values())),
 )
-def test_a_resumed_training_equals_an_uninterrupted_one_to_the_last_bit(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_resumed_training_equals_an_uninterrupted_one_to_the_last_bit(tmp_path, config):
     uninterrupted, after = Channel(), Channel()
     trained(uninterrupted, tmp_path / "full", **config)
     interrupted(tmp_path / "cut", **config)
@@ -108,9 +103,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_to_the_last_bit(tmp_path
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_every_step_is_timed_once_and_a_lost_attempts_steps_after_its_checkpoint_are_not_counted(
-    tmp_path: Path,
-) -> None:
+def test_every_step_is_timed_once_and_a_lost_attempts_steps_after_its_checkpoint_are_not_counted(tmp_path):
     after, before = Channel(), interrupted(tmp_path, checkpoint_every_epochs=2)
     outcome = trained(after, tmp_path, checkpoint_every_epochs=2)
     assert outcome.environment["resumed_at_epoch"] == 2
@@ -121,7 +114,7 @@ def test_every_step_is_timed_once_and_a_lost_attempts_steps_after_its_checkpoint
     assert outcome.counters is not None and outcome.counters.no_energy == (NO_ENERGY,)
 
 
-def test_a_finished_training_leaves_no_checkpoint_and_one_without_them_writes_none(tmp_path: Path) -> None:
+def test_a_finished_training_leaves_no_checkpoint_and_one_without_them_writes_none(tmp_path):
     outcome = trained(Channel(), tmp_path)
     assert list((tmp_path / "kept").iterdir()) == [] and outcome.environment["checkpoint_s"] > 0
     assert "resumed_at_epoch" not in outcome.environment
@@ -129,14 +122,14 @@ def test_a_finished_training_leaves_no_checkpoint_and_one_without_them_writes_no
     assert not (tmp_path / "none" / "kept").exists()
 
 
-def test_a_trial_that_is_to_stop_while_its_reports_are_repeated_trains_no_further(tmp_path: Path) -> None:
+def test_a_trial_that_is_to_stop_while_its_reports_are_repeated_trains_no_further(tmp_path):
     interrupted(tmp_path)
     after = Channel(stop_at=2)
     outcome = trained(after, tmp_path)
     assert outcome.stopped and len(after.reports) == 2 and list((tmp_path / "kept").iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path):
     uninterrupted, after = Channel(), Channel()
     trained(uninterrupted, tmp_path / "full")
     interrupted(tmp_path, cut_at=3)
@@ -154,19 +147,19 @@ class ThreadRank(DistContext):
     meeting: threading.Barrier
     values: list[list[float]]
 
-    def max(self, values: list[float]) -> list[float]:
+    def max(self, values):
         self.values[self.rank] = values
         self.barrier()
         largest = [max(of_ranks) for of_ranks in zip(*self.values, strict=True)]
         self.barrier()
         return largest
 
-    def barrier(self) -> None:
+    def barrier(self):
         self.meeting.wait()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-50])])
-def test_a_checkpoint_that_one_rank_lacks_is_used_by_none(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_a_checkpoint_that_one_rank_lacks_is_used_by_none(tmp_path, damage):
     barrier, values = threading.Barrier(2, timeout=30), [[0.0], [0.0]]
     ranks = [Checkpoints(tmp_path, ThreadRank(rank, 2, ALONE.device, barrier, values)) for rank in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
@@ -177,7 +170,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_used_by_none(tmp_path: Path, damage
     assert all("began anew" in rank.why_not for rank in ranks)
 
 
-def test_an_unfinished_checkpoint_is_ignored_and_only_the_last_is_kept(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_ignored_and_only_the_last_is_kept(tmp_path):
     Checkpoints(tmp_path, ALONE).save(4, {"at": 4})
     (tmp_path / "rank0-step8.unfinished").write_bytes(b"half")
     assert Checkpoints(tmp_path, ALONE).load() == {"at": 4}
@@ -188,7 +181,7 @@ def test_an_unfinished_checkpoint_is_ignored_and_only_the_last_is_kept(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checkpoints_are_no_part_of_a_trials_identity_unless_they_are_swept() -> None:
+def test_checkpoints_are_no_part_of_a_trials_identity_unless_they_are_swept():
     plain = Study(workload=WORKLOAD, name="s", space={"lr": grid(0.1, 0.2)})
     keeping = Study(workload=WORKLOAD, name="s", space=plain.space, config={"checkpoint_every_epochs": 2})
     assert [t.identity for t in plain.trials()] == [t.identity for t in keeping.trials()]
@@ -206,8 +199,6 @@ def test_checkpoints_are_no_part_of_a_trials_identity_unless_they_are_swept() ->
         ({"checkpoint_every_epochs": 0}, "must be at least 1"),
     ],
 )
-def test_a_training_that_no_checkpoint_can_hold_is_refused_before_anything_starts(
-    config: dict[str, Any], message: str
-) -> None:
+def test_a_training_that_no_checkpoint_can_hold_is_refused_before_anything_starts(config, message):
     with pytest.raises(StudyError, match=message):
         Study(workload=WORKLOAD, name="s", config={"checkpoint_every_epochs": 1, **config})

@@ -1,9 +1,6 @@
 """Every step works on the same global batch, however many workers share it; a fingerprint identifies the data."""
 
-from __future__ import annotations
-
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
@@ -26,8 +23,8 @@ NUMERICS = Numerics(torch.device("cpu"), torch.float64, None, needs_scaling=Fals
 
 @given(**CASES)
 def test_the_shares_of_a_step_are_the_global_batch_in_order_and_their_weighted_means_average_to_its_mean(
-    num_samples: int, batch_size: int, num_shares: int, drop_last: bool
-) -> None:
+    num_samples, batch_size, num_shares, drop_last
+):
     order = epoch_order(num_samples, 3, 1)
     values = torch.randn(num_samples, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ranks = [list(shares(order, batch_size, rank, num_shares, drop_last=drop_last)) for rank in range(num_shares)]
@@ -48,9 +45,7 @@ def test_the_shares_of_a_step_are_the_global_batch_in_order_and_their_weighted_m
 
 
 @given(num_samples=st.integers(1, 300), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10_000))
-def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_alone_decide(
-    num_samples: int, seed: int, epoch: int
-) -> None:
+def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_alone_decide(num_samples, seed, epoch):
     torch.manual_seed(1)
     order, next_draw = epoch_order(num_samples, seed, epoch), torch.rand(1)
     torch.manual_seed(1)
@@ -61,27 +56,27 @@ def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_alone_decide(
     assert longer[0] != longer[1] and longer[0] != longer[2]
 
 
-def data_of(num_samples: int) -> Data:
+def data_of(num_samples):
     generator = torch.Generator().manual_seed(4)
     inputs = torch.randint(0, 256, (num_samples, 3, 2), dtype=torch.uint8, generator=generator)
     split = Split(inputs, torch.arange(num_samples))
     return Data(train=split, val=split, transform=lambda x: x.float().div(255).mul_(2))
 
 
-def batches_of(data: Data, share: tuple[int, int] = (0, 1), seed: int = 7, **config: Any) -> TrainBatches:
+def batches_of(data, share=(0, 1), seed=7, **config):
     loading = {"loader": "resident", "num_loader_workers": 0, "prefetch_factor": None, "pin_memory": None}
     steps = {"num_samples": None, "batch_size": 4, "drop_last": False, "num_warmup_steps": 2, "eval_every_steps": None}
     return TrainBatches(data, {**loading, **steps, **config}, seed, share, NUMERICS)
 
 
-def targets(batches: Any) -> list[list[int]]:
+def targets(batches):
     return [batch.targets.tolist() for batch in batches]
 
 
 @given(**CASES, rank=st.integers(0, 8))
 def test_resident_and_dataloader_serve_the_same_batches_to_the_bit(
-    num_samples: int, batch_size: int, num_shares: int, drop_last: bool, rank: int
-) -> None:
+    num_samples, batch_size, num_shares, drop_last, rank
+):
     batch_size = min(batch_size, num_samples)
     share, config = (rank % num_shares, num_shares), {"batch_size": batch_size, "drop_last": drop_last}
     served = []
@@ -96,23 +91,21 @@ def test_resident_and_dataloader_serve_the_same_batches_to_the_bit(
         assert (a.weight, a.num_samples) == (b.weight, b.num_samples)
 
 
-def test_a_data_set_of_single_samples_gets_no_transform_on_top() -> None:
+def test_a_data_set_of_single_samples_gets_no_transform_on_top():
     data, samples = data_of(10), [(torch.full((2,), float(i)), i) for i in range(10)]
-    data = Data(data.train, data.val, data.transform, train_dataset=samples)  # type: ignore[arg-type]
+    data = Data(data.train, data.val, data.transform, train_dataset=samples)
     batches = batches_of(data, loader="dataloader")
     (epoch,) = batches.segments(range(batches.steps_per_epoch))
     assert [i for batch in epoch for i in batch.inputs[:, 0].tolist()] == epoch_order(10, 7, 1).tolist()
 
 
 @given(num_samples=st.integers(1, 40), batch_size=st.integers(1, 15), epochs=st.integers(1, 4), data=st.data())
-def test_the_rest_of_a_training_is_the_end_of_the_full_one(
-    num_samples: int, batch_size: int, epochs: int, data: st.DataObject
-) -> None:
+def test_the_rest_of_a_training_is_the_end_of_the_full_one(num_samples, batch_size, epochs, data):
     batches = batches_of(data_of(num_samples), batch_size=batch_size)
     total = batches.steps_per_epoch * epochs
     done = data.draw(st.integers(0, total))
 
-    def served(steps: range) -> list[list[int]]:
+    def served(steps):
         return [batch for segment in batches.segments(steps) for batch in targets(segment)]
 
     full = served(range(total))
@@ -121,18 +114,18 @@ def test_the_rest_of_a_training_is_the_end_of_the_full_one(
 
 
 @pytest.mark.parametrize(("every", "parts"), [(None, [3, 3, 3]), (2, [2, 2, 2, 2, 1]), (9, [9]), (20, [9])])
-def test_an_evaluation_follows_each_epoch_or_every_so_many_steps(every: int | None, parts: list[int]) -> None:
+def test_an_evaluation_follows_each_epoch_or_every_so_many_steps(every, parts):
     batches = batches_of(data_of(9), eval_every_steps=every)
     assert [len(list(segment)) for segment in batches.segments(range(9))] == parts
 
 
-def test_full_batches_go_on_from_epoch_to_epoch_without_end() -> None:
+def test_full_batches_go_on_from_epoch_to_epoch_without_end():
     fifth, sixth = epoch_order(10, 7, 5).tolist(), epoch_order(10, 7, 6).tolist()
     assert targets(islice(batches_of(data_of(10)).full(5), 4)) == [fifth[:4], fifth[4:8], sixth[:4], sixth[4:8]]
     assert targets(islice(batches_of(data_of(3)).full(5), 1)) == [epoch_order(3, 7, 5).tolist()]
 
 
-def test_a_warm_up_has_its_own_order_and_on_request_a_batch_of_the_short_size() -> None:
+def test_a_warm_up_has_its_own_order_and_on_request_a_batch_of_the_short_size():
     order = epoch_order(10, 7, 0).tolist()
     batches = batches_of(data_of(10))
     assert targets(batches.warm_up(with_short_batch=False)) == [order[:4], order[4:8]]
@@ -147,30 +140,30 @@ def test_a_warm_up_has_its_own_order_and_on_request_a_batch_of_the_short_size() 
         (data_of(10), {"num_samples": 11}, "num_samples=11 is more than the 10"),
         (data_of(3), {"drop_last": True}, "leaves no full batch of 3"),
         (Data(), {}, "neither train nor train_dataset"),
-        (Data(train_dataset=[1, 2]), {}, "not in memory"),  # type: ignore[arg-type]
+        (Data(train_dataset=[1, 2]), {}, "not in memory"),
     ],
 )
-def test_data_that_does_not_fit_the_config_is_refused(data: Data, config: dict[str, Any], message: str) -> None:
+def test_data_that_does_not_fit_the_config_is_refused(data, config, message):
     with pytest.raises(ValueError, match=message):
         batches_of(data, **config)
 
 
-def source(_config: object) -> Data:
+def source(_config):
     raise NotImplementedError
 
 
 WORKLOAD = Workload(name="mine", data=source, dataset="Flowers, 8 + 2")
 
 
-def split(size: int, start: int = 0, dtype: torch.dtype = torch.uint8) -> Split:
+def split(size, start=0, dtype=torch.uint8):
     return Split((torch.arange(size * 3) + start).to(dtype).reshape(size, 3), torch.arange(size))
 
 
-def digest(train: Split, num_samples: int = 8) -> str:
+def digest(train, num_samples=8):
     return str(fingerprint(WORKLOAD, Data(train=train), num_samples)["splits"]["train"]["digest"])
 
 
-def test_a_fingerprint_has_name_source_sizes_and_types() -> None:
+def test_a_fingerprint_has_name_source_sizes_and_types():
     one = fingerprint(WORKLOAD, Data(train=split(8), val=split(2), test=split(3)), 6)
     assert (one["name"], one["source"]) == ("Flowers", f"{__name__}:source")
     assert {name: part["num_samples"] for name, part in one["splits"].items()} == {"train": 6, "val": 2, "test": 3}
@@ -181,14 +174,14 @@ def test_a_fingerprint_has_name_source_sizes_and_types() -> None:
     assert from_disk["splits"] == {"train": {"num_samples": 4}, "val": {"num_samples": 5}}
 
 
-def test_the_same_samples_have_the_same_digest_and_any_others_another() -> None:
+def test_the_same_samples_have_the_same_digest_and_any_others_another():
     assert digest(split(8)) == digest(split(8)) == digest(split(9), 8) != digest(split(9), 9)
     others = [split(8, start=1), split(7), Split(split(8).inputs, torch.zeros(8))]
     others += [split(8, dtype=dtype) for dtype in (torch.int16, torch.bfloat16, torch.bool, torch.float64)]
     assert len({digest(part) for part in (split(8), *others)}) == 8
 
 
-def test_of_large_tensors_evenly_spread_samples_make_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_tensors_evenly_spread_samples_make_the_digest(monkeypatch):
     monkeypatch.setattr(module, "MAX_HASHED_BYTES", 12)
     unseen, seen = split(8), split(8)
     unseen.inputs[1], seen.inputs[4] = 99, 99  # of 24 bytes every second sample

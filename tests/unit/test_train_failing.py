@@ -1,7 +1,5 @@
 """Failures have kinds: the code's own errors, memory that ran out, a lost peer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ class DistBackendError(RuntimeError):
     """NCCL's, which is not built everywhere."""
 
 
-def raised(call) -> Exception:
+def raised(call):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         call()
     return caught.value

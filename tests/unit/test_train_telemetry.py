@@ -3,8 +3,6 @@
 Clocks and throttling come from folders laid out like /sys/devices/system/cpu: few machines that run tests have them.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -47,7 +45,7 @@ BURN = "import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile T
 
 @needs_pinning
 @needs_schedstat
-def test_a_neighbour_on_the_same_core_is_noticed() -> None:
+def test_a_neighbour_on_the_same_core_is_noticed():
     burn = BURN.format(core=allowed_cores()[-1])
     with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as neighbour:
         try:
@@ -85,22 +83,22 @@ class ProcessTimes(NamedTuple):
 class Clock:
     """Seconds since some time, and the use of a machine of three cores by then."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 100.0
         self.children: list[ProcessTimes] = []
         self.own = ProcessTimes(0.0)
 
-    def cpu_times(self, percpu: bool) -> list[CoreTimes]:
+    def cpu_times(self, percpu):
         """Of the rank's two cores the first is busy all the time, the second not at all. The third is another's."""
         return [CoreTimes(self.now_s / 2, self.now_s / 2), CoreTimes(7.0), CoreTimes(0.0, steal=self.now_s)]
 
-    def process(self) -> SimpleNamespace:
+    def process(self):
         children = [SimpleNamespace(cpu_times=lambda u=u: u) for u in self.children]
         return SimpleNamespace(cpu_times=lambda: self.own, children=lambda recursive: children)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     psutil = SimpleNamespace(Error=OSError, cpu_times=clock.cpu_times, Process=clock.process)
     monkeypatch.setattr(module, "psutil", psutil)
@@ -108,7 +106,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_use_by_a_rank_and_its_loader_processes_is_not_foreign(clock: Clock) -> None:
+def test_use_by_a_rank_and_its_loader_processes_is_not_foreign(clock):
     monitor = CpuMonitor((0, 1))
     for _ in range(2):  # what happens between the regions doesn't count
         monitor.start()
@@ -120,7 +118,7 @@ def test_use_by_a_rank_and_its_loader_processes_is_not_foreign(clock: Clock) -> 
     assert monitor.summary()["foreign_cpu_share"] == pytest.approx((4 - 1 - 1) / 4 / 2)
 
 
-def test_loader_processes_that_end_within_the_region_stay_the_ranks_own(clock: Clock) -> None:
+def test_loader_processes_that_end_within_the_region_stay_the_ranks_own(clock):
     clock.children = [ProcessTimes(1.5)]
     monitor = CpuMonitor((0, 1))
     monitor.start()
@@ -131,7 +129,7 @@ def test_loader_processes_that_end_within_the_region_stay_the_ranks_own(clock: C
     assert monitor.summary()["foreign_cpu_share"] == 0
 
 
-def test_a_rank_without_cores_of_its_own_is_measured_on_the_machine_with_its_hypervisors_share(clock: Clock) -> None:
+def test_a_rank_without_cores_of_its_own_is_measured_on_the_machine_with_its_hypervisors_share(clock):
     monitor = CpuMonitor(())
     monitor.start()
     clock.now_s += 4
@@ -150,13 +148,11 @@ def test_a_rank_without_cores_of_its_own_is_measured_on_the_machine_with_its_hyp
         (0.05, 0.1, 0.0, None),  # five ticks
     ],
 )
-def test_others_load_is_known_where_the_counters_show_it(
-    elapsed_s: float, busy_s: float, own_s: float, expected: float | None
-) -> None:
+def test_others_load_is_known_where_the_counters_show_it(elapsed_s, busy_s, own_s, expected):
     assert other_loads([RankCounters("a", 8, elapsed_s, busy_s, own_s)]) == [expected]
 
 
-def write_core(folder: Path, number: int, **numbers: float) -> None:
+def write_core(folder, number, **numbers):
     """Write some of a core's files: its clock, and how often it and its package slowed down."""
     folders = {"scaling_cur_freq": "cpufreq", "core_throttle_count": "thermal_throttle"}
     for name, value in numbers.items():
@@ -165,7 +161,7 @@ def write_core(folder: Path, number: int, **numbers: float) -> None:
         path.write_text(f"{value:.0f}\n")
 
 
-def test_clocks_are_the_mean_of_the_ranks_cores_at_the_regions_ends(tmp_path: Path) -> None:
+def test_clocks_are_the_mean_of_the_ranks_cores_at_the_regions_ends(tmp_path):
     monitor = ClockMonitor((0, 2), tmp_path)
     for mhz in (3000, 2700, 2400):
         write_core(tmp_path, 0, scaling_cur_freq=800_000)  # idle between the regions
@@ -177,7 +173,7 @@ def test_clocks_are_the_mean_of_the_ranks_cores_at_the_regions_ends(tmp_path: Pa
     assert figures == pytest.approx({"cpu_mhz_first": 3100, "cpu_mhz_mean": 2800, "cpu_mhz_last": 2500})
 
 
-def test_throttles_of_cores_add_up_and_those_of_a_package_count_once(tmp_path: Path) -> None:
+def test_throttles_of_cores_add_up_and_those_of_a_package_count_once(tmp_path):
     monitor = ClockMonitor((0, 1), tmp_path)
     for _ in range(2):
         for number, core in enumerate((5, 1)):
@@ -189,7 +185,7 @@ def test_throttles_of_cores_add_up_and_those_of_a_package_count_once(tmp_path: P
     assert monitor.summary() == {"throttles": 2 * (2 + 2 + 3)}
 
 
-def test_figures_that_a_machine_does_not_show_are_absent(tmp_path: Path) -> None:
+def test_figures_that_a_machine_does_not_show_are_absent(tmp_path):
     (tmp_path / "cpu0/cpufreq").mkdir(parents=True)
     (tmp_path / "cpu0/cpufreq/scaling_cur_freq").write_text("<unknown>\n")
     monitor = ClockMonitor((0,), tmp_path)
@@ -201,12 +197,12 @@ def test_figures_that_a_machine_does_not_show_are_absent(tmp_path: Path) -> None
 RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
 
 
-def merged(*counters: RankCounters | None) -> TrialResult:
+def merged(*counters):
     ends = {rank: RankEnd(RankOutcome(train_time_s=2.0, counters=c)) for rank, c in enumerate(counters)}
     return trial_result(make_spec({"num_workers": len(counters)}), ends, environment={"node": ["n"]})
 
 
-def test_a_trials_times_are_those_of_its_slowest_rank() -> None:
+def test_a_trials_times_are_those_of_its_slowest_rank():
     ranks = [
         RankOutcome(train_time_s=t, wall_s=1 + t, eval_time_s=e, num_samples=60) for t, e in ((2.0, 0.5), (4.0, 0.1))
     ]
@@ -215,7 +211,7 @@ def test_a_trials_times_are_those_of_its_slowest_rank() -> None:
     assert result.throughput_samples_per_s == 30.0  # of both ranks' samples
 
 
-def test_each_machine_has_its_load_less_the_work_of_all_ranks_on_it_and_the_worst_is_the_trials() -> None:
+def test_each_machine_has_its_load_less_the_work_of_all_ranks_on_it_and_the_worst_is_the_trials():
     ranks = RANK, replace(RANK, machine="b", busy_s=5.0), replace(RANK, own_s=3.0)
     assert other_loads(ranks) == pytest.approx([0.5, 1.5, 0.5])
     result = merged(*ranks)
@@ -244,13 +240,11 @@ NO_GPU = [replace(RANK, package_j=j, machine=m) for j, m in ((100.0, "a"), (101.
         ([WITH_PACKAGES[0], replace(WITH_PACKAGES[0], gpu="H", gpu_j=None)], None),
     ],
 )
-def test_packages_and_gpus_count_once_each_and_all_that_are_used_are_needed(
-    ranks: list[RankCounters], expected: tuple[float, str] | None
-) -> None:
+def test_packages_and_gpus_count_once_each_and_all_that_are_used_are_needed(ranks, expected):
     assert energy(ranks) == expected
 
 
-def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not() -> None:
+def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not():
     result = merged(replace(RANK, package_j=100.0))
     assert (result.energy_j, result.environment["energy_of"]) == (100.0, "CPU packages")
     assert TrialResult.from_json(result.to_json()).energy_j == 100.0
@@ -261,6 +255,6 @@ def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not() -> None:
     assert (untimed.energy_j, untimed.other_load_cores, untimed.environment) == (None, None, {"node": ["n"]})
 
 
-def test_results_of_before_energy_was_measured_are_read() -> None:
+def test_results_of_before_energy_was_measured_are_read():
     text = merged(RANK).to_json().replace('"energy_j":null,', "")
     assert "energy_j" not in text and TrialResult.from_json(text).energy_j is None

@@ -1,7 +1,5 @@
 """Step times are the distances between the laps, and the total is the region."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -18,8 +16,8 @@ from raypar.train.loop import StepTimer
     ],
 )
 def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(
-    monkeypatch: pytest.MonkeyPatch, readings_s: list[float], step_times_s: list[float], total_s: float
-) -> None:
+    monkeypatch, readings_s, step_times_s, total_s
+):
     timer = StepTimer(torch.device("cpu"))
     for offset_s in (0.0, 100.0):  # a timer that is started again drops the steps before
         clock = iter([reading_s + offset_s for reading_s in readings_s])

@@ -1,7 +1,5 @@
 """The work of a network is as computed by hand, layer by layer, and as published of well-known networks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,23 +16,21 @@ from raypar.workloads import digits, resnet, tweets
 sizes = st.integers(1, 9)
 
 
-def counted(model: nn.Module, *shape: int) -> dict[str, tuple[int, int, int]]:
+def counted(model, *shape):
     """Forward, by weights and by inputs of each type of layer, for inputs of a sample's shape."""
     layers = count_work(model, torch.zeros(2, *shape)).layers
     return {layer.kind: (layer.forward, layer.by_weights, layer.by_inputs) for layer in layers}
 
 
 @given(sizes, sizes, sizes)
-def test_a_fully_connected_layer_takes_inputs_times_outputs_for_each_gradient(a: int, b: int, c: int) -> None:
+def test_a_fully_connected_layer_takes_inputs_times_outputs_for_each_gradient(a, b, c):
     assert counted(nn.Linear(a, b), a) == {"fully connected": (a * b, a * b, 0)}
     second = (a * b + b * c, a * b + b * c, b * c)  # the first layer needs no gradient by inputs
     assert counted(nn.Sequential(nn.Linear(a, b), nn.Linear(b, c)), a) == {"fully connected": second}
 
 
 @given(sizes, sizes, st.integers(1, 3), st.integers(1, 2), st.integers(1, 3))
-def test_a_convolution_takes_filters_times_outputs(
-    c_in: int, c_out: int, kernel: int, stride: int, groups: int
-) -> None:
+def test_a_convolution_takes_filters_times_outputs(c_in, c_out, kernel, stride, groups):
     c_in, c_out, side = c_in * groups, c_out * groups, 7
     after = (side - kernel) // stride + 1
     macs = c_out * (c_in // groups) * kernel**2 * after**2
@@ -66,11 +62,11 @@ LAYERS = {
     [(kind, layer, counts) for kind, rows in LAYERS.items() for layer, *counts in rows],
     ids=str,
 )
-def test_other_layers_take_operations_per_element(kind: str, layer: nn.Module, counts: list[int]) -> None:
+def test_other_layers_take_operations_per_element(kind, layer, counts):
     assert counted(nn.Sequential(nn.Conv2d(1, 4, 1), layer), 1, 8, 8)[kind] == tuple(counts)
 
 
-def test_attention_is_two_products_of_activations_and_four_backward() -> None:
+def test_attention_is_two_products_of_activations_and_four_backward():
     width, length = 8, 5
     layer = nn.TransformerEncoderLayer(width, nhead=2, dim_feedforward=16, batch_first=True, dropout=0.0)
     work = counted(nn.Sequential(nn.Linear(3, width), layer), length, 3)
@@ -81,32 +77,31 @@ def test_attention_is_two_products_of_activations_and_four_backward() -> None:
     assert work["fully connected"] == (dense + first, dense + first, dense)
 
 
-def test_the_layer_behind_an_embedding_needs_its_gradient_by_inputs() -> None:
+def test_the_layer_behind_an_embedding_needs_its_gradient_by_inputs():
     model = nn.Sequential(nn.Embedding(10, 6), nn.Flatten(), nn.Linear(24, 3))
     work = count_work(model, torch.zeros(2, 4, dtype=torch.int64))
     assert work.layers == (LayerWork("fully connected", 72, 72, 72),) and work.num_parameters == 60 + 75
-    assert tweets.model is not None
     network = tweets.model(resolve(tweets, {"vocabulary_size": 100}))
     macs = sum(128 * 128 * width * (33 - width) for width in (3, 4, 5))
     layers = count_work(network, torch.zeros(2, 32, dtype=torch.int64)).layers
     assert layers[0] == LayerWork("convolution", macs, macs, macs)
 
 
-def test_frozen_weights_take_no_gradient() -> None:
+def test_frozen_weights_take_no_gradient():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     model[0].requires_grad_(False)
     work = count_work(model, torch.zeros(2, 3))
     assert work.layers == (LayerWork("fully connected", 32, 20, 0),) and work.num_parameters == 25
 
 
-def test_counts_are_of_a_sample_and_leave_the_model_in_its_mode_without_gradients() -> None:
+def test_counts_are_of_a_sample_and_leave_the_model_in_its_mode_without_gradients():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
     assert count_work(model, torch.zeros(2, 3, 8, 8)) == count_work(model, torch.zeros(7, 3, 8, 8))
     assert not model.training and all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM(3, 4), nn.ReLU()], ids=["tuple", "no weight"])
-def test_a_model_that_can_not_be_counted_is_refused(layer: nn.Module) -> None:
+def test_a_model_that_can_not_be_counted_is_refused(layer):
     with pytest.raises(RayparError):
         count_work(layer, torch.zeros(2, 5, 3))
 
@@ -115,9 +110,7 @@ def test_a_model_that_can_not_be_counted_is_refused(layer: nn.Module) -> None:
     ("architecture", "millions", "least", "most"),
     [("resnet50", 25.5, 3.9e9, 4.1e9), ("alexnet", 61.0, 714e6, 724e6), ("vit_b_32", 88.2, 4.3e9, 4.5e9)],
 )
-def test_published_networks_have_the_published_work(
-    architecture: str, millions: float, least: float, most: float
-) -> None:
+def test_published_networks_have_the_published_work(architecture, millions, least, most):
     config = resolve(resnet, {"architecture": architecture, "image_size": 224, "num_classes": 1000})
     work = work_of(resnet, config)
     assert work.num_parameters == pytest.approx(millions * 1e6, rel=0.005)
@@ -125,9 +118,9 @@ def test_published_networks_have_the_published_work(
     assert 2.9 < work.macs / work.macs_forward < 3 and work.flop == 2 * work.macs
 
 
-def test_a_network_that_looks_at_numbers_is_counted_on_the_cpu() -> None:
+def test_a_network_that_looks_at_numbers_is_counted_on_the_cpu():
     class Looking(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             assert float(x.detach().sum()) >= 0
             return super().forward(x)
 
@@ -135,13 +128,13 @@ def test_a_network_that_looks_at_numbers_is_counted_on_the_cpu() -> None:
     assert work_of(looking, resolve(looking, {})).macs_forward == 640
 
 
-def test_a_network_that_can_not_take_its_samples_is_reported() -> None:
+def test_a_network_that_can_not_take_its_samples_is_reported():
     wrong = replace(digits, model=lambda config: nn.Linear(63, 10))
     with pytest.raises(RayparError, match="digits: the network can't be built, or can't take its samples"):
         work_of(wrong, resolve(wrong, {}))
 
 
-def test_the_peak_is_measured_and_torchs_threads_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_measured_and_torchs_threads_are_left_as_they_were(monkeypatch):
     monkeypatch.setattr("raypar.train.flops.BUDGET_S", 0.05)
     before = torch.get_num_threads()
     assert 1e8 < peak_flops(torch.device("cpu"), torch.float32, before + 1) < 1e14

@@ -1,7 +1,5 @@
 """A client that has nothing to train with reads, and submits; what trains says what is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -61,7 +59,7 @@ READING = (
 FIX = "→ pip install 'raypar[train]'"
 
 
-def python(folder: Path, *arguments: str) -> str:
+def python(folder, *arguments):
     """Return what a fresh interpreter prints in the folder."""
     environment = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
@@ -71,23 +69,23 @@ def python(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def run(folder: Path, *commands: tuple[str, ...]) -> list[tuple[list[str], int, str, str]]:
+def run(folder, *commands):
     return [tuple(json.loads(line)) for line in python(folder, WITHOUT + COMMANDS, json.dumps(commands)).splitlines()]
 
 
-def test_what_is_in_a_store_is_read(project: Path) -> None:
+def test_what_is_in_a_store_is_read(project):
     recorded(project, question(), results(1))
     for command, code, _, err in run(project, *READING):
         assert code == 0, f"{command}: {err}"
     assert (project / "trials.csv").exists()
 
 
-def test_all_that_reads_shows_and_submits_can_be_imported(tmp_path: Path) -> None:
+def test_all_that_reads_shows_and_submits_can_be_imported(tmp_path):
     """Also what the commands above don't come to: pages, figures, recommendations."""
     python(tmp_path, WITHOUT + IMPORTS)
 
 
-def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path: Path) -> None:
+def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "shipped.py").write_text(SHIPPED)
     commands = (("study", "own.py"), ("plan", "own.py"), ("study", "shipped.py"), ("study", "shipped.py", "--no-ray"))
@@ -97,7 +95,7 @@ def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"own.py", "shipped.py"}
 
 
-def test_a_prediction_that_would_need_it_says_what_to_give_instead(project: Path) -> None:
+def test_a_prediction_that_would_need_it_says_what_to_give_instead(project):
     (project / "own.py").write_text(OWN)
     for name, workload, file in (("scaling", "digits", "gone.py"), ("mine", "own", "own.py")):
         of_workload = [replace(result, spec=replace(result.spec, workload=workload)) for result in results(1)]
@@ -116,7 +114,7 @@ def test_a_prediction_that_would_need_it_says_what_to_give_instead(project: Path
     assert f"{project / 'own.py'}, line 2" in done[1][3]
 
 
-def test_a_study_that_can_not_be_loaded_for_it_is_submitted_unchecked_and_others_are_checked(tmp_path: Path) -> None:
+def test_a_study_that_can_not_be_loaded_for_it_is_submitted_unchecked_and_others_are_checked(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "wrong.py").write_text(SHIPPED.replace("grid(1, 2)", "grid(0)"))
     to = ("--address", NOWHERE)
@@ -136,7 +134,7 @@ def test_a_study_that_can_not_be_loaded_for_it_is_submitted_unchecked_and_others
         (OWN + OWN.replace("mine", "yours"), "a_file"),
     ],
 )
-def test_a_study_that_can_not_be_loaded_is_called_what_its_text_says(text: str, name: str, tmp_path: Path) -> None:
+def test_a_study_that_can_not_be_loaded_is_called_what_its_text_says(text, name, tmp_path):
     path = tmp_path / "a_file.py"
     path.write_text(text)
     assert name_of(path) == name
