@@ -1,20 +1,17 @@
-"""An optimizer's name becomes the optimizer, with the config's numbers; LARS and LAMB step as their papers say."""
+"""Optimizers by name, LARS and LAMB with their papers' steps; learning rates by batch size and step."""
 
 import math
-from copy import deepcopy
+import warnings
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
-from raypar.study.options import OPTIMIZERS
-from raypar.train.optim import LAMB, LARS, build_optimizer
-
-Array = npt.NDArray[np.float64]
+from raypar.study.options import LR_SCALINGS, LR_SCHEDULES, OPTIMIZERS, resolve
+from raypar.train.optim import LAMB, LARS, build_optimizer, build_schedule, lr_factor, scaled_lr
+from raypar.workloads import digits
 
 
 def named(name, lr, weight_decay=0.0):
@@ -43,11 +40,12 @@ GRADIENTS = [np.array(g) for g in ([[0.3, 0.1], [-0.2, 0.4]], [[-0.5, 0.2], [0.1
 
 def stepped(optimizer_of, start, gradients, **chosen):
     """Return float64 weights after an optimizer's steps with these gradients."""
-    weights = torch.nn.Parameter(torch.tensor(start))
-    optimizer = optimizer_of([weights], **chosen)
+    weights, idle = (torch.nn.Parameter(torch.tensor(start)) for _ in range(2))
+    optimizer = optimizer_of([weights, idle], **chosen)
     for gradient in gradients:
         weights.grad = torch.tensor(gradient)
         optimizer.step()
+    assert (idle.detach().numpy() == start).all()  # it has no gradient
     return np.asarray(weights.detach().numpy())
 
 
@@ -78,31 +76,12 @@ def test_lars_and_lamb_take_the_papers_steps(weight_decay):
     assert lamb == pytest.approx(lamb_by_hand(WEIGHTS, GRADIENTS, 0.1, weight_decay), rel=1e-12)
 
 
-def test_the_first_steps_are_the_numbers_of_a_pocket_calculator():
-    w, g = np.array([[3.0, 4.0]]), np.array([[0.6, 0.8]])  # norms 5 and 1
-    lars = stepped(LARS, w, [g], lr=10.0, weight_decay=0.2)  # 0.001 * 5 / (1 + 0.2 * 5) = 0.0025
-    assert lars == pytest.approx(np.array([[3 - 0.025 * 1.2, 4 - 0.025 * 1.6]]), rel=1e-12)
-    lamb = stepped(LAMB, w, [g], lr=0.1)  # Adam's first step is the gradient's sign, of norm sqrt(2)
-    assert lamb == pytest.approx(w - 0.1 * 5 / math.sqrt(2), rel=1e-5)
-
-
 def test_biases_and_norms_are_neither_adapted_nor_decayed():
     w, gradients = WEIGHTS.reshape(-1), [g.reshape(-1) for g in GRADIENTS]
     lars = stepped(LARS, w, gradients, lr=0.1, weight_decay=0.5)
     assert lars == pytest.approx(stepped(torch.optim.SGD, w, gradients, lr=0.1, momentum=0.9), rel=1e-12)
     lamb = stepped(LAMB, w, gradients, lr=0.1, weight_decay=0.5)
     assert lamb == pytest.approx(lamb_by_hand(w, gradients, 0.1, 0.0, adapted=False), rel=1e-12)
-
-
-# Away from 0, where a norm is no number to divide by and LAMB's eps is no longer small.
-matrices = arrays(np.float64, (3, 2), elements=st.floats(0.1, 10) | st.floats(-10, -0.1))
-
-
-@given(matrices, matrices, st.sampled_from([0.5, 10.0, 1e3]))
-def test_lars_and_lamb_heed_a_gradients_direction_and_not_its_size(w, g, factor):
-    for optimizer in (LARS, LAMB):
-        moved, moved_by_more = stepped(optimizer, w, [g], lr=0.1), stepped(optimizer, w, [factor * g], lr=0.1)
-        assert moved == pytest.approx(moved_by_more, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [LARS, LAMB])
@@ -113,20 +92,70 @@ def test_weights_that_start_at_0_move_and_a_gradient_of_0_breaks_nothing(optimiz
     assert (stepped(optimizer, zeros, [zeros], lr=0.1, weight_decay=0.1) == zeros).all()
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_a_training_goes_on_from_a_saved_state_and_a_parameter_without_a_gradient_stays(name):
-    def build():
-        weights, idle = (torch.nn.Parameter(torch.tensor(WEIGHTS)) for _ in range(2))
-        return weights, idle, build_optimizer([weights, idle], named(name, 0.1, 0.01))
+def scaled(how, lr, batch, base):
+    return scaled_lr({"lr": lr, "lr_scaling": how, "batch_size": batch, "lr_base_batch_size": base})
 
-    weights, idle, optimizer = build()
-    weights.grad = torch.tensor(GRADIENTS[0])
-    optimizer.step()
-    other, _, resumed = build()
-    other.data.copy_(weights.data)
-    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
-    for parameter, each in ((weights, optimizer), (other, resumed)):
-        parameter.grad = torch.tensor(GRADIENTS[1])
-        each.step()
-    assert torch.equal(weights, other)
-    assert (idle.detach().numpy() == WEIGHTS).all() and not (weights.detach().numpy() == WEIGHTS).any()
+
+@given(st.floats(1e-6, 10), st.integers(1, 100_000), st.integers(1, 100_000), st.integers(1, 64))
+def test_k_times_the_batch_has_k_times_the_lr_or_its_square_root(lr, batch, base, k):
+    assert scaled("none", lr, batch, base) == lr
+    assert all(scaled(how, lr, batch, batch) == lr for how in LR_SCALINGS)
+    assert scaled("linear", lr, k * batch, base) == pytest.approx(k * scaled("linear", lr, batch, base))
+    assert scaled("sqrt", lr, k * batch, base) == pytest.approx(math.sqrt(k) * scaled("sqrt", lr, batch, base))
+
+
+def test_a_workloads_own_batch_size_is_the_base_unless_a_study_says_otherwise():
+    chosen = {"lr": 0.1, "lr_scaling": "linear", "num_workers": 4, "per_worker_batch_size": 64}
+    assert scaled_lr(resolve(digits, chosen)) == pytest.approx(0.4)
+    assert scaled_lr(resolve(digits, {**chosen, "lr_base_batch_size": 128})) == pytest.approx(0.2)
+
+
+def factors(schedule, num_warmup, total):
+    """Return the factors of the steps 0 … total, the last of which is no longer taken."""
+    of = {"schedule": schedule, "num_warmup_steps": num_warmup, "num_steps_total": total}
+    return [lr_factor(step, **of) for step in range(total + 1)]
+
+
+@given(st.sampled_from(LR_SCHEDULES), st.integers(0, 40), st.integers(1, 80))
+def test_the_lr_rises_evenly_through_the_warm_up_and_then_falls_to_0_just_after_the_last_step(name, num_warmup, total):
+    every = factors(name, num_warmup, total)
+    assert all(0 < factor <= 1 for factor in every[:-1])
+    assert every[:num_warmup] == [(i + 1) / num_warmup for i in range(min(num_warmup, len(every)))]
+    later = every[num_warmup:]
+    assert later == sorted(later, reverse=True)
+    if len(later) > 1:
+        assert later[0] == 1
+        late = lr_factor(total + 7, schedule=name, num_warmup_steps=num_warmup, num_steps_total=total)
+        assert later[-1] == late == pytest.approx(1 if name == "constant" else 0, abs=1e-12)
+
+
+def test_linear_and_cosine_are_the_textbooks():
+    assert factors("linear", 2, 6) == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25, 0])
+    half = math.sqrt(0.5)
+    assert factors("cosine", 0, 4) == pytest.approx([1, (1 + half) / 2, 0.5, (1 - half) / 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"lr_schedule": "linear"}, [0.5, 0.375, 0.25, 0.125]),
+        ({"lr_warmup_steps": 4}, [0.125, 0.25, 0.375, 0.5, 0.5]),
+        ({"lr_warmup_steps": 2, "lr_scaling": "linear", "batch_size": 128}, [0.5, 1.0, 1.0]),
+        ({}, None),  # an lr that never changes needs no schedule
+    ],
+)
+@pytest.mark.parametrize("runs_optimizer", [True, False])
+def test_every_step_of_a_training_has_the_schedules_lr_and_a_rank_that_leaves_the_update_to_another_no_warning(
+    chosen, expected, runs_optimizer
+):
+    config = resolve(digits, {"optimizer": "sgd", "lr": 0.5, **chosen})
+    optimizer = build_optimizer([torch.nn.Parameter(torch.ones(2))], config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule = build_schedule(optimizer, config, len(expected or ()))
+        assert (schedule is None) == (expected is None)
+        for lr in expected or ():
+            assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(lr)
+            if runs_optimizer:
+                optimizer.step()
+            schedule.step()
