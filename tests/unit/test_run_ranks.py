@@ -1,4 +1,4 @@
-"""Processes run until they have ended, reaped or not; a fork server is ready once it has imported."""
+"""Ranks: their processes, the fork servers that start them, and the kinds and causes of their failures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from raypar.run.ranks import ForkClient, ForkServer
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, cause, num_memory_kills
+from raypar.run.runner import is_retried
 from raypar.signals import is_running
+from raypar.study.trial import Failure, FailureKind
+from raypar.train.worker import failure_kind
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="no waitid here, which waits for an end and leaves it to others")
@@ -40,3 +45,67 @@ def test_who_waits_for_a_fork_server_that_dies_is_told() -> None:
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):
             client.wait_until_ready()
+
+
+class DistBackendError(RuntimeError):
+    """NCCL's, which is not built everywhere."""
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:4"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("gloo"), FailureKind.ERROR),
+        (RuntimeError("mat1 and mat2 shapes"), FailureKind.ERROR),
+        (KeyError("memory"), FailureKind.ERROR),
+        (RuntimeError(GLOO), FailureKind.PEER_LOST),
+        (DistBackendError("NCCL error: remote process exited or there was a network error"), FailureKind.PEER_LOST),
+        (RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "), FailureKind.CRASH),
+    ],
+    ids=str,
+)
+def test_an_exception_has_a_kind(error, kind):
+    assert failure_kind(error) is kind
+
+
+@pytest.mark.parametrize("make", [torch.empty, np.empty, bytes])
+def test_memory_that_runs_out_is_a_kind(make):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        make(1 << 50)
+    assert failure_kind(caught.value) is FailureKind.OUT_OF_MEMORY
+
+
+LOST, CRASH, ERROR = (Failure(kind, kind) for kind in (FailureKind.PEER_LOST, FailureKind.CRASH, FailureKind.ERROR))
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ([RankEnd(failure=ERROR), RankEnd(failure=LOST)], ERROR),
+        ([RankEnd(failure=LOST), RankEnd(failure=ERROR)], ERROR),
+        ([RankEnd(failure=LOST), RankEnd(failure=CRASH)], CRASH),
+        ([RankEnd(failure=LOST), RankEnd(failure=CRASH, was_killed=True)], LOST),
+        ([RankEnd(failure=ERROR), RankEnd(failure=CRASH, was_killed=True)], ERROR),
+        ([RankEnd(failure=LOST), RankEnd()], LOST),
+        ([RankEnd(), RankEnd()], None),
+    ],
+)
+def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_heard_first(ends, why):
+    failure = None
+    for end in ends:
+        failure = cause(failure, end)
+    assert failure is why
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_failures_that_another_attempt_may_not_repeat_are_retried(kind):
+    is_final = kind in (FailureKind.ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.REFUSED)
+    assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is not is_final
+    assert not is_retried(Failure(kind, ""), attempt=2, max_retries=1)
+
+
+def test_the_kernels_count_of_memory_kills_does_not_fall():
+    before = num_memory_kills()
+    assert 0 <= before <= num_memory_kills()

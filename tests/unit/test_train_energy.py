@@ -10,17 +10,17 @@ import pytest
 from raypar.train.energy import CannotRead, EnergyMonitor, gpu_counters, package_counters
 
 
-def a_zone(folder, zone, name, joules, range_j=262_143):
-    (zone_dir := folder / zone).mkdir(parents=True, exist_ok=True)
-    (zone_dir / "name").write_text(f"{name}\n")
-    (zone_dir / "energy_uj").write_text(f"{joules * 1e6:.0f}\n")
-    (zone_dir / "max_energy_range_uj").write_text(f"{range_j * 1e6:.0f}\n")
-    return zone_dir
+def write_zone(folder, zone, name, joules, range_j=262_143):
+    """Write a zone of the powercap folder, and return its counter's file."""
+    (folder / zone).mkdir(parents=True, exist_ok=True)
+    for file, value in {"name": name, "energy_uj": joules * 10**6, "max_energy_range_uj": range_j * 10**6}.items():
+        (folder / zone / file).write_text(f"{value}\n")
+    return folder / zone / "energy_uj"
 
 
-def measured(folder, *changes):
-    """Return a monitor of the folder's packages after a timed region with each change in it."""
-    monitor = EnergyMonitor(partial(package_counters, folder))
+def measured(open_counters, *changes):
+    """Return a monitor after a timed region with each change in it."""
+    monitor = EnergyMonitor(open_counters)
     for change in changes:
         monitor.start()
         change()
@@ -29,59 +29,48 @@ def measured(folder, *changes):
 
 
 def test_packages_are_added_up_over_the_regions_and_their_parts_and_the_board_are_not(tmp_path):
-    def counters(joules):
-        a_zone(tmp_path, "intel-rapl:0", "package-0", 10 + joules)
-        a_zone(tmp_path, "intel-rapl:1", "package-1", 90 + joules / 2)
+    def count(joules):
+        write_zone(tmp_path, "intel-rapl:0", "package-0", 10 + joules)
+        write_zone(tmp_path, "intel-rapl:1", "package-1", 90 + joules // 2)
         for zone, name in (("intel-rapl:0:0", "core"), ("intel-rapl:2", "psys"), ("intel-rapl-mmio:0", "package-0")):
-            a_zone(tmp_path, zone, name, joules * 7)
+            write_zone(tmp_path, zone, name, joules * 7)
 
-    counters(0)
-    monitor = measured(tmp_path, lambda: counters(100))
-    counters(200)  # between the regions
+    count(0)
+    monitor = measured(partial(package_counters, tmp_path), lambda: count(100))
+    count(200)  # between the regions
     monitor.start()
-    counters(300)
+    count(300)
     monitor.stop()
     assert (monitor.joules, monitor.why_not) == (pytest.approx(1.5 * 200), "")
 
 
-def test_a_counter_that_wraps_around_goes_on_from_its_range(tmp_path):
-    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 990, range_j=1_000)
-    assert measured(tmp_path, lambda: (zone / "energy_uj").write_text("15000000\n")).joules == pytest.approx(25)
-
-
-def test_a_region_in_which_a_counter_may_wrap_twice_has_no_energy(tmp_path):
-    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 0, range_j=60_000)
-    (zone / "constraint_0_power_limit_uw").write_text("100000000\n")  # 100 W, and some room
+def test_a_counter_that_wraps_around_goes_on_from_its_range_unless_it_may_have_done_so_twice(tmp_path):
+    counter_file = write_zone(tmp_path, "intel-rapl:0", "package-0", 59_990, range_j=60_000)
+    (counter_file.parent / "constraint_0_power_limit_uw").write_text("100000000\n")  # 100 W, and some room
+    monitor = measured(partial(package_counters, tmp_path), lambda: counter_file.write_text("15000000\n"))
+    assert monitor.joules == pytest.approx(25)
     (counter,) = package_counters(tmp_path)
     assert counter.used(1, 11, elapsed_s=399) == 10
     with pytest.raises(CannotRead, match=r"within 400 s, and 401 s were timed at a time: evaluate more often"):
         counter.used(1, 11, elapsed_s=401)
 
 
-def test_a_machine_without_counters_is_reported(tmp_path):
-    monitor = measured(tmp_path, lambda: None)
-    assert (monitor.joules, monitor.why_not) == (None, f"no CPU package has an energy counter in {tmp_path}")
+def test_counters_that_are_absent_lost_or_may_not_be_read_are_reported(tmp_path, monkeypatch):
+    open_counters = partial(package_counters, tmp_path)
+    assert EnergyMonitor(open_counters).why_not == f"no CPU package has an energy counter in {tmp_path}"
+    counter = write_zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    lost = measured(open_counters, lambda: None, lambda: counter.write_text("lost\n"), lambda: None)
+    assert lost.joules is None and "holds no number: 'lost'" in lost.why_not  # and what was summed up is lost with it
 
-
-def test_a_counter_that_may_not_be_read_is_reported_with_the_fix(tmp_path, monkeypatch):
-    counter = a_zone(tmp_path, "intel-rapl:0", "package-0", 0) / "energy_uj"
-    plain = Path.read_text
-
-    def forbidden(path):
+    def forbidden(path, read_text=Path.read_text):
         if path == counter:
             raise PermissionError
-        return plain(path)
+        return read_text(path)
 
     monkeypatch.setattr(Path, "read_text", forbidden)  # no mode keeps root from reading
-    monitor = EnergyMonitor(partial(package_counters, tmp_path))
+    monitor = EnergyMonitor(open_counters)
     message = f"{counter}: may not be read; root can allow it: chmod a+r {counter}"
     assert (monitor.joules, monitor.why_not) == (None, message)
-
-
-def test_a_counter_that_is_lost_takes_what_was_summed_up_with_it(tmp_path):
-    zone = a_zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    monitor = measured(tmp_path, lambda: None, lambda: (zone / "energy_uj").write_text("lost\n"), lambda: None)
-    assert monitor.joules is None and "holds no number: 'lost'" in monitor.why_not
 
 
 class Nvml(ModuleType):
@@ -104,32 +93,18 @@ class Nvml(ModuleType):
         return self.millijoules
 
 
-@pytest.fixture
-def nvml(monkeypatch):
-    module = Nvml("pynvml")
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    return module
-
-
 @pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])  # torch leaves the prefix out
-def test_a_gpus_energy_is_what_its_counter_went_up_by(nvml, uuid):
-    monitor = EnergyMonitor(partial(gpu_counters, uuid))
-    for millijoules in (9_000, 12_500):
-        nvml.millijoules = millijoules - 2_000
-        monitor.start()
-        nvml.millijoules = millijoules
-        monitor.stop()
+def test_a_gpus_energy_is_what_its_counter_went_up_by(monkeypatch, uuid):
+    nvml = Nvml("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    regions = [partial(setattr, nvml, "millijoules", millijoules) for millijoules in (2_000, 4_000)]
+    monitor = measured(partial(gpu_counters, uuid), *regions)
     assert monitor.joules == pytest.approx(4.0)
     nvml.error = "Not Supported"
     monitor.start()
-    assert monitor.joules is None
-    assert monitor.why_not == "NVML can't read the energy of GPU-1234: Not Supported"
-
-
-def test_a_machine_without_nvidia_ml_py_is_reported_with_the_fix(monkeypatch):
+    assert (monitor.joules, monitor.why_not) == (None, "NVML can't read the energy of GPU-1234: Not Supported")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monitor = EnergyMonitor(partial(gpu_counters, "1234"))
-    assert monitor.joules is None and "pip install 'raypar[train]'" in monitor.why_not
+    assert "pip install 'raypar[train]'" in EnergyMonitor(partial(gpu_counters, uuid)).why_not
 
 
 def test_nvidia_ml_py_has_what_is_used():
