@@ -42,7 +42,4 @@ def test_threads_of_a_core_and_cores_of_a_socket_are_distinguished(tmp_path):
     expected = (Core(0, 0, 0), Core(2, 1, 2), Core(3, 1, 2), Core(4, 0, 0))
     assert topology((0, 2, 3, 4), tmp_path) == expected
     assert topology((5, 6, 7), tmp_path) == (Core(5, 0, 5), Core(6, 0, 6), Core(7, 0, 7))  # unreadable
-
-
-def test_the_cores_of_this_machine_are_those_that_it_allows():
     assert tuple(core.number for core in host_cores()) == allowed_cores()

@@ -29,8 +29,8 @@ def test_the_shares_of_a_step_are_the_global_batch_in_order_and_their_weighted_m
     values = torch.randn(num_samples, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ranks = [list(shares(order, batch_size, rank, num_shares, drop_last=drop_last)) for rank in range(num_shares)]
     steps = list(zip(*ranks, strict=True))
-    assert len(steps) == num_steps(num_samples, batch_size, drop_last=drop_last)
-    assert len(steps) == (num_samples // batch_size if drop_last else len(range(0, num_samples, batch_size)))
+    expected = num_samples // batch_size if drop_last else len(range(0, num_samples, batch_size))
+    assert len(steps) == num_steps(num_samples, batch_size, drop_last=drop_last) == expected
     for i, step in enumerate(steps):
         batch = order[i * batch_size : (i + 1) * batch_size]
         assert torch.cat([share.indices for share in step if share.weight]).tolist() == batch.tolist()
@@ -160,7 +160,7 @@ def split(size, start=0, dtype=torch.uint8):
 
 
 def digest(train, num_samples=8):
-    return str(fingerprint(WORKLOAD, Data(train=train), num_samples)["splits"]["train"]["digest"])
+    return fingerprint(WORKLOAD, Data(train=train), num_samples)["splits"]["train"]["digest"]
 
 
 def test_a_fingerprint_has_name_source_sizes_and_types():

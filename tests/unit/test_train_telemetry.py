@@ -1,16 +1,19 @@
-"""Load, clocks and counters of a rank's machine (real load: real/test_other_load.py), and their sums over the ranks.
+"""Step times; load, clocks and counters of a rank's machine (real load: real/test_other_load.py); sums over ranks.
 
 Clocks and throttling come from folders laid out like /sys/devices/system/cpu: few machines that run tests have them.
 """
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from results import make_spec
 
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.study.trial import TrialResult
+from raypar.train import loop
 from raypar.train import telemetry as module
 from raypar.train.job import RankOutcome
 from raypar.train.telemetry import ClockMonitor, CpuMonitor, RankCounters, energy, other_loads
@@ -161,3 +164,16 @@ def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not():
     assert unreadable.environment["no_energy"] == "may not be read" and "energy_of" not in unreadable.environment
     untimed = merged(replace(RANK, package_j=100.0), None)
     assert (untimed.energy_j, untimed.other_load_cores, untimed.environment) == (None, None, {"node": ["n"]})
+
+
+@pytest.mark.parametrize("step_times_s", [[0.5, 1.5, 0.25], []])
+def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(monkeypatch, step_times_s):
+    timer = loop.StepTimer(torch.device("cpu"))
+    for start_s in (10.0, 100.0):  # a timer that is started again drops the steps before
+        clock = itertools.accumulate([start_s, *step_times_s, 0.25])
+        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock.__next__))
+        timer.start()
+        for _ in step_times_s:
+            timer.lap()
+        timer.stop()
+        assert (timer.step_times_s(), timer.total_s) == (step_times_s, sum(step_times_s) + 0.25)

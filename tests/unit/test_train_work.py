@@ -11,7 +11,7 @@ from torch import nn
 from raypar.errors import RayparError
 from raypar.study.options import resolve
 from raypar.train.flops import LayerWork, count_work, peak_flops, work_of
-from raypar.workloads import digits, resnet, tweets
+from raypar.workloads import digits, resnet
 
 sizes = st.integers(1, 9)
 
@@ -77,17 +77,10 @@ def test_attention_is_two_products_of_activations_and_four_backward():
     assert work["fully connected"] == (dense + first, dense + first, dense)
 
 
-def test_the_layer_behind_an_embedding_needs_its_gradient_by_inputs():
+def test_the_layer_behind_an_embedding_needs_its_gradient_by_inputs_and_frozen_weights_none():
     model = nn.Sequential(nn.Embedding(10, 6), nn.Flatten(), nn.Linear(24, 3))
     work = count_work(model, torch.zeros(2, 4, dtype=torch.int64))
     assert work.layers == (LayerWork("fully connected", 72, 72, 72),) and work.num_parameters == 60 + 75
-    network = tweets.model(resolve(tweets, {"vocabulary_size": 100}))
-    macs = sum(128 * 128 * width * (33 - width) for width in (3, 4, 5))
-    layers = count_work(network, torch.zeros(2, 32, dtype=torch.int64)).layers
-    assert layers[0] == LayerWork("convolution", macs, macs, macs)
-
-
-def test_frozen_weights_take_no_gradient():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     model[0].requires_grad_(False)
     work = count_work(model, torch.zeros(2, 3))
@@ -100,15 +93,9 @@ def test_counts_are_of_a_sample_and_leave_the_model_in_its_mode_without_gradient
     assert not model.training and all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(3, 4), nn.ReLU()], ids=["tuple", "no weight"])
-def test_a_model_that_can_not_be_counted_is_refused(layer):
-    with pytest.raises(RayparError):
-        count_work(layer, torch.zeros(2, 5, 3))
-
-
 @pytest.mark.parametrize(
     ("architecture", "millions", "least", "most"),
-    [("resnet50", 25.5, 3.9e9, 4.1e9), ("alexnet", 61.0, 714e6, 724e6), ("vit_b_32", 88.2, 4.3e9, 4.5e9)],
+    [("alexnet", 61.0, 714e6, 724e6), ("vit_b_32", 88.2, 4.3e9, 4.5e9)],  # resnet50: test_cli_working
 )
 def test_published_networks_have_the_published_work(architecture, millions, least, most):
     config = resolve(resnet, {"architecture": architecture, "image_size": 224, "num_classes": 1000})
@@ -128,9 +115,11 @@ def test_a_network_that_looks_at_numbers_is_counted_on_the_cpu():
     assert work_of(looking, resolve(looking, {})).macs_forward == 640
 
 
-def test_a_network_that_can_not_take_its_samples_is_reported():
-    wrong = replace(digits, model=lambda config: nn.Linear(63, 10))
-    with pytest.raises(RayparError, match="digits: the network can't be built, or can't take its samples"):
+@pytest.mark.parametrize("layer", [nn.LSTM(64, 4), nn.ReLU(), nn.Linear(63, 10)], ids=["tuple", "no weight", "size"])
+def test_a_network_that_can_not_be_counted_or_take_its_samples_is_reported(layer):
+    wrong = replace(digits, model=lambda config: layer)
+    message = "can't be built, or can't take its samples" if isinstance(layer, nn.Linear) else None
+    with pytest.raises(RayparError, match=message):
         work_of(wrong, resolve(wrong, {}))
 
 
