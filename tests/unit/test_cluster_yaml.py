@@ -8,21 +8,17 @@ import pytest
 import yaml
 
 REPOSITORY = Path(__file__).parents[2]
-NAMES = ("cluster.yaml", "cluster-local.yaml")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=["cluster.yaml", "cluster-local.yaml"])
 def cluster(request):
     return yaml.safe_load((REPOSITORY / request.param).read_text())
 
 
-def test_ray_accepts_the_file(cluster):
+def test_ray_accepts_the_file_and_nothing_listens_to_the_world(cluster):
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     validate_config(prepare_config(cluster))
-
-
-def test_nothing_listens_to_the_world(cluster):
     assert "0.0.0.0" not in str(cluster)
     assert any("--dashboard-host=127.0.0.1" in command for command in cluster["head_start_ray_commands"])
     assert "security_group" not in cluster["provider"]
@@ -44,14 +40,11 @@ def test_only_the_head_has_mlflow_and_studies_find_it(cluster):
     assert "mlflow" not in str([*cluster["setup_commands"], *cluster["worker_start_ray_commands"]]).lower()
 
 
-@pytest.mark.parametrize(
-    ("commands", "package"),
-    [("setup_commands", "~/raypar[train,client]"), ("head_setup_commands", "~/raypar[cluster]")],
-)
-def test_nodes_install_raypar_from_the_repository(cluster, commands, package):
-    (install,) = [command for command in cluster[commands] if "pip install" in command]
-    assert package in shlex.split(install)
-    assert f"'{package}" not in install  # a shell doesn't expand a quoted ~
+def test_nodes_install_raypar_from_the_repository(cluster):
+    packages = {"setup_commands": "~/raypar[train,client]", "head_setup_commands": "~/raypar[cluster]"}
+    for commands, package in packages.items():
+        (install,) = [command for command in cluster[commands] if "pip install" in command]
+        assert package in shlex.split(install) and f"'{package}" not in install  # a shell doesn't expand a quoted ~
     assert cluster["file_mounts"]["~/raypar"] == "." and "docker" not in cluster
 
 

@@ -20,11 +20,8 @@ def test_a_package_of_another_version_is_named_and_an_absent_one_unless_it_is_of
     assert list(unmet) == ["numpy"], "an extra's package that is there has to be of its version"
 
 
-def test_torch_cores_pinning_memory_disk_and_limits_are_shown(tmp_path):
-    check, num_gpus = doctor.torch_imports()  # in a process of its own
-    assert check.is_ok and num_gpus is not None
-    assert doctor.cores().detail.startswith(str(len(allowed_cores())))
-    assert doctor.pinning().is_ok and doctor.open_files().detail
+def test_cores_and_memory_are_shown(tmp_path):
+    assert doctor.cores().detail.startswith(str(len(allowed_cores()))) and doctor.pinning().is_ok
     for check in (doctor.memory(), *doctor.shared_memory(tmp_path), *doctor.disk(tmp_path)):
         assert any(unit in check.detail for unit in ("GB", "MB", "kB", "GiB", "MiB")), check
     assert not list(doctor.shared_memory(tmp_path / "absent"))
@@ -54,8 +51,8 @@ def test_data_that_is_half_there_fails_and_absent_data_does_not(tmp_path, monkey
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     (check,) = doctor.data_sets()
     assert check.is_ok and "MNIST" in check.detail and "refused" in check.detail
-    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"half")
+    (raw := tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    (raw / "train-images-idx3-ubyte").write_bytes(b"half")
     broken, absent = doctor.data_sets()
     assert not broken.is_ok and str(tmp_path) in broken.detail and broken.fix
     assert "MNIST," not in absent.detail.replace("FashionMNIST,", "")
@@ -67,10 +64,9 @@ def test_a_bad_store_and_results_that_wait_for_theirs_fail(tmp_path):
     check = doctor.store(tmp_path, f"sqlite:///{tmp_path / 'broken.db'}")
     assert not check.is_ok and "broken.db" in check.detail and check.fix
     assert not list(doctor.unsent(tmp_path))
-    spool = tmp_path / ".raypar" / "spool" / "one-1.jsonl"
-    spool.parent.mkdir(parents=True)
-    spool.write_text("{}\n")
-    spool.with_suffix(".ack").write_text(json.dumps({"tracking_uri": "http://127.0.0.1:1", "offset": 0}))
+    (spool := tmp_path / ".raypar" / "spool").mkdir(parents=True)
+    (spool / "one-1.jsonl").write_text("{}\n")
+    (spool / "one-1.ack").write_text(json.dumps({"tracking_uri": "http://127.0.0.1:1", "offset": 0}))
     (check,) = doctor.unsent(tmp_path)
     assert not check.is_ok and "raypar sync" in check.fix
 
