@@ -103,11 +103,9 @@ def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split():
 
 def test_a_row_of_layers_is_what_the_workload_says_or_an_nn_sequential():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    workload = Workload(name="own")
-    assert layers_of(workload, model) == list(model)
-    assert layers_of(workload, nn.Linear(2, 2)) is None
-    built = Workload(name="own", layers=lambda m: [m.get_submodule("0"), nn.Flatten()])
-    layers = layers_of(built, model)
+    assert layers_of(Workload(name="own"), model) == list(model)
+    assert layers_of(Workload(name="own"), nn.Linear(2, 2)) is None
+    layers = layers_of(Workload(name="own", layers=lambda m: [m.get_submodule("0"), nn.Flatten()]), model)
     assert layers is not None and names_of(model, layers) == ["0", ""]
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from workload_parts import REAL_DATA, needs
+from workload_parts import REAL_DATA, needs, trained
 
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.workloads import gpt2_code
-from raypar.workloads.gpt2_code import MBPP, generate, next_token_loss, prepare, prompted, texts
+from raypar.workloads.gpt2_code import MBPP, generate, load_tokenizer, next_token_loss, prepare, prompted, texts
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not here: pip install 'raypar[text]'"
@@ -22,8 +22,11 @@ END = 256  # of a text, in the small tokenizer
 PROBLEMS = [{"text": f"Add {i}. ", "code": f"def f(x):\r\n  return x + {i}\r\n"} for i in range(20)]
 
 
+SMALL = {"init": "scratch", "size": "tiny", "block_size": 16, "dropout": 0.0}
+
+
 def config(**chosen):
-    return resolve(gpt2_code, {"init": "scratch", "size": "tiny", "block_size": 16, **chosen})
+    return resolve(gpt2_code, {**SMALL, **chosen})
 
 
 def small_tokenizer(folder):
@@ -56,15 +59,6 @@ def few(tmp_path, monkeypatch):
     return named
 
 
-def no_hub(monkeypatch):
-    import huggingface_hub
-
-    def snapshot_download(*_, **__):
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-
-
 def problem_of(chosen):
     with pytest.raises(DataError) as caught:
         prepare(chosen)
@@ -72,20 +66,10 @@ def problem_of(chosen):
     return str(caught.value)
 
 
-def train(chosen, num_steps):
-    """A model after some steps on the same blocks, and its losses."""
-    data = gpt2_code.data(chosen)
-    torch.manual_seed(0)
-    model = gpt2_code.model(chosen)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    losses = []
-    for _ in range(num_steps):
-        loss = next_token_loss(model(data.train.inputs), data.train.targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return model.eval(), losses
+def train(num_steps, **chosen):
+    """A model after some steps on all blocks, and its losses."""
+    model, _, losses = trained(gpt2_code, num_steps, **{**SMALL, "lr": 0.003, "batch_size": 1000, **chosen})
+    return model, losses
 
 
 @needs_transformers
@@ -94,11 +78,8 @@ def test_blocks_are_the_texts_joined_with_every_tenth_problem_kept_for_validatio
     problems = texts(few / "mbpp" / "mbpp.jsonl")
     assert problems[3] == "Add 3.\ndef f(x):\n  return x + 3" and problems[3].startswith(prompted("Add 3."))
     lengths = [len(text) + 1 for text in problems]
-    in_val = sum(lengths[9::10])
-    assert data.val.inputs.shape == (in_val // 16, 16) and data.train.inputs.shape == (
-        (sum(lengths) - in_val) // 16,
-        16,
-    )
+    in_val, in_train = sum(lengths[9::10]), sum(lengths) - sum(lengths[9::10])
+    assert [p.inputs.shape for p in (data.val, data.train)] == [(in_val // 16, 16), (in_train // 16, 16)]
     assert data.train.inputs.dtype == torch.int64 and torch.equal(data.train.inputs, data.train.targets)
     assert data.train.inputs.flatten().tolist().index(END) == lengths[0] - 1
 
@@ -122,18 +103,15 @@ def test_the_loss_is_the_mean_over_the_tokens_that_follow_on_another():
 
 @needs_transformers
 def test_a_new_model_starts_from_chance_and_learns(few):
-    _, losses = train(config(dropout=0.0), num_steps=12)
+    _, losses = train(12)
     assert losses[0] == pytest.approx(math.log(257), rel=0.05) and losses[-1] < 0.8 * losses[0]
 
 
 @needs_transformers
 def test_a_kept_model_is_loaded_again_and_writes_what_it_would_have_written(few, tmp_path):
-    chosen = config(block_size=48, dropout=0.0)
-    model, _ = train(chosen, num_steps=3)
-    gpt2_code.save(model, chosen, tmp_path / "kept")
+    model, _ = train(3, block_size=48)
+    gpt2_code.save(model, config(block_size=48), tmp_path / "kept")
     found = generate(tmp_path / "kept", "Add 1.", 5)
-    from raypar.workloads.gpt2_code import load_tokenizer
-
     tokenizer = load_tokenizer(tmp_path / "kept")
     tokens = tokenizer(prompted("Add 1."))["input_ids"]
     given = len(tokens)
@@ -145,8 +123,7 @@ def test_a_kept_model_is_loaded_again_and_writes_what_it_would_have_written(few,
 
 @needs_transformers
 def test_writing_ends_at_the_last_position_and_a_prompt_that_leaves_none_is_problem_of(few, tmp_path):
-    chosen = config(block_size=16)
-    gpt2_code.save(gpt2_code.model(chosen), chosen, tmp_path / "kept")
+    gpt2_code.save(gpt2_code.model(config()), config(), tmp_path / "kept")
     assert len(generate(tmp_path / "kept", "Add 1.", 500).encode()) <= 16 * 3
     with pytest.raises(RayparError, match="31 tokens, the model 16 positions"):
         generate(tmp_path / "kept", "x" * 30, 5)
@@ -154,12 +131,11 @@ def test_writing_ends_at_the_last_position_and_a_prompt_that_leaves_none_is_prob
 
 @needs_transformers
 def test_a_folder_of_a_kept_model_is_fine_tuned_with_its_own_tokenizer(few, tmp_path):
-    chosen = config(dropout=0.0)
-    model, _ = train(chosen, num_steps=2)
-    gpt2_code.save(model, chosen, tmp_path / "kept")
+    model, _ = train(2)
+    gpt2_code.save(model, config(), tmp_path / "kept")
     for file in (few / "gpt2-tokenizer").iterdir():
         file.unlink()
-    pretrained = config(init="pretrained", size=None, pretrained_model=str(tmp_path / "kept"), dropout=0.0)
+    pretrained = config(init="pretrained", size=None, pretrained_model=str(tmp_path / "kept"))
     prepare(pretrained)
     again = gpt2_code.model(pretrained).eval()
     tokens = torch.randint(256, (2, 16))
@@ -167,16 +143,17 @@ def test_a_folder_of_a_kept_model_is_fine_tuned_with_its_own_tokenizer(few, tmp_
 
 
 @needs_transformers
-def test_offline_the_ways_to_a_model_are_named(few, monkeypatch):
-    no_hub(monkeypatch)
+def test_what_is_missing_is_reported_with_its_fix(few, monkeypatch):
+    import huggingface_hub
+
+    def snapshot_download(*_, **__):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     message = problem_of(config(init="pretrained", size=None))
     assert "pretrained weights gpt2" in message and "Name or service not known" in message
     assert "--set init=scratch --set size=tiny" in message and "--set pretrained_model=FOLDER" in message
 
-
-@needs_transformers
-def test_what_is_missing_is_reported_with_its_fix(few, monkeypatch):
-    no_hub(monkeypatch)
     (few / "gpt2-tokenizer" / "merges.txt").unlink()
     message = problem_of(config())
     assert "gpt2-tokenizer" in message and "--set tokenizer=FOLDER" in message and "--data-dir" in message

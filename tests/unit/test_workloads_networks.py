@@ -46,10 +46,12 @@ def is_balanced(targets, num_classes):
 # All of them.
 
 
-def test_importing_workloads_and_embedded_data_imports_no_heavy_module():
+def test_a_plan_of_usual_networks_and_embedded_data_import_no_heavy_module():
     code = (
-        "import sys, raypar.workloads\n"
-        "print(*({'torch', 'torchvision', 'sklearn', 'numpy', 'ray', 'mlflow'} & set(sys.modules)))\n"
+        "import sys; from raypar import Study, grid; from raypar.workloads import resnet\n"
+        "study = Study(workload=resnet, space={'architecture': grid('resnet18', 'resnet50')})\n"
+        "resnet.prepare(study.trials()[0].config)\n"
+        "print(*({'torch', 'torchvision', 'sklearn', 'ray', 'mlflow'} & set(sys.modules)))\n"
         "from raypar.study.options import resolve; from raypar.workloads import digits, iris\n"
         "digits.data({}); iris.prepare({}); iris.data(resolve(iris, {}))\n"
         "print(*({'sklearn', 'torchvision'} & set(sys.modules)))"

@@ -1,9 +1,6 @@
 """torchvision's networks train on synthetic images or a folder, and mistakes are reported before anything runs."""
 
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +11,7 @@ from workload_parts import trained
 
 from raypar import Study, grid
 from raypar.errors import DataError, RayparError, StudyError
-from raypar.study.loader import load_study
 from raypar.study.options import resolve
-from raypar.train.optim import scaled_lr
 from raypar.workloads.resnet import MEAN, STD, SUFFIXES, normalised_rgb, resnet, synthetic_images
 
 COLOURS = {"ant": (250, 0, 0), "bee": (0, 0, 250), "cow": (0, 250, 0)}
@@ -61,10 +56,7 @@ def test_synthetic_images_are_bytes_and_the_same_every_time():
     assert data.val.inputs.shape == (16, 3, 32, 32) and data.train_dataset is None
     assert torch.equal(data.train.inputs, again.train.inputs)
     assert not torch.equal(data.train.inputs[:16], data.val.inputs)
-
-
-def test_any_beginning_of_the_synthetic_images_holds_every_class_in_its_share():
-    counts = Counter(synthetic_images(64, 7, 8, seed=0).targets[:30].tolist())
+    counts = Counter(synthetic_images(64, 7, 8, seed=0).targets[:30].tolist())  # any beginning has all classes alike
     assert set(counts) == set(range(7)) and set(counts.values()) <= {4, 5}
 
 
@@ -92,7 +84,9 @@ def test_torchs_loader_gets_the_same_synthetic_samples():
 
 @pytest.mark.parametrize("source", ["synthetic", "folder"])
 def test_augmented_images_differ_from_time_to_time_as_the_seed_has_it(source, pictures):
-    write_stripes(pictures / "train" / "ant" / "000.jpg")
+    stripes = Image.new("RGB", (50, 40))
+    stripes.putdata([(5 * (i % 50), 200, 0) for i in range(50 * 40)])
+    stripes.save(pictures / "train" / "ant" / "000.jpg")
     data = loaded(source=source, folder="pictures", loader="dataloader", augment=True)
 
     def epoch(seed):
@@ -102,12 +96,6 @@ def test_augmented_images_differ_from_time_to_time_as_the_seed_has_it(source, pi
     first = epoch(0)
     assert first.shape == (12, 3, 32, 32) and first.dtype == torch.float32
     assert torch.equal(first, epoch(0)) and not torch.equal(first, epoch(1))
-
-
-def write_stripes(path):
-    stripes = Image.new("RGB", (50, 40))
-    stripes.putdata([(5 * (i % 50), 200, 0) for i in range(50 * 40)])
-    stripes.save(path)
 
 
 def test_a_folders_images_are_decoded_at_the_size_with_the_classes_of_its_folders(pictures):
@@ -137,7 +125,6 @@ def test_the_beginning_of_a_folders_training_images_is_no_single_class(pictures)
     [
         ({}, "no such folder"),
         ({"train/ant": 1, "train/bee": 1}, "val: no such folder"),
-        ({"val/ant": 1, "val/bee": 1}, "train: no such folder"),
         ({"train": 0}, "train: contains no class"),
         ({"train/ant": 1, "val/ant": 1}, "train: contains only one class, ant"),
         ({"train/ant": 1, "train/bee": 0, "val/ant": 1, "val/bee": 1}, "bee: contains no image"),
@@ -189,28 +176,9 @@ def test_images_that_an_architecture_cannot_take_are_told_before_anything_runs(n
         resnet.prepare(config(architecture=fine, image_size=224))
 
 
-def test_a_plan_of_the_usual_networks_waits_for_neither_torch_nor_torchvision():
-    code = (
-        "import sys; from raypar import Study, grid; from raypar.workloads.resnet import resnet; "
-        "study = Study(workload=resnet, space={'architecture': grid('resnet18', 'resnet50')}); "
-        "resnet.prepare(study.trials()[0].config); print({'torch', 'torchvision'} & set(sys.modules))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
-
-
 def test_the_loss_falls_on_synthetic_images():
     _, _, losses = trained(resnet, num_steps=5, image_size=32, num_classes=4, num_images=32, batch_size=32)
     assert losses[-1] < 0.5 * losses[0]
-
-
-def test_the_scaling_studies_keep_a_workers_batch_or_the_global_one():
-    def per_workers(name):
-        study = load_study(Path(__file__).parents[2] / "studies" / f"{name}.py").study
-        return {t.config["num_workers"]: (t.config["batch_size"], scaled_lr(t.config)) for t in study.trials()}
-
-    assert per_workers("weak_scaling") == {1: (64, 0.025), 2: (128, 0.05)}
-    assert per_workers("strong_scaling") == {1: (64, 0.025), 2: (64, 0.025)}
 
 
 @pytest.mark.parametrize("architecture", ["resnet18", "resnet50"])
