@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from raypar.analysis.stats import (
     BOOTSTRAP_SEED,
@@ -141,54 +138,45 @@ def test_a_bootstrap_is_what_drawing_every_resample_gives(num_tops, num_bottoms,
 
 # ---- coverage
 
-Draw: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.float64]]
-
 NUM_STUDIES = 500
 # Of few repeats, Welch's degrees of freedom and the median's error are on the safe side.
-AT_MOST_FOR_FEW = 0.998
-RATIO = 1.5
+FEW, MANY = (0.93, 0.998), (0.905, 0.985)
 
 
-def log_normal(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+def log_normal(rng, count):
     return np.exp(rng.normal(0, 0.1, count))
 
 
-def skewed(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+def skewed(rng, count):
     """A floor, and delays on top of it: what a busy machine's times look like."""
     return 1 + rng.exponential(0.2, count)
 
 
-def coverage(draw: Draw, size: int, *, paired: bool) -> float:
+def of_ratio(rng, draw, size, paired):
+    blocks = np.exp(rng.normal(0, 0.2, size)) if paired else 1.0
+    return ratio_estimate(1.5 * draw(rng, size) * blocks, draw(rng, size) * blocks, paired=paired)
+
+
+def of_difference(rng, size):
+    return difference_estimate(*(median_estimate(rng.normal(m, 0.01, size), log_scale=False) for m in (0.90, 0.92)))
+
+
+def assert_covered(truth, size, least, most, estimate, *how):
+    """Assert that intervals of samples of this size hold the truth in such a share of made-up studies."""
     rng = np.random.default_rng(size)
-    hits = 0
-    for _ in range(NUM_STUDIES):
-        blocks = np.exp(rng.normal(0, 0.2, size)) if paired else 1.0
-        estimate = ratio_estimate(RATIO * draw(rng, size) * blocks, draw(rng, size) * blocks, paired=paired)
-        hits += not estimate.excludes(RATIO)
-    return hits / NUM_STUDIES
+    hits = sum(not estimate(rng, *how).excludes(truth) for _ in range(NUM_STUDIES))
+    assert least <= hits / NUM_STUDIES <= most
 
 
 @pytest.mark.parametrize("draw", [log_normal, skewed])
 @pytest.mark.parametrize("size", [2, 3, 5, 6, 10])
-@pytest.mark.parametrize("paired", [True, False])
-def test_a_ratio_lies_in_its_interval(draw: Draw, size: int, paired: bool) -> None:
-    low, high = (0.93, AT_MOST_FOR_FEW) if size < 6 else (0.905, 0.985)
-    assert low <= coverage(draw, size, paired=paired) <= high
-
-
-@pytest.mark.parametrize(("draw", "median"), [(log_normal, 1.0), (skewed, 1 + 0.2 * np.log(2))])
-@pytest.mark.parametrize("size", [2, 3, 5, 6, 9, 20])
-def test_a_median_lies_in_its_interval(draw: Draw, median: float, size: int) -> None:
-    rng = np.random.default_rng(size)
-    hits = sum(not median_estimate(draw(rng, size)).excludes(median) for _ in range(NUM_STUDIES))
-    assert 0.93 <= hits / NUM_STUDIES <= 0.995
+def test_a_ratio_or_a_median_lies_in_its_interval(draw, size):
+    for paired in (True, False):
+        assert_covered(1.5, size, *(FEW if size < 6 else MANY), of_ratio, draw, size, paired)
+    median = 1.0 if draw is log_normal else 1 + 0.2 * np.log(2)
+    assert_covered(median, size, 0.93, 0.995, lambda rng: median_estimate(draw(rng, size)))
 
 
 @pytest.mark.parametrize("size", [3, 6, 12])
-def test_a_difference_of_metrics_lies_in_its_interval(size: int) -> None:
-    rng = np.random.default_rng(size)
-    hits = 0
-    for _ in range(NUM_STUDIES):
-        sides = [median_estimate(rng.normal(mean, 0.01, size), log_scale=False) for mean in (0.90, 0.92)]
-        hits += not difference_estimate(*sides).excludes(0.02)
-    assert 0.93 <= hits / NUM_STUDIES <= AT_MOST_FOR_FEW
+def test_a_difference_of_metrics_lies_in_its_interval(size):
+    assert_covered(0.02, size, *FEW, of_difference, size)
