@@ -71,10 +71,8 @@ def compact(value: float | None) -> str:
     """Three significant digits and a factor: ``950``, ``18.6k``, ``2.50M``."""
     if value is None or _is_missing(value):
         return MISSING
-    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor * 0.9995:  # what rounds to 1,000 is 1.00k
-            return f"{value / factor:.{_decimals(value / factor)}f}{letter}"
-    return f"{value:.{_decimals(value)}f}"
+    factor, letter = _scale(value, "kMG")
+    return f"{value / factor:.{_decimals(value / factor)}f}{letter}"
 
 
 def rate(value: float | None, unit: str = "samples/s") -> str:
@@ -86,15 +84,16 @@ def size(value: float | None) -> str:
     """Bytes in decimal units: ``512 B``, ``1.20 GB``."""
     if value is None or _is_missing(value):
         return MISSING
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= factor * 0.9995:
-            return f"{value / factor:.{_decimals(value / factor)}f} {unit}"
-    return f"{value:.0f} B"
+    factor, letter = _scale(value, "kMGT")
+    return f"{value / factor:.{_decimals(value / factor) if letter else 0}f} {letter}B"
 
 
 def energy(value: float | None) -> str:
     """Joules: ``850 J``, ``12.3 kJ``, ``1.20 MJ``."""
-    return MISSING if value is None or _is_missing(value) else "{:.{}f} {}".format(*_scaled_energy(value))
+    if value is None or _is_missing(value):
+        return MISSING
+    factor, letter = _scale(value, "kMG")
+    return f"{value / factor:.{_decimals(value / factor)}f} {letter}J"
 
 
 def seconds(value: float | None) -> str:
@@ -195,9 +194,9 @@ def seconds_interval(of: Interval | None, *, bounds: bool = True) -> str:
 
 def energy_interval(of: Interval) -> str:
     """``12.3 kJ [11.9, 12.8]``: one unit for all three."""
-    scaled, decimals, _ = _scaled_energy(of.value)
-    factor = scaled / of.value if of.value else 1.0
-    return energy(of.value) + _brackets(of, lambda v: _bound(v * factor, decimals))
+    factor, _ = _scale(of.value, "kMG")
+    decimals = _decimals(of.value / factor)
+    return energy(of.value) + _brackets(of, lambda v: _bound(v / factor, decimals))
 
 
 def plus_minus(of: Interval) -> str:
@@ -214,11 +213,10 @@ def plus_minus(of: Interval) -> str:
 _SCALES = ((0.09995, 1e-3, "ms"), (600.0, 1.0, "s"), (2.0 * HOUR_S, 60.0, "min"), (math.inf, 3600.0, "h"))
 
 
-def _scaled_energy(value: float) -> tuple[float, int, str]:
-    """Joules in a unit that fits, with how many decimals they are shown, and the unit."""
-    factors = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
-    factor, unit = next((f for f in factors if abs(value) >= f[0] * 0.9995), factors[-1])
-    return value / factor, _decimals(value / factor), unit
+def _scale(value: float, letters: str) -> tuple[float, str]:
+    """Return the power of 1,000 that a value is shown by, and its letter of ``kMGT``; what rounds to 1,000 is 1.00k."""
+    power = sum(abs(value) >= 1000.0**i * 0.9995 for i in range(1, len(letters) + 1))
+    return 1000.0**power, ("", *letters)[power]
 
 
 def _brackets(of: Interval, show: Callable[[float], str]) -> str:

@@ -9,22 +9,22 @@ Times are compared by their logarithms, so that 5 % are 5 % for a short trial an
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import chain, combinations, compress
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from raypar import units
 from raypar.analysis.pairwise import MIN_METRIC_DIFFERENCE, metric_change, same_work
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, Question, point_key
-from raypar.analysis.stats import LEVEL, MIN_RANKED, median_estimate
+from raypar.analysis.stats import LEVEL, MIN_RANKED, Floats, median_estimate
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import TrialResult, TrialState, point_label
 
@@ -75,10 +75,9 @@ def named(labels: Sequence[str], separator: str = ", ") -> str:
     return units.listed(labels, MAX_NAMED, separator=separator)
 
 
-def _share(part: Sequence[object] | int, total: Sequence[object] | int, noun: str = "trial") -> str:
+def _share(part: Sequence[object], total: Sequence[object], noun: str = "trial") -> str:
     """Return ``2 of 12 trials``."""
-    num_part, num_total = (n if isinstance(n, int) else len(n) for n in (part, total))
-    return f"{num_part} of {units.counted(num_total, noun)}"
+    return f"{len(part)} of {units.counted(len(total), noun)}"
 
 
 # ---- trials: which ones, of what
@@ -139,9 +138,9 @@ def mixed_hardware(evidence: Evidence) -> Iterator[str]:
     Nodes are alike that have CPUs of one model and as many cores; what isn't known of a node is not taken to be alike.
     Trials that spread over nodes are not compared by node: that is what was asked.
     """
-    by_device: dict[Any, list[TrialResult]] = {}
+    by_device: defaultdict[Any, list[TrialResult]] = defaultdict(list)
     for result in evidence.finished:
-        by_device.setdefault(result.spec.config.get("device"), []).append(result)
+        by_device[result.spec.config.get("device")].append(result)
     for results in by_device.values():
         for key, what in (("device_name", "devices"), ("cpu_model", "CPU models")):
             models = set().union(*(_names(r, key) for r in results))
@@ -154,14 +153,13 @@ def mixed_hardware(evidence: Evidence) -> Iterator[str]:
 def _unlike_nodes(results: Sequence[TrialResult]) -> str:
     """Return how the nodes differ that trials had to themselves; empty where they are alike, or only their CPU models
     differ, which is a finding by itself."""
-    models: dict[str, set[str]] = {}
-    cores: dict[str, set[int]] = {}
+    models: defaultdict[str, set[str]] = defaultdict(set)
+    cores: defaultdict[str, set[int]] = defaultdict(set)
     for result in results:
-        nodes = _names(result, "node")
-        if len(nodes) == 1:
+        if len(nodes := _names(result, "node")) == 1:
             (node,) = nodes
-            models.setdefault(node, set()).update(_names(result, "cpu_model"))
-            cores.setdefault(node, set()).update(c for c in _ranks(result, "num_node_cores") if isinstance(c, int))
+            models[node] |= _names(result, "cpu_model")
+            cores[node] |= {c for c in _ranks(result, "num_node_cores") if isinstance(c, int)}
     if len(models) < 2:
         return ""
     if not all(models.values()) or not all(cores.values()):
@@ -261,10 +259,8 @@ def too_many_threads(evidence: Evidence) -> Iterator[str]:
     ]
     if crowded:
         threads, num_cores = max(crowded, key=lambda pair: pair[0] / pair[1])
-        yield (
-            f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(num_cores, 'core')}: that can be "
-            "many times slower than one thread a core."
-        )
+        text = f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(num_cores, 'core')}"
+        yield f"{text}: that can be many times slower than one thread a core."
 
 
 def throttled(evidence: Evidence) -> Iterator[str]:
@@ -281,19 +277,15 @@ def clock_changes(evidence: Evidence) -> Iterator[str]:
     within = [(c, r) for r in finished if abs(c := _clock_change(r)) > MAX_CLOCK_CHANGE]
     if within:
         change, result = max(within, key=lambda pair: abs(pair[0]))
-        yield (
-            f"The cores' clock was another at the end than at the beginning of {_share(within, finished)}: by up to "
-            f"{_changed(-change)} ({result.spec.label})."
-        )
+        worst = f"by up to {_changed(-change)} ({result.spec.label})"
+        yield f"The cores' clock was another at the end than at the beginning of {_share(within, finished)}: {worst}."
     means = [(sum(mhz) / len(mhz), r) for r in finished if (mhz := _numbers(r.environment.get("cpu_mhz_mean")))]
     if not means:
         return
     (slowest, slow), (fastest, fast) = (pick(means, key=lambda pair: pair[0]) for pick in (min, max))
     if fastest > slowest * (1 + MAX_CLOCK_CHANGE):
-        yield (
-            f"The cores' clock was another in some trials than in others: {slowest / 1e3:.2f} GHz in "
-            f"{slow.spec.label}, {fastest / 1e3:.2f} GHz in {fast.spec.label}."
-        )
+        both = f"{slowest / 1e3:.2f} GHz in {slow.spec.label}, {fastest / 1e3:.2f} GHz in {fast.spec.label}"
+        yield f"The cores' clock was another in some trials than in others: {both}."
 
 
 def _clock_change(result: TrialResult) -> float:
@@ -334,9 +326,9 @@ def metric_differs(evidence: Evidence) -> Iterator[str]:
     the block-wise differences excludes 0 (its five percent of false alarms are what the first condition is against).
     """
     name = evidence.question.metric
-    groups: dict[PointKey, list[PointSamples]] = {}
+    groups: defaultdict[PointKey, list[PointSamples]] = defaultdict(list)
     for samples in evidence.points:
-        groups.setdefault(point_key(samples.rest), []).append(samples)
+        groups[point_key(samples.rest)].append(samples)
     different: list[str] = []
     for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
         change = metric_change(one, other)
@@ -361,10 +353,8 @@ def more_than_linear(evidence: Evidence) -> Iterator[str]:
         if p.speedup and p.efficiency and p.efficiency.low is not None and p.efficiency.low > 1 + MIN_EXCESS
     ]
     if larger:
-        yield (
-            f"{units.counted(len(larger), 'speedup')} larger than the number of workers accounts for, by more than "
-            f"chance: {named(larger)}."
-        )
+        text = f"{units.counted(len(larger), 'speedup')} larger than the number of workers accounts for"
+        yield f"{text}, by more than chance: {named(larger)}."
 
 
 # ---- steadiness over time
@@ -385,9 +375,7 @@ class Trend(NamedTuple):
     """Trend of a study's times: trials of the same points became slower or faster as it went on."""
 
     change: float  # of the times from the first trial's start to the last one's, relative; 0.08 is 8 % slower
-    tau: (
-        float  # Kendall's: of the pairs of a point's trials, the share that became slower less that which became faster
-    )
+    tau: float  # Kendall's: the share of a point's pairs that became slower less that which became faster
     p_value: float  # how often trials without a trend show one as strong or stronger
     num_trials: int
 
@@ -405,7 +393,7 @@ def trend_of(points: Iterable[Series]) -> Trend | None:
     """
     score = variance = 0.0
     num_pairs = num_trials = 0
-    slopes: list[NDArray[np.float64]] = []
+    slopes: list[Floats] = []
     starts: list[float] = []
     for series in (each for each in points if len(each) > 1):
         size = len(series)
@@ -433,13 +421,11 @@ def drift_over_study(evidence: Evidence) -> Iterator[str]:
 
     The level of the test is 5 %: so many studies without a trend get a finding.
     """
-    every = [
-        (evidence.question.is_baseline(p.point), [(r.started_at, math.exp(log_time)) for r, log_time in group])
-        for p, group in zip(evidence.points, evidence.log_times, strict=True)
-    ]
-    trend, who = trend_of(series for is_base, series in every if is_base), "The baseline"
+    every = [[(r.started_at, math.exp(log_time)) for r, log_time in group] for group in evidence.log_times]
+    of_base = [evidence.question.is_baseline(p.point) for p in evidence.points]
+    trend, who = trend_of(compress(every, of_base)), "The baseline"
     if trend is None:
-        trend, who = trend_of(series for _, series in every), "Trials of the same point"
+        trend, who = trend_of(every), "Trials of the same point"
     if trend is not None and trend.p_value < 1 - LEVEL and abs(trend.change) >= MIN_DRIFT:
         yield (
             f"{who} became {_changed(trend.change)} from the study's first trial to its last "
@@ -472,23 +458,19 @@ def _slowdown(result: TrialResult) -> float | None:
 def slow_first_trial(evidence: Evidence) -> Iterator[str]:
     """First trial of the study that took far longer than the others of its point."""
     if (slow := _slow_first(evidence)) is not None:
-        first, excess = slow
-        yield (
-            f"The study's first trial ({first.spec.label}) took {units.percent(math.expm1(excess))} longer than the "
-            "median of its point's others."
-        )
+        text = f"The study's first trial ({slow[0].spec.label}) took {units.percent(math.expm1(slow[1]))} longer"
+        yield f"{text} than the median of its point's others."
 
 
 def _slow_first(evidence: Evidence) -> LogTime | None:
     """Return the study's first trial and the logarithm of how much longer it took, if that stands out."""
-    groups = evidence.log_times
-    trials = sorted(((r.started_at, i, r, t) for i, group in enumerate(groups) for r, t in group), key=itemgetter(0))
-    if len(trials) < 3 or trials[0][0] == trials[1][0]:
+    trials = sorted(chain(*evidence.log_times), key=lambda entry: entry[0].started_at)
+    if len(trials) < 3 or trials[0][0].started_at == trials[1][0].started_at:
         return None
-    _, at, first, log_time = trials[0]
-    group = groups[at]
-    others = [entry for entry in group if entry[0] is not first]
-    scale = _scale([others if g is group else g for g in groups])
+    first, log_time = trials[0]
+    groups = [[entry for entry in group if entry[0] is not first] for group in evidence.log_times]
+    others = next(g for g, every in zip(groups, evidence.log_times, strict=True) if len(g) < len(every))
+    scale = _scale(groups)
     if len(others) < 2 or scale is None:
         return None
     excess = log_time - float(np.median([t for _, t in others]))
@@ -513,7 +495,7 @@ def outliers(evidence: Evidence) -> Iterator[str]:
             if is_far and not (slow_first and result is slow_first[0]):
                 outlying.append(f"{result.spec.label} ({_changed(math.expm1(off))})")
     if outlying:
-        yield f"Far from the median of their point: {_share(outlying, sum(map(len, groups)))}: {named(outlying)}."
+        yield f"Far from the median of their point: {_share(outlying, list(chain(*groups)))}: {named(outlying)}."
 
 
 def _scale(groups: Iterable[Sequence[LogTime]]) -> float | None:
@@ -537,10 +519,8 @@ def short_times(evidence: Evidence) -> Iterator[str]:
     short = [entry for entry in timed if entry[0] < MIN_TIME_S]
     if short:
         value, point = min(short, key=itemgetter(0))
-        yield (
-            f"{_share(short, timed, 'point')} took less than {MIN_TIME_S:g} s "
-            f"({point_label(point)}: {units.seconds(value)}): start and end effects weigh in."
-        )
+        text = f"{_share(short, timed, 'point')} took less than {MIN_TIME_S:g} s"
+        yield f"{text} ({point_label(point)}: {units.seconds(value)}): start and end effects weigh in."
 
 
 def few_repeats(evidence: Evidence) -> Iterator[str]:
@@ -548,10 +528,9 @@ def few_repeats(evidence: Evidence) -> Iterator[str]:
     if evidence.question.is_search or not counts or (fewest := min(counts)) >= MIN_REPEATS:
         return  # a search asks for a good point, not for the effect of one
     where = "" if fewest == max(counts) else " at the least"
-    if fewest == 1:
-        yield f"1 repeat a point{where}: no interval, and no telling an effect from noise."
-    else:
-        yield f"{fewest} repeats a point{where}: the intervals are wide and assume log-normal times."
+    wide = "the intervals are wide and assume log-normal times"
+    what = "no interval, and no telling an effect from noise" if fewest == 1 else wide
+    yield f"{units.counted(fewest, 'repeat')} a point{where}: {what}."
 
 
 def not_separated(evidence: Evidence) -> Iterator[str]:

@@ -213,30 +213,22 @@ def _interactions(grid: _Grid) -> tuple[tuple[Interaction, ...], list[str]]:
     if WORKERS not in grid.keys:
         return (), []
     workers = grid.keys.index(WORKERS)
-    base = grid.references[workers]
     most, num_workers = grid.others(workers)[-1]
-    base_workers = grid.levels[workers][base]
+    base_workers = grid.levels[workers][grid.references[workers]]
     assert isinstance(num_workers, int) and isinstance(base_workers, int)
-    by_workers = [np.take(grid.log_times, [n], workers) for n in (base, most)]
+    by_workers = [np.take(grid.log_times, [n], workers) for n in (grid.references[workers], most)]
     interactions: list[Interaction] = []
     incomplete: list[str] = []
     for axis, key in enumerate(grid.keys):
+        reference = grid.levels[axis][grid.references[axis]]
         for i, level in grid.others(axis) if axis != workers else ():
             if (parts := grid.compared(axis, i, by_workers)) is None:
                 incomplete.append(point_label({key: level}))
                 continue
             base_then, most_then, base_now, most_now = map(_geometric_mean, parts)
-            interaction = Interaction(
-                key,
-                level,
-                grid.levels[axis][grid.references[axis]],
-                num_workers,
-                base_workers,
-                speedup=_ratio(base_now, most_now),
-                reference_speedup=_ratio(base_then, most_then),
-                change=_ratio(base_now * most_then, most_now * base_then),
-            )
-            interactions.append(interaction)
+            pairs = (base_now, most_now), (base_then, most_then), (base_now * most_then, most_now * base_then)
+            estimates = [_ratio(*pair) for pair in pairs]
+            interactions.append(Interaction(key, level, reference, num_workers, base_workers, *estimates))
     return tuple(interactions), incomplete
 
 

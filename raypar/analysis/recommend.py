@@ -84,7 +84,7 @@ def front_of(points: Sequence[PointAnalysis], mode: str) -> frozenset[int]:
         return _are_apart(column[one], column[other])
 
     is_repeated = any(len(p.times) > 1 for p in timed)
-    return frozenset(indices[i] for i in pareto_front(rows, differs if is_repeated else _always))
+    return frozenset(indices[i] for i in pareto_front(rows, differs if is_repeated else None))
 
 
 def is_time_apart(one: PointAnalysis, other: PointAnalysis) -> bool:
@@ -106,17 +106,13 @@ def _are_apart(one: Estimate, other: Estimate) -> bool:
     return bounds[1] < bounds[2] or bounds[3] < bounds[0]
 
 
-def _always(_one: int, _other: int, _objective: int) -> bool:
-    return True
-
-
-def pareto_front(medians: Sequence[Sequence[float]], differs: Differs = _always) -> tuple[int, ...]:
+def pareto_front(medians: Sequence[Sequence[float]], differs: Differs | None = None) -> tuple[int, ...]:
     """Return the indices of the points on the front, in their order.
 
     Args:
         medians: ``[point][objective]``, finite; less is better: what is to be large comes with its sign turned.
         differs: whether point `one` differs significantly from point `other` in an objective; called for differing
-            medians.
+            medians; None: every difference counts.
     """
     table = np.asarray(medians, dtype=float)
     front = []
@@ -124,7 +120,8 @@ def pareto_front(medians: Sequence[Sequence[float]], differs: Differs = _always)
         # Of thousands of points few are as good in all: those alone are looked at one by one, the fastest first.
         as_good = np.flatnonzero((table <= row).all(axis=1) & (table < row).any(axis=1))
         ordered = as_good[np.argsort(table[as_good, 0], kind="stable")]
-        if not any(differs(int(j), i, int(k)) for j in ordered for k in np.flatnonzero(table[j] < row)):
+        better = ((int(j), int(k)) for j in ordered for k in np.flatnonzero(table[j] < row))
+        if not any(differs is None or differs(j, i, k) for j, k in better):
             front.append(i)
     return tuple(front)
 

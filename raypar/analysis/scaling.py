@@ -75,12 +75,10 @@ class ScalingPoint:
         if self.num_workers == self.baseline:
             return None
         ratio, num_workers = self.speedup, self.num_workers / self.baseline
-        fraction = replace(ratio, value=karp_flatt(ratio.value, num_workers))
-        if ratio.low is None or ratio.high is None:
-            return fraction
         # The fraction falls as the speedup grows.
-        low, high = sorted(karp_flatt(s, num_workers) for s in (ratio.low, ratio.high))
-        return replace(fraction, low=low, high=high)
+        bounds = sorted(karp_flatt(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
+        low, high = bounds or (None, None)
+        return replace(ratio, value=karp_flatt(ratio.value, num_workers), low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -252,7 +250,7 @@ def worker_groups(
         if "num_workers" in samples.point and samples.num_workers is not None:
             by_rest.setdefault(point_key(samples.rest), {})[samples.num_workers] = samples
     groups = (_group(question, dict(sorted(by_count.items())), baseline) for by_count in by_rest.values())
-    return tuple(group for group in groups if group is not None)
+    return tuple(filter(None, groups))
 
 
 def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: int | None) -> WorkerGroup | None:
@@ -272,19 +270,19 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
     ratios = {n: reference(len(s.samples)) if n == base else speedup(timed[base], s) for n, s in timed.items()}
     speedups = {n: ratio for n, ratio in ratios.items() if ratio is not None}
     counts_samples = all(s.throughput is not None for p in timed.values() for s in p.samples.values())
+    rates = {
+        n: s.all_of("throughput") if counts_samples else [1 / time_s for time_s in s.times.values()]
+        for n, s in timed.items()
+    }
     return WorkerGroup(
         point=first.rest,
         scaling=Scaling.STRONG if first.config.get("per_worker_batch_size") is None else Scaling.WEAK,
-        runs=Runs({n: _rates(timed[n], counts_samples) for n in speedups}, Quantity.THROUGHPUT),
+        runs=Runs({n: tuple(rates[n]) for n in speedups}, Quantity.THROUGHPUT),
         unit=SAMPLES_PER_S if counts_samples else TRAININGS_PER_S,
         baseline=base,
         speedups=speedups,
         excluded={n: _why_no_time(samples) for n, samples in by_count.items() if n not in speedups},
     )
-
-
-def _rates(samples: PointSamples, counts_samples: bool) -> tuple[float, ...]:
-    return tuple(samples.all_of("throughput") if counts_samples else (1 / t for t in samples.all_of("time_s")))
 
 
 def _why_no_time(samples: PointSamples) -> str:

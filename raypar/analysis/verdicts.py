@@ -8,7 +8,7 @@ exactly, and the two values are reported with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -31,12 +31,8 @@ def verdicts(question: Question, points: Sequence[PointAnalysis]) -> tuple[str, 
     """Return at most nine sentences: speedups, break-even points, then the fastest point and the best one."""
     if not any(p.samples for p in points):
         return ("No trial finished: there is nothing to compare.",)
-    return (
-        *_speedups(question, points),
-        *break_even_lines(question, points),
-        *_fastest(points),
-        *_best(question, points),
-    )
+    lines = _speedups(question, points) + break_even_lines(question, points)
+    return (*lines, *_fastest(points), *_best(question, points))
 
 
 def _compared(points: Sequence[PointAnalysis]) -> list[Compared]:
@@ -94,7 +90,7 @@ def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
     if len(timed) < 2 or len(rated) < len(timed):
         return []
     (_, first, best), *others = sorted(rated, key=lambda entry: entry[0])
-    name, next_name = _label(first), _label(others[0][1])
+    name, next_name = point_label(first.point), point_label(others[0][1].point)
     shown = units.seconds_interval(best) if is_equal_work else units.rate_interval(best)
     leads = [speedup(p, first) for _, p, _ in others]
     lead = leads[0]
@@ -114,7 +110,7 @@ def _best(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
         return []
     (best, metric), *others = sorted(scored, key=lambda entry: gain(question.mode, entry[1].value), reverse=True)
     shown = units.score_interval(question.metric, metric)
-    text = f"Best {question.metric}: {shown} at {_label(best)}"
+    text = f"Best {question.metric}: {shown} at {point_label(best.point)}"
     if metric.low is None:
         return [text + ", by one trial: no interval."]
     if all(not any(metric_differences(p, best)) for p, _ in others):
@@ -124,7 +120,7 @@ def _best(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
     if not tied:
         return [text + "."]
     if len(tied) == 1:
-        return [f"{text}; {_label(tied[0])} can't be told from it."]
+        return [f"{text}; {point_label(tied[0].point)} can't be told from it."]
     return [f"{text}; {len(tied)} of {len(others)} others can't be told from it."]
 
 
@@ -145,10 +141,6 @@ def _at(question: Question, point: Mapping[str, Value]) -> str:
 
 def _efficiency(point: PointAnalysis) -> str:
     return f" (efficiency {units.percent(point.efficiency.value)})" if point.efficiency else ""
-
-
-def _label(point: PointAnalysis) -> str:
-    return point_label(point.point)
 
 
 def _part(point: Mapping[str, Value], keys: Sequence[str]) -> dict[str, Value]:
@@ -283,7 +275,7 @@ def _interpolated(left: tuple[float, Estimate], right: tuple[float, Estimate]) -
 def _line(group: Sequence[Crossing]) -> str:
     """Return one sentence about comparisons along a key, for every setting of the rest."""
     names = list(dict.fromkeys(_name(c.who) for c in group))
-    name, s = _list(names), "" if len(names) > 1 or names[0].endswith("workers") else "s"
+    name, s = units.listed(names, MAX_NAMED, word="and"), "" if len(names) > 1 or names[0].endswith("workers") else "s"
     by_kind = {kind: members for kind in CrossingKind if (members := [c for c in group if c.kind is kind])}
     if list(by_kind) == [CrossingKind.UNCLEAR]:
         why = f": {group[0].why}" if len(group) == 1 else ""
@@ -305,7 +297,7 @@ def _clause(kind: CrossingKind, members: Sequence[Crossing], s: str, *, is_only:
         where = f", whatever {' and '.join(members[0].rest)} ({num_settings} settings)"
     if members[0].between is not None:
         verb = f"start{s} to pay" if kind is CrossingKind.STARTS else f"stop{s} paying"
-        return f"{verb} {_list(_place(c) + _for([c]) for c in members)}"
+        return f"{verb} {units.listed((_place(c) + _for([c]) for c in members), MAX_NAMED, word='and')}"
     if kind is CrossingKind.NEVER:
         return f"never paid up to {key}={units.value_of(min(c.ends[1] for c in members))}{where}"
     if kind is CrossingKind.ALWAYS:
@@ -327,8 +319,4 @@ def _place(c: Crossing) -> str:
 def _for(group: Sequence[Crossing]) -> str:
     """Return `` for num_samples=20000 or num_samples=60000``; empty where nothing else is swept."""
     labels = dict.fromkeys(point_label(c.rest) for c in group if c.rest)
-    return f" for {_list(labels, 'or')}" if labels else ""
-
-
-def _list(texts: Iterable[str], word: str = "and") -> str:
-    return units.listed(texts, MAX_NAMED, word=word)
+    return " for " + units.listed(labels, MAX_NAMED, word="or") if labels else ""
