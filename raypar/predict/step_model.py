@@ -10,8 +10,8 @@ Everything is computed for many worker counts at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -65,13 +65,9 @@ def read_layers(path: Path) -> tuple[LayerCost, ...] | None:
 
 def write_layers(path: Path, layers: tuple[LayerCost, ...]) -> None:
     """Keep layers for a later call: importing torch and building a network take seconds. A full disk is no error."""
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps([asdict(layer) for layer in layers]), encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
+        path.write_text(json.dumps([asdict(layer) for layer in layers]), encoding="utf-8")
 
 
 # torch's DistributedDataParallel; the first bucket is small so that sending begins early.

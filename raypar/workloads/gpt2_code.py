@@ -145,17 +145,20 @@ def tokenizer_folder(config: Config, *, may_download: bool = False) -> Path:
 
     In this order: the config's, beside the pretrained weights, in the data folder, in Hugging Face's cache.
     """
-    if config["tokenizer"] is not None:
-        return _with_tokenizer(Path(config["tokenizer"]).expanduser())
-    if config["init"] == "pretrained" and _has_tokenizer(beside := _pretrained_folder(config)):
-        return beside
-    if _has_tokenizer(in_data_dir := data_dir() / TOKENIZER_FOLDER):
-        return in_data_dir
-    local = Path(config["pretrained_model"]).expanduser()
-    if local.is_dir():
-        return _with_tokenizer(local)
-    what = f"{in_data_dir}: no such folder, and the tokenizer of {config['pretrained_model']}"
-    return _from_hub(config["pretrained_model"], TOKENIZER_FILES, may_download, what, WAYS_TO_TOKENIZER)
+    named, pretrained = config["tokenizer"], config["pretrained_model"]
+    if named is None:
+        if config["init"] == "pretrained" and _has_tokenizer(beside := _pretrained_folder(config)):
+            return beside
+        if _has_tokenizer(in_data_dir := data_dir() / TOKENIZER_FOLDER):
+            return in_data_dir
+        if not Path(pretrained).expanduser().is_dir():
+            what = f"{in_data_dir}: no such folder, and the tokenizer of {pretrained}"
+            return _from_hub(pretrained, TOKENIZER_FILES, may_download, what, WAYS_TO_TOKENIZER)
+    folder = Path(named or pretrained).expanduser()
+    if not _has_tokenizer(folder):
+        message = f"{folder}: holds neither tokenizer.json nor vocab.json and merges.txt"
+        raise DataError(message, hint=WAYS_TO_TOKENIZER)
+    return folder
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -165,13 +168,6 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def _has_tokenizer(folder: Path) -> bool:
     names = {path.name for path in tokenizer_files(folder)}
     return "tokenizer.json" in names or {"vocab.json", "merges.txt"} <= names
-
-
-def _with_tokenizer(folder: Path) -> Path:
-    if not _has_tokenizer(folder):
-        message = f"{folder}: holds neither tokenizer.json nor vocab.json and merges.txt"
-        raise DataError(message, hint=WAYS_TO_TOKENIZER)
-    return folder
 
 
 def _pretrained_folder(config: Config, *, may_download: bool = False) -> Path:
