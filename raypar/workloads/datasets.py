@@ -24,7 +24,6 @@ from raypar.study.workload import Config, Data, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.utils.data import Dataset
 
 DATA_DIR_VARIABLE = "RAYPAR_DATA_DIR"
 
@@ -247,13 +246,21 @@ def image_data(name: str, config: Config, *, mean: float, std: float, num_val: i
     train_x, train_y, test_x, test_y = (_read_idx(folder / file.name, file) for file in IMAGE_SETS[name].files)
     num_train = len(train_y) - num_val
     held_out = Split(test_x, test_y)
-    loads = config["loader"] == "dataloader"
+    one_by_one: Any = None
+    if config["loader"] == "dataloader":  # as most scripts prepare them
+        from torch.utils.data import Subset
+        from torchvision import datasets
+        from torchvision.transforms import Compose, Normalize, ToTensor
+
+        transform = Compose([ToTensor(), Normalize((mean,), (std,))])
+        one_by_one = getattr(datasets, name)(folder.parents[1], train=True, transform=transform)
+        one_by_one = Subset(one_by_one, range(num_train)) if num_val else one_by_one
     return Data(
         train=Split(train_x[:num_train], train_y[:num_train]),
         val=Split(train_x[num_train:], train_y[num_train:]) if num_val else held_out,
         test=held_out if num_val else None,
         transform=partial(normalised, mean=mean, std=std),
-        train_dataset=_torchvision_dataset(name, folder.parents[1], mean, std, num_train) if loads else None,
+        train_dataset=one_by_one,
     )
 
 
@@ -274,14 +281,3 @@ def _read_idx(path: Path, file: DataFile) -> Tensor:
 
     raw = torch.from_numpy(np.fromfile(path, np.uint8, offset=len(file.header)))
     return raw.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE) if "images" in file.name else raw.long()
-
-
-def _torchvision_dataset(name: str, root: Path, mean: float, std: float, num_train: int) -> Dataset[Any]:
-    """Return the training images prepared one by one, as most scripts do."""
-    from torch.utils.data import Subset
-    from torchvision import datasets
-    from torchvision.transforms import Compose, Normalize, ToTensor
-
-    transform = Compose([ToTensor(), Normalize((mean,), (std,))])
-    dataset: Dataset[Any] = getattr(datasets, name)(root, train=True, transform=transform)
-    return dataset if num_train == len(dataset) else Subset(dataset, range(num_train))  # type: ignore[arg-type]

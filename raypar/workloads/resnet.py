@@ -33,29 +33,22 @@ def normalised_rgb(pixels: Tensor) -> Tensor:
     return x
 
 
-def augmented(image_size: int) -> list[Any]:
-    """Return random resized crops and mirroring (Szegedy et al. 2015, arXiv:1409.4842)."""
-    from torchvision import transforms
-
-    return [transforms.RandomResizedCrop(image_size), transforms.RandomHorizontalFlip()]
-
-
-def centred(image_size: int) -> list[Any]:
-    """Return a resize and a centre crop of 7/8."""
-    from torchvision import transforms
-
-    return [transforms.Resize(round(image_size * SHORT_SIDE)), transforms.CenterCrop(image_size)]
-
-
-def preparation(steps: list[Any], *, is_decoded: bool) -> Callable[[Any], Tensor]:
-    """Compose the steps and the normalisation of `normalised_rgb`, for one image.
+def preparation(image_size: int, *, augment: bool, is_decoded: bool) -> Callable[[Any], Tensor]:
+    """Compose the preparation of one image: a random crop and mirroring or a centre crop of 7/8, then normalisation.
 
     Args:
-        is_decoded: images are uint8 tensors of shape ``(3, height, width)`` instead of PIL images.
+        augment: random, after Szegedy et al. 2015 (arXiv:1409.4842).
+        is_decoded: images are uint8 tensors of shape ``(3, image_size, image_size)``, which need no centre crop,
+            instead of PIL images.
     """
     import torch
     from torchvision import transforms
 
+    steps: list[Any] = []
+    if augment:
+        steps = [transforms.RandomResizedCrop(image_size), transforms.RandomHorizontalFlip()]
+    elif not is_decoded:
+        steps = [transforms.Resize(round(image_size * SHORT_SIDE)), transforms.CenterCrop(image_size)]
     decode = [] if is_decoded else [transforms.PILToTensor()]
     scale = [transforms.ConvertImageDtype(torch.float32), transforms.Normalize(MEAN, STD)]
     prepare: Callable[[Any], Tensor] = transforms.Compose([*steps, *decode, *scale])
@@ -147,22 +140,6 @@ def check_image_folder(root: Path) -> None:
         )
 
 
-def folder_datasets(root: Path, image_size: int, *, augment: bool) -> tuple[Dataset[Any], Dataset[Any]]:
-    """Return the training and the validation images, decoded and prepared on access.
-
-    Training images are in a fixed random order, so that every prefix is about stratified.
-    """
-    import torch
-    from torch.utils.data import Subset
-    from torchvision.datasets import ImageFolder
-
-    steps = augmented(image_size) if augment else centred(image_size)
-    train = ImageFolder(root / "train", preparation(steps, is_decoded=False))
-    val = ImageFolder(root / "val", preparation(centred(image_size), is_decoded=False))
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(ORDER_SEED))
-    return Subset(train, order.tolist()), val
-
-
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 TRAIN_SEED, VAL_SEED = 1, 2
 USE_DATALOADER = 'use torch\'s loader: --set loader=dataloader, or loader="dataloader" in the study'
@@ -207,18 +184,26 @@ def layers(model: nn.Module) -> list[nn.Module]:
 def data(config: Config) -> Data:
     """Return images of shape ``(3, image_size, image_size)``.
 
-    Synthetic ones are uint8 in memory, with a quarter as many for ``val``; a folder is decoded by loader processes.
+    Synthetic ones are uint8 in memory, with a quarter as many for ``val``; a folder is decoded by loader processes, its
+    training images in a fixed random order, so that every prefix is about stratified.
     """
     _check_loader(config)
     size, augment = config["image_size"], config["augment"]
     if config["source"] == "folder":
-        train_dataset, val_dataset = folder_datasets(data_dir() / config["folder"], size, augment=augment)
-        return Data(train_dataset=train_dataset, val_dataset=val_dataset)
+        import torch
+        from torch.utils.data import Subset
+        from torchvision.datasets import ImageFolder
+
+        root = data_dir() / config["folder"]
+        images = ImageFolder(root / "train", preparation(size, augment=augment, is_decoded=False))
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(ORDER_SEED))
+        val_images = ImageFolder(root / "val", preparation(size, augment=False, is_decoded=False))
+        return Data(train_dataset=Subset(images, order.tolist()), val_dataset=val_images)
     num_images, num_classes = config["num_images"], config["num_classes"]
     train = synthetic_images(num_images, num_classes, size, seed=TRAIN_SEED)
     one_by_one = None
     if config["loader"] == "dataloader":
-        one_by_one = PreparedSplit(train, preparation(augmented(size) if augment else [], is_decoded=True))
+        one_by_one = PreparedSplit(train, preparation(size, augment=augment, is_decoded=True))
     return Data(
         train=train,
         val=synthetic_images(-(-num_images // 4), num_classes, size, seed=VAL_SEED),
