@@ -1,18 +1,16 @@
 """A stage on which an execution is played without a store, a recorder and a runner."""
 
 import contextlib
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 from raypar import Study, Workload, grid
 from raypar.execution import execute as module
 from raypar.execution.execute import execute
 from raypar.execution.options import Options
 from raypar.run.cluster import Cluster
-from raypar.run.runner import Event, Notice, TrialEnded
+from raypar.run.runner import TrialEnded
 from raypar.study.loader import LoadedStudy
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 
 TWO_CORES = Cluster(({"CPU": 2.0},), is_own=True)
 
@@ -38,17 +36,10 @@ class Stage:
     """Stands in for the store, the recorder and the runner; `happened` has what they were asked, in order."""
 
     def __init__(self, monkeypatch, tmp_path):
-        self.happened: list[Any] = []
-        self.stored: list[TrialResult] = []
-        self.code: dict[str, str] = {}
-        self.shown: list[Event] = []
-        self.notices: list[str] = []
-        self.trial: Callable[[TrialSpec], TrialResult] = finished
-        self.error: BaseException | None = None  # instead of a trial's result
-        self.error_at = 1
-        self.num_unsent = 0
-        self.report: Callable[[], str] = lambda: "<html>"
-        self.tmp_path = tmp_path
+        self.happened, self.stored, self.shown, self.notices, self.code = [], [], [], [], {}
+        self.trial, self.report = finished, lambda: "<html>"
+        self.error, self.error_at = None, 1  # instead of a trial's result
+        self.num_unsent, self.tmp_path = 0, tmp_path
         store = SimpleNamespace(
             check_writable=lambda: self.happened.append("checked"),
             results=lambda _: tuple(self.stored),
@@ -105,16 +96,8 @@ class Stage:
             self.happened.append("shown")
             self.shown.append(event)
 
-        @contextlib.contextmanager
-        def listener_of(plan):
-            yield show
-
-        def notice(event):
-            assert isinstance(event, Notice)
-            self.notices.append(event.text)
-
         made = Options(project_dir=self.tmp_path, tracking_uri="sqlite:///x", **options)
-        return execute(loaded, made, listener_of, notice)
+        return execute(loaded, made, lambda _: contextlib.nullcontext(show), lambda e: self.notices.append(e.text))
 
     def of(self, what):
         return [entry[1] for entry in self.happened if isinstance(entry, tuple) and entry[0] == what]

@@ -1,6 +1,4 @@
-"""The transformer sorts, its layers stand in a row, and a worker can compute with some of its heads only."""
-
-import copy
+"""The transformer sorts, its layers stand in a row."""
 
 import pytest
 import torch
@@ -58,48 +56,6 @@ def test_the_plan_names_the_six_linear_layers_of_every_block():
     assert [type(layer).__name__ for layer in model] == ["Embedding", *["Block"] * 3, "Head"]
     assert plan == {f"{block}.{layer}": way for block in (1, 2, 3) for layer, way in TENSOR_PLAN.items()}
     assert all(isinstance(model.get_submodule(name), nn.Linear) for name in plan)
-
-
-def split(model, num_workers):
-    """Each worker's copy: of the layers in the plan it has its part of the features."""
-    copies = [copy.deepcopy(model) for _ in range(num_workers)]
-    for name, way in transformer.tensor_plan(model).items():
-        for worker, own in enumerate(copies):
-            layer = own.get_submodule(name)
-            layer.weight = nn.Parameter(layer.weight.chunk(num_workers, dim=0 if way == "column" else 1)[worker])
-            if way == "column":
-                layer.bias = nn.Parameter(layer.bias.chunk(num_workers)[worker])
-    return copies
-
-
-class PartOfRow(nn.Module):
-    """A worker's part of a row layer: keeps what it would send to the others, and gives the sum over all of them."""
-
-    def __init__(self, weight, summed):
-        super().__init__()
-        self.weight, self.summed = weight, summed
-
-    def forward(self, features):
-        self.sent = nn.functional.linear(features, self.weight)
-        return self.summed
-
-
-@pytest.mark.parametrize("num_workers", [2, 4])
-def test_what_workers_with_some_of_the_heads_send_adds_up_to_the_whole(num_workers):
-    model = network(num_blocks=1)
-    summed = {}
-    for name in ("out", "down"):
-        model[1].get_submodule(name).register_forward_hook(lambda _, __, output, of=name: summed.update({of: output}))
-    x = torch.randn(3, 8, 32)
-    whole = model[1](x)
-    blocks = [own[1] for own in split(model, num_workers)]
-    for block in blocks:
-        assert tuple(block.q.weight.shape) == (32 // num_workers, 32)
-        block.out, block.down = (PartOfRow(getattr(block, name).weight, summed[name]) for name in ("out", "down"))
-        torch.testing.assert_close(block(x), whole)
-    for name, total in summed.items():
-        found = sum(getattr(block, name).sent for block in blocks) + model[1].get_submodule(name).bias
-        torch.testing.assert_close(found, total)
 
 
 def test_sequences_are_the_same_every_time_and_their_targets_are_in_order():
