@@ -127,6 +127,7 @@ def test_a_train_loop_has_only_the_options_that_place_it() -> None:
 
 
 INTERLEAVED = {"strategy": "pipeline", "pipeline_schedule": "interleaved", "num_microbatches": 9, "batch_size": 72}
+KEPT = {"checkpoint_every_epochs": 1}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,9 @@ INTERLEAVED = {"strategy": "pipeline", "pipeline_schedule": "interleaved", "num_
         ({"strategy": "tensor", "compile": True}, "compile: is not for strategy=tensor"),
         ({"strategy": "fsdp", "optimizer": "lars"}, "optimizer: needs whole layers' norms"),
         ({"static_graph": True, "accumulation_steps": 2}, "static_graph: does not go with accumulation_steps"),
+        ({**KEPT, "strategy": "deepspeed"}, "checkpoint_every_epochs: does not go with deepspeed"),
+        ({**KEPT, "compression": "powersgd"}, "checkpoint_every_epochs: does not go with PowerSGD"),
+        ({**KEPT, "loader": "dataloader", "eval_every_steps": 2}, "checkpoint_every_epochs: does not go with eval_ev"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:40],
 )

@@ -1,8 +1,7 @@
 """A training that goes on from a checkpoint comes to what it would have come to without the interruption."""
 
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raypar import Data, Split, Study, StudyError, Workload, grid
+from raypar import Data, Split, Study, Workload, grid
 from raypar.analysis.question import question_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
@@ -85,7 +84,7 @@ def interrupted(folder, cut_at=4, **config):
         {"optimizer": "adam", "lr": 0.01, "precision": "fp64", "lr_schedule": "linear", "clip_grad_norm": 1.0},
         {"optimizer": "lars", "loader": "dataloader", "num_warmup_steps": 0},
         {"optimizer": "lamb", "lr": 0.01, "precision": "bf16", "accumulation_steps": 2},
-        {"optimizer": "adam", "lr": 0.01, "eval_every_steps": 3, "checkpoint_every_epochs": 1},
+        {"optimizer": "adam", "lr": 0.01, "eval_every_steps": 3},
     ],
     ids=lambda config: "-".join(map(str, config.values())),
 )
@@ -130,30 +129,22 @@ def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path)
 
 
 @dataclass(frozen=True)
-class ThreadRank(DistContext):
-    meeting: threading.Barrier
-    values: list[list[float]]
+class BesideAnother(DistContext):
+    """A rank of two, whose collectives combine its values with these of the other."""
+
+    others: Iterator[list[float]]
 
     def max(self, values):
-        self.values[self.rank] = values
-        self.barrier()
-        largest = [max(of_ranks) for of_ranks in zip(*self.values, strict=True)]
-        self.barrier()
-        return largest
-
-    def barrier(self):
-        self.meeting.wait()
+        return list(map(max, values, next(self.others)))
 
 
-def test_a_checkpoint_that_one_rank_can_not_read_is_used_by_none(tmp_path):
-    barrier, values = threading.Barrier(2, timeout=30), [[0.0], [0.0]]
-    ranks = [Checkpoints(tmp_path, ThreadRank(rank, 2, ALONE.device, barrier, values)) for rank in (0, 1)]
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda rank: rank.save(4, {"at": 4}), ranks))
-        assert list(threads.map(Checkpoints.load, ranks)) == [{"at": 4}, {"at": 4}]
-        (tmp_path / "rank1-step4.pt").write_bytes(b"PK")
-        assert list(threads.map(Checkpoints.load, ranks)) == [None, None]
-    assert all("began anew" in rank.why_not for rank in ranks)
+@pytest.mark.parametrize(("others", "state"), [([-4, 0], {"at": 4}), ([-4, 1], None), ([0, 1], None)])
+def test_a_checkpoint_that_another_rank_can_not_read_or_lacks_is_used_by_none(tmp_path, others, state):
+    Checkpoints(tmp_path, ALONE).save(4, {"at": 4})
+    oldest, lacks_it = others
+    context = BesideAnother(0, 2, ALONE.device, iter([[oldest, -oldest], [lacks_it]]))
+    checkpoints = Checkpoints(tmp_path, context)
+    assert checkpoints.load() == state and bool(checkpoints.why_not) == (state is None)
 
 
 def test_an_unfinished_checkpoint_is_ignored_and_only_the_last_is_kept(tmp_path):
@@ -174,17 +165,3 @@ def test_checkpoints_are_no_part_of_a_trials_identity_unless_they_are_swept():
     assert question_of(plain) == question_of(keeping)  # and excludes no stored trial
     swept = Study(workload=WORKLOAD, name="s", space={"checkpoint_every_epochs": grid(1, 2)}, num_repeats=1)
     assert len({t.identity for t in swept.trials()}) == 2
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"strategy": "deepspeed", "num_workers": 2}, "whose engine keeps weights"),
-        ({"compression": "powersgd", "num_workers": 2}, "which carries errors on"),
-        ({"loader": "dataloader", "eval_every_steps": 2}, "in the middle of an epoch"),
-        ({"checkpoint_every_epochs": 0}, "must be at least 1"),
-    ],
-)
-def test_a_training_that_no_checkpoint_can_hold_is_refused_before_anything_starts(config, message):
-    with pytest.raises(StudyError, match=message):
-        Study(workload=WORKLOAD, name="s", config={"checkpoint_every_epochs": 1, **config})
