@@ -137,10 +137,10 @@ def log_final_model(
         from raypar.track.client import save_model
         from raypar.train.saved_model import exported
 
-        model = exported(study.workload, best.spec.config, kept)
+        model, inputs, outputs = exported(study.workload, best.spec.config, kept)
         shutil.rmtree(folder, ignore_errors=True)
         about = {"study": study.name, "trial": best.spec.label, "identity": best.spec.identity}
-        save_model(model.module, model.inputs, model.outputs, folder, metadata=about, versions=versions())
+        save_model(model, inputs, outputs, folder, metadata=about, versions=versions())
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         notice(Notice(NOT_LOGGED.format(f"{type(error).__name__}: {first}; the weights of {best.spec.label} are kept")))

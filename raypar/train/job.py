@@ -82,7 +82,7 @@ class TrialJob:
 
     @property
     def artifact_dir(self) -> Path:
-        """Folder in which rank 0 leaves the trained model and a profile's traces, if they are kept."""
+        """Folder in which rank 0 leaves the trained model and a profile's traces."""
         return self.folder / ARTIFACT_FOLDER
 
     @property
@@ -97,7 +97,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a trial: what differs between the ranks.
+    """One rank of a trial.
 
     Attributes:
         master_address: host and port at which rank 0 listens for the others.

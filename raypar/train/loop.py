@@ -117,7 +117,6 @@ def train(
     training.warm_up()
     warmup_s = time.monotonic() - warmup_start_s
 
-    training.start()
     num_steps = 0 if profiling.instead_of_training else training.num_steps
     keeps_model = context.rank == 0 and config["keep_model"]
     best_weights = BestWeights(workload, config, artifact_dir / MODEL_FOLDER if artifact_dir and keeps_model else None)
@@ -203,20 +202,20 @@ class Training:
         self.totals = TrainTotals()
 
     def warm_up(self) -> None:
-        """Run some steps so that what is done once (threads, kernels, buckets) is done, then put the weights back."""
-        stepper = self._new_stepper()
-        if not self._config["num_warmup_steps"]:
-            return
-        module = self._strategy.module
-        initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
-        module.train()
-        for batch in self.batches.warm_up(with_short_batch=self._config["compile"] or self._strategy.depends_on_shape):
-            stepper.step(batch)
-        checkpoint.load_local_weights(module, initial)
-        stepper.clear()
+        """Run some steps so that what is done once (threads, kernels, buckets) is done, and undo them.
 
-    def start(self) -> None:
-        """Make a new optimizer and reset the generators: the warm-up leaves no trace in what follows."""
+        The weights are put back, the optimizer is a new one and the generators are reset: no trace is left.
+        """
+        stepper = self._new_stepper()
+        if self._config["num_warmup_steps"]:
+            module = self._strategy.module
+            needs_short_batch = self._config["compile"] or self._strategy.depends_on_shape
+            initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
+            module.train()
+            for batch in self.batches.warm_up(with_short_batch=needs_short_batch):
+                stepper.step(batch)
+            checkpoint.load_local_weights(module, initial)
+            stepper.clear()
         self._stepper = self._new_stepper()
 
     def run_segment(self, steps: Iterator[Batch], telemetry: Telemetry) -> dict[str, Any]:
@@ -241,7 +240,6 @@ class Training:
             timer.lap()
         timer.stop()
         telemetry.stop()
-
         step_losses = torch.stack(losses).double().tolist()  # read once, after the clock
 
         self.full_model = self._strategy.full_model()

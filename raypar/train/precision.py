@@ -54,10 +54,5 @@ def numerics_of(config: Config, device: torch.device) -> Numerics:
     torch.backends.cuda.matmul.fp32_precision = tf32
     torch.backends.cudnn.conv.fp32_precision = tf32  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = tf32  # type: ignore[attr-defined]
-    return Numerics(
-        device=device,
-        dtype=torch.float64 if precision == "fp64" else torch.float32,
-        mixed=MIXED.get(precision),
-        needs_scaling=precision == "fp16",
-        channels_last=config["channels_last"],
-    )
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    return Numerics(device, dtype, MIXED.get(precision), precision == "fp16", config["channels_last"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +82,12 @@ class ModelWithTransform(nn.Module):
         return self.model(self._cast(self._transform(inputs) if self._transform else inputs))
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A model in evaluation mode on the CPU, with some samples of the validation set and its outputs for them.
-
-    Attributes:
-        inputs: shape ``(num, ...)``, as the data set has them.
-        outputs: shape ``(num, ...)``.
-    """
-
-    module: nn.Module
-    inputs: Tensor
-    outputs: Tensor
-
-
-def exported(workload: Workload, config: Config, model_dir: Path) -> Exported:
+def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[ModelWithTransform, Tensor, Tensor]:
     """Load the model that a trial has kept, in full precision.
+
+    Returns:
+        The model in evaluation mode on the CPU, some samples of the validation set as the data has them, shape
+        ``(num, ...)``, and its outputs for them, shape ``(num, ...)``.
 
     Raises:
         OSError: the weights can't be read.
@@ -121,4 +111,4 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> Exported:
         outputs = module(inputs)
     if not isinstance(outputs, Tensor):
         raise TypeError(f"the model gives a {type(outputs).__name__}, not a tensor")
-    return Exported(module, inputs, outputs)
+    return module, inputs, outputs

@@ -37,9 +37,8 @@ _NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of me
 def failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of an exception that a rank raised: ERROR unless it is recognised as something else."""
     name, text = type(error).__name__, str(error)
-    if isinstance(error, MemoryError) or name == "OutOfMemoryError":
-        return FailureKind.OUT_OF_MEMORY
-    if isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text):
+    says_so = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or says_so:
         return FailureKind.OUT_OF_MEMORY
     if name in _LOST_TYPES or (isinstance(error, RuntimeError) and _LOST.search(text)):
         return FailureKind.PEER_LOST

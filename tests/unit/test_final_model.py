@@ -140,5 +140,5 @@ def test_samples_that_are_read_one_by_one_are_ready_for_the_model(tmp_path):
     images = torch.utils.data.TensorDataset(torch.ones(5, 3), torch.zeros(5))
     data = Data(train_dataset=images, val_dataset=images, transform=halved)
     torch.save(nn.Linear(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)
-    found = exported(replace(WORKLOAD, data=lambda _: data), with_models(STUDY).trials()[0].config, tmp_path)
-    torch.testing.assert_close(found.module(torch.ones(2, 3)), found.module.model(torch.ones(2, 3)))
+    module, *_ = exported(replace(WORKLOAD, data=lambda _: data), with_models(STUDY).trials()[0].config, tmp_path)
+    torch.testing.assert_close(module(torch.ones(2, 3)), module.model(torch.ones(2, 3)))
