@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import WorkerGroup, read_table, worker_groups
 from raypar.analysis.time_to_target import Start, Target
+from raypar.analysis.verdicts import break_even_lines
 from raypar.errors import RayparError
 from raypar.execution.results import describe
 from raypar.predict.calibration import ObservedPoint, calibrate
@@ -58,7 +59,7 @@ from raypar.workloads import digits
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
 import html_studies
-from results import make_result, make_spec
+from results import curve_of, make_result, make_spec, tied
 from store_parts import DATA
 
 from .page import brief, pretty
@@ -134,6 +135,63 @@ def reports() -> Cases:
         shown[f"{width} columns"] = printed(lambda c, *a: print_report(analyse(*a), c), *of_case, width=width)
     shown["a profile, 60 columns"] = printed(lambda c, *a: print_report(analyse(*a), c), *cases["a profile"], width=60)
     return shown
+
+
+def verdict_cases() -> Cases:
+    """The sentences of small studies, then those on curves of speedups."""
+    sizes = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
+    optimizers = Question("s", {"optimizer": "sgd"}, ("optimizer", "lr"))
+    best, least = (Question("s", {}, ("x",), mode=mode) for mode in ("max", "min"))
+    scores = [
+        make_result({"x": x}, r, accuracy=value + (r - 1) * 0.001)
+        for x, value in ((1, 0.90), (2, 0.95), (3, 0.95))
+        for r in range(3)
+    ]
+
+    def trials(
+        key: str, times: Mapping[Value, Sequence[float]], accuracy: float | None = None, **point: Any
+    ) -> Results:
+        every = [({**point, key: value}, r, time_s) for value, of in times.items() for r, time_s in enumerate(of)]
+        return [make_result(*case, accuracy) for case in every]
+
+    def scaling_to(most: int) -> Results:
+        counts = {b: (*range(1, most + 1), *(10,) * (b == 32)) for b in (32, 64, 128, 256, 512)}
+        points = [{"batch_size": b, "num_workers": w} for b, of_size in counts.items() for w in of_size]
+        times = (8 / p["num_workers"] ** 0.8 * (1 + i / 1e3) for i, p in enumerate(points))
+        return [make_result(p, r, t * NEARLY[r]) for p, t in zip(points, times, strict=True) for r in range(3)]
+
+    studies: dict[str, tuple[Question, Results]] = {
+        "a clear speedup": (
+            sizes,
+            trials("num_workers", {1: (4.0, 4.04, 4.0), 2: (2.0, 2.0, 2.04)}, 0.95, batch_size=64),
+        ),
+        "no clear speedup": (sizes, trials("num_workers", {1: (4.0, 4.4, 3.9), 2: (4.1, 4.0, 4.2)}, batch_size=64)),
+        "one trial each": (sizes, trials("num_workers", {1: (4.0,), 2: (2.0,)}, batch_size=64)),
+        "another baseline": (optimizers, trials("optimizer", {"sgd": (4.0, 4.1), "adam": (8.0, 8.2)}, lr=0.1)),
+        "a tied best metric": (best, scores),
+        "less is better": (least, scores),
+        **{f"to {most} workers": (sizes, scaling_to(most)) for most in (2, 3, 9)},
+    }
+    up, down = {64: 0.5, 256: 2.0}, {64: 0.5, 256: 0.9}
+    samples = {100: up, 200: down, 300: {64: 0.5, 256: 0.7}, 400: {64: 0.5, 256: tied(1.1)}}
+    curves = {
+        "starts to pay": [curve_of({256: 0.6, 512: 0.85, 1024: 1.5})],
+        "between close values": [curve_of({1000: 0.9, 1004: 1.1})],
+        "never paid": [curve_of({64: 0.5, 1024: 0.9}, num_samples=20)],
+        "always paid": [curve_of({64: 1.2, 1024: 1.9})],
+        "stops paying": [curve_of({64: 1.9, 1024: 0.5})],
+        "unclear": [curve_of({64: tied(0.9), 1024: 1.5})],
+        "zero has no logarithm, but neighbours": [curve_of({0: 0.5, 1: 2.0}, key="num_samples")],
+        "curves of one comparison": [curve_of(of, num_samples=n) for n, of in samples.items()],
+        "curves that are alike": [curve_of(down, num_samples=n) for n in range(1, 6)],
+        "many crossings": [curve_of(up, num_samples=n) for n in range(1, 6)],
+        "crossings come first": [curve_of(up if w == 8 else down, workers=w) for w in range(2, 9)],
+        "few lines": [curve_of({64: 0.5, 256: 1.0 + w}, workers=w) for w in range(2, 9)],
+    }
+    swept = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
+    told = {title: break_even_lines(swept, [*chain(*several)]) for title, several in curves.items()}
+    said = {title: analyse(*study).verdicts for title, study in studies.items()}
+    return {title: "\n".join(lines) for title, lines in (said | told).items()}
 
 
 def batch_sizes() -> Results:
@@ -643,6 +701,7 @@ def _run(result: TrialResult, in_full: bool) -> str:
 
 FILES: Mapping[str, Callable[[], Cases]] = {
     "report": reports,
+    "verdicts": verdict_cases,
     "markdown": markdown,
     "effects": effects,
     "scaling": scaling,

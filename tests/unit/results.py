@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.stats import Estimate, Method
 from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 
@@ -54,3 +56,21 @@ def make_result(
         step_times_s=step_times_s,
         environment=environment if environment is not None else {"cores": [[0]], "foreign_cpu_share": [0.01]},
     )
+
+
+def clear(value: float, width: float = 1e-3) -> Estimate:
+    """A speedup with an interval of so much to both sides, as a factor."""
+    return Estimate(value, value / (1 + width), value * (1 + width), 3, 0.95, Method.T_LOG)
+
+
+def tied(value: float) -> Estimate:
+    return Estimate(value, 0.5, 2.0, 3, 0.95, Method.T_LOG)
+
+
+def curve_of(speedups, key="hidden_size", workers=2, **rest) -> list[PointAnalysis]:
+    """So many workers against one along a hyperparameter; a plain number is a clear speedup."""
+    return [
+        PointAnalysis({key: value, **rest, "num_workers": n}, is_baseline=n == 1, speedup=ratio)
+        for value, speedup in speedups.items()
+        for n, ratio in ((1, clear(1.0)), (workers, clear(speedup) if isinstance(speedup, float) else speedup))
+    ]
