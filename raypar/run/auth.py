@@ -72,11 +72,8 @@ def admitted(address: str, connect: Callable[[str], object] | None = None) -> It
     mode, source = os.environ.get(MODE, "").lower(), token_source()
     if mode == "token" and source is None:  # Ray would end this process
         path = os.environ.get(TOKEN_PATH)
-        lacking = (
-            f"{TOKEN_PATH}={path}: there is no token in it"
-            if path
-            else f"{MODE}=token asks for a token, and there is none"
-        )
+        lacking = f"{TOKEN_PATH}={path}: there is no token in it"
+        lacking = lacking if path else f"{MODE}=token asks for a token, and there is none"
         raise ClusterError(f"--address {address}: {lacking}", hint=GIVE_TOKEN)
     with _environment({}):
         refused = is_refused()

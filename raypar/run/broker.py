@@ -70,10 +70,7 @@ class Broker:
         self._dispatcher.release(uid, let_finish=let_finish)
 
     async def events(self, after: int) -> list[tuple[str, Event]]:
-        """Return the events after the first `after`, each with its Tune trial (or ""); wait for one, up to `POLL_S`.
-
-        Those before are forgotten.
-        """
+        """Wait for events after the first `after`; return them with their Tune trials (or ""). Forget those before."""
         await self._until(lambda: self._dispatcher.has_events(after), POLL_S)
         return self._dispatcher.events(after)
 

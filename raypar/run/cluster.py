@@ -43,25 +43,15 @@ CLIENT_HINT = "from outside the cluster use --address http://HEAD:8265, on its h
 
 @dataclass(frozen=True)
 class Cluster:
-    """Resources to run on.
+    """Resources to run on."""
 
-    Attributes:
-        nodes: the totals of each node, ``{"CPU": 8, "GPU": 1}``.
-        is_own: nobody else uses it.
-        may_grow: an autoscaler may add nodes.
-        cores: what workers can be pinned to; None where only the machines that they run on know.
-        has_mps: there is an Apple GPU.
-        labels: Ray's, of each node; empty where no node has any.
-        takes_everybody: it runs the code of whoever reaches it, without a token.
-    """
-
-    nodes: tuple[Mapping[str, float], ...]
-    is_own: bool
-    may_grow: bool = False
-    cores: tuple[Core, ...] | None = None
-    has_mps: bool = False
-    labels: tuple[Mapping[str, str], ...] = ()
-    takes_everybody: bool = False
+    nodes: tuple[Mapping[str, float], ...]  # the totals of each node, ``{"CPU": 8, "GPU": 1}``
+    is_own: bool  # nobody else uses it
+    may_grow: bool = False  # an autoscaler may add nodes
+    cores: tuple[Core, ...] | None = None  # what workers can be pinned to; None: only the machines know
+    has_mps: bool = False  # there is an Apple GPU
+    labels: tuple[Mapping[str, str], ...] = ()  # Ray's, of each node; empty where no node has any
+    takes_everybody: bool = False  # it runs the code of whoever reaches it, without a token
 
     @property
     def default_device(self) -> str:
@@ -112,7 +102,7 @@ def check_address(address: str) -> None:
 
 
 def _check_reachable(address: str) -> str:
-    """Return the address, without ``auto``; raise OSError where nobody listens: `ray.init` would wait for minutes."""
+    """Resolve ``auto``; raise OSError where nobody listens: `ray.init` would wait for minutes."""
     if address == "auto":
         from ray._private.services import canonicalize_bootstrap_address
 
@@ -157,7 +147,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
             reason = " ".join(str(error).split())
             raise ClusterError(f"no Ray cluster at --address {address}: {reason}", hint=CONNECT_HINT) from error
         reinstall_handlers()
-        stack.callback(_leave)
+        stack.callback(shut_down)
         alive = [node for node in ray.nodes() if node["Alive"]]
         yield Cluster(
             tuple(dict(node["Resources"]) for node in alive),
@@ -168,13 +158,17 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
         )
 
 
-def _leave() -> None:
-    """Disconnect from a cluster; where it was lost, without waiting for an answer."""
+def shut_down(timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+    """Leave Ray; where it was lost, without waiting for an answer."""
     import ray
 
-    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    def leave() -> None:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+
+    leaving = threading.Thread(target=leave, daemon=True)
     leaving.start()
-    leaving.join(LEAVE_TIMEOUT_S)
+    leaving.join(timeout_s)
     if leaving.is_alive():
         atexit.unregister(ray.shutdown)
 
@@ -216,13 +210,10 @@ class HeadWatch:
     Args:
         loss: what is lost; None as long as all is there.
         every_s: how often to ask.
-
-    Attributes:
-        lost: whether that was seen.
     """
 
     def __init__(self, loss: Callable[[], ClusterError | None], *, every_s: float) -> None:
-        self.lost = False
+        self.lost = False  # or it was seen
         self._loss, self._every_s = loss, every_s
         self._over = threading.Event()
 

@@ -54,33 +54,22 @@ class TrialPhase(Enum):
 
 @dataclass(eq=False)
 class Attempt:
-    """One attempt at a trial, running in a gang.
-
-    Attributes:
-        number: from 1.
-        goes_on_at: of report i: go on? The same for every rank.
-        kill_requested: its ranks are to be killed.
-        ends: of the ranks that have ended.
-        failure: why it failed, as far as the ranks that have ended show.
-        timers: what would end it later.
-        num_beside: other trials that ran on the cluster meanwhile, at most at a time.
-        num_sharing: of those on one of its machines, at most at a time.
-    """
+    """One attempt at a trial, running in a gang."""
 
     trial: Trial
-    number: int
+    number: int  # from 1
     gang: Gang
     nth_in_gang: int
     started_at: float = field(default_factory=time.time)
     started_s: float = field(default_factory=time.monotonic)
     reports: list[Mapping[str, float]] = field(default_factory=list)
-    goes_on_at: dict[int, bool] = field(default_factory=dict)
-    kill_requested: bool = False
-    ends: dict[int, RankEnd] = field(default_factory=dict)
-    failure: Failure | None = None
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    num_beside: int = 0
-    num_sharing: int = 0
+    goes_on_at: dict[int, bool] = field(default_factory=dict)  # of report i: go on? The same for every rank
+    kill_requested: bool = False  # its ranks are to be killed
+    ends: dict[int, RankEnd] = field(default_factory=dict)  # of the ranks that have ended
+    failure: Failure | None = None  # why it failed, as far as the ranks that have ended show
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)  # what would end it later
+    num_beside: int = 0  # other trials that ran on the cluster meanwhile, at most at a time
+    num_sharing: int = 0  # of those on one of its machines, at most at a time
     is_over: bool = False
 
     @property
@@ -120,25 +109,17 @@ class Attempt:
 
 @dataclass(eq=False)
 class Trial:
-    """A trial of the run, over all its attempts.
-
-    Attributes:
-        uid: Tune's name for the trial that is bound to it; empty: none is yet.
-        attempt: the present one; None while it is queued.
-        num_decided: reports that Tune has decided on.
-        stop_requested: it is to end at its next report.
-        released: Tune has done with it.
-        followed_s: when Tune's trainable last asked for it; infinite while it is asking.
-    """
+    """A trial of the run, over all its attempts."""
 
     spec: TrialSpec
-    uid: str = ""
+    uid: str = ""  # Tune's name for the trial that is bound to it; empty: none is yet
     phase: TrialPhase = TrialPhase.QUEUED
     num_attempts: int = 0
-    attempt: Attempt | None = None
-    num_decided: int = 0
-    stop_requested: bool = False
-    released: bool = False
+    attempt: Attempt | None = None  # the present one; None while it is queued
+    num_decided: int = 0  # reports that Tune has decided on
+    stop_requested: bool = False  # it is to end at its next report
+    released: bool = False  # Tune has done with it
+    # When Tune's trainable last asked for it; infinite while it is asking.
     followed_s: float = field(default_factory=time.monotonic)
     result: TrialResult | None = None
 
@@ -155,19 +136,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class DispatchConfig:
-    """Configuration of a run.
-
-    Attributes:
-        in_lockstep: after each report a trial waits for Tune's decision (a scheduler decides on it).
-        max_trials: so many at a time; None: every trial has its machines to itself.
-    """
+    """Configuration of a run."""
 
     workload: bytes
     settings: RunSettings
     gangs: GangPolicy
     max_retries: int
-    in_lockstep: bool
-    max_trials: int | None = None
+    in_lockstep: bool  # after each report a trial waits for Tune's decision (a scheduler decides on it)
+    max_trials: int | None = None  # so many at a time; None: every trial has its machines to itself
 
 
 class Dispatcher:

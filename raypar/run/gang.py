@@ -21,7 +21,7 @@ import ray
 import ray.train
 from ray.train.backend import BackendConfig
 
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, answers, supervise
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, answers, spawn, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import Core, host_cores
@@ -175,7 +175,7 @@ def _run_turn(
         cores=turn.cores.get(rank, ()),
         environment={"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else ""},
     )
-    process: RankProcess = forks.fork(log_path, listen) if forks else SpawnedRank(log_path, listen)
+    process = forks.fork(log_path, listen) if forks else spawn(log_path, listen)
     over = threading.Event()
 
     def kill_on_request() -> None:

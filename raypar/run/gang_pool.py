@@ -28,44 +28,31 @@ from raypar.train.job import RunSettings
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
-MACHINE_LABEL = "raypar-machine"
+MACHINE_LABEL = "raypar-machine"  # names a node's machine where its host doesn't (pods, simulated clusters)
 RAY_DELAY_S = 3.0  # what a gang that has ended gives back, Ray shows by then
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
 
 @dataclass(frozen=True)
 class GangPolicy:
-    """Resources of gangs.
+    """Resources of gangs."""
 
-    Attributes:
-        owns_cluster: this Ray was started for the run, on one machine.
-        max_parked: idle gangs on a machine; where another is to start, the one that is needed last is closed.
-        fork_address: the fork server of this machine, where the driver has started one.
-    """
-
-    owns_cluster: bool
-    max_parked: int
-    fork_address: str = ""
+    owns_cluster: bool  # this Ray was started for the run, on one machine
+    max_parked: int  # idle gangs on a machine; where another is to start, the one that is needed last is closed
+    fork_address: str = ""  # the fork server of this machine, where the driver has started one
 
 
 @dataclass(eq=False)
 class Gang(GangState):
-    """A gang that was started.
+    """A gang that was started."""
 
-    Attributes:
-        serves_once: it closes after its first trial.
-        ready: ranks that are ready for the next turn.
-        num_turns: trials that it has begun.
-        turn: the one that it is busy with.
-    """
-
-    serves_once: bool = False
+    serves_once: bool = False  # it closes after its first trial
     started_s: float = field(default_factory=time.monotonic)
     workers: dict[int, Greeting] = field(default_factory=dict)
-    ready: set[int] = field(default_factory=set)
+    ready: set[int] = field(default_factory=set)  # ranks that are ready for the next turn
     master_address: tuple[str, int] = ("", 0)
-    num_turns: int = 0
-    turn: Turn | None = None
+    num_turns: int = 0  # trials that it has begun
+    turn: Turn | None = None  # the one that it is busy with
     is_closing: bool = False
 
     @property
@@ -273,11 +260,7 @@ def _labels(placement: Placement) -> list[dict[str, str]] | None:
 
 
 def alive_nodes() -> tuple[Node, ...]:
-    """Ray's nodes that are up.
-
-    Nodes of one machine have its host name and its address. The label ``raypar-machine`` says otherwise: which of them
-    are on one machine (pods, say), or, where a cluster is only simulated, which ones are to count as machines.
-    """
+    """Return Ray's nodes that are up: those of one host name and address are on one machine."""
     return tuple(
         Node(
             node["NodeID"],

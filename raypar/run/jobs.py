@@ -213,21 +213,14 @@ NO_RAYPAR_HINT = "install it there, and start the head's Ray with its environmen
 
 @dataclass(frozen=True)
 class Job:
-    """A study on a cluster.
-
-    Attributes:
-        status: PENDING, RUNNING, or how it ended: STOPPED, SUCCEEDED, FAILED.
-        message: Ray's own, of one that failed.
-        exit_code: of the study; None while it runs, where it was stopped, or never started.
-        submitted_at: Unix time.
-    """
+    """A study on a cluster."""
 
     id: str
     study: str
-    status: str
-    message: str
-    exit_code: int | None
-    submitted_at: float
+    status: str  # PENDING, RUNNING, or how it ended: STOPPED, SUCCEEDED, FAILED
+    message: str  # Ray's own, of one that failed
+    exit_code: int | None  # of the study; None while it runs, where it was stopped, or never started
+    submitted_at: float  # Unix time
 
     @property
     def is_over(self) -> bool:
@@ -307,11 +300,7 @@ class Jobs:
         return {job.study: job for job in sorted(jobs, key=lambda job: (not job.is_over, job.submitted_at))}
 
     def stop(self, job_id: str) -> int:
-        """Ask it to stop, as Ctrl-C would; it may go on for a while.
-
-        Returns:
-            How many characters it has written before.
-        """
+        """Ask it to stop, as Ctrl-C would; return the number of characters that it has written before."""
         with self._requesting():
             num_logged = len(self._client.get_job_logs(job_id) or "")
             self._client.stop_job(job_id)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import cloudpickle
 
 from raypar.run.placement import CoreLeases
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, SpawnedRank, cause, supervise, trial_result
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, spawn, supervise, trial_result
 from raypar.run.runner import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted, is_retried
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
@@ -108,11 +108,10 @@ class _LocalAttempt:
     def _start(self, rank: int, listen: socket.socket | None, stack: contextlib.ExitStack) -> None:
         log_path = self._job.log_path(rank)
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        start = spawn
         if self._server:
-            client = stack.enter_context(contextlib.closing(ForkClient(self._server.address)))
-            self._processes.append(client.fork(log_path, listen))
-        else:
-            self._processes.append(SpawnedRank(log_path, listen))
+            start = stack.enter_context(contextlib.closing(ForkClient(self._server.address))).fork
+        self._processes.append(start(log_path, listen))
 
     def _supervise(self, process: RankProcess, context: RankContext) -> RankEnd:
         def on_report(_: int, metrics: Mapping[str, float]) -> bool:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ import psutil
 from raypar.errors import ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
-from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, head_processes, watch_of_own
+from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, head_processes, shut_down, watch_of_own
 from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, allowed_cores, pin
@@ -39,10 +38,7 @@ AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "
 
 @contextlib.contextmanager
 def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
-    """Run a private Ray: loopback only, with its own token, quiet, ended at the end.
-
-    Its processes don't inherit what looks like a secret: one of them may show a piece of its environment in a process
-    listing, at the moment when it takes its name.
+    """Run a private Ray: loopback only, with its own token, quiet, without secrets, ended at the end.
 
     Args:
         machine: from `this_machine`.
@@ -127,20 +123,13 @@ def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:
     if is_lost:
         end_descendants(but=older)
         atexit.unregister(ray.shutdown)
-
-    def shut_down() -> None:
-        with contextlib.suppress(Exception):
-            ray.shutdown()
-
-    ending = threading.Thread(target=shut_down, daemon=True)
-    ending.start()
-    ending.join(LOST_TIMEOUT_S if is_lost else SHUTDOWN_TIMEOUT_S)
+    shut_down(LOST_TIMEOUT_S if is_lost else SHUTDOWN_TIMEOUT_S)
     end_descendants(but=older)
 
 
 @contextlib.contextmanager
 def _without_secrets() -> Iterator[None]:
-    """Hide secrets from what is started meanwhile."""
+    """Hide secrets from what is started meanwhile: a process listing may show a piece of its environment."""
     hidden = secret_variables(os.environ)
     for name in hidden:
         del os.environ[name]

@@ -7,7 +7,6 @@ threads, environment, working folder and memory are the server's, which no trial
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import os
 import signal
@@ -17,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -37,19 +37,18 @@ LOG_TAIL_CHARS = 4000
 
 # A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and
 # are paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
-ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "MALLOC_TOP_PAD_": str(64 * 2**20),
-}
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
 
 
-class RankProcess(abc.ABC):
-    """A started rank. `connection` leads to `raypar.train.worker.main`; `was_killed`: `kill` has ended it."""
+class RankProcess:
+    """A started rank. `connection` leads to `raypar.train.worker.main`; `was_killed`: `kill` has ended it.
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self.pid = pid
-        self.connection = Connection(connection.detach())
+    Args:
+        exit_code: waits for its end, so many seconds at most (None: it goes on).
+    """
+
+    def __init__(self, pid: int, connection: socket.socket, exit_code: Callable[[float], int | None]) -> None:
+        self.pid, self.connection, self._exit_code = pid, Connection(connection.detach()), exit_code
         self.was_killed = False
 
     def kill(self) -> None:
@@ -64,36 +63,20 @@ class RankProcess(abc.ABC):
             kill_group(self.pid)  # loader processes that outlived the rank
         return code
 
-    @abc.abstractmethod
-    def _exit_code(self, timeout_s: float) -> int | None: ...
 
+def spawn(log_path: Path, listen: socket.socket | None = None) -> RankProcess:
+    """Start a rank in a fresh interpreter: what a fork is compared with, and the way where forking is unsafe."""
+    ours, theirs = socket.socketpair()
+    fds = [theirs.fileno(), *([listen.fileno()] if listen else [])]
+    with theirs, log_path.open("ab") as log:
+        process = _python("spawned_main", *fds, fds=fds, output=log, env={**os.environ, **ALLOCATOR})
 
-class SpawnedRank(RankProcess):
-    """A rank in a fresh interpreter: what a fork is compared with, and the way where forking is unsafe."""
+    def exit_code(timeout_s: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout_s)
+        return None
 
-    def __init__(self, log_path: Path, listen: socket.socket | None = None) -> None:
-        ours, theirs = socket.socketpair()
-        fds = [theirs.fileno(), *([listen.fileno()] if listen else [])]
-        with theirs, log_path.open("ab") as log:
-            self._process = _python("spawned_main", *fds, fds=fds, output=log, env={**os.environ, **ALLOCATOR})
-        super().__init__(self._process.pid, ours)
-
-    def _exit_code(self, timeout_s: float) -> int | None:
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-
-class ForkedRank(RankProcess):
-    """A rank forked from a server."""
-
-    def __init__(self, server: ForkClient, pid: int, connection: socket.socket) -> None:
-        super().__init__(pid, connection)
-        self._server = server
-
-    def _exit_code(self, timeout_s: float) -> int | None:
-        return self._server.exit_code(self.pid, timeout_s)
+    return RankProcess(process.pid, ours, exit_code)
 
 
 def _python(
@@ -126,7 +109,7 @@ class ForkClient:
         self._connection.send(0)
         self._connection.recv()
 
-    def fork(self, log_path: Path, listen: socket.socket | None = None) -> ForkedRank:
+    def fork(self, log_path: Path, listen: socket.socket | None = None) -> RankProcess:
         """Start a rank; waits while the server is still importing.
 
         Raises:
@@ -141,10 +124,10 @@ class ForkClient:
         while True:
             pid, code = self._connection.recv()
             if code is None:
-                return ForkedRank(self, pid, ours)
+                return RankProcess(pid, ours, partial(self._exit_code, pid))
             self._exit_codes[pid] = code
 
-    def exit_code(self, pid: int, timeout_s: float) -> int | None:
+    def _exit_code(self, pid: int, timeout_s: float) -> int | None:
         while pid not in self._exit_codes:
             if not wait([self._connection], timeout_s):
                 return None
@@ -203,15 +186,11 @@ class ForkServer:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """End of a rank: an outcome, or a failure.
-
-    Attributes:
-        was_killed: from here, so that its end explains nothing.
-    """
+    """End of a rank: an outcome, or a failure."""
 
     outcome: RankOutcome | None = None
     failure: Failure | None = None
-    was_killed: bool = False
+    was_killed: bool = False  # from here, so that its end explains nothing
 
 
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
@@ -250,7 +229,7 @@ def trial_result(
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None]
     if failure is None and not outcomes:
         failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
-    is_stopped = any(outcome.stopped for outcome in outcomes)
+    ended = TrialState.STOPPED if any(outcome.stopped for outcome in outcomes) else TrialState.FINISHED
     times = {name: [value for o in outcomes if (value := getattr(o, name)) is not None] for name in TIMES}
     slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
@@ -261,7 +240,7 @@ def trial_result(
     profiles = [outcome.profile for outcome in outcomes]
     return TrialResult(
         spec=spec,
-        state=TrialState.FAILED if failure else TrialState.STOPPED if is_stopped else TrialState.FINISHED,
+        state=TrialState.FAILED if failure else ended,
         attempts=attempts,
         started_at=started_at,
         **slowest,
@@ -345,10 +324,7 @@ def _crash(rank: int, log_path: str, code: int | None, took_too_much: bool) -> F
 
 
 def num_memory_kills() -> int:
-    """Return how many processes of this machine the kernel has killed for their memory since it started.
-
-    That is ``oom_kill`` in /proc/vmstat, groups with a limit included; always 0 where there is none.
-    """
+    """Return the number of processes killed for their memory since this machine started; 0 without /proc/vmstat."""
     with contextlib.suppress(OSError):
         return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines()).get("oom_kill", 0))
     return 0

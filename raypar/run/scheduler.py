@@ -44,50 +44,32 @@ class GangPhase(Enum):
 
 @dataclass(eq=False)
 class GangState:
-    """State of a gang, as far as decisions go by it.
-
-    Attributes:
-        nodes: of its workers; empty for one that Ray places, and that has not said where.
-        last_used_s: of a clock that all gangs share.
-        ends_in_s: seconds until its trial will be over, going by trials alike; None where that is unknown.
-    """
+    """State of a gang, as far as decisions go by it."""
 
     id: str
     placement: Placement
     phase: GangPhase
-    nodes: NodeAssignment
-    last_used_s: float = 0.0
-    ends_in_s: float | None = None
+    nodes: NodeAssignment  # of its workers; empty for one that Ray places, and that has not said where
+    last_used_s: float = 0.0  # of a clock that all gangs share
+    ends_in_s: float | None = None  # until its trial will be over, going by trials alike; None: unknown
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """A round's outcome.
+    """A round's outcome."""
 
-    Attributes:
-        starts: the position in the queue of each trial that starts, and the gang that it starts in.
-        opens: gangs to start, each with its workers' nodes.
-        closes: gangs to close.
-    """
-
-    starts: tuple[tuple[int, str], ...] = ()
-    opens: tuple[tuple[Placement, NodeAssignment], ...] = ()
-    closes: tuple[str, ...] = ()
+    starts: tuple[tuple[int, str], ...] = ()  # each trial's position in the queue, and the gang that it starts in
+    opens: tuple[tuple[Placement, NodeAssignment], ...] = ()  # gangs to start, each with its workers' nodes
+    closes: tuple[str, ...] = ()  # gangs to close
 
 
 @dataclass(frozen=True)
 class SchedulingPolicy:
-    """Rules for all trials of a run.
+    """Rules for all trials of a run."""
 
-    Attributes:
-        max_trials: at most so many at a time; None: every trial runs exclusively.
-        reserved: what a worker of a gang holds in Ray, whether the gang is busy or not.
-        max_parked: so many idle gangs may be on a machine when another is to start there.
-    """
-
-    max_trials: int | None
-    reserved: Callable[[Placement], Mapping[str, float]]
-    max_parked: int
+    max_trials: int | None  # at most so many at a time; None: every trial runs exclusively
+    reserved: Callable[[Placement], Mapping[str, float]]  # what a gang's worker holds in Ray, busy or not
+    max_parked: int  # so many idle gangs may be on a machine when another is to start there
 
     @property
     def exclusive(self) -> bool:

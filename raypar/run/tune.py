@@ -75,10 +75,7 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
 
 
 class ResultCallback(tune.Callback):  # type: ignore[misc]
-    """Tune's callback on the driver: defines trials, and passes the broker's events on, results included.
-
-    Events come in one order, all in the main thread: at each of Tune's steps those that there are, and when Tune has
-    done with a trial those up to its end. Writing a result so takes no time from the next trial that is timed.
+    """Tune's callback on the driver: defines trials, and passes the broker's events on in the main thread.
 
     Args:
         spec_of: makes a trial of what a search drew; None where the broker has the specs.
@@ -156,8 +153,6 @@ QUIET = {
     "TUNE_STATE_REFRESH_PERIOD": "1e9",  # it asks Ray's head, and waits without end for one that was killed
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-
-
 MAX_LOST = 4  # brokers, one after the other, without a trial that has ended between them
 ANSWER_TIMEOUT_S = 10.0
 
@@ -247,6 +242,15 @@ class TuneRunner:
     def _tune(
         self, study: Study, specs: Sequence[TrialSpec], name: str, broker: Any, num_slots: int, listener: Listener
     ) -> None:
+        order, drawn = itertools.count(), Counter(tuple(spec.point.items()) for spec in specs)
+
+        def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
+            """Make a trial of what Tune drew; a point that was drawn before gives a repeat."""
+            point = {key: tune_config[key] for key in study.space}
+            repeat = drawn[tuple(point.items())]
+            drawn[tuple(point.items())] += 1
+            return study.trial(point, repeat, order=next(order), default_device=self._settings.default_device)
+
         space: dict[str, Any] = {"broker": name, "in_lockstep": study.scheduler is not None}
         count, spec_of, generator = 1, None, None
         if study.is_search:
@@ -254,7 +258,7 @@ class TuneRunner:
             num_grid_points = len(study.points())
             num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
             count = -(-num_missing // num_grid_points)  # Tune draws so many for every grid point
-            spec_of = _spec_maker(study, specs, self._settings.default_device)
+            spec_of = make_spec
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
         if study.searcher is None:
@@ -292,21 +296,6 @@ class TuneRunner:
             raise Interrupted
 
 
-def _spec_maker(
-    study: Study, done: Sequence[TrialSpec], default_device: str
-) -> Callable[[Mapping[str, Any]], TrialSpec]:
-    """Return a function that makes a trial of what Tune drew; a point that was drawn before gives a repeat."""
-    order, drawn = itertools.count(), Counter(tuple(spec.point.items()) for spec in done)
-
-    def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
-        point = {key: tune_config[key] for key in study.space}
-        drawn[tuple(point.items())] += 1
-        repeat = drawn[tuple(point.items())] - 1
-        return study.trial(point, repeat, order=next(order), default_device=default_device)
-
-    return make_spec
-
-
 def _is_lost(broker: Any) -> bool:
     try:
         with contextlib.suppress(GetTimeoutError):
@@ -317,14 +306,7 @@ def _is_lost(broker: Any) -> bool:
 
 
 def _tune_domain(domain: Domain) -> Any:
-    match domain:
-        case Grid(values):
-            return tune.grid_search(list(values))
-        case Choice(values):
-            return tune.choice(list(values))
-        case Uniform(low, high):
-            return tune.uniform(low, high)
-        case LogUniform(low, high):
-            return tune.loguniform(low, high)
-        case RandInt(low, high):
-            return tune.randint(low, high)
+    if isinstance(domain, (Grid, Choice)):
+        return (tune.grid_search if isinstance(domain, Grid) else tune.choice)(list(domain.values))
+    draw = {Uniform: tune.uniform, LogUniform: tune.loguniform, RandInt: tune.randint}[type(domain)]
+    return draw(domain.low, domain.high)
