@@ -77,13 +77,7 @@ def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
     rows = rows_of(question, results)
     columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
     frame = pd.DataFrame({key: _series(pd, values) for key, values in columns.items()})
-    frame.attrs.update(
-        study=question.study_name,
-        metric=question.metric,
-        mode=question.mode,
-        baseline={key: list(v) if isinstance(v, tuple) else v for key, v in question.baseline.items()},
-        swept=list(question.space_keys),
-    )
+    frame.attrs.update(_asked(question))
     return frame
 
 
@@ -211,23 +205,20 @@ def write(path: Path, question: Question, results: Sequence[TrialResult], step_t
             frame_of(question, results).to_csv(there, index=False, lineterminator="\n")
 
 
+def _asked(question: Question) -> dict[str, Any]:
+    """Return what the study asks, as its files and frames have it."""
+    baseline = {key: list(v) if isinstance(v, tuple) else v for key, v in question.baseline.items()}
+    asked = {"study": question.study_name, "metric": question.metric, "mode": question.mode, "baseline": baseline}
+    return asked | {"swept": list(question.space_keys)}
+
+
 def _json(question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> str:
-    by_identity = {result.spec.identity: result for result in results}
-    document = {
-        "study": question.study_name,
-        "metric": question.metric,
-        "mode": question.mode,
-        "baseline": question.baseline,
-        "swept": question.space_keys,
-        "trials": [
-            {
-                **row,
-                "reports": list(map(dict, by_identity[row["identity"]].reports)),
-                "step_times_s": step_times_of(row["identity"]),
-            }
-            for row in rows_of(question, results)
-        ],
-    }
+    reports = {result.spec.identity: list(map(dict, result.reports)) for result in results}
+    trials = [
+        {**row, "reports": reports[row["identity"]], "step_times_s": step_times_of(row["identity"])}
+        for row in rows_of(question, results)
+    ]
+    document = {**_asked(question), "trials": trials}
     return as_utf8(json.dumps(_finite(document), indent=1, allow_nan=False, ensure_ascii=False)) + "\n"
 
 

@@ -272,7 +272,10 @@ def _heat_map(
     if len(keys) == 2:
         across, down = ([units.value_of(point.get(k)) for point, _ in cells] for k in keys)
         columns, lines = len(set(across)), len(set(down))
-        reason = _no_grid(columns, lines, len(cells))
+        fills = MIN_FILLED * columns * lines <= len(cells) <= columns * lines <= MAX_CELLS
+        reason = "" if fills else f"the points don't fill a grid of at most {MAX_CELLS} cells"
+        if min(columns, lines) < 2:
+            reason = "it takes two values or more of both hyperparameters with finished trials"
     if reason:
         return OmittedFigure(f"{what} as a heat map", reason)
     values = [e.value for _, e in cells]
@@ -300,14 +303,6 @@ def _heat_map(
     written = vega.listed([f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in rows], 24)
     title = f"{what} over both hyperparameters"
     return Figure(key, title, f"The median of each point, dark is {dark_is}. {written}.", spec)
-
-
-def _no_grid(columns: int, lines: int, num_cells: int) -> str:
-    """Return why points fill no grid; empty where they do."""
-    if min(columns, lines) < 2:
-        return "it takes two values or more of both hyperparameters with finished trials"
-    fills = MIN_FILLED * columns * lines <= num_cells <= columns * lines <= MAX_CELLS
-    return "" if fills else f"the points don't fill a grid of at most {MAX_CELLS} cells"
 
 
 def _ordered(values: Sequence[object]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -18,7 +18,7 @@ from raypar.report.vega import Figure, OmittedFigure, static_svg
 from raypar.study.trial import TrialResult
 
 
-class Figures(Mapping[str, Figure]):
+class Figures(dict[str, Figure]):
     """A study's figures by their keys (``speedup``, ``pareto`` …); a notebook shows them all.
 
     Attributes:
@@ -26,31 +26,19 @@ class Figures(Mapping[str, Figure]):
     """
 
     def __init__(self, figures: Sequence[Figure | OmittedFigure]) -> None:
-        self._figures = {figure.key: figure for figure in figures if isinstance(figure, Figure)}
+        super().__init__({figure.key: figure for figure in figures if isinstance(figure, Figure)})
         self.left_out = {figure.title: figure.reason for figure in figures if isinstance(figure, OmittedFigure)}
 
-    def __getitem__(self, key: str) -> Figure:
-        """Raises RayparError where there is none of that key, and says which there are."""
-        if key not in self._figures:
-            raise RayparError(f"the study has no figure {key!r}", hint=suggest(key, list(self._figures)))
-        return self._figures[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._figures
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._figures)
-
-    def __len__(self) -> int:
-        return len(self._figures)
+    def __missing__(self, key: str) -> Figure:
+        raise RayparError(f"the study has no figure {key!r}", hint=suggest(key, list(self)))
 
     def __repr__(self) -> str:
-        return f"figures of a study: {', '.join(self._figures) or 'none'}"
+        return f"figures of a study: {', '.join(self) or 'none'}"
 
     def _repr_html_(self) -> str:
         return "".join(
             f"<figure><h4>{escape(f.title)}</h4>{static_svg(f)}<figcaption>{escape(f.alternative)}</figcaption></figure>"
-            for f in self._figures.values()
+            for f in self.values()
         )
 
 

@@ -5,9 +5,8 @@ runtime, which takes the SVG's place once it is drawn. Names and texts of a stud
 they stand, and the page's content security policy lets no script run but the two whose hashes it lists, and loads
 nothing at all.
 
-The page's script sorts by a cell's ``data-sort``, or else by its text: numbers stand in the trials' table without their
-units, which are in the heads. End tags that HTML does without are left out: a report of thousands of trials is still to
-be sent around.
+The page's script sorts by a cell's ``data-sort``, or else by its text. End tags that HTML does without are left out: a
+report of thousands of trials is still to be sent around.
 """
 
 from __future__ import annotations
@@ -51,29 +50,18 @@ MAX_POINTS = 500
 MAX_FAILURE_LENGTH, MAX_FAILURE_BYTES = 300, 100_000  # of one message, of all
 MIN_FAILURE_LENGTH = 40
 MAX_SEEDS = 50
-_NAMES = {
-    "command": "command",
-    "git.commit": "git commit",
-    "git.dirty": "changes that no commit has",
-    "host": "host",
-} | {"os": "operating system", "cpu": "CPU", "cores": "cores", "gpu": "GPU", "load": "load at the start"}  # of tags
+_NAMES = {"command": "command", "git.commit": "git commit", "git.dirty": "changes that no commit has", "host": "host"}
+_NAMES |= {"os": "operating system", "cpu": "CPU", "cores": "cores", "gpu": "GPU", "load": "load at the start"}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Provenance of a study's numbers.
+    """Provenance of a study's numbers."""
 
-    Attributes:
-        tags: of `raypar.provenance.provenance`; others are not shown.
-        description: the study's question.
-        study_source: the text of the study's file.
-        partial: what the numbers lack, where the execution did not get to its end.
-    """
-
-    tags: Mapping[str, str]
-    description: str = ""
-    study_source: str = ""
-    partial: str = ""
+    tags: Mapping[str, str]  # of `raypar.provenance.provenance`; others are not shown
+    description: str = ""  # the study's question
+    study_source: str = ""  # the text of the study's file
+    partial: str = ""  # what the numbers lack, where the execution did not get to its end
 
 
 def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin: Origin) -> str:
@@ -182,21 +170,12 @@ def _subtitle(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> str:
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """Table as markup, with notes to stand below it.
-
-    Attributes:
-        style: rules for its columns.
-    """
+    """Table as markup, with notes to stand below it."""
 
     markup: Markup
-    style: Markup
+    style: Markup  # rules for its columns
     num_rows: int
     notes: Sequence[str] = ()
-
-    @property
-    def is_long(self) -> bool:
-        """More rows than fit on a screen."""
-        return self.num_rows > 15
 
 
 def points_table(analysis: StudyAnalysis) -> HtmlTable | None:

@@ -105,9 +105,8 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: str) 
 
 
 def _state(result: TrialResult) -> str:
-    if result.state is not TrialState.FAILED or result.failure is None:
-        return result.state.value
-    return f"failed: {result.failure.message.splitlines()[0][:60]}"
+    failure = result.failure if result.state is TrialState.FAILED else None
+    return f"failed: {failure.message.splitlines()[0][:60]}" if failure else result.state.value
 
 
 def print_workloads(console: Console, workloads: Iterable[Workload]) -> None:
@@ -135,29 +134,19 @@ def print_workload(console: Console, workload: Workload) -> None:
     print_table(console, [Column("option", keys), Column("default", defaults), docs])
 
 
-_LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"))
-
-
 @dataclass(frozen=True)
 class WorkAssumptions:
-    """Assumptions about a training whose work is estimated.
-
-    Attributes:
-        num_samples: of the training set; None: unknown.
-        peak_flops: FLOP/s that the hardware reaches at most.
-        peak_source: where that is from, for people.
-    """
+    """Assumptions about a training whose work is estimated."""
 
     batch_size: int
     epochs: int
-    num_samples: int | None
-    peak_flops: float
-    peak_source: str
+    num_samples: int | None  # of the training set; None: unknown
+    peak_flops: float  # FLOP/s that the hardware reaches at most
+    peak_source: str  # where that is from, for people
 
 
 def print_work(console: Console, title: str, work: Work, assumed: WorkAssumptions) -> None:
     """Weights, work by type of layer, and the least time of an iteration and of the training."""
-
     line = partial(print_line, console)
     line(f"{title}: {units.count(work.num_parameters)} weights")
     what = {True: "multiply-accumulates", False: "operations of layers without multiply-accumulates"}
@@ -187,7 +176,7 @@ def print_work(console: Console, title: str, work: Work, assumed: WorkAssumption
 
 def scaled(value: float, unit: str) -> str:
     """Three significant digits with a prefix: ``4.09 GMAC``, ``112 TFLOP/s``."""
-    for factor, prefix in _LARGE:
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T")):
         if value >= factor * 0.9995:
             return f"{units.number(value / factor, 3)} {prefix}{unit}"
     text = units.compact(value)

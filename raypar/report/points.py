@@ -17,19 +17,12 @@ from raypar.study.trial import TrialState, point_label
 
 @dataclass(frozen=True)
 class Layout:
-    """Contents of a table of points.
+    """Contents of a table of points."""
 
-    Attributes:
-        is_brief: short heads, and the rarer quantities without intervals.
-        wrap_heads: break heads at their underscores.
-        bounds: intervals of time and metric as [low, high].
-        plus_minus: else of time as ±%.
-    """
-
-    is_brief: bool = True
-    wrap_heads: bool = True
-    bounds: bool = False
-    plus_minus: bool = True
+    is_brief: bool = True  # short heads, and the rarer quantities without intervals
+    wrap_heads: bool = True  # break heads at their underscores
+    bounds: bool = False  # intervals of time and metric as [low, high]
+    plus_minus: bool = True  # else of time as ±%
     throughput: bool = True
     energy: bool = True
     efficiency: bool = True
@@ -37,17 +30,11 @@ class Layout:
 
 
 FULL = Layout(is_brief=False, wrap_heads=False, bounds=True)
+_DROPPED_FIRST = ("throughput", "plus_minus", "energy", "efficiency", "speedup_bounds")
 # For terminals, from the widest table to the narrowest that is still an answer.
 LAYOUTS = (
-    Layout(wrap_heads=False, bounds=True),
-    Layout(bounds=True),
-    Layout(wrap_heads=False),
-    Layout(),
-    Layout(throughput=False),
-    Layout(throughput=False, plus_minus=False),
-    Layout(throughput=False, plus_minus=False, energy=False),
-    Layout(throughput=False, plus_minus=False, energy=False, efficiency=False),
-    Layout(throughput=False, plus_minus=False, energy=False, efficiency=False, speedup_bounds=False),
+    *(Layout(wrap_heads=False, bounds=True), Layout(bounds=True), Layout(wrap_heads=False)),
+    *(Layout(**dict.fromkeys(_DROPPED_FIRST[:n], False)) for n in range(len(_DROPPED_FIRST) + 1)),
 )
 
 

@@ -52,23 +52,16 @@ _BEYOND = {
 
 @dataclass(frozen=True)
 class PredictionReport:
-    """A prediction and what is to be said about it.
+    """A prediction and what is to be said about it."""
 
-    Attributes:
-        title: which study and point.
-        asked: the worker counts that were asked for.
-        network_source: where the network comes from: "as given", "fitted …".
-        sources: further sentences on where numbers come from.
-    """
-
-    title: str
-    asked: tuple[int, ...]
+    title: str  # which study and point
+    asked: tuple[int, ...]  # the worker counts that were asked for
     calibration: Calibration
     training: JobSpec
     communication: Communication
     sweep: Sweep
-    network_source: str
-    sources: tuple[str, ...] = ()
+    network_source: str  # where the network comes from: "as given", "fitted …"
+    sources: tuple[str, ...] = ()  # further sentences on where numbers come from
 
 
 def print_prediction(console: Console, report: PredictionReport) -> None:

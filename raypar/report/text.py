@@ -93,21 +93,13 @@ def print_paragraph(console: Console, text: str, indent: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table in a terminal, a page or Markdown.
+    """A column of a table in a terminal, a page or Markdown."""
 
-    Attributes:
-        head: may have several lines.
-        cells: one for each row.
-        is_number: right-aligned.
-        sort: what a page sorts its rows by; empty: the texts.
-        is_prose: the first to be broken over several lines.
-    """
-
-    head: str
-    cells: Sequence[str]
-    is_number: bool = False
-    sort: Sequence[float | None] = ()
-    is_prose: bool = False
+    head: str  # may have several lines
+    cells: Sequence[str]  # one for each row
+    is_number: bool = False  # right-aligned
+    sort: Sequence[float | None] = ()  # what a page sorts its rows by; empty: the texts
+    is_prose: bool = False  # the first to be broken over several lines
 
 
 def value_column(key: str, values: Sequence[object]) -> Column:

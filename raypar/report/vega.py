@@ -38,18 +38,12 @@ GREY = "#8a8f98"
 
 @dataclass(frozen=True)
 class Figure:
-    """Figure of a study.
+    """Figure of a study."""
 
-    Attributes:
-        key: a word for files and links.
-        alternative: its content in words.
-        spec: of Vega-Lite, without size and colours of text.
-    """
-
-    key: str
+    key: str  # a word for files and links
     title: str
-    alternative: str
-    spec: Mapping[str, Any]
+    alternative: str  # its content in words
+    spec: Mapping[str, Any]  # of Vega-Lite, without size and colours of text
 
     def save(self, path: Path | str) -> None:
         """Draw it into a file that ends in .svg or .png, or raise RayparError."""
