@@ -97,9 +97,6 @@ def at_workers(times: Mapping[int, float], noise: Sequence[float] = NOISE[:3], a
     ]
 
 
-# ---- raypar report
-
-
 def reports() -> Cases:
     points = [{"batch_size": b, "num_workers": w} for b in (32, 64) for w in (1, 2)]
     both = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"), points=tuple(points), num_repeats=3)
@@ -216,9 +213,6 @@ def markdown() -> Cases:
     }
 
 
-# ---- sections of the report
-
-
 def effects() -> Cases:
     def grid(
         key: str, *values: Value, num_repeats: int = 3, metric: str = "accuracy", noise: float = 0.005, **more: Any
@@ -328,9 +322,6 @@ def tables() -> Cases:
     }
 
 
-# ---- raypar recommend
-
-
 def recommendations() -> Cases:
     def advice(results: Results, limits: Constraints = ANY, question: Question = WORKERS, width: int = 80) -> str:
         return printed(print_recommendation, recommend(question, results, limits), COMMAND, width=width)
@@ -371,9 +362,6 @@ def recommendations() -> Cases:
         "a price, 40 columns": advice(worse, Constraints(max_time_s=30.0), priced, width=40),
         "many points": advice([make_result({"lr": i / 100}, 0, 4.0 + i) for i in range(20)], question=lr),
     }
-
-
-# ---- raypar compare
 
 
 def comparisons() -> Cases:
@@ -425,9 +413,6 @@ def comparisons() -> Cases:
     }
 
 
-# ---- raypar predict
-
-
 JOB = JobSpec(Scaling.STRONG, 256, num_samples=25_600)
 
 
@@ -460,9 +445,6 @@ def predictions() -> Cases:
     return {**shown, "a plot": in_words(plot_of(prediction(asked=64)))}
 
 
-# ---- raypar profile
-
-
 def _rank(hidden_s: float = 0.0, waits_for: Mapping[int, float] | None = None, **parts: float) -> Breakdown:
     every = {part: parts.get(part, 0.0) for part in PARTS}
     return Breakdown(sum(every.values()), every, hidden_s, dict(waits_for or {}))
@@ -488,9 +470,6 @@ def profiles() -> Cases:
     }
     shown = {title: printed(print_profile, "tiny", case) for title, case in cases.items()}
     return {**shown, "with traces": printed(print_profile, "tiny", TWO_RANKS, traces="logs/profile")}
-
-
-# ---- figures and the page
 
 
 def figures() -> Cases:
@@ -615,9 +594,6 @@ def live() -> Cases:
         "the best so far": watched(11, *pairs[:2], PICTURE, *pairs[2:], PICTURE, *more, PICTURE, **best),
         "the best so far, a pipe": watched(11, *pairs, *more, terminal=False, **best),
     }
-
-
-# ---- MLflow
 
 
 def descriptions() -> Cases:

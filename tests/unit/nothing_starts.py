@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import requests  # noqa: F401 - when it is imported, it binds a socket once, to learn about IPv6
-import typer
+from typer.testing import CliRunner
 
 from raypar.cli.app import app
 
@@ -63,8 +60,7 @@ def nothing_starts() -> Iterator[None]:
         assert not seen, seen
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """What a command came to."""
 
     code: int
@@ -78,20 +74,11 @@ def raypar(arguments: Sequence[str], folder: Path, environment: Mapping[str, str
     Raises:
         AssertionError: it was about to start something.
     """
-    with _as_it_was(folder, environment or {}), _output() as streams:
-        with nothing_starts():
-            try:
-                typer.main.get_command(app).main(list(arguments), prog_name="raypar")
-                code = 0
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        texts = []
-        for stream in streams:
-            stream.seek(0)
-            texts.append(stream.read().decode("utf-8", "replace"))
-    return Done(code, *texts)
+    with _as_it_was(folder, environment or {}), nothing_starts():
+        done = CliRunner().invoke(app, list(arguments), prog_name="raypar")
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+    return Done(done.exit_code, done.stdout, done.stderr)
 
 
 @contextlib.contextmanager
@@ -114,29 +101,6 @@ def _as_it_was(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
             file = getattr(sys.modules[name], "__file__", None) or ""
             if name.startswith("raypar_study_") or file.startswith(f"{folder}{os.sep}"):
                 del sys.modules[name]
-
-
-@contextlib.contextmanager
-def _output() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Files that standard output and standard error go into: those of the process, not Python's alone."""
-    before, saved = (sys.stdout, sys.stderr), [os.dup(fd) for fd in (1, 2)]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        for stream in before:
-            stream.flush()
-        try:
-            for fd, file in ((1, out), (2, err)):
-                os.dup2(file.fileno(), fd)
-            # Not to be closed with the wrappers.
-            sys.stdout, sys.stderr = (
-                io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), encoding="utf-8", write_through=True)
-                for fd in (1, 2)
-            )
-            yield out, err
-        finally:
-            sys.stdout, sys.stderr = before
-            for fd, original in zip((1, 2), saved, strict=True):
-                os.dup2(original, fd)
-                os.close(original)
 
 
 def contents(folder: Path) -> dict[str, tuple[str, str]]:

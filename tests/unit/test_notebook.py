@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -77,9 +75,3 @@ def test_a_study_or_folder_that_is_not_there_is_named_with_one_that_is(folder: P
     assert error.value.hint == "did you mean 'mnist'?"
     with pytest.raises(raypar.RayparError, match="there is no such folder"):
         raypar.load("mnist", folder=tmp_path / "no")
-
-
-def test_importing_raypar_brings_no_pandas() -> None:
-    code = "import sys, raypar, raypar.cli; raypar.load; print({'pandas', 'pyarrow', 'mlflow'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"

@@ -115,9 +115,6 @@ def test_a_study_without_a_finished_trial_has_a_report_and_a_lone_surrogate_is_r
     assert "No trial finished" in text and "<figure" not in text and "a?b" in text == as_utf8(text)
 
 
-# ---- its size
-
-
 def num_rows(table: html_tables.HtmlTable) -> int:
     return table.markup.count("\n<tr>")
 

@@ -67,10 +67,8 @@ def test_events_may_come_from_many_threads_while_the_view_is_drawn() -> None:
                 view(Notice(f"at {repeat}"))
                 view(TrialEnded(make_result(POINT, repeat)))
 
-        def draw() -> (
-            None
-        ):  # ends: a thread that draws on and on may keep the lock from the others, which is no deadlock
-            for _ in range(300):
+        def draw() -> None:
+            for _ in range(300):  # a thread that draws on and on may keep the lock from the others: no deadlock
                 view._live.refresh()
 
         threads = [threading.Thread(target=run, args=(50 * i,), daemon=True) for i in range(8)]

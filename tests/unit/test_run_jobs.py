@@ -176,9 +176,6 @@ def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest(latest: tupl
     assert {study: job.id for study, job in by_study.items()} == {"s": "new"}
 
 
-# ---- what travels with a study file
-
-
 def make(folder: Path, *names: str, text: str = "") -> None:
     for path in (folder / name for name in names):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,10 +18,7 @@ from raypar.study.trial import Placement
 
 FOUR = cluster(4, 4, 4, 4)
 PLACEMENTS = st.builds(
-    workers,
-    st.sampled_from([1, 2, 3, 4, 8, 16]),
-    st.integers(1, 2),
-    st.sampled_from(["pack", "spread", 1, 2, 4]),
+    workers, st.sampled_from([1, 2, 3, 4, 8, 16]), st.integers(1, 2), st.sampled_from(["pack", "spread", 1, 2, 4])
 )
 CLUSTERS = st.lists(st.integers(0, 8), min_size=1, max_size=5).map(lambda cpus: cluster(*cpus))
 RULES = st.builds(rules, st.none() | st.integers(1, 6), owns_cluster=st.booleans(), max_parked=st.integers(1, 4))

@@ -76,13 +76,10 @@ def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_
         raise BrokenPipeError
 
 
-def test_without_handling_ctrl_c_is_what_it_always_is() -> None:
+def test_without_handling_ctrl_c_is_what_it_always_is_and_what_was_ignored_stays_ignored() -> None:
     with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
         signal.raise_signal(signal.SIGINT)
     assert not isinstance(caught.value, Interrupted)
-
-
-def test_what_was_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with handle_signals():
         signal.raise_signal(signal.SIGINT)
@@ -90,50 +87,37 @@ def test_what_was_ignored_stays_ignored() -> None:
 
 
 CHILD = """
-        code = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
-        print(child.pid, child.stdout.readline(), flush=True)
+code = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
+print(child.pid, child.stdout.readline(), flush=True)
 """
+TWICE = "with handle_signals(), uninterrupted(): send({}); send(); print('never')"
 
 
-def assert_ended(pids: str) -> None:
-    for pid in pids.split():
+@pytest.mark.parametrize(
+    ("body", "code", "error"),
+    [
+        *((TWICE.format(int(number)), 128 + number, "") for number in (signal.SIGINT, signal.SIGTERM)),
+        ("with handle_signals(): send()", -signal.SIGINT, "Interrupted: signal 2"),
+    ],
+)
+def test_a_second_ctrl_c_exits_at_once_and_neither_it_nor_a_first_leaves_a_process(body, code, error):
+    done = run(CHILD + body)
+    assert done.returncode == code and done.stderr.strip().endswith(error) and "never" not in done.stdout
+    assert error or not done.stderr
+    for pid in done.stdout.split():
         stat = Path(f"/proc/{pid}/stat")
         assert not stat.exists() or stat.read_text().split()[2] == "Z"  # reaped by whoever inherits it
 
 
-@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
-def test_a_second_ctrl_c_exits_at_once_and_leaves_no_process(first: str) -> None:
-    body = f"""
-        with handle_signals(), uninterrupted():
-            send(signal.{first})
-            send(signal.SIGINT)
-            print("never")
-    """
-    done = run(CHILD + body)
-    assert (done.returncode, done.stderr) == (128 + getattr(signal, first), "") and "never" not in done.stdout
-    assert_ended(done.stdout)
-
-
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM"])
 def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(number: str) -> None:
-    body = f"""
+    done = run(f"""
         with handle_signals():
             try:
                 send(signal.{number})
             except Interrupted:
                 send(signal.{number})
                 print("in good order")
-    """
-    done = run(body)
+    """)
     assert done.stdout == "in good order\n" and done.returncode == 0
-
-
-def test_what_was_started_does_not_outlive_an_interrupted_program() -> None:
-    body = """
-        with handle_signals():
-            send()
-    """
-    done = run(CHILD + body)
-    assert done.stderr.strip().endswith("Interrupted: signal 2")
-    assert_ended(done.stdout)
