@@ -2,17 +2,12 @@
 
     python -m tests.golden          write these files anew after a change that is meant; then read the diff
 
-=======================  ============================================================================================
-``studies/*.json``       The input: executions and results as an older raypar left them. ``quickstart`` was run once on
-                         two busy cores; ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one
-                         retried) and ``search`` (two random hyperparameters, trials stopped early) are made up.
-``<study>/*``            What a command (`COMMANDS`) prints, or writes into a file, about these studies.
-``cases/*``              Reports on small made-up studies (`cases`), each with an occasion for some sentences.
-``identities.json``      `TrialSpec.identity` of every trial of the studies in ``studies/``: a changed one means that
-                         stored results are no longer recognised.
-``journal.jsonl``        A journal with a record of every kind, which no store has yet. It is never written anew.
-``store.tar.gz``         A store written by MLflow 3.17 and this folder's raypar. It is never written anew.
-=======================  ============================================================================================
+``studies/*.json`` is the input: executions and results as an older raypar left them. ``quickstart`` was run once on two
+busy cores; ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and ``search`` (two random
+hyperparameters, trials stopped early) are made up. ``<study>/*`` is what a command (`COMMANDS`) prints or writes about
+them; ``cases/*`` are reports on small made-up studies. A change in ``identities.json`` (`TrialSpec.identity` of all
+trials of the shipped studies) means that stored results are no longer recognised. Never written anew:
+``journal.jsonl``, with a record of every kind, and ``store.tar.gz``, a store by MLflow 3.17 and an older raypar.
 
 Commands run in this process, in a folder that has the studies' journals and no database, 80 columns wide, in UTC.
 Of a page, `page.readable` leaves out what is the same in every page, and drawings, which stand in it as figures' specs.
@@ -160,10 +155,8 @@ def rerun(stored: Mapping[str, Any]) -> dict[str, Any]:
         result = TrialResult.from_json(json.dumps(raw))
         factor = 1.2 if result.spec.config["num_workers"] == 2 else 0.97
         assert result.train_time_s and result.throughput_samples_per_s
-        slower = {
-            "train_time_s": result.train_time_s * factor,
-            "throughput_samples_per_s": result.throughput_samples_per_s / factor,
-        }
+        slower: Any = {"train_time_s": result.train_time_s * factor}
+        slower["throughput_samples_per_s"] = result.throughput_samples_per_s / factor
         results.append(asdict(replace(result, spec=replace(result.spec, study=RERUN), **slower)))
     return {**stored, "execution": execution, "results": results}
 

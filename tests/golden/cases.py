@@ -675,14 +675,6 @@ def _run(result: TrialResult, in_full: bool) -> str:
     return "\n".join(lines)
 
 
-FILES: Mapping[str, Callable[[], Cases]] = {
-    "report": reports,
-    "verdicts": verdict_cases,
-    "markdown": markdown,
-    "effects": effects,
-    "scaling": scaling,
-    "figures": figures,
-    "tables": tables,
-    "descriptions": descriptions,
-    "runs": runs,
-} | {"recommend": recommendations, "compare": comparisons, "predict": predictions, "profile": profiles, "live": live}
+FILES = {"report": reports, "verdicts": verdict_cases, "markdown": markdown, "effects": effects, "scaling": scaling}
+FILES |= {"figures": figures, "tables": tables, "descriptions": descriptions, "runs": runs, "live": live}
+FILES |= {"recommend": recommendations, "compare": comparisons, "predict": predictions, "profile": profiles}

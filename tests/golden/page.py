@@ -89,10 +89,6 @@ class _Page(HTMLParser):
         if tag not in _INLINE:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if not self._skipped:
-            super().handle_startendtag(tag, attrs)
-
     def handle_endtag(self, tag: str) -> None:
         if self._skipped:
             self._skipped_depth -= tag == self._skipped

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import requests  # noqa: F401 - when it is imported, it binds a socket once, to learn about IPv6
 from typer.testing import CliRunner
@@ -82,25 +83,17 @@ def raypar(arguments: Sequence[str], folder: Path, environment: Mapping[str, str
 
 
 @contextlib.contextmanager
-def _as_it_was(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    here, path, modules, variables = Path.cwd(), list(sys.path), set(sys.modules), dict(os.environ)
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
+def _as_it_was(folder, environment):
+    modules, same = set(sys.modules), patch.multiple(sys, path=list(sys.path), dont_write_bytecode=True)
+    with contextlib.chdir(folder), patch.dict(os.environ), same:
         for key in _UNSET:
             os.environ.pop(key, None)
         os.environ.update({"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", **environment})
-        os.chdir(folder)
         yield
-    finally:
-        sys.dont_write_bytecode = writes
-        os.chdir(here)
-        os.environ.clear()
-        os.environ.update(variables)
-        sys.path[:] = path
-        for name in set(sys.modules) - modules:
-            file = getattr(sys.modules[name], "__file__", None) or ""
-            if name.startswith("raypar_study_") or file.startswith(f"{folder}{os.sep}"):
-                del sys.modules[name]
+    for name in set(sys.modules) - modules:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if name.startswith("raypar_study_") or file.startswith(f"{folder}{os.sep}"):
+            del sys.modules[name]
 
 
 def contents(folder: Path) -> dict[str, tuple[str, str]]:

@@ -11,8 +11,6 @@ from raypar.run.placement import Node, NodeAssignment, needed, shares
 from raypar.run.scheduler import GangPhase, GangState, SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Placement
 
-TINY = {"CPU": 0.001}
-
 
 def workers(count: int, cpus: int = 1, nodes: str | int = "pack", label: str | None = None) -> Placement:
     return Placement(count, cpus, "cpu", nodes, label)
@@ -24,10 +22,7 @@ def cluster(*cpus: float) -> tuple[Node, ...]:
 
 
 def rules(max_trials: int | None = None, *, owns_cluster: bool = True, max_parked: int = 4) -> SchedulingPolicy:
-    def reserved(placement: Placement) -> Mapping[str, float]:
-        return TINY if owns_cluster else {"CPU": float(placement.cpus_per_worker)}
-
-    return SchedulingPolicy(max_trials, reserved, max_parked)
+    return SchedulingPolicy(max_trials, lambda p: {"CPU": 0.001 if owns_cluster else p.cpus_per_worker}, max_parked)
 
 
 @dataclass(frozen=True)
@@ -75,9 +70,7 @@ def simulate(
     queue = list(enumerate(jobs))
     gangs: dict[str, GangState] = {}
     ends_at: dict[str, float] = {}
-    events: list[tuple[float, int, str, str]] = []
-    for when_s in joins or {}:
-        heapq.heappush(events, (when_s, next(ties), "join", ""))
+    events = [(when_s, next(ties), "join", "") for when_s in sorted(joins or {})]
     while True:
         for gang_id, when_s in ends_at.items():
             has_estimate = gangs[gang_id].ends_in_s is not None
@@ -113,10 +106,7 @@ def simulate(
 
 
 def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: SchedulingPolicy) -> float:
-    """No schedule is shorter: all that the jobs hold over all that there is, or the longest job.
-
-    A trial that is alone holds its machines whole.
-    """
+    """No schedule is shorter: all that the jobs hold (alone: whole machines) over all there is, or the longest job."""
     if how.exclusive:
         used = [len(on_empty(job.placement, nodes)) * job.takes_s for job in jobs]
         return max(sum(used) / len({node.machine for node in nodes}), max(job.takes_s for job in jobs))

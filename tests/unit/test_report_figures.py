@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from html_studies import HOSTILE, question, results
 from hypothesis import given
@@ -19,8 +18,7 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
 from raypar.report.figures import figures_of, write_figures
-from raypar.report.predict import check_plot_path
-from raypar.report.vega import Figure, OmittedFigure, for_page, static_svg, thinned
+from raypar.report.vega import Figure, OmittedFigure, static_svg, thinned
 from raypar.study.trial import TrialResult
 
 
@@ -66,12 +64,6 @@ def test_names_of_a_study_are_values_and_titles_only() -> None:
         assert "<script" not in svg and "alert(1)<" not in svg
 
 
-def test_numbers_that_can_not_be_drawn_make_no_broken_json() -> None:
-    bad = [replace(r, reports=(*r.reports, {"epoch": 5, "accuracy": np.nan, "train_time_s": 1.0})) for r in results()]
-    for figure in drawn(bad, question()).values():
-        json.dumps(for_page(figure), allow_nan=False)
-
-
 @given(st.integers(0, 50), st.integers(1, 20))
 def test_thinned_rows_are_few_enough_and_end_with_the_last(num_rows: int, most: int) -> None:
     rows = [{"i": i} for i in range(num_rows)]
@@ -91,11 +83,3 @@ def test_each_figure_is_written_into_a_file(full: dict[str, Figure], tmp_path: P
         assert content.startswith(magic) and b"currentColor" not in content
     with pytest.raises(RayparError, match="can't be written"):
         write_figures(some, written[0])
-
-
-def test_a_plot_needs_a_known_format_and_a_folder(tmp_path: Path) -> None:
-    check_plot_path(tmp_path / "curve.svg")
-    for path, problem in ((tmp_path / "curve", "format"), (tmp_path / "no" / "curve.png", "there is no folder")):
-        with pytest.raises(RayparError, match=problem) as caught:
-            check_plot_path(path)
-        assert caught.value.hint

@@ -6,7 +6,8 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -24,19 +25,14 @@ from raypar.report.vega import Figure, for_page, static_svg
 from raypar.study.trial import TrialResult, TrialState
 
 
-@dataclass
 class Page(HTMLParser):
-    """Elements, scripts and texts of a page, as a browser would see them."""
+    """Elements, scripts (those that run, and the figures' specs) and texts of a page, as a browser would see them."""
 
-    html: str
-    elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
-    scripts: list[list[str]] = field(default_factory=lambda: [[], []])  # those that run, and the figures' specs
-    texts_by_id: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, html):
         super().__init__()
+        self.html, self.elements, self.scripts, self.texts_by_id = html, [], ([], []), defaultdict(str)
         self._inside = self._id = ""
-        self.feed(self.html)
+        self.feed(html)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -53,7 +49,7 @@ class Page(HTMLParser):
         if self._inside == "script":
             self._script[-1] += data
         elif self._inside != "style":
-            self.texts_by_id[self._id] = self.texts_by_id.get(self._id, "") + data
+            self.texts_by_id[self._id] += data
 
     def all_of(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,16 +19,10 @@ from rich.text import Text
 
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
-from raypar.predict.network import Network
 from raypar.report.console import print_report
 from raypar.report.listings import print_trials
-from raypar.report.predict import BAR_WIDTH, print_prediction
 from raypar.report.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
 from raypar.study.trial import TrialState
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from golden.cases import prediction, printed
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -133,10 +125,3 @@ def test_a_table_fits_and_loses_no_character(rows: list[tuple[str, str, str]], w
     assert all(cell_len(line) <= width for line in text.splitlines())
     before = "".join([*map("".join, rows), *(column.head for column in columns)])
     assert {c: text.count(c) for c in "abc1.×[]漢±"} == {c: before.count(c) for c in "abc1.×[]漢±"}
-
-
-def test_the_parts_of_a_predicted_step_fill_a_bar() -> None:
-    for how in ({}, {"network": Network(1e-3, 1e8)}, {"overlap": False}):
-        text = printed(print_prediction, prediction(variation=0.1, **how)).split("Where the time of a step goes:")[1]
-        bars = [line[8:].removesuffix("  *") for line in text.splitlines() if line[:8].strip().isdigit()]
-        assert {len(bar) for bar in bars} == {BAR_WIDTH} and len(bars) == 5

@@ -7,9 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 from nothing_starts import NOWHERE
@@ -22,12 +21,10 @@ from raypar.run.auth import VARIABLES
 from raypar.run.jobs import OVERRIDES, STUDY_KEY, Jobs, RunsAlready, check_dashboard, command_on_head, connected, pack
 
 
-@pytest.mark.parametrize(
-    "address", ["http://", "http://head:99999", "http://head:0", "http://me:secret-word@head:8265"]
-)
-def test_what_is_no_address_of_a_dashboard_is_refused(address: str) -> None:
+@pytest.mark.parametrize("address", ["", "head:99999", "head:0", "me:secret-word@head:8265"])
+def test_what_is_no_address_of_a_dashboard_is_refused(address):
     with pytest.raises(ClusterError, match=r"is no http://host:port|is no place for a password") as error:
-        check_dashboard(address)
+        check_dashboard(f"http://{address}")
     assert "secret-word" not in str(error.value)
     for good in ("http://127.0.0.1:8265", "http://[::1]:8265/", "https://ray.example.org"):
         check_dashboard(good)
@@ -44,9 +41,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_where_no_dashboard_is_the_message_says_where_and_one_that_wants_a_token_is_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_dashboard_is_the_message_says_where_and_one_that_wants_a_token_is_told_apart(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:7")
     where = f"no Ray dashboard at --address {NOWHERE}: .*{NOWHERE}"
     with pytest.raises(ClusterError, match=where), connected(NOWHERE, print):
@@ -67,20 +62,14 @@ def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path
     program = bin_folder / "raypar"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
     program.chmod(0o755)
-    flags = {
-        "--set": ("lr=0.1", "x='; rm -rf / #"),
-        "--fresh": True,
-        "--profile": False,
-        "--repeats": 3,
-        "--seed": None,
-    }
+    flags = {"--set": ("lr=1", "x='; rm -rf / #"), "--fresh": True, "--profile": False, "--repeats": 3, "--seed": None}
     command = command_on_head("my study", "a study.py", words_of(flags | {"--data-dir": Path("~/my data")}))
     environment = {"HOME": str(home), "PATH": f"{bin_folder}:/usr/bin:/bin"}
     done = subprocess.run(command, shell=True, cwd=travelled, env=environment, capture_output=True, text=True)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         *(str(home / "raypar-studies" / "my study"), "study", str(travelled / "a study.py")),
-        *("--address", "auto", "--set=lr=0.1", "--set=x='; rm -rf / #", "--fresh", "--repeats=3"),
+        *("--address", "auto", "--set=lr=1", "--set=x='; rm -rf / #", "--fresh", "--repeats=3"),
         *("--data-dir", str(home / "my data")),
     ]
 
@@ -91,36 +80,30 @@ def test_what_a_job_writes_steers_no_terminal(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "one?[2Jtwo\n"
 
 
-@dataclass
-class Details:
+def details(submission_id, metadata, status="RUNNING", start_time=1000, driver_exit_code=None, message=None):
     """A job, as Ray describes it."""
-
-    submission_id: str
-    metadata: dict[str, str]
-    status: str = "RUNNING"
-    start_time: int = 1000
-    driver_exit_code: int | None = None
-    message: str | None = None
+    return SimpleNamespace(**locals())
 
 
-@dataclass
 class Dashboard:
-    """Stands in for a cluster's, which takes seconds to start: keeps what is submitted, and refuses as Ray does."""
+    """Stands in for a cluster's, which takes seconds to start: keeps what is submitted, and refuses as Ray does.
 
-    jobs: list[Details] = field(default_factory=list)
-    logs: list[tuple[str, ...]] = field(default_factory=list)  # of each connection, until it is lost
-    num_unseen: int = 0  # that somebody has submitted since a client looked
+    `logs`: of each connection, until it is lost; `num_unseen`: jobs that somebody has submitted since a client looked.
+    """
 
-    def submit_job(self, *, submission_id: str, metadata: dict[str, str], **_: Any) -> str:
+    def __init__(self, jobs=(), logs=()):
+        self.jobs, self.logs, self.num_unseen = list(jobs), list(logs), 0
+
+    def submit_job(self, *, submission_id, metadata, **_):
         if any(job.submission_id == submission_id for job in self.jobs):
             raise RuntimeError(f"ValueError: Job with submission_id {submission_id} already exists.")
-        self.jobs.append(Details(submission_id, metadata))
+        self.jobs.append(details(submission_id, metadata))
         return submission_id
 
-    def list_jobs(self) -> list[Details]:
+    def list_jobs(self):
         return self.jobs[: len(self.jobs) - self.num_unseen]
 
-    def get_job_info(self, job_id: str) -> Details:
+    def get_job_info(self, job_id):
         return next(job for job in self.jobs if job.submission_id == job_id)
 
     async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
@@ -135,7 +118,7 @@ def test_a_log_that_is_read_again_is_written_once_until_the_study_is_over(
     exit_code: int | None, as_in_a_shell: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs.time, "sleep", lambda _: None)
-    over = Details("1", {STUDY_KEY: "s"}, "FAILED", driver_exit_code=exit_code)
+    over = details("1", {STUDY_KEY: "s"}, "FAILED", driver_exit_code=exit_code)
     dashboard = Dashboard([over], [("ab", "cd\n"), ("abc", "d\ne"), ("abcd\nefg",)])
     written: list[str] = []
     assert Jobs(dashboard, NOWHERE).follow("1", written.append, skip=2).exit_code == as_in_a_shell
@@ -171,8 +154,8 @@ def test_ids_differ_where_names_are_alike_and_where_jobs_were_removed(tmp_path: 
 @pytest.mark.parametrize("latest", [("STOPPED", 2000), ("RUNNING", 1000)], ids=["later", "running"])
 @pytest.mark.parametrize("turn", [1, -1])
 def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest(latest: tuple[str, int], turn: int) -> None:
-    both = [Details("old", {STUDY_KEY: "s"}, "STOPPED", 1000), Details("new", {STUDY_KEY: "s"}, *latest)]
-    by_study = Jobs(Dashboard([Details("another's", {}), *both[::turn]]), NOWHERE).studies()
+    both = [details("old", {STUDY_KEY: "s"}, "STOPPED", 1000), details("new", {STUDY_KEY: "s"}, *latest)]
+    by_study = Jobs(Dashboard([details("another's", {}), *both[::turn]]), NOWHERE).studies()
     assert {study: job.id for study, job in by_study.items()} == {"s": "new"}
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from raypar.run.placement import CoreLeases, close_together, refusal, shares, spread_out
-from raypar.study.options import absent_cores, cores_text
 from raypar.study.space import Value
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core
@@ -66,26 +65,22 @@ def has(num_cpus: float, num_gpus: float = 0) -> Mapping[str, float]:
 @pytest.mark.parametrize(
     ("placement", "nodes", "message"),
     [
-        (Placement(2, 8, "cpu"), [has(6), has(6)], "needs 16 CPUs in one gang, the cluster has 12"),
-        (Placement(1, 1, "cpu"), [], "needs 1 CPU in one gang, the cluster has 0"),
-        (Placement(3, 1, "cuda"), [has(8, 2)], "needs 3 GPUs in one gang, the cluster has 2"),
-        (Placement(2, 3, "cpu"), [has(4), has(2)], "needs 2 workers with CPU 3 each, and no 2 fit on the nodes"),
-        (
-            Placement(2, 1, "cuda"),
-            [has(8), has(1, 2)],
-            "needs 2 workers with CPU 1, GPU 1 each, and no 2 fit on the nodes",
-        ),
+        (Placement(2, 8, "cpu"), [has(6), has(6)], "16 CPUs in one gang, the cluster has 12"),
+        (Placement(1, 1, "cpu"), [], "1 CPU in one gang, the cluster has 0"),
+        (Placement(3, 1, "cuda"), [has(8, 2)], "3 GPUs in one gang, the cluster has 2"),
+        (Placement(2, 3, "cpu"), [has(4), has(2)], "2 workers with CPU 3 each, and no 2 fit on the nodes"),
+        (Placement(2, 1, "cuda"), [has(8), has(1, 2)], "2 workers with CPU 1, GPU 1 each, and no 2 fit on the nodes"),
         (
             Placement(4, 1, "cpu", 2),
             [has(4), has(1)],
-            "needs 4 workers with CPU 1 each, evenly on 2 nodes; 2 of the cluster's nodes can hold one",
+            "4 workers with CPU 1 each, evenly on 2 nodes; 2 of the cluster's nodes can hold one",
         ),
     ],
 )
 def test_a_refusal_tells_what_is_needed_and_what_is_there(
     placement: Placement, nodes: list[Mapping[str, float]], message: str
 ) -> None:
-    assert refusal(placement, nodes) == message
+    assert refusal(placement, nodes) == f"needs {message}"
 
 
 @pytest.mark.parametrize(
@@ -194,14 +189,11 @@ TWO_BY_TWO_BY_TWO = machine(sockets=2, cores=2, threads=2)  # socket 0: cores 0 
 @pytest.mark.parametrize(
     ("taken", "count", "spread", "compact"),
     [
-        ((), 1, (0,), (0,)),
         ((), 2, (0, 2), (0, 4)),
         ((), 3, (0, 1, 2), (0, 4, 1)),
-        ((), 4, (0, 1, 2, 3), (0, 4, 1, 5)),
         ((), 6, (0, 4, 1, 2, 6, 3), (0, 4, 1, 5, 2, 6)),
         ((), 8, (0, 4, 1, 5, 2, 6, 3, 7), (0, 4, 1, 5, 2, 6, 3, 7)),
         # Socket 0 has only core 0's second thread: compact leaves whole what is larger than it needs.
-        ((0, 1, 5), 1, (2,), (4,)),
         ((0, 1, 5), 2, (4, 2), (2, 6)),
         ((0, 1, 5), 5, (4, 2, 6, 3, 7), (2, 6, 3, 7, 4)),
         # Socket 0 has one core with two threads: spread prefers a core of its own to a socket of its own.
@@ -243,14 +235,11 @@ def leased(hosts: dict[int, str], num_cores: int, affinity: Value) -> dict[int, 
     return leases.lease(hosts, num_cores, affinity)
 
 
-def test_spread_and_compact_workers_each_get_cores_that_lie_close() -> None:
+def test_workers_each_get_cores_that_lie_close_and_listed_ones_in_their_order_on_every_machine() -> None:
     two = {0: "a", 1: "a"}
     assert leased(two, 2, "spread") == {0: (0, 1), 1: (2, 3)}
     assert leased(two, 2, "compact") == {0: (0, 4), 1: (1, 5)}
     assert leased(two, 2, None) == leased(two, 2, 2) == {0: (0, 1), 1: (2, 3)}
-
-
-def test_listed_cores_are_shared_out_in_their_order_on_every_machine() -> None:
     assert leased({0: "a", 1: "a"}, 2, (7, 3, 1, 0)) == {0: (7, 3), 1: (1, 0)}
     assert leased({0: "a", 1: "b"}, 1, "2-3") == {0: (2, 3), 1: (2, 3)}
     assert leased({0: "a", 1: "a", 2: "b", 3: "a"}, 1, "0-3") == {0: (0,), 1: (1,), 3: (2, 3), 2: (0, 1, 2, 3)}
@@ -265,10 +254,3 @@ def test_a_core_that_a_machine_does_not_have_is_refused_with_those_it_has() -> N
     assert leases.refusal(both, (5, 9, 6)) == "there is no core 5-6,9: the machine's are 0-3"
     for fine in (None, 64, "spread", "compact", "0-2"):
         assert leases.refusal(both, fine) is None
-
-
-@given(cores=st.sets(st.integers(0, 40), min_size=1))
-def test_cores_are_told_as_they_are_written_in_a_study(cores: set[int]) -> None:
-    assert absent_cores(cores_text(cores), sorted(cores)) is None
-    for absent in range(41):
-        assert (absent_cores((absent,), sorted(cores)) is None) == (absent in cores)

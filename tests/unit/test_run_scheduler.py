@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduled import Job, Ran, bound_s, cluster, on_empty, rules, simulate, workers
 
 from raypar.run.placement import Node, num_machines
-from raypar.run.scheduler import LOOKAHEAD, GangPhase, GangState, SchedulingPolicy, Waiting, decide
+from raypar.run.scheduler import LOOKAHEAD, Decisions, GangPhase, GangState, SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Placement
 
 FOUR = cluster(4, 4, 4, 4)
@@ -117,32 +117,31 @@ def test_a_short_trial_fills_the_time_in_which_a_place_is_kept() -> None:
     assert begun[5] == 1.0 and begun[4] == 10.0
 
 
-def test_gangs_are_kept_for_blocks_to_come_and_the_one_needed_last_makes_way() -> None:
-    one, two, three = workers(1), workers(2), workers(3)
-    queue = [Waiting(three), Waiting(two), Waiting(one)]
-    idle = [
-        GangState("1", one, GangPhase.RETURNING, {"n0": 1}, 2.0),
-        GangState("2", two, GangPhase.IDLE, {"n0": 2}, 1.0),
-    ]
-    plan = decide(queue, idle, cluster(4), rules(max_parked=2))
-    assert plan.closes == ("1",) and plan.opens == ((three, {"n0": 3}),)
-    assert not decide(queue, idle, cluster(4), rules(max_parked=3)).closes
+def gang(size, last_used_s=0.0, phase=GangPhase.IDLE):
+    return GangState(str(size), workers(size), phase, {"n0": size}, last_used_s)
 
 
-def test_a_gang_that_holds_what_another_needs_is_let_go_and_no_more_than_that() -> None:
-    idle = [GangState(str(i), workers(i), GangPhase.IDLE, {"n0": i}, float(i)) for i in (1, 2)]
-    how = rules(owns_cluster=False)
-    plan = decide([Waiting(workers(3)), Waiting(workers(2))], idle, cluster(5), how)
-    assert (plan.closes, plan.opens) == (("1",), ()), "2 CPUs are left, and 3 are needed, once the gang is gone"
-    plan = decide([Waiting(workers(3))], [idle[1]], cluster(5), how)
-    assert (plan.closes, plan.opens) == ((), ((workers(3), {"n0": 3}),))
+TWO_IDLE = [gang(1, 2.0, GangPhase.RETURNING), gang(2, 1.0)]
+STARTING = gang(4, phase=GangPhase.STARTING)
+SHARED = rules(owns_cluster=False)  # gangs hold CPUs
+THREE_OPENS = ((workers(3), {"n0": 3}),)
 
 
-def test_nothing_starts_on_a_machine_where_a_gang_is_starting() -> None:
-    starting = GangState("1", workers(4), GangPhase.STARTING, {"n0": 4})
-    idle = GangState("2", workers(1), GangPhase.IDLE, {"n0": 1})
-    assert not decide([Waiting(workers(1))], [starting, idle], cluster(4), rules()).starts
-    assert decide([Waiting(workers(1))], [idle], cluster(4), rules()).starts == ((0, "2"),)
+@pytest.mark.parametrize(
+    ("queue", "gangs", "cpus", "how", "decisions"),
+    [
+        ([3, 2, 1], TWO_IDLE, [4], rules(max_parked=2), Decisions(opens=THREE_OPENS, closes=("1",))),
+        ([3, 2, 1], TWO_IDLE, [4], rules(max_parked=3), Decisions(opens=THREE_OPENS)),
+        ([3, 2], [gang(1, 1.0), gang(2, 2.0)], [5], SHARED, Decisions(closes=("1",))),  # and then 3 are left
+        ([3], [gang(2)], [5], SHARED, Decisions(opens=THREE_OPENS)),
+        ([1], [STARTING, gang(1)], [4], rules(), Decisions()),
+        ([1], [gang(1)], [4], rules(), Decisions(starts=((0, "1"),))),
+        ([1, 8], [], [8, 2, 4], rules(), Decisions(opens=((workers(1), {"n1": 1}), (workers(8), {"n0": 8})))),
+    ],
+    ids=["needed last: closed", "kept", "in the way: closed", "not in the way", "starting", "idle", "smallest machine"],
+)
+def test_decisions(queue, gangs, cpus, how, decisions):
+    assert decide([Waiting(workers(size)) for size in queue], gangs, cluster(*cpus), how) == decisions
 
 
 def test_a_machine_of_two_nodes_is_one_machine() -> None:
