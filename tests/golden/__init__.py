@@ -48,7 +48,6 @@ STORE = HERE / "store.tar.gz"
 IDENTITIES = "identities.json"
 RESULTS = "store/results.json"
 RERUN = "quickstart_rerun"
-FEW_RESAMPLES = 60  # of 300: the intervals of the laws' parameters take most of the time
 FILE = "FILE"  # stands for a file that the command writes, which is then looked at
 
 REPORTED = {"report.txt": ("report", "{}"), "trials.txt": ("show", "{}"), "recommend.txt": ("recommend", "{}")} | {
@@ -192,7 +191,7 @@ def _same_everywhere(folder: Path) -> Iterator[None]:
         # Drawings and the script that draws them take seconds, and are not in the golden files.
         patch("vl_convert.vegalite_to_svg", lambda spec: "<svg></svg>"),
         patch("vl_convert.javascript_bundle", lambda script: script),
-        patch.object(WorkerGroup.analyse, "__defaults__", (FEW_RESAMPLES,)),
+        patch.object(WorkerGroup.analyse, "__defaults__", (cases.FEW_RESAMPLES,)),
     ):
         for variable in ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "FORCE_COLOR"):
             os.environ.pop(variable, None)

@@ -71,7 +71,7 @@ NEARLY = (1.0, 1.004, 0.996)
 NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.002)
 ANY = Constraints()
 COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_size=grid(64)' --repeats 12"
-FEW_RESAMPLES = 60
+FEW_RESAMPLES = 60  # of 300: the intervals of the laws' parameters take most of the time
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -126,12 +126,12 @@ def reports() -> Cases:
         "a profile": (WORKERS, profiled),
         "batch sizes": (Question("s", {}, ("batch_size",)), batch_sizes()),
     }
-    shown = {title: printed(lambda c, *a: print_report(analyse(*a), c), *case) for title, case in cases.items()}
-    for width in (100, 50, 30):
-        of_case = cases["six repeats"]
-        shown[f"{width} columns"] = printed(lambda c, *a: print_report(analyse(*a), c), *of_case, width=width)
-    shown["a profile, 60 columns"] = printed(lambda c, *a: print_report(analyse(*a), c), *cases["a profile"], width=60)
-    return shown
+
+    def shown(title: str, width: int = 80) -> str:
+        return printed(lambda console: print_report(analyse(*cases[title]), console), width=width)
+
+    at_widths = {f"{width} columns": shown("six repeats", width) for width in (100, 50, 30)}
+    return {**{title: shown(title) for title in cases}, **at_widths, "a profile, 60 columns": shown("a profile", 60)}
 
 
 def verdict_cases() -> Cases:

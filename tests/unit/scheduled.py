@@ -51,10 +51,6 @@ class Simulated:
     num_gang_starts: int = 0
     waited: list[int] = field(default_factory=list)
 
-    @property
-    def makespan_s(self) -> float:
-        return max((ran.ended_s for ran in self.ran), default=0.0)
-
 
 def simulate(
     jobs: Sequence[Job],

@@ -8,6 +8,7 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 
 import pytest
@@ -111,19 +112,10 @@ def test_a_study_without_a_finished_trial_has_a_report_and_a_lone_surrogate_is_r
     assert "No trial finished" in text and "<figure" not in text and "a?b" in text == as_utf8(text)
 
 
-def num_rows(table: html_tables.HtmlTable) -> int:
-    return table.markup.count("\n<tr>")
-
-
 def test_a_study_of_200_trials_stays_below_2_megabytes_with_all_its_rows() -> None:
     text = report(results(34))
     assert text[text.index('<table id="all-trials"') :].count("\n<tr>") == 205
     assert len(text.encode()) < 2e6
-
-
-def single(value: float | None) -> Estimate:
-    assert value is not None
-    return Estimate(value, None, None, 1, None, Method.SINGLE)
 
 
 def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(plain: Page) -> None:
@@ -134,11 +126,12 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
     # To analyse so many takes half a minute; the page needs of them what stands here.
     analysis = analyse(Question("search", {}, ("lr", "batch_size"), num_repeats=1), trials[:2])
     first = analysis.points[0]
+    single = partial(Estimate, low=None, high=None, num_samples=1, level=None, method=Method.SINGLE)
     values = [{"time_s": single(r.train_time_s), "metric": single(r.final["accuracy"])} for r in trials]
     points = [replace(first, point=r.spec.point, **v) for r, v in zip(trials, values, strict=True)]
     analysis = replace(analysis, points=tuple(points))
     every, table = html_tables.trials_table(analysis, trials), html_tables.points_table(analysis)
-    assert table is not None and num_rows(every) == 5000
+    assert table is not None and every.num_rows == 5000
     figures = [f for f in figures_of(analysis, trials) if isinstance(f, Figure)]
     drawn = sum(len(static_svg(f)) + len(json.dumps(for_page(f))) + len(f.alternative) for f in figures)
     assert len(figures) >= 2
@@ -149,8 +142,8 @@ def test_a_table_keeps_to_its_limits_and_says_how_many_trials_it_lacks(monkeypat
     trials = results()
     analysis = analyse(question(), trials)
     every, few, none = (html_tables.trials_table(analysis, trials, max_bytes=n) for n in (10**6, 1000, -1))
-    assert num_rows(every) == len(trials) > num_rows(few) > 0 == num_rows(none)
-    left_out = f"{len(trials) - num_rows(few)} later trials left out: `raypar show` and `raypar export` have all."
+    assert every.num_rows == len(trials) > few.num_rows > 0 == none.num_rows
+    left_out = f"{len(trials) - few.num_rows} later trials left out: `raypar show` and `raypar export` have all."
     assert left_out in few.notes
     monkeypatch.setattr(html_tables, "MAX_TABLE_BYTES", 1000)
     assert html_tables.trials_table(analysis, trials) == few

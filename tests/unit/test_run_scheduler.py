@@ -37,11 +37,8 @@ def jobs_of(draw: st.DrawFn) -> list[Job]:
 
 def together(ran: Sequence[Ran]) -> list[tuple[Ran, Ran]]:
     """Pairs that ran at the same time."""
-    return [
-        (one, other)
-        for one, other in itertools.combinations(ran, 2)
-        if one.begun_s < other.ended_s and other.begun_s < one.ended_s
-    ]
+    pairs = itertools.combinations(ran, 2)
+    return [(a, b) for a, b in pairs if a.begun_s < b.ended_s and b.begun_s < a.ended_s]
 
 
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES, start_s=st.sampled_from([0.0, 3.0]))
@@ -190,10 +187,8 @@ def mixed(seed: int) -> list[Job]:
 @pytest.mark.parametrize("max_trials", [None, 16], ids=["alone", "sharing"])
 def test_sixty_mixed_trials_on_four_machines_take_hardly_longer_than_they_must(max_trials: int | None) -> None:
     how = rules(max_trials)
-    ratios = []
-    for seed in range(40):
-        jobs = mixed(seed)
-        ratios.append(simulate(jobs, FOUR, how).makespan_s / bound_s(jobs, FOUR, how))
+    studies = map(mixed, range(40))
+    ratios = [max(r.ended_s for r in simulate(jobs, FOUR, how).ran) / bound_s(jobs, FOUR, how) for jobs in studies]
     # Where trials share machines, what a large gang waits for can't always be filled: a random order has a long tail.
     few = 0 if max_trials is None else 2
     assert sum(ratio > 1.2 for ratio in ratios) <= few
