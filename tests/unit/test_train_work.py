@@ -66,17 +66,6 @@ def test_other_layers_take_operations_per_element(kind, layer, counts):
     assert counted(nn.Sequential(nn.Conv2d(1, 4, 1), layer), 1, 8, 8)[kind] == tuple(counts)
 
 
-def test_attention_is_two_products_of_activations_and_four_backward():
-    width, length = 8, 5
-    layer = nn.TransformerEncoderLayer(width, nhead=2, dim_feedforward=16, batch_first=True, dropout=0.0)
-    work = counted(nn.Sequential(nn.Linear(3, width), layer), length, 3)
-    product = length * length * width
-    dense = length * (3 * width * width + width * width + 2 * width * 16)
-    first = length * 3 * width
-    assert work["attention"] == (2 * product, 0, 4 * product)
-    assert work["fully connected"] == (dense + first, dense + first, dense)
-
-
 def test_the_layer_behind_an_embedding_needs_its_gradient_by_inputs_and_frozen_weights_none():
     model = nn.Sequential(nn.Embedding(10, 6), nn.Flatten(), nn.Linear(24, 3))
     work = count_work(model, torch.zeros(2, 4, dtype=torch.int64))

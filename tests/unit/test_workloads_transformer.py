@@ -8,7 +8,7 @@ from torch import nn
 
 from raypar.errors import DataError
 from raypar.study.options import resolve
-from raypar.train.flops import ATTENTION, FULLY_CONNECTED, count_work
+from raypar.train.flops import ATTENTION, FULLY_CONNECTED, LayerWork, count_work
 from raypar.workloads import transformer
 from raypar.workloads.transformer import TENSOR_PLAN, sequence_accuracy, token_accuracy, token_loss
 
@@ -103,4 +103,5 @@ def test_heads_have_to_divide_the_width_and_be_divisible_by_the_workers():
 def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block():
     work = {layer.kind: layer for layer in count_work(network(), torch.zeros(2, 8, dtype=torch.int64)).layers}
     assert work[FULLY_CONNECTED].forward == 2 * 8 * 12 * 32**2 + 8 * 32 * 10
-    assert work[ATTENTION].forward == 2 * 2 * 8 * 8 * 32
+    product = 2 * 8 * 8 * 32  # of two activations: two forward, four backward, none by weights
+    assert work[ATTENTION] == LayerWork(ATTENTION, 2 * product, 0, 4 * product)
