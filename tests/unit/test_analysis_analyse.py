@@ -15,7 +15,7 @@ from raypar import Study, Workload, grid, uniform
 from raypar.analysis.analyse import Question, StudyAnalysis, analyse, pair_speedups, question_of
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.recommend import Constraints, recommend
-from raypar.analysis.stats import Method, reference
+from raypar.analysis.stats import reference
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState
@@ -90,18 +90,20 @@ def test_stopped_and_failed_trials_are_counted_but_not_timed() -> None:
     assert two.time_s.value == 2.1
 
 
-def test_a_repeat_without_baseline_is_in_no_pair() -> None:
-    results = scaling(two=(2.0, 2.2, 7.0))
-    ratio = two_workers([*results[:2], *results[3:]]).speedup
-    assert (ratio.num_samples, ratio.value) == (2, pytest.approx(2.0))
+# The baseline's times by repeat; the first three repeats have one with two workers.
+BASELINES = {
+    "a repeat without a baseline": ({0: 4.0, 1: 4.4}, 2, 2.0),
+    "a single common block": ({2: 4.0, 8: 4.2, 9: 4.1}, 3, 4.1 / 2.1),
+    "no common block": ({7: 4.0, 8: 4.2, 9: 4.1}, 3, 4.1 / 2.1),
+}
 
 
-@pytest.mark.parametrize("repeats", [(7, 8, 9), (2, 8, 9)], ids=["no common block", "a single common block"])
-def test_points_that_share_one_block_at_most_are_independent_samples(repeats: tuple[int, ...]) -> None:
-    ones = [make_result(BOTH[0], r, t) for r, t in zip(repeats, (4.0, 4.2, 4.1), strict=True)]
-    ratio = two_workers([*ones, *scaling()[3:]]).speedup
-    assert (ratio.num_samples, ratio.method, ratio.value) == (3, Method.T_LOG, pytest.approx(4.1 / 2.1))
-    assert ratio.low < ratio.value < ratio.high
+@pytest.mark.parametrize(("base", "num_samples", "ratio"), BASELINES.values(), ids=BASELINES)
+def test_trials_are_paired_unless_they_share_one_block_at_most(base, num_samples, ratio):
+    estimate = two_workers([*(make_result(BOTH[0], r, t) for r, t in base.items()), *scaling()[3:]]).speedup
+    assert (estimate.num_samples, estimate.value) == (num_samples, pytest.approx(ratio))
+    # Pairs say 2 exactly; independent samples scatter.
+    assert (estimate.high - estimate.low > 0.1) == (num_samples == 3)
 
 
 def test_a_trial_that_was_run_again_counts_once_and_by_its_last_complete_result() -> None:
@@ -208,24 +210,18 @@ def test_energies_are_compared_where_they_are_of_the_same_parts(first: str, seco
 
 
 @pytest.mark.parametrize(
-    ("joules", "front"),
+    ("joules", "front", "exclusions"),
     [
-        ({1: 4000.0, 2: 5000.0, 4: 6000.0}, [1, 2, 4]),
-        ({1: 4000.0, 2: 3000.0, 4: 3500.0}, [2, 4]),
-        ({1: 4000.0, 2: 5000.0, 4: None}, [4]),  # where one point's is unknown, energy is no axis
+        ({1: 4000.0, 2: 5000.0, 4: 6000.0}, [1, 2, 4], ["", "", "energy above 5.50 kJ"]),
+        ({1: 4000.0, 2: 3000.0, 4: 3500.0}, [2, 4], ["", "", ""]),
+        ({1: 4000.0, 2: 5000.0, 4: None}, [4], ["", "", "energy unknown"]),  # then energy is no axis
     ],
 )
-def test_more_energy_for_less_time_is_on_the_front_and_more_of_both_is_not(
-    joules: dict[int, float | None], front: list[int]
-) -> None:
+def test_more_energy_for_less_time_is_on_the_front_unless_it_is_above_the_limit(joules, front, exclusions):
     candidates = recommend(WORKERS, measured(joules), Constraints()).candidates
     assert [c.point["num_workers"] for c in candidates if c.is_on_front] == front
-
-
-def test_a_limit_on_energy_excludes_points() -> None:
-    advice = recommend(WORKERS, measured({1: 4000.0, 2: 5000.0, 4: 6000.0}), Constraints(max_energy_j=5500.0))
-    assert advice.chosen.point == {"num_workers": 2}
-    assert [c.exclusion for c in advice.candidates] == ["", "", "energy above 5.50 kJ"]
+    limited = recommend(WORKERS, measured(joules), Constraints(max_energy_j=5500.0)).candidates
+    assert [c.exclusion for c in limited] == exclusions
 
 
 def test_the_energy_to_a_target_is_that_share_of_the_trainings() -> None:
