@@ -14,17 +14,11 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Core:
-    """One core as the system counts them (a hardware thread).
+    """One core as the system counts them (a hardware thread)."""
 
-    Attributes:
-        number: as pinning uses it.
-        package: its socket.
-        physical: its physical core, unique on the machine; hardware threads of one share it.
-    """
-
-    number: int
-    package: int
-    physical: int
+    number: int  # as pinning uses it
+    package: int  # its socket
+    physical: int  # its physical core, unique on the machine; hardware threads of one share it
 
 
 def allowed_cores() -> tuple[int, ...]:

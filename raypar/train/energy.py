@@ -29,16 +29,11 @@ class CannotRead(Exception):
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """One counter of joules.
+    """One counter of joules."""
 
-    Attributes:
-        read: returns the joules since some time, modulo `range_j`; raises `CannotRead`.
-        max_w: most watts that are counted.
-    """
-
-    read: Callable[[], float]
+    read: Callable[[], float]  # returns the joules since some time, modulo `range_j`; raises `CannotRead`
     range_j: float = math.inf
-    max_w: float = MAX_PACKAGE_W
+    max_w: float = MAX_PACKAGE_W  # most watts that are counted
 
     def used(self, first_j: float, last_j: float, elapsed_s: float) -> float:
         """Return the joules between two reads.

@@ -15,18 +15,12 @@ MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Numerics:
-    """A trial's precision and layout.
-
-    Attributes:
-        dtype: of weights and inputs.
-        mixed: torch.autocast's dtype; None: all in `dtype`.
-        needs_scaling: gradients would vanish in `mixed` (fp16) if the loss were not scaled up.
-    """
+    """A trial's precision and layout."""
 
     device: torch.device
-    dtype: torch.dtype
-    mixed: torch.dtype | None
-    needs_scaling: bool
+    dtype: torch.dtype  # of weights and inputs
+    mixed: torch.dtype | None  # torch.autocast's dtype; None: all in `dtype`
+    needs_scaling: bool  # gradients would vanish in `mixed` (fp16) if the loss were not scaled up
     channels_last: bool
 
     def convert(self, model: nn.Module) -> nn.Module:
