@@ -160,10 +160,8 @@ def detached_by_signals(study: str, address: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # a closed terminal
-            say(
-                f"detached: the study goes on; `{again('attach', study, address)}` shows it again, "
-                f"`{again('stop', study, address)}` ends it"
-            )
+            show, end = again("attach", study, address), again("stop", study, address)
+            say(f"detached: the study goes on; `{show}` shows it again, `{end}` ends it")
         raise typer.Exit((error if isinstance(error, Interrupted) else Interrupted()).exit_code) from None
 
 

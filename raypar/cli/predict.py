@@ -108,9 +108,8 @@ def predict(
     training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
     config = results[0].spec.config
     layers, source = _layers(store, name, results[0], parameters)
-    calibration = fitting.calibrate(
-        fitting.observed_points(results), layers, fitting.variation_of(_with_step_times(store, name, results))
-    )
+    variation = fitting.variation_of(_with_step_times(store, name, results))
+    calibration = fitting.calibrate(fitting.observed_points(results), layers, variation)
     sources = [note for note in (study.current_results.sentence.rstrip("."), source) if note]
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
     across, origin = _link(given, network, config, fit_link)
@@ -120,9 +119,8 @@ def predict(
     # A measured network was fitted as if by rings.
     usual = "ring" if given is None else "gloo" if config["device"] == "cpu" and nodes_of == 1 else "auto"
     on_own_cores = network == MEASURED and overlap is None and config["device"] == "cpu"
-    how = communication_of(
-        config, link, algorithm or usual, bucket_mb=bucket_mb, overlap=False if on_own_cores else overlap
-    )
+    overlaps = False if on_own_cores else overlap
+    how = communication_of(config, link, algorithm or usual, bucket_mb=bucket_mb, overlap=overlaps)
     if on_own_cores:
         sources.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
     if (bucket_mb, overlap) != (None, None):

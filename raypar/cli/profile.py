@@ -101,10 +101,8 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
             title = f"{loaded.study.name}{at}: where a step's time goes ({taken})"
             folders = sorted(outcome.log_dir.glob(f"*/{ARTIFACT_FOLDER}/{PROFILE_FOLDER}"))
             print_profile(console, title, profile, common.path_from_here(folders[0]) if folders else "")
-            common.say(
-                console,
-                f"`raypar ui` shows the run in MLflow, with the traces and breakdown.json, as {loaded.study.name}",
-            )
+            name = loaded.study.name
+            common.say(console, f"`raypar ui` shows the run in MLflow, with the traces and breakdown.json, as {name}")
         if outcome.failures:
             print_failures(console, outcome.failures, outcome.log_dir)
     common.exit_as(outcome)

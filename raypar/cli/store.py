@@ -77,10 +77,8 @@ def report(
 
         kinds = [figure_format] if figure_format else ["svg", "png"]
         written = write_figures(figures_of(study.analysis, study.current_results.results), figures, kinds)
-        names = ", ".join(dict.fromkeys(path.stem for path in written))
-        common.say(
-            common.stdout(), f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names or 'no figure'}"
-        )
+        names = ", ".join(dict.fromkeys(path.stem for path in written)) or "no figure"
+        common.say(common.stdout(), f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names}")
 
 
 def workloads(
@@ -100,12 +98,9 @@ def sync(tracking_uri: common.TrackingUri = None) -> None:
     from raypar.track.uploader import sync as send
 
     sent = send(Path.cwd(), tracking_uri)
-    common.say(
-        common.stdout(),
-        f"sent {sent.num_uploaded} records; {sent.num_left} wait on disk, {sent.num_rejected} were refused",
-    )
-    for problem in sent.problems:
-        common.say(common.stdout(), problem)
+    counts = f"sent {sent.num_uploaded} records; {sent.num_left} wait on disk, {sent.num_rejected} were refused"
+    for line in (counts, *sent.problems):
+        common.say(common.stdout(), line)
     if sent.num_left:
         raise typer.Exit(common.EXIT_FAILED)
 

@@ -111,12 +111,9 @@ def _drawable(study: Study, cluster: Cluster) -> tuple[TrialSpec, ...]:
     """Return trials with every listed value of a search's space, without all their combinations."""
     drawn = {key: examples(domain) for key, domain in study.space.items() if not isinstance(domain, Grid)}
     first = {key: values[0] for key, values in drawn.items()}
-    others = [{**first, key: value} for key, values in drawn.items() for value in values[1:]]
-    return tuple(
-        study.trial({**draw, **point}, 0, default_device=cluster.default_device)
-        for point in study.points()
-        for draw in (first, *others)
-    )
+    draws = [first, *({**first, key: value} for key, values in drawn.items() for value in values[1:])]
+    points = [{**draw, **point} for point in study.points() for draw in draws]
+    return tuple(study.trial(point, 0, default_device=cluster.default_device) for point in points)
 
 
 def _validate(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> list[Mistake]:

@@ -277,10 +277,8 @@ def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     ideal: dict[int, float] = {}
     for point in analysis.points:
         if (num := point.num_workers) is not None:
-            estimates += [
-                ("speedup", point.point, point.speedup, num),
-                ("efficiency", point.point, point.efficiency, num),
-            ]
+            values = {"speedup": point.speedup, "efficiency": point.efficiency}
+            estimates += [(name, point.point, estimate, num) for name, estimate in values.items()]
             if isinstance(base, int) and point.speedup is not None:
                 ideal[num] = num / base
     for group in analysis.worker_groups:
@@ -290,6 +288,6 @@ def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
         if estimate is None:
             continue
         key = f"scaling/{name}" + "".join(f" {k} {v}" for k, v in at.items() if k != "num_workers")
-        values = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
-        metrics += [(side, value, num_workers) for side, value in values.items() if value is not None]
+        sides = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
+        metrics += [(side, value, num_workers) for side, value in sides.items() if value is not None]
     return [*metrics, *((IDEAL, ideal[num_workers], num_workers) for num_workers in sorted(ideal))]

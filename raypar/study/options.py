@@ -118,10 +118,8 @@ def _core_range(part: str) -> range:
 
 def cores_text(cores: Iterable[int]) -> str:
     """Return core numbers as ``0-3,8``."""
-    runs = [
-        [number for _, number in run]
-        for _, run in itertools.groupby(enumerate(sorted(cores)), key=lambda entry: entry[1] - entry[0])
-    ]
+    groups = itertools.groupby(enumerate(sorted(cores)), key=lambda entry: entry[1] - entry[0])
+    runs = [[number for _, number in run] for _, run in groups]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 

@@ -9,23 +9,10 @@ from typing import Any
 
 from raypar.errors import Mistake, StudyError
 from raypar.study.options import known_options
-from raypar.study.space import (
-    DOMAINS,
-    Domain,
-    Grid,
-    Value,
-    choice,
-    examples,
-    grid,
-    loguniform,
-    problem,
-    randint,
-    uniform,
-)
+from raypar.study.space import DOMAINS, MAKERS, Domain, Grid, Value, examples, problem
 from raypar.study.study import Study
 from raypar.study.validation import MAX_TRIALS, unknown_option, validate_value
 
-_DOMAINS: Mapping[str, Any] = {make.__name__: make for make in (grid, choice, uniform, loguniform, randint)}
 _FLAGS = {"num_repeats": "--repeats", "seed": "--seed"}
 
 
@@ -126,13 +113,13 @@ def parse_value(text: str) -> Value | Domain:
         node: ast.expr | None = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested too deeply for Python
         node = None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _DOMAINS:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS:
         name = node.func.id
         if node.keywords:
             raise ValueError(f"{name}(...) takes plain values, no names")
         values = tuple(_value_of(arg, text) for arg in node.args)
         try:
-            domain: Domain = _DOMAINS[name](*values)
+            domain: Domain = MAKERS[name](*values)
             problem(domain)
         except TypeError:
             raise ValueError(f"{name}(...) takes two numbers, low and high") from None

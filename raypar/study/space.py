@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -84,6 +85,9 @@ def randint(low: int, high: int) -> RandInt:
     return RandInt(low, high)
 
 
+MAKERS: Mapping[str, Any] = {make.__name__: make for make in (grid, choice, uniform, loguniform, randint)}
+
+
 def examples(domain: Domain) -> tuple[Value, ...]:
     """Return values whose validity stands for the domain's: all of a grid or choice, both ends of a range."""
     match domain:
@@ -137,6 +141,4 @@ def plain(value: Any) -> Any:
 
 
 def _are_numbers(*values: object) -> bool:
-    return all(
-        math.isfinite(v) if isinstance(v, float) else type(v) is int and -LARGEST <= v <= LARGEST for v in values
-    )
+    return all(math.isfinite(v) if isinstance(v, float) else type(v) is int and abs(v) <= LARGEST for v in values)

@@ -90,11 +90,8 @@ def validate(
             wrong = f"raises {type(error).__name__}: {error}"
         if wrong:
             return [Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")]
-    prefix = f"{where}." if where else ""
-    mistakes = [
-        Mistake(f"{prefix}{key}", config[key], wrong, hint=hint)
-        for key, wrong, hint in conflicts(config, workload, size, swept)
-    ]
+    prefix, wrongs = f"{where}." if where else "", conflicts(config, workload, size, swept)
+    mistakes = [Mistake(f"{prefix}{key}", config[key], wrong, hint=hint) for key, wrong, hint in wrongs]
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)

@@ -104,25 +104,20 @@ def at_least(low: float) -> Callable[[Value], str | None]:
 def one_of(default: str, names: Iterable[str], doc: str = "", **rules: Any) -> Option:
     """Return a hyperparameter that is one of some names; `rules`: other fields of `Option`."""
     names = tuple(names)
-    return Option(
-        default,
-        str,
-        doc or ", ".join(names),
-        lambda v: None if v in names else f"unknown, {suggest(str(v), names)}",
-        **rules,
-    )
+
+    def check(value: Value) -> str | None:
+        return None if value in names else f"unknown, {suggest(str(value), names)}"
+
+    return Option(default, str, doc or ", ".join(names), check, **rules)
 
 
 def whole_number(default: int | None, doc: str, *, at_least: int = 1, **rules: Any) -> Option:
     """Return a hyperparameter that is a whole number with a lower bound; None as default makes it optional."""
-    return Option(
-        default,
-        int,
-        doc,
-        lambda v: None if isinstance(v, int) and v >= at_least else f"must be at least {at_least}",
-        optional=default is None,
-        **rules,
-    )
+
+    def check(value: Value) -> str | None:
+        return None if isinstance(value, int) and value >= at_least else f"must be at least {at_least}"
+
+    return Option(default, int, doc, check, optional=default is None, **rules)
 
 
 def _no_preparation(config: Config) -> None:

@@ -31,7 +31,6 @@ from urllib.parse import urlsplit
 import psutil
 
 from raypar.errors import RayparError, StoreError
-from raypar.masking import masked
 from raypar.signals import handle_signals
 from raypar.track.check import check_writable
 from raypar.track.client import artifact_root
@@ -148,10 +147,8 @@ def _launch(
 def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST) -> Server:
     """Start a server over a store, on the port or the next free one; return when it answers.
 
-    Raises StoreError where the store has a server already or can't be used, or the server doesn't start.
+    Raises StoreError where the store can't be used, or the server doesn't start.
     """
-    if urlsplit(tracking_uri).scheme in ("http", "https"):
-        raise StoreError(f"{masked(tracking_uri)} is a server already", hint="open it in a browser")
     # The server itself would try for minutes, and then fail without a hint.
     check_writable(tracking_uri, project_dir)
     port = free_port(port, host)

@@ -19,20 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from raypar.errors import StoreError
 from raypar.study.trial import TrialResult, latest
 from raypar.track import journal
 from raypar.track.check import check_readable, check_writable
-from raypar.track.client import (
-    Rejected,
-    Unreachable,
-    artifact_root,
-    connect,
-    local_folder,
-    reachable,
-    sqlite_path,
-    store_errors,
-    tag_filter,
-)
+from raypar.track.client import artifact_root, connect, local_folder, reachable, sqlite_path, tag_filter
 from raypar.track.names import experiment_name, join_tag
 from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, parse_result, result_from_tags, without_step_times
 from raypar.train.job import MODEL_FOLDER
@@ -96,7 +87,7 @@ class EmbeddedRuns:
         values: list[object] = [int(experiment_id) for experiment_id in experiment_ids]
         for pair in tags.items():
             where.append(
-                "EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ? AND tags.value = ?)"
+                "EXISTS (SELECT 1 FROM tags AS t WHERE t.run_uuid = runs.run_uuid AND t.key = ? AND t.value = ?)"
             )
             values += pair
         matching = f"FROM runs WHERE {' AND '.join(where)}"
@@ -358,9 +349,9 @@ class Store:
             return self._moved(folder) / name
         try:
             to.mkdir(parents=True, exist_ok=True)
-            with store_errors():
+            with reachable(self._tracking_uri):
                 return Path(self._mlflow.client.download_artifacts(run.run_id, name, str(to)))
-        except (OSError, ValueError, Unreachable, Rejected):
+        except (OSError, ValueError, StoreError):
             return None
 
     def _moved(self, folder: Path) -> Path:

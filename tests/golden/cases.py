@@ -54,13 +54,14 @@ from raypar.study.options import OPTIONS
 from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.runs import SECTIONS, child_run
+from raypar.track.view import ViewContent, saved_view
 from raypar.workloads import digits
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
 import html_studies
+from recording import DATA, unpacked
 from results import curve_of, make_result, make_spec, tied
-from store_parts import DATA
 
 from .page import brief, pretty
 
@@ -675,6 +676,22 @@ def _run(result: TrialResult, in_full: bool) -> str:
     return "\n".join(lines)
 
 
+def views() -> Cases:
+    dull = ["train/epoch", "train/runtime_s", "train/samples_per_second", "eval/runtime_s", "eval/steps_per_second"]
+    search = ViewContent({"lr": True}, "macro_f1", [*dull, "train/loss", "eval/loss", "macro_f1"])
+    of = [f"scaling/{name} batch_size 64{side}" for name in ("speedup", "efficiency") for side in ("", " low", " high")]
+    curves, swept = [*of, "scaling/karp_flatt", "scaling/ideal"], {"strategy": False, "num_workers": True}
+    timed = ViewContent(swept, "accuracy", ["accuracy"], compares=True, curves=curves)
+    contents = {"a search": search, "a timed study": timed}
+    return {title: pretty(unpacked(saved_view(content, at_ms=1))) for title, content in contents.items()}
+
+
 FILES = {"report": reports, "verdicts": verdict_cases, "markdown": markdown, "effects": effects, "scaling": scaling}
-FILES |= {"figures": figures, "tables": tables, "descriptions": descriptions, "runs": runs, "live": live}
-FILES |= {"recommend": recommendations, "compare": comparisons, "predict": predictions, "profile": profiles}
+FILES |= {"figures": figures, "tables": tables, "descriptions": descriptions, "runs": runs, "views": views}
+FILES |= {
+    "live": live,
+    "recommend": recommendations,
+    "compare": comparisons,
+    "predict": predictions,
+    "profile": profiles,
+}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 from mlflow import MlflowClient
-from store_parts import runs
+from recording import runs
 
 from raypar import Study
 from raypar.run.runner import Event, Runner, TrialEnded

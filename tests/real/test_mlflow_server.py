@@ -13,7 +13,7 @@ import psutil
 import pytest
 import requests
 from harness import HERE
-from store_parts import Clock, make_result, recorder, runs, stripped
+from recording import Clock, make_result, recorder, runs, stripped
 
 from raypar.errors import StoreError
 from raypar.signals import is_running
@@ -122,7 +122,7 @@ START = f"""
 import os, signal, sys
 from pathlib import Path
 sys.path.append({str(HERE.parent / "unit")!r})
-from store_parts import make_result, recorder
+from recording import make_result, recorder
 from raypar.track import journal, uploader
 from raypar.track.store import Store, default_tracking_uri
 project = Path(sys.argv[1])

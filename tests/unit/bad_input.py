@@ -66,6 +66,8 @@ def at(name: str, make: Callable[[Path], object], *words: str, path: str = "bad.
 
 FAILS = HEAD + "study = Study(workload=Own(prepare=lambda config: 1 / 0))\n"
 BAD_MODULE = {"bad.py": "import helper_of_bad\n", "helper_of_bad.py": "\nx = = 1\n"}
+FAILING = "FAILING = {'a': Option(1, int, 'x', lambda v: 1 / 0)}"
+UNSHOWN = "class E(Exception):\n    def __str__(self): raise ValueError\n"
 STUDY_FILES = (
     flags("no such file", "study god.py", "god.py", "no such file", "did you mean good.py?"),
     flags("a folder", "study .", "is a folder", "good.py"),
@@ -84,11 +86,7 @@ STUDY_FILES = (
     source("sys.exit", "import sys\nsys.exit(3)\n", "line 2", "SystemExit: 3", "leave sys.exit() out"),
     source("an exception", "x = 1 / 0\n", "line 1", "ZeroDivisionError", "fix that line"),
     source("an exception without a text", "raise BaseException\n", "line 1", "BaseException"),
-    source(
-        "an exception that can't be shown",
-        "class E(Exception):\n    def __str__(self): raise ValueError\nraise E\n",
-        "line 3 | str() failed",
-    ),
+    source("an exception without words", f"{UNSHOWN}raise E\n", "line 3 | str() failed"),
     source("a long exception", "assert False, 'x' * 5000\n", "line 1", "AssertionError", " … "),
     source("a module that is missing", "import nowhere_to_be\n", "line 1", "install nowhere_to_be", "spelling"),
     source("a workload that there is not", "from raypar.workloads import digit\n", "did you mean 'digits'?"),
@@ -123,17 +121,13 @@ STUDIES = (
     study("a space of a list", "space=[1]", "space = [1]", "must be a dict"),
     study("a key that is no text", "space={1: grid(1)}", "space[1]", "must be text, not int", "'1'"),
     study("an unknown key", "config={'batchsize': 3}", "config['batchsize'] = 3", "did you mean 'batch_size'?"),
-    study("an empty grid", "space={'lr': grid()}", "space['lr'] = Grid(values=())", "at least one value"),
     study("a list for a grid", "space={'lr': [0.1, 0.2]}", "space['lr'] = [0.1, 0.2]", "write grid(0.1, 0.2)"),
     study("duplicate values", "space={'lr': grid(0.1, 0.2, 0.1)}", "space['lr']", "duplicate values: 0.1"),
     study("a million values", "space={'epochs': grid(*range(1, 10**6))}", "999,999 values", "randint(low, high)"),
     study(
-        "a million points",
-        "space={'epochs': grid(*range(1, 1001)), 'hidden_size': grid(*range(1, 1001))}",
-        "space = '1,000,000 points' | more than 100,000",
+        "a million points", "space=dict.fromkeys(('epochs', 'hidden_size'), grid(*range(1, 1001)))", "1,000,000 points"
     ),
     study("a value that is swept", "space={'lr': grid(1.)}, config={'lr': 2.}", "config['lr'] = 2.0", "also swept"),
-    study("a huge count", "config={'epochs': 10**400}", "config['epochs'] = 1000", "…", "beyond 2^53"),
     study("too many cores to list", "config={'cpu_affinity': '0-99999999999'}", "no machine has 1,000,000 cores"),
     study("more cores than there are", "config={'cpus_per_worker': 10**6}", "CPUs in one gang", "the cluster has"),
     study("a device that is not there", "config={'device': 'mps'}", "mps", "device = 'mps'", "--set device=cpu")
@@ -147,15 +141,9 @@ STUDIES = (
         "workload=Workload(name=3, model=len, data=len, options=4, loaders='x', metrics=5, loss=6)",
         "workload.name = 3 | workload.options = 4 | workload.loaders = 'x' | workload.metrics = 5 | workload.loss = 6",
     ),
+    study("a size that raises", "workload=Own(num_train_samples=lambda c: 1 / 0)", "num_train_samples | ZeroDivision"),
     study(
-        "a size that raises",
-        "workload=Own(num_train_samples=lambda config: 1 / 0)",
-        "workload.num_train_samples | ZeroDivisionError",
-    ),
-    study(
-        "a check that fails",
-        "workload=Own(options={'a': Option(1, int, 'x', lambda v: 1 / 0)}), config={'a': 2}",
-        "config['a'] = 2 | can't be checked | ZeroDivisionError",
+        "a check that fails", "workload=Own(options=FAILING), config={'a': 2}", "['a'] = 2 | be checked", before=FAILING
     ),
     Case("data that fails", ("plan", "bad.py"), ("workload w: prepare raises Zero",), {"bad.py": FAILS}),
     study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "is no function"),
@@ -166,9 +154,10 @@ STUDIES = (
         "4 mistakes | workload = 'x' | num_repeats = -1 | config['epochs'] = 'many' | space['lr']",
     ),
     study(
-        "what follows from another",
+        "what follows",
         "space={'num_worker': grid(1, 2)}, baseline={'num_workers': 1}",
-        "1 mistake in | did you mean 'num_workers'?",
+        "1 mistake in",
+        "'num_workers'?",
     ),
     study(
         "defaults that are none",
@@ -183,20 +172,15 @@ STUDIES = (
     ),
     study("mappings of other types", "config='lr=0.1', baseline=1", "say config={", "say baseline={"),
     study("a grid for a searcher", "space={'lr': grid(0.1, 0.2)}, searcher=object()", "write choice(0.1, 0.2)"),
-    study(
-        "values out of bounds",
-        "space={'epochs': grid(0, 1), 'lr': uniform(-0.1, 0.1)}",
-        "space['epochs'] = 0 | passes over the training set | space['lr'] = -0.1",
-    ),
+    study("values out of bounds", "space={'epochs': grid(0), 'lr': uniform(-1, 1)}", "epochs'] = 0 | space['lr'] = -1"),
     study("a baseline of a range", "space={'lr': uniform(0.1, 1)}, baseline={'lr': 0.1}", "needs grid(...)"),
     study("two batch sizes", "config={'per_worker_batch_size': 32, 'batch_size': 64}", "leave one out"),
     study(
-        "a loop's baseline",
-        "workload=LOOP, space={'mine': grid(1, 2)}, baseline={'mine': 9}",
-        "baseline['mine'] = 9 | take one of 1, 2",
+        "a loop's baseline", "workload=LOOP, space={'a': grid(1, 2)}, baseline={'a': 9}", "a'] = 9 | take one of 1, 2"
     ),
 )
 
+SECRET = "--tracking-uri http://me:pa55word@y:1"
 FLAGS = (
     flags("a large seed", f"plan good.py --seed {2**32}", "--seed = 4294967296", "at most 4294967295"),
     flags("a page's page", "study good.py --address http://x:1/jobs", "--address 'http://x:1/jobs'", "host:port"),
@@ -224,12 +208,9 @@ FLAGS = (
     flags("a page's plan", "study good.py --dry-run --address http://x:1", "http://x:1 and --dry-run", "leave one"),
     flags("data of here", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
     flags(
-        "a password in a job",
-        "study good.py --address http://x:1 --tracking-uri http://me:pa55word@y:1",
-        "--tracking-uri http://me:***@y:1 | set MLFLOW_TRACKING_URI",
+        "a password in a job", f"study good.py --address http://x:1 {SECRET}", "http://me:***@y:1 | MLFLOW_TRACKING_URI"
     ),
     flags("nothing to attach to", f"attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
-    flags("nothing to stop", f"stop good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
     flags("a port that there is not", "plan good.py --address x:99999", "--address 'x:99999'", "host:port"),
     flags("nobody at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
     flags("a search without Ray", "study good.py --no-ray --set lr=uniform(0.1,1)", "a search", "--no-ray"),
@@ -247,13 +228,10 @@ FLAGS = (
     flags("several flags", "plan good.py --set lr=-1 --set epoch=1 --seed -1", "3 mistakes", "lr", "epoch", "--seed"),
     flags("no data folder", "study good.py --data-dir nowhere", "--data-dir nowhere", "no such folder"),
     flags("steps of none", "profile good.py --steps 0", "--steps 0", "from 1 to 1000"),
-    flags("a port of text", "ui --port x", "--port 'x'", "integer", "raypar ui --help"),
     flags("an efficiency of percents", "recommend s --min-efficiency 70", "--min-efficiency 70", "0.7"),
     flags("a start without a target", "recommend s --start launch", "--start launch", "--target"),
     flags("a start that there is not", "recommend s --start later", "--start 'later'", "first-step"),
     flags("a study against itself", "compare s s", "`s` is compared with itself", "--baseline-uri"),
-    flags("workers of text", "predict s --workers many", "--workers many", "8,64"),
-    flags("an input rate of NaN", "predict s --workers 4 --input-rate nan", "--input-rate nan", "greater than 0"),
     flags("a bucket below 0", "predict s --workers 4 --bucket-mb -1", "--bucket-mb -1", "0 or more"),
     flags("no workers asked", "predict s", "--workers", "raypar predict --help"),
     flags("a drawing of no kind", "predict s --workers 4 --plot a.txt", "a.txt", ".png"),
@@ -265,7 +243,6 @@ FLAGS = (
     flags("a file that is there", "export s good.py", "good.py"),
     flags("no prompt", "generate s", "--prompt", "raypar generate --help"),
     flags("no such workload", "work digit", "no workload `digit`", "did you mean 'digits'?"),
-    flags("no workload to show", "workloads digit", "no workload `digit`", "did you mean 'digits'?"),
     flags("a peak of NaN", "work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
     flags("work of several", "work digits --peak-tflops 1 --set lr=1,2", "several values of lr", "one value"),
     flags("an open page of nothing", "report s --open", "--open", "--html FILE"),

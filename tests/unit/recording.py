@@ -1,29 +1,28 @@
-"""Studies put into a store, as if they had been run."""
+"""Made-up results, put into a real embedded store as if their studies had been run."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import json
 import sqlite3
 import tempfile
-from collections.abc import Mapping, Sequence
+import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from raypar.analysis.question import Question
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.track.client import connect as client
 from raypar.track.recorder import Execution, Recorder
+from raypar.track.store import Store
 
 
 @functools.cache
 def _empty_database() -> bytes:
     """Return an empty database of the installed MLflow. Making its tables takes more than a second: once."""
-    from raypar.track.client import connect
-
     with tempfile.TemporaryDirectory() as folder:
-        connect(f"sqlite:///{folder}/mlflow.db")
+        client(f"sqlite:///{folder}/mlflow.db")
         with contextlib.closing(sqlite3.connect(f"{folder}/mlflow.db")) as connection:
             return connection.serialize()
 
@@ -36,24 +35,111 @@ def new_store(folder: Path) -> Path:
     return path
 
 
-def recorded(
-    folder: Path,
-    question: Question,
-    results: Sequence[TrialResult],
-    tags: Mapping[str, str] | None = None,
-    *,
-    resume: Mapping[str, Any] | None = None,
-    uid: str = "",
-    started_at: float = 1.7e9,
-    **execution: Any,
-) -> None:
-    """Record one execution of a study in the store of the folder; `execution`: other fields of `Execution`."""
+CONFIG = {"num_workers": 2, "batch_size": 64, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
+INPUTS = {"inputs": {"dtype": "uint8", "shape": [28, 28]}, "targets": {"dtype": "int64", "shape": []}}
+DATA = {
+    "name": "MNIST",
+    "source": "raypar.workloads.mnist_mlp:_data",
+    "splits": {
+        "train": {"num_samples": 60000, "digest": "0123456789abcdef", **INPUTS},
+        "val": {"num_samples": 10000},
+        "test": {"num_samples": 5000, "digest": "fedcba9876543210"},
+    },
+}
+
+
+def make_result(batch_size: int = 64, *, study: str = "mnist", repeat: int = 0, **changes) -> TrialResult:
+    spec = TrialSpec(study, "mlp", {"batch_size": batch_size}, {**CONFIG, "batch_size": batch_size}, repeat, repeat)
+    result = TrialResult(
+        spec=spec,
+        state=TrialState.FINISHED,
+        started_at=1_700_000_000.0 + batch_size,
+        wall_s=10.0,
+        startup_s=1.0,
+        warmup_s=0.5,
+        train_time_s=6.0,
+        eval_time_s=2.0,
+        throughput_samples_per_s=100.0,
+        reports=({"epoch": 1, "accuracy": 0.5}, {"epoch": 2, "accuracy": 0.9}),
+        step_times_s=((0.1, 0.2), (0.2, 0.1)),
+        environment={"node": "n1", "cores": [[0], [1]]},
+    )
+    return replace(result, **changes)
+
+
+def stripped(*results: TrialResult) -> tuple[TrialResult, ...]:
+    """Return the results as a store lists them."""
+    return tuple(replace(result, step_times_s=()) for result in results)
+
+
+def unpacked(view: str | None) -> dict[str, object]:
+    """Return the state of a saved view."""
+    assert view is not None
+    packed = json.loads(view)["state"].removeprefix("deflate;")
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def recorder(project: Path, uri: str, uid: str = "e1", study: str = "mnist", **kwargs) -> Recorder:
+    execution = Execution(uid, study, **{"started_at": 1.7e9, **kwargs.pop("execution", {})})
+    made = Recorder(execution, tracking_uri=uri, project_dir=project, **kwargs)
+    made.start()
+    return made
+
+
+def record(project: Path, uri: str, *results: TrialResult, uid: str = "e1", **kwargs) -> None:
+    """Record one execution of a study, from its start to its end."""
+    rec = recorder(project, uri, uid, **kwargs)
+    for result in results:
+        rec.record(result)
+    assert rec.close("finished") == 0
+
+
+def recorded(folder, question, results, tags=(), *, resume=None, uid="", **execution):
+    """Record one execution of a study in the folder's store, made if need be; `execution`: fields of `Execution`."""
     new_store(folder)
     name = question.study_name
     asked = {"raypar.question": json.dumps(asdict(question)), "raypar.resume": json.dumps(resume or {})}
-    made = Execution(uid or name, name, started_at, tags={**(tags or {}), **asked}, **execution)
-    recorder = Recorder(made, tracking_uri=f"sqlite:///{folder}/mlflow.db", project_dir=folder)
-    recorder.start()
-    for result in results:
-        recorder.record(replace(result, spec=replace(result.spec, study=name)))
-    assert recorder.close("finished") == 0
+    execution["tags"] = {**dict(tags), **asked}
+    results = [replace(result, spec=replace(result.spec, study=name)) for result in results]
+    record(folder, f"sqlite:///{folder}/mlflow.db", *results, uid=uid or name, study=name, execution=execution)
+
+
+def runs(uri: str, study: str = "mnist", kind: str = "trial"):
+    experiment = client(uri).get_experiment_by_name(study)
+    with_kind = f"tags.`raypar.kind` = '{kind}'"
+    return list(client(uri).search_runs([experiment.experiment_id], with_kind)) if experiment else []
+
+
+def results_of(uri: str, project: Path) -> tuple[TrialResult, ...]:
+    return Store(uri, project).results("mnist")
+
+
+def history(uri: str, run, key: str) -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in client(uri).get_metric_history(run.info.run_id, key)]
+
+
+def block(project: Path) -> str:
+    """Return the URI of a store that can't be reached until `unblock`."""
+    (project / "down").write_text("")
+    return f"sqlite:///{project}/down/mlflow.db"
+
+
+def unblock(project: Path) -> None:
+    (project / "down").unlink()
+    (project / "down").mkdir()
+    new_store(project / "down")
+
+
+def data_sets(uri: str) -> set[tuple[str, str, str]]:
+    """Return context, name and digest of each input of the only trial."""
+    (child,) = runs(uri)
+    inputs = [(i.tags[0].value, i.dataset.name, i.dataset.digest) for i in child.inputs.dataset_inputs]
+    assert len(set(inputs)) == len(inputs)
+    return set(inputs)

@@ -27,9 +27,8 @@ GIVEN += ("generate s --prompt x", "predict s --workers 4", "report s", "show s"
 ARGUMENTS = {words.split()[0]: words.split()[1:] for words in GIVEN}
 # Would start what they are for.
 NOT_RUN = ("doctor", "ui")
-COMMANDS: dict[str, Any] = {
-    name: command for name, command in typer.main.get_command(app).commands.items() if name not in NOT_RUN
-}
+EVERY = typer.main.get_command(app).commands
+COMMANDS = {name: command for name, command in EVERY.items() if name not in NOT_RUN}
 OPTIONS = [
     (name, flag)
     for name, command in COMMANDS.items()

@@ -10,8 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from recording import new_store
-from store_parts import DATA, make_result, recorder
+from recording import DATA, make_result, new_store, recorder
 
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track.store import Store

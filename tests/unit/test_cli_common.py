@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 from command import raypar
 
 from raypar.errors import BrokeOff, RayparError, StoreError
 from raypar.execution.stored import unknown_study
-
-
-class Store:
-    """Store with studies of these names."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def studies(self) -> list[type]:
-        return [type("Summary", (), {"name": name}) for name in self._names]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +21,7 @@ class Store:
     ],
 )
 def test_a_study_that_can_not_be_shown_is_reported_with_a_hint(names: tuple[str, ...], message: str, hint: str) -> None:
-    error = unknown_study("mine", Store(*names))
+    error = unknown_study("mine", SimpleNamespace(studies=lambda: [SimpleNamespace(name=name) for name in names]))
     assert error.message == message and hint in error.hint
 
 
@@ -40,9 +33,6 @@ def test_a_study_that_can_not_be_shown_is_reported_with_a_hint(names: tuple[str,
 def test_a_study_that_broke_off_has_failed_and_what_the_user_can_fix_is_bad_input(
     monkeypatch: pytest.MonkeyPatch, error: Exception, exit_code: int
 ) -> None:
-    def raise_it(*_args: object) -> None:
-        raise error
-
-    monkeypatch.setattr("raypar.track.store.Store.studies", raise_it)
+    monkeypatch.setattr("raypar.track.store.Store.studies", Mock(side_effect=error))
     code, _, err = raypar("list")
     assert code == exit_code and err.startswith("error: ")

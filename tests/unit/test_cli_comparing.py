@@ -10,7 +10,6 @@ from recording import recorded
 from results import make_result
 
 from raypar.analysis.question import Question
-from raypar.cli.store import share_of
 from raypar.study.trial import TrialResult
 
 STEADY = (4.00, 4.01, 3.99, 4.02, 3.98)
@@ -18,11 +17,8 @@ ORIGIN = {"version.torch": "2.15.0", "host": "n1"}
 
 
 def trials(factor: float = 1.0, num_repeats: int = 5, counts: tuple[int, ...] = (1, 2)) -> list[TrialResult]:
-    return [
-        make_result({"num_workers": n}, r, t * factor / n, started_at=1.7e9 + r)
-        for n in counts
-        for r, t in enumerate(STEADY[:num_repeats])
-    ]
+    runs = [(n, r, t * factor / n) for n in counts for r, t in enumerate(STEADY[:num_repeats])]
+    return [make_result({"num_workers": n}, r, time_s, started_at=1.7e9 + r) for n, r, time_s in runs]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +45,9 @@ def compared(*args: str) -> tuple[int, str]:
     ("study", "allowed", "code", "verdict"),
     [
         ("slow", "5%", 1, "Slower than allowed: B takes over 5 % longer at 2 of 2 points"),
-        ("slow", "30 %", 0, "Within what is allowed"),
+        ("slow", " 30 % ", 0, "Within what is allowed"),
         ("same", "5%", 0, "Within what is allowed: B takes at most 5 % longer at all of 2 points."),
-        ("fast", "5%", 0, "Within what is allowed"),
+        ("fast", "0%", 0, "Within what is allowed"),
         ("once", "5%", 0, "The data can't tell whether B takes over 5 % longer at 2 of 2 points"),
     ],
 )
@@ -90,11 +86,6 @@ def test_an_allowance_with_nothing_to_judge_is_an_error(stores: tuple[str, str])
 )
 def test_what_can_not_be_compared_is_refused(stores: tuple[str, str], args: tuple[str, ...], message: str) -> None:
     refused(message, "compare", *args, "--tracking-uri", stores[0])
-
-
-@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), (" 2.5 % ", 0.025), ("0%", 0.0), ("150%", 1.5)])
-def test_an_allowance_is_a_percentage(text: str, share: float) -> None:
-    assert share_of(text) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-1%", "five%", "5%%", "nan%", "inf%", "%", "1_0%", ""])

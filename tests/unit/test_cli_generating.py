@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 from command import raypar, refused
@@ -15,26 +15,20 @@ from raypar.cli import common
 from raypar.study.trial import TrialResult, TrialState, best_first
 
 
-def trials(workload: str = "writer") -> list[TrialResult]:
-    results = [make_result({"lr": lr}, accuracy=accuracy) for lr, accuracy in ((0.1, 0.8), (0.2, 0.9), (0.3, 0.7))]
-    return [replace(result, spec=replace(result.spec, workload=workload)) for result in results]
+@pytest.fixture
+def stored(monkeypatch):
+    """A function that puts three trials into the store, of which some have kept a model."""
 
+    def put(kept, workload="writer"):
+        results = [make_result({"lr": lr}, accuracy=accuracy) for lr, accuracy in ((0.1, 0.8), (0.2, 0.9), (0.3, 0.7))]
+        results = [replace(result, spec=replace(result.spec, workload=workload)) for result in results]
+        folders = {results[i].spec.identity: Path(f"model-{i}") for i in kept}
+        answers = {"results": results, "question": {"metric": "accuracy", "mode": "max"}}
+        store = SimpleNamespace(**{key: lambda _, answer=answer: answer for key, answer in answers.items()})
+        store.model_folder = lambda _, identity: folders.get(identity)
+        monkeypatch.setattr(common, "store_of", lambda _: store)
 
-class Shelf:
-    """A store with some results, of which some have kept a model."""
-
-    def __init__(self, results: list[TrialResult], kept: tuple[int, ...]) -> None:
-        self._results = results
-        self._kept = {results[i].spec.identity: Path(f"model-{i}") for i in kept}
-
-    def results(self, _: str) -> list[TrialResult]:
-        return self._results
-
-    def question(self, _: str) -> dict[str, Any]:
-        return {"metric": "accuracy", "mode": "max"}
-
-    def model_folder(self, _: str, identity: str) -> Path | None:
-        return self._kept.get(identity)
+    return put
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +45,8 @@ PROMPT = ("generate", "mnist", "--prompt", "add")
     [((0, 1, 2), ("--max-new-tokens", "7"), "model-1 add 7\n"), ((0, 2), (), "model-0 add 128\n")],
     ids=["best", "best that kept its model"],
 )
-def test_the_best_kept_model_writes(
-    monkeypatch: pytest.MonkeyPatch, kept: tuple[int, ...], flags: tuple[str, ...], text: str
-) -> None:
-    monkeypatch.setattr(common, "store_of", lambda _: Shelf(trials(), kept))
+def test_the_best_kept_model_writes(stored, kept, flags, text):
+    stored(kept)
     code, out, err = raypar(*PROMPT, *flags)
     assert (code, out) == (0, text) and f"lr=0.{2 if 1 in kept else 1} #1" in err
 
@@ -67,8 +59,8 @@ def test_the_best_kept_model_writes(
         ("my_own", (0,), "does not ship with raypar"),
     ],
 )
-def test_why_none_writes(monkeypatch: pytest.MonkeyPatch, workload: str, kept: tuple[int, ...], message: str) -> None:
-    monkeypatch.setattr(common, "store_of", lambda _: Shelf(trials(workload), kept))
+def test_why_none_writes(stored, workload, kept, message):
+    stored(kept, workload)
     refused(message, *PROMPT)
 
 

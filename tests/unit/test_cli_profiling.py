@@ -17,11 +17,7 @@ from raypar.workloads import digits
 @pytest.mark.parametrize(
     ("space", "baseline", "point"),
     [
-        (
-            {"batch_size": grid(32, 64), "num_workers": grid(2, 1)},
-            {"num_workers": 1},
-            {"batch_size": 32, "num_workers": 1},
-        ),
+        ({"lr": grid(0.3, 0.1), "num_workers": grid(2, 1)}, {"num_workers": 1}, {"lr": 0.3, "num_workers": 1}),
         ({"lr": grid(0.3, 0.1)}, {}, {"lr": 0.3}),
         ({"batch_size": choice(64, 32), "lr": uniform(0.1, 0.5)}, {}, {"batch_size": 64, "lr": 0.1}),
         ({}, {}, {}),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 from command import joined, raypar, refused
-
-from raypar.report.listings import scaled
 
 PEAK = " --peak-tflops 1"
 
@@ -43,16 +42,11 @@ def test_the_work_of_a_network_and_its_training_is_shown(arguments: str, words: 
 
 
 def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = []
-
-    def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-        measured.append((device.type, dtype, num_threads))
-        return 2e11
-
+    peak_flops = Mock(return_value=2e11)
     monkeypatch.setattr("raypar.train.flops.peak_flops", peak_flops)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out, _ = raypar("work", "digits", "--set=num_threads=3", "--set=num_workers=2", "--set=precision=bf16")
-    assert code == 0 and measured == [("cpu", torch.bfloat16, 6)]
+    assert code == 0 and peak_flops.mock_calls == [call(torch.device("cpu"), torch.bfloat16, 6)]
     assert "peak: 200 GFLOP/s (measured: matrix products, bf16, cpu, 6 threads)" in out
 
 
@@ -71,11 +65,3 @@ def test_a_mistake_is_refused(arguments: str, message: str, tmp_path: Path, monk
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused(message, "work", *arguments.split())
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(5, "5.00 MAC"), (1500, "1.50 kMAC"), (4.09e9, "4.09 GMAC"), (112e12, "112 TMAC"), (2.8e18, "2.80 EMAC")],
-)
-def test_large_numbers_have_a_prefix(value: float, text: str) -> None:
-    assert scaled(value, "MAC") == text

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from stage import Stage, a_study, failed, finished
@@ -107,11 +108,8 @@ def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage: St
 
 
 def test_missing_data_and_a_placement_that_can_never_run_stop_it_before_anything_is_started(stage: Stage) -> None:
-    def prepare(config: Any) -> None:
-        raise DataError("no such folder")
-
     with pytest.raises(DataError):
-        stage.execute(a_study(prepare=prepare))
+        stage.execute(a_study(prepare=Mock(side_effect=DataError("no such folder"))))
     assert stage.happened == []
     with pytest.raises(StudyError, match="needs 64 CPUs"):
         stage.execute(a_study(space={"num_workers": grid(1, 64)}))
@@ -130,9 +128,7 @@ def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage: 
     assert len(stage.of("recorded")) == 8 and stage.of("closed") == ["failed"]
 
 
-@pytest.mark.parametrize(
-    ("error", "number"), [(Interrupted(15), 15), (KeyboardInterrupt(), 2)], ids=["by its runner", "anywhere"]
-)
+@pytest.mark.parametrize(("error", "number"), [(Interrupted(15), 15), (KeyboardInterrupt(), 2)], ids=repr)
 def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException, number: int
 ) -> None:
@@ -177,10 +173,7 @@ def test_a_runner_that_breaks_closes_the_execution_and_is_reported_with_what_has
 
 
 def test_a_report_that_fails_is_a_notice_and_loses_nothing(stage: Stage) -> None:
-    def fails() -> str:
-        raise ValueError("no such font")
-
-    stage.report = fails
+    stage.report = Mock(side_effect=ValueError("no such font"))
     stage.execute(a_study())
     (notice,) = [event.text for event in stage.shown if isinstance(event, Notice)]
     assert notice.startswith("the report was not stored as HTML, ValueError: no such font; `raypar report s --html")

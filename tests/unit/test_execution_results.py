@@ -82,9 +82,10 @@ def test_a_final_test_is_reported_from_what_was_stored_of_it() -> None:
     assert "seen once" not in again and "looked at 2 times" in again and "loss 0.45" in again
 
 
-@pytest.mark.parametrize(
-    "stored", [None, "", "{", "{}", '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}']
-)
+UNSCORED = '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}'
+
+
+@pytest.mark.parametrize("stored", [None, "", "{", "{}", UNSCORED])
 def test_where_no_final_test_is_stored_none_is_reported(stored: str | None) -> None:
     analysis = analysis_of("max", x1=(0.5,))
     assert with_final_test(analysis, read(stored)) == analysis

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import tarfile
 import zlib
@@ -13,9 +12,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from recording import make_result as a_result
+from recording import recorder
 from results import make_result
-from store_parts import make_result as a_result
-from store_parts import recorder
 
 from raypar import Study, grid
 from raypar.errors import RayparError
@@ -23,7 +22,7 @@ from raypar.execution.options import ResumeFlags
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.results import ExecutionOutcome, ResultHandler
 from raypar.run.cluster import this_machine
-from raypar.run.runner import Event, Notice, TrialEnded
+from raypar.run.runner import Notice, TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track.store import Store
 from raypar.track.uploader import sync
@@ -51,12 +50,6 @@ def last_flags(folder: Path, stored: dict[str, Any], **named: Any) -> ResumeFlag
     """Return the flags of a study in the folder, with these in its store."""
     flags = ResumeFlags.from_stored("good", {**RESUME, "file": str(folder / "good.py"), **stored})
     return flags.trusted("good", folder, **named)
-
-
-def test_a_file_of_this_folder_is_taken_as_the_store_names_it(tmp_path: Path) -> None:
-    inside = tmp_path / "studies" / "good.py"
-    flags = last_flags(tmp_path, {"file": str(inside)})
-    assert (flags.file, flags.set, flags.repeats, flags.address) == (str(inside), ["epochs=1"], 3, None)
 
 
 @pytest.mark.parametrize("named", ["/etc/evil.py", "{folder}/../evil.py", "{folder}/link.py", "../x.py", "a\0b.py"])
@@ -94,17 +87,20 @@ def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "localhost:6379", "[::1]:1"])
 def test_a_cluster_of_this_machine_is_joined_again(address: str, tmp_path: Path) -> None:
-    assert last_flags(tmp_path, {"address": address}).address == address
+    inside = str(tmp_path / "studies" / "good.py")
+    flags = last_flags(tmp_path, {"address": address, "file": inside})
+    assert (flags.file, flags.set, flags.repeats, flags.address) == (inside, ["epochs=1"], 3, address)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_ray", None), ("seed", {})]
-)
+WRONG = (("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_ray", None), ("seed", {}))
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
 def test_flags_of_another_type_and_absent_ones_are_reported(key: str, value: object, tmp_path: Path) -> None:
-    with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
-        last_flags(tmp_path, {key: value})
-    with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
-        ResumeFlags.from_stored("good", {k: v for k, v in {"file": "good.py", **RESUME}.items() if k != key})
+    stored = {"file": "good.py", **RESUME}
+    for wrong in ({**stored, key: value}, {k: v for k, v in stored.items() if k != key}):
+        with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
+            ResumeFlags.from_stored("good", wrong)
 
 
 # ---- journals
@@ -119,12 +115,17 @@ def journalled(project: Path, uri: str, artifact_dir: Path) -> str:
     return a_result().spec.identity
 
 
-def test_a_journal_sends_no_folder_but_the_projects_own(
-    project: Path, uri: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    private = tmp_path_factory.mktemp("ssh")
-    (private / "model").mkdir()
-    (private / "model" / "id").write_text("a private key")
+@pytest.fixture
+def private(tmp_path_factory):
+    """A folder outside of the project."""
+    folder = tmp_path_factory.mktemp("ssh")
+    (folder / "model").mkdir()
+    for path in (folder / "id", folder / "model" / "id"):
+        path.write_text("a private key")
+    return folder
+
+
+def test_a_journal_sends_no_folder_but_the_projects_own(project, uri, private):
     identity = journalled(project, uri, private)
     assert Store(uri, project).model_folder("mnist", identity) is None
     sent = sync(project)
@@ -132,11 +133,7 @@ def test_a_journal_sends_no_folder_but_the_projects_own(
     assert not list((project / "mlartifacts").rglob("id"))
 
 
-def test_what_a_kept_folder_only_links_to_is_not_sent(
-    project: Path, uri: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    private = tmp_path_factory.mktemp("ssh")
-    (private / "id").write_text("a private key")
+def test_what_a_kept_folder_only_links_to_is_not_sent(project, uri, private):
     kept = project / ".raypar" / "logs" / "x" / "artifacts"
     (kept / "model" / "deep").mkdir(parents=True)
     (kept / "model" / "deep" / "weights.pt").write_text("weights")
@@ -191,22 +188,16 @@ def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return data.getvalue()
 
 
-class Shelf:
-    """A handler of results over a recorder that only remembers; `shown` has what was passed on."""
-
-    def __init__(self, folder: Path) -> None:
-        self.shown: list[Event] = []
-        recorder = Mock()
-        study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
-        self.outcome = ExecutionOutcome(ExecutionPlan(study, (), (), (), this_machine()), folder, {})
-        self.handle = ResultHandler(self.outcome, recorder, self.shown.append)
-        self.record = recorder.record
-
-    @property
-    def recorded(self) -> list[TrialResult]:
-        return [call.args[0] for call in self.record.call_args_list]
+def handled(folder, result, sent=b""):
+    """Handle the end of a trial; return the recorded results, those that failed and what was passed on."""
+    recorder, shown = Mock(), []
+    study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
+    outcome = ExecutionOutcome(ExecutionPlan(study, (), (), (), this_machine()), folder, {})
+    ResultHandler(outcome, recorder, shown.append)(TrialEnded(result, sent))
+    return [call.args[0] for call in recorder.record.call_args_list], outcome.failures, shown
 
 
+RESULT = make_result({"num_workers": 1})
 ODD = [
     member("../../../caught", b"x"),
     member("/tmp/caught", b"x"),
@@ -221,25 +212,21 @@ ODD = [
 def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(
     odd: tuple[tarfile.TarInfo, bytes], tmp_path: Path
 ) -> None:
-    shelf = Shelf(tmp_path / "a" / "b" / "c")
-    result = make_result({"num_workers": 1})
-    shelf.handle(TrialEnded(result, packed(member("model/weights.pt", b"weights"), odd)))
-    folder = tmp_path / "a" / "b" / "c" / result.spec.identity / ARTIFACT_FOLDER
+    logs = tmp_path / "a" / "b" / "c"
+    recorded, _, _ = handled(logs, RESULT, packed(member("model/weights.pt", b"weights"), odd))
+    folder = logs / RESULT.spec.identity / ARTIFACT_FOLDER
     assert (folder / "model" / "weights.pt").read_bytes() == b"weights"
     # An absolute name is taken as one below the folder.
     assert all(path.is_relative_to(folder) and path.is_file() for path in tmp_path.rglob("caught"))
     assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
-    assert [r.spec for r in shelf.recorded] == [result.spec]
+    assert [r.spec for r in recorded] == [RESULT.spec]
 
 
 @pytest.mark.parametrize("sent", [b"no tar", zlib.compress(packed(member("x", b"0" * 10**6))), b"\0" * 10])
 def test_what_can_not_be_unpacked_is_reported_and_costs_no_result(sent: bytes, tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    result = make_result({"num_workers": 1})
-    shelf.handle(TrialEnded(result, sent))
-    (notice,) = [event.text for event in shelf.shown if isinstance(event, Notice)]
-    assert "num_workers=1 #1" in notice
-    assert [r.spec for r in shelf.recorded] == [result.spec]
+    recorded, _, shown = handled(tmp_path, RESULT, sent)
+    (notice,) = [event.text for event in shown if isinstance(event, Notice)]
+    assert "num_workers=1 #1" in notice and [r.spec for r in recorded] == [RESULT.spec]
 
 
 def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path: Path) -> None:
@@ -251,22 +238,16 @@ def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path: Path) -> None:
     block[483:495] = b"\x80" + (10**12).to_bytes(11, "big")
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
-    shelf = Shelf(tmp_path)
-    result = make_result({"num_workers": 1})
-    shelf.handle(TrialEnded(result, bytes(block) + b"\0" * 1024))
-    assert not list(tmp_path.rglob("huge")) and len(shelf.recorded) == 1
+    recorded, _, _ = handled(tmp_path, RESULT, bytes(block) + b"\0" * 1024)
+    assert not list(tmp_path.rglob("huge")) and len(recorded) == 1
 
 
 def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_planted0123")
-    shelf = Shelf(tmp_path)
-    spec = make_result({"num_workers": 1}).spec
     text = "401 for hf_planted0123 at http://me:pw@db/x"
-    failed = TrialResult(spec, TrialState.FAILED, failure=Failure(FailureKind.ERROR, text, 0, f"Traceback\n{text}"))
-    shelf.handle(TrialEnded(failed))
-    (kept,), (shown,) = shelf.recorded, [event.result for event in shelf.shown if isinstance(event, TrialEnded)]
-    for result in (kept, shown, *shelf.outcome.failures):
-        assert result.failure is not None
+    failure = Failure(FailureKind.ERROR, text, 0, f"Traceback\n{text}")
+    recorded, failures, shown = handled(tmp_path, TrialResult(RESULT.spec, TrialState.FAILED, failure=failure))
+    for result in (*recorded, *(event.result for event in shown if isinstance(event, TrialEnded)), *failures):
         assert result.failure.message == "401 for *** at http://me:***@db/x"
         assert result.failure.traceback == "Traceback\n401 for *** at http://me:***@db/x"
-    assert "hf_planted0123" not in json.dumps(kept.to_json())
+    assert (len(recorded), len(shown), len(failures)) == (1, 1, 1)

@@ -11,8 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from recording import new_store
-from store_parts import make_result, record, recorder
+from recording import make_result, new_store, record, recorder
 
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.client import connect

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from store_parts import make_result
+from recording import make_result
 
 from raypar.study.trial import TrialResult, TrialState, latest
 from raypar.track.names import MAX_TAG_LENGTH, MAX_TAG_PARTS

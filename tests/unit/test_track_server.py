@@ -11,7 +11,7 @@ import pytest
 from raypar.errors import StoreError
 from raypar.track import server
 from raypar.track.client import unreachable
-from raypar.track.server import credentials, ensure_shared_server, free_port, main, start_server
+from raypar.track.server import credentials, ensure_shared_server, free_port, main
 
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
 
@@ -24,11 +24,6 @@ def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path: Path, mon
         with pytest.raises(StoreError, match=f"port {port} is taken"):
             ensure_shared_server(tmp_path, port=port)
     assert not (tmp_path / ".mlflow").exists()
-
-
-def test_no_server_is_started_over_a_server(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is a server already"):
-        start_server("http://head:5000", tmp_path)
 
 
 def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path: Path) -> None:

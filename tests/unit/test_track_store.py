@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_parts import (
+from recording import (
     DATA,
     client,
     data_sets,
@@ -56,17 +56,14 @@ def test_every_kind_of_result_comes_back_equal(project, uri, changes):
     assert ("raypar.result" in runs(uri)[0].data.tags) is not is_too_long
 
 
-def test_plain_mlflow_sees_params_metrics_tags_and_the_parent(project, uri):
-    execution = {
-        "params": {"num_repeats": "3"},
-        "tags": {"raypar.question": '{"space": ["batch_size"]}'},
+def test_plain_mlflow_sees_the_execution_its_trial_and_the_experiment(project, uri):
+    """What a trial's run holds is in golden/cases/runs.txt."""
+    about = {
         "description": "What does batch size buy?",
         "about": "What does batch size buy?\n\n- **Sweeps:** `batch_size`",
-        "score": "accuracy",
-        "study_file": Path("studies/mnist.py"),
-        "study_source": "study = 1\n",
     }
-    rec = recorder(project, uri, execution=execution)
+    about |= {"params": {"num_repeats": "3"}, "score": "accuracy", "study_file": Path("studies/mnist.py")}
+    rec = recorder(project, uri, execution={**about, "study_source": "study = 1\n"})
     rec.record(MEDIUM)
     rec.record_metrics([("scaling/speedup", 1.0, 1), ("scaling/speedup", 1.9, 2)])
     rec.record_trial_metrics({MEDIUM.spec.identity: {"speedup": 1.9, "efficiency": 0.95}})
@@ -78,25 +75,24 @@ def test_plain_mlflow_sees_params_metrics_tags_and_the_parent(project, uri):
     assert parent.data.params == {"num_repeats": "3"}
     assert parent.data.tags["mlflow.source.name"] == "studies/mnist.py"
     assert history(uri, parent, "scaling/speedup") == [(1, 1.0), (2, 1.9)]
-    assert child.info.run_name == "batch_size=64 #1"
+    assert (child.info.run_name, child.data.params["hidden"]) == ("batch_size=64 #1", "128,64")
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert child.data.params["hidden"] == "128,64"
-    expected = {"train_time_s": 6.0, "num_workers": 2.0, "accuracy": 0.9, "speedup": 1.9, "efficiency": 0.95}
-    assert {k: child.data.metrics[k] for k in expected} == expected
+    assert {
+        "num_workers": 2.0,
+        "accuracy": 0.9,
+        "speedup": 1.9,
+        "efficiency": 0.95,
+    }.items() <= child.data.metrics.items()
     assert history(uri, child, "accuracy") == [(1, 0.5), (2, 0.9)]
-    assert (child.info.start_time, child.info.end_time) == (1_700_000_064_000, 1_700_000_074_000)
     assert [f.path for f in client(uri).list_artifacts(child.info.run_id)] == ["trial.json"]
     assert {f.path for f in client(uri).list_artifacts(parent.info.run_id)} == {"report", "study.py"}
     experiment = client(uri).get_experiment_by_name("mnist")
-    assert parent.data.tags["mlflow.note.content"] == execution["description"]
+    assert parent.data.tags["mlflow.note.content"] == about["description"]
     note = experiment.tags["mlflow.note.content"]
     assert note.startswith(f"[Charts](#/experiments/{experiment.experiment_id}/runs?")
-    assert note.endswith(f" · {execution['about']}")
+    assert note.endswith(f" · {about['about']}")
     assert "scaling/speedup" in str(unpacked(experiment.tags["mlflow.sharedViewState.raypar-v2"]))
     assert experiment.artifact_location == (project / "mlartifacts" / "mnist").as_uri()
-    store = Store(uri, project)
-    assert store.experiment_id("mnist") == experiment.experiment_id
-    assert (store.question("mnist"), store.study_source("mnist")) == ({"space": ["batch_size"]}, "study = 1\n")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -117,8 +113,6 @@ def test_a_complete_result_of_an_earlier_execution_outlives_a_later_failure(proj
     record(project, uri, MEDIUM, uid="e1")
     record(project, uri, replace(MEDIUM, state=TrialState.FAILED, started_at=1_900_000_000.0), uid="e2")
     assert results_of(uri, project) == stripped(MEDIUM)
-    (summary,) = Store(uri, project).studies()
-    assert (summary.num_executions, summary.num_finished, summary.num_failed) == (2, 1, 1)
 
 
 def test_metrics_reach_a_trial_of_an_earlier_execution(project, uri):

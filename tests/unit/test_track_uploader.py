@@ -6,10 +6,10 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from recording import new_store
-from store_parts import (
+from recording import (
     DATA,
     Clock,
     block,
@@ -17,7 +17,7 @@ from store_parts import (
     data_sets,
     history,
     make_result,
-    record,
+    new_store,
     recorder,
     results_of,
     runs,
@@ -35,16 +35,6 @@ from raypar.track.uploader import RunWriter, Uploader, UploadReport, sync
 
 OLD_JOURNAL = Path(__file__).parents[1] / "golden" / "journal.jsonl"
 SMALL, MEDIUM, LARGE = map(make_result, (32, 64, 128))
-
-
-def raising(error: Exception):
-    def fail(*_, **__):
-        raise error
-
-    return fail
-
-
-FULL = raising(OSError(28, "No space left on device"))
 
 
 def statuses(uri: str) -> list[str]:
@@ -236,14 +226,6 @@ def test_a_sync_to_another_store_brings_the_complete_execution_there(project, ur
     assert journal_paths(project) == ()
 
 
-def test_two_studies_in_one_folder_do_not_mix(project, uri):
-    recs = {name: recorder(project, uri, uid=f"e-{name}", study=name) for name in ("a", "b")}
-    for i, name in enumerate(("a", "b", "a")):
-        recs[name].record(make_result(32 + i, study=name))
-    assert {name: rec.close("finished") for name, rec in recs.items()} == {"a": 0, "b": 0}
-    assert {s.name: s.num_finished for s in Store(uri, project).studies()} == {"a": 2, "b": 1}
-
-
 # ---- damage
 
 
@@ -265,9 +247,7 @@ def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, caplog)
 
 def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, caplog):
     uri = block(project)
-    rec = recorder(project, uri)
-    rec.record(SMALL)
-    rec.close("finished")
+    recorder(project, uri).record(SMALL)
     (path,) = journal_paths(project)
     first, newline, rest = path.read_bytes().partition(b"\n")
     path.write_bytes(b"#" * len(first) + newline + rest)
@@ -305,9 +285,9 @@ def test_a_record_that_the_store_refuses_is_kept_aside_and_holds_up_nothing(proj
 def test_without_a_journal_a_result_is_in_the_store_or_an_error_that_does_not_count(project, uri, monkeypatch, method):
     rec = recorder(project, uri)
     rec.record(SMALL)
-    monkeypatch.setattr(Journal, "append", FULL)
+    monkeypatch.setattr(Journal, "append", Mock(side_effect=OSError(28, "No space left on device")))
     if method:
-        monkeypatch.setattr(RunWriter, method, raising(Unreachable("database or disk is full")))
+        monkeypatch.setattr(RunWriter, method, Mock(side_effect=Unreachable("database or disk is full")))
         with pytest.raises(StoreError, match="No space left on device\n  → free some space"):
             rec.record(MEDIUM)
     else:
@@ -320,10 +300,3 @@ def test_without_a_journal_a_result_is_in_the_store_or_an_error_that_does_not_co
     store = Store(uri, project)
     assert bool(store.step_times("mnist", MEDIUM.spec.identity)) is (not method)
     assert store.studies()[0].num_finished == len(kept)
-
-
-def test_a_journal_folder_that_can_not_be_made_is_an_error_with_a_hint(project, uri):
-    (project / ".raypar").write_text("in the way")
-    with pytest.raises(StoreError, match="can't be written") as error:
-        record(project, uri)
-    assert error.value.hint
