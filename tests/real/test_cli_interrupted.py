@@ -20,23 +20,6 @@ RATES = ["0.01", "0.02", "0.03", "0.04"]
 WAYS = pytest.mark.parametrize(
     "flags", [pytest.param((), marks=pytest.mark.ray, id="ray"), pytest.param(("--no-ray",), id="no-ray")]
 )
-# Makes the report only once the file `holds` is gone, and announces it in the file `reports`.
-SLOW_REPORT = """
-import raypar.report.html
-from raypar.report.html import html_report
-
-
-def slow_report(*what):
-    import time
-
-    (FOLDER / "reports").touch()
-    while (FOLDER / "holds").exists():
-        time.sleep(0.05)
-    return html_report(*what)
-
-
-raypar.report.html.html_report = slow_report
-"""
 
 
 @pytest.fixture
@@ -114,20 +97,6 @@ def test_ctrl_c_before_the_first_trial_ends_what_is_starting(cli: Cli, study: Fa
     num_starts = len(study.starts())  # 0, unless the gang was ready by then
     cli.done("study", "faulty.py", "--no-ray")
     assert finished(cli.folder) == RATES and len(study.starts()) == 4 + num_starts
-
-
-def test_a_hang_up_while_the_report_is_made_lets_it_be_finished(cli: Cli, study: Faulty) -> None:
-    cli.write("faulty.py", (cli.folder / "faulty.py").read_text().replace("hold(lr)\n", "pass\n") + SLOW_REPORT)
-    with cli.start("study", "faulty.py", "--no-ray") as process:
-        cli.wait(process, (cli.folder / "reports").exists)
-        os.killpg(process.pid, signal.SIGHUP)
-        study.hold_no_more()
-        assert process.wait(TIMEOUT_S) == 129, cli.output()
-    assert "4 points, 4 trials" in cli.output() and "Partial" not in cli.output()
-    assert "interrupted when every trial was done" in cli.output()
-    assert finished(cli.folder) == RATES and cli.processes() == {}
-    (execution,) = runs_of(cli.folder, "faulty", "execution")
-    assert execution.info.status == "FINISHED"
 
 
 def test_sigterm_while_a_study_is_planned_starts_nothing(cli: Cli, study: Faulty) -> None:

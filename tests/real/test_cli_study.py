@@ -76,18 +76,12 @@ def test_whoever_knows_mlflow_finds_everything_in_it(first: Done) -> None:
     for child in children:
         params, metrics, tags = child.data.params, child.data.metrics, child.data.tags
         assert (child.info.status, tags["mlflow.parentRunId"]) == ("FINISHED", parent.info.run_id)
-        chosen = {"epochs": "2", "batch_size": "256", "lr": "0.1", "optimizer": "momentum"}
-        assert chosen.items() <= params.items() and metrics["num_workers"] == int(params["num_workers"])
-        times = {"train_time_s", "wall_s", "startup_s", "throughput_samples_per_s", "step_time_median_s"}
-        assert all(metrics[key] > 0 for key in (*times, "speedup"))
-        assert metrics["speedup"] == 1.0 or params["num_workers"] == "2"
-        epochs = client.get_metric_history(child.info.run_id, "train/epoch")
-        assert [point.value for point in epochs] == [1, 2]
-        for key in ("accuracy", "eval/loss", "train/loss", "train/learning_rate", "train/samples_per_second"):
-            history = client.get_metric_history(child.info.run_id, key)
-            assert [point.step for point in history] == [point.step for point in epochs]
+        assert {"epochs": "2", "batch_size": "256", "lr": "0.1"}.items() <= params.items()
+        times = ("train_time_s", "wall_s", "startup_s", "throughput_samples_per_s", "step_time_median_s", "speedup")
+        assert all(metrics[key] > 0 for key in times) and metrics["num_workers"] == int(params["num_workers"])
+        for key in ("train/epoch", "accuracy", "eval/loss", "train/loss", "train/samples_per_second"):
+            assert len(client.get_metric_history(child.info.run_id, key)) == 2
         assert {"raypar.identity", "raypar.seed", "raypar.repeat", "raypar.env.cores"} <= set(tags)
-        assert "trial.json" in [file.path for file in client.list_artifacts(child.info.run_id)]
 
 
 @pytest.mark.ray
@@ -102,35 +96,6 @@ def test_asked_again_it_runs_what_is_new_and_everything_is_read_from_the_store(f
     (line,) = [line for line in cli.done("list").splitlines() if line.startswith("tiny")]
     assert line.split()[:4] == ["tiny", "2", "6", "0"]
     assert len(re.findall(r"^\s*[12]\s+[123]\s+finished\s", cli.done("show", "tiny"), re.MULTILINE)) == 6
-    refused = cli.run("report", "tinny")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("error: no study `tinny` in the store\n") and "tiny" in refused.stderr
-
-
-WITH_A_MODULE = STUDY.replace(
-    "workload=digits", "workload=replace(digits, name='mine', model=lambda config: network())"
-)
-PARTS = """
-def network():
-    import torch
-    return torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
-"""
-
-
-def test_points_that_a_study_gains_are_run_and_changed_code_is_named(tmp_path: Path) -> None:
-    cli = Cli(tmp_path)
-    text = "from dataclasses import replace\nfrom parts import network\n" + WITH_A_MODULE.replace("peats=2", "peats=1")
-    cli.write("s.py", text.replace("grid(1, 2)", "grid(1)"))
-    cli.write("parts.py", PARTS)
-    cli.done("study", "s.py", "--no-ray")
-    cli.write("s.py", "# Which?\n" + text)
-    same = cli.done("plan", "s.py")
-    assert "done already: 1; to run: 1" in same and "other code" not in same
-    cli.write("parts.py", PARTS.replace("16", "24"))
-    more = cli.done("resume", "s")
-    assert more.startswith("1 trial in the store ran other code: parts.py changed since.")
-    assert re.findall(r"num_workers=(\d) #1  trained", more) == ["2"]
-    assert "1 of 2 trials ran other code than the latest one: parts.py changed in" in " ".join(more.split())
 
 
 KEPT = '''

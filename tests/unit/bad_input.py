@@ -78,7 +78,6 @@ STUDY_FILES = (
     at("a FIFO", lambda folder: os.mkfifo(folder / "bad.py"), "is no regular file", "a study file"),
     source("an empty file", "", "defines no Study", "study = Study("),
     source("a syntax error", "x = (\n", "line 1", "syntax error", "'(' was never closed"),
-    source("tabs and spaces", "if 1:\n\tx = 1\n        y = 2\n", "line 3", "tabs"),
     source("not UTF-8", b"# caf\xe9\nx = 1\n", "line 1", "byte 0xe9 is not UTF-8", "save the file as UTF-8"),
     source("a null byte", b"x = 1\0\n", "null bytes"),
     source("nested too deeply", f"x = {'-' * 100_000}1\n", "nested too deeply"),
@@ -108,13 +107,11 @@ STUDIES = (
     study("a workload's name", "workload='digits'", "workload = 'digits'", "is a str, not a Workload"),
     study("a field that there is not", "repeats=1", "line 6", "repeats", "did you mean 'num_repeats'?"),
     study("a hyperparameter as a field", "momentum=1", "momentum", "config={...}"),
-    study("no repeats", "num_repeats=0", "num_repeats = 0", "at least 1"),
     study("endless repeats", "num_repeats=10**30", "num_repeats = 1000000000000000000", "more than 100,000"),
     study("many trials", "num_repeats=100_000, space={'lr': grid(1., 2.)}", "200,000 trials of 2 points"),
     study("a name that is a path", "name='../up'", "name = '../up'", "choose another name"),
     study("a number as a name", "name=5", "name = 5", "must be text, not int", "quotes"),
     study("a long name", "name='x' * 300", "longer than 150 characters"),
-    study("a seed below 0", "seed=-1", "seed = -1", "from 0 to 4294967295"),
     study("a price of NaN", "price_per_node_hour=float('nan')", "price_per_node_hour = nan", "greater than 0"),
     study("a searcher's name", "searcher='random'", "searcher = 'random'", "is a str", "OptunaSearch()"),
     study("a scheduler's class", "scheduler=int", "scheduler = <class 'int'>", "ASHAScheduler()"),
@@ -122,11 +119,8 @@ STUDIES = (
     study("a key that is no text", "space={1: grid(1)}", "space[1]", "must be text, not int", "'1'"),
     study("an unknown key", "config={'batchsize': 3}", "config['batchsize'] = 3", "did you mean 'batch_size'?"),
     study("a list for a grid", "space={'lr': [0.1, 0.2]}", "space['lr'] = [0.1, 0.2]", "write grid(0.1, 0.2)"),
-    study("duplicate values", "space={'lr': grid(0.1, 0.2, 0.1)}", "space['lr']", "duplicate values: 0.1"),
     study("a million values", "space={'epochs': grid(*range(1, 10**6))}", "999,999 values", "randint(low, high)"),
-    study(
-        "a million points", "space=dict.fromkeys(('epochs', 'hidden_size'), grid(*range(1, 1001)))", "1,000,000 points"
-    ),
+    study("many points", "space=dict.fromkeys(('epochs', 'hidden_size'), grid(*range(1, 1001)))", "1,000,000 points"),
     study("a value that is swept", "space={'lr': grid(1.)}, config={'lr': 2.}", "config['lr'] = 2.0", "also swept"),
     study("too many cores to list", "config={'cpu_affinity': '0-99999999999'}", "no machine has 1,000,000 cores"),
     study("more cores than there are", "config={'cpus_per_worker': 10**6}", "CPUs in one gang", "the cluster has"),
@@ -142,9 +136,7 @@ STUDIES = (
         "workload.name = 3 | workload.options = 4 | workload.loaders = 'x' | workload.metrics = 5 | workload.loss = 6",
     ),
     study("a size that raises", "workload=Own(num_train_samples=lambda c: 1 / 0)", "num_train_samples | ZeroDivision"),
-    study(
-        "a check that fails", "workload=Own(options=FAILING), config={'a': 2}", "['a'] = 2 | be checked", before=FAILING
-    ),
+    study("a bad check", "workload=Own(options=FAILING), config={'a': 2}", "['a'] = 2 | be checked", before=FAILING),
     Case("data that fails", ("plan", "bad.py"), ("workload w: prepare raises Zero",), {"bad.py": FAILS}),
     study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "is no function"),
     study("what can't be kept", "workload=LOOP, config={'own': {1}}", "config['own'] = {1} | a set can't be kept"),
@@ -153,12 +145,7 @@ STUDIES = (
         "workload='x', num_repeats=-1, config={'epochs': 'many'}, space={'lr': grid()}",
         "4 mistakes | workload = 'x' | num_repeats = -1 | config['epochs'] = 'many' | space['lr']",
     ),
-    study(
-        "what follows",
-        "space={'num_worker': grid(1, 2)}, baseline={'num_workers': 1}",
-        "1 mistake in",
-        "'num_workers'?",
-    ),
+    study("one cause", "space={'num_worker': grid(1, 2)}, baseline={'num_workers': 1}", "1 mistake", "'num_workers'?"),
     study(
         "defaults that are none",
         "workload=Own(options={'width': None}, defaults={'epoch': 3, 'lr': -1.0})",
@@ -175,9 +162,7 @@ STUDIES = (
     study("values out of bounds", "space={'epochs': grid(0), 'lr': uniform(-1, 1)}", "epochs'] = 0 | space['lr'] = -1"),
     study("a baseline of a range", "space={'lr': uniform(0.1, 1)}, baseline={'lr': 0.1}", "needs grid(...)"),
     study("two batch sizes", "config={'per_worker_batch_size': 32, 'batch_size': 64}", "leave one out"),
-    study(
-        "a loop's baseline", "workload=LOOP, space={'a': grid(1, 2)}, baseline={'a': 9}", "a'] = 9 | take one of 1, 2"
-    ),
+    study("a loop's base", "workload=LOOP, space={'a': grid(1, 2)}, baseline={'a': 9}", "a'] = 9 | take one of 1, 2"),
 )
 
 SECRET = "--tracking-uri http://me:pa55word@y:1"
@@ -205,11 +190,8 @@ FLAGS = (
     flags("a page as an address", "plan good.py --address http://x:1", "--address 'http://x:1'", "is a dashboard"),
     flags("no dashboard there", f"study good.py --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
     flags("a page without Ray", "study good.py --no-ray --address http://x:1", "http://x:1 and --no-ray", "leave one"),
-    flags("a page's plan", "study good.py --dry-run --address http://x:1", "http://x:1 and --dry-run", "leave one"),
     flags("data of here", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
-    flags(
-        "a password in a job", f"study good.py --address http://x:1 {SECRET}", "http://me:***@y:1 | MLFLOW_TRACKING_URI"
-    ),
+    flags("a job's secret", f"study good.py --address http://x:1 {SECRET}", "http://me:***@y:1 | MLFLOW_TRACKING_URI"),
     flags("nothing to attach to", f"attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
     flags("a port that there is not", "plan good.py --address x:99999", "--address 'x:99999'", "host:port"),
     flags("nobody at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
@@ -222,15 +204,12 @@ FLAGS = (
     flags("--set of half a range", "plan good.py --set lr=uniform(1)", "--set lr", "two numbers, low and high"),
     flags("--set of brackets", f"plan good.py --set lr={'(' * 500}", "--set lr", "float, not str"),
     flags("--set of the workload", "plan good.py --set workload=digits", "change it in the study's file"),
-    flags("--set of the seed", "plan good.py --set seed=3", "--set seed = '3'", "use --seed 3"),
     flags("--set of a named range", "plan good.py --set lr=uniform(low=1,high=2)", "takes plain values"),
     flags("--set beyond the data", "plan good.py --set batch_size=4000", "larger than the training set"),
     flags("several flags", "plan good.py --set lr=-1 --set epoch=1 --seed -1", "3 mistakes", "lr", "epoch", "--seed"),
     flags("no data folder", "study good.py --data-dir nowhere", "--data-dir nowhere", "no such folder"),
-    flags("steps of none", "profile good.py --steps 0", "--steps 0", "from 1 to 1000"),
     flags("an efficiency of percents", "recommend s --min-efficiency 70", "--min-efficiency 70", "0.7"),
     flags("a start without a target", "recommend s --start launch", "--start launch", "--target"),
-    flags("a start that there is not", "recommend s --start later", "--start 'later'", "first-step"),
     flags("a study against itself", "compare s s", "`s` is compared with itself", "--baseline-uri"),
     flags("a bucket below 0", "predict s --workers 4 --bucket-mb -1", "--bucket-mb -1", "0 or more"),
     flags("no workers asked", "predict s", "--workers", "raypar predict --help"),
@@ -241,7 +220,6 @@ FLAGS = (
     Case("an empty table", ("fit", "t.csv"), ("t.csv", "workers"), {"t.csv": ""}),
     flags("a format that is not known", "export s t.xlsx", "t.xlsx", ".csv"),
     flags("a file that is there", "export s good.py", "good.py"),
-    flags("no prompt", "generate s", "--prompt", "raypar generate --help"),
     flags("no such workload", "work digit", "no workload `digit`", "did you mean 'digits'?"),
     flags("a peak of NaN", "work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
     flags("work of several", "work digits --peak-tflops 1 --set lr=1,2", "several values of lr", "one value"),
@@ -267,7 +245,6 @@ ENVIRONMENTS = (
     data("packed data", IMAGES + ".gz", b"\x1f\x8b", "train-images-idx3-ubyte.gz", "gunzip -k"),
     data("data of another kind", IMAGES, b"<html>no such page</html>", "train-images-idx3-ubyte", "header"),
     data("data that is a folder", IMAGES + "/x", b"", "train-images-idx3-ubyte", "can't be read"),
-    flags("no home", "plan mnist.py", "MNIST is not in the cache", "--data-dir", HOME="/dev/null/nobody"),
     flags("no cache", "plan mnist.py", "MNIST is not in the cache", "--data-dir", XDG_CACHE_HOME="/dev/null"),
     flags("an odd store", "study good.py", "foo://bar", "sqlite:///", MLFLOW_TRACKING_URI="foo://bar"),
     flags("a folder as store", "study good.py", "mlruns", "sqlite:///", MLFLOW_TRACKING_URI="./mlruns"),

@@ -91,18 +91,6 @@ PIECES = (*SIGNS, *NAMES, "0", "-1", "1e999", "None", "True", "float('nan')", "1
 MANY = settings(suppress_health_check=list(HealthCheck))
 
 
-def assert_loads_or_is_refused(source: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "asked.py"
-        path.write_bytes(source)
-        message, num_points = str(path), 1
-        try:
-            num_points = len(load_study(path).study.points())
-        except RayparError as error:
-            message = str(error)
-        assert str(path) in message and 1 <= num_points <= MAX_TRIALS
-
-
 @st.composite
 def mutated(draw: st.DrawFn) -> str:
     """A good study with some pieces cut out, put in or exchanged."""
@@ -115,15 +103,17 @@ def mutated(draw: st.DrawFn) -> str:
 
 
 @MANY
-@given(mutated())
-def test_a_study_file_with_slips_loads_or_is_refused(source: str) -> None:
-    assert_loads_or_is_refused(source.encode())
-
-
-@MANY
-@given(st.binary(max_size=200))
-def test_any_bytes_for_a_study_file_are_refused(source: bytes) -> None:
-    assert_loads_or_is_refused(source)
+@given(st.one_of(mutated().map(str.encode), st.binary(max_size=200)))
+def test_a_study_file_with_slips_or_of_any_bytes_loads_or_is_refused(source):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "asked.py"
+        path.write_bytes(source)
+        message, num_points = str(path), 1
+        try:
+            num_points = len(load_study(path).study.points())
+        except RayparError as error:
+            message = str(error)
+        assert str(path) in message and 1 <= num_points <= MAX_TRIALS
 
 
 ANYTHING = st.recursive(

@@ -73,6 +73,7 @@ def test_limits_and_a_target_are_taken_from_the_command_line() -> None:
     assert "Take num_workers=2: 22.0 s [" in text
     assert "longer than 30.0 s" in text and "efficiency below 85 %" in text
     assert recommended("drawn", "--min-metric", "0.925").count("accuracy below 92.5 %") == 2
+    assert "A search runs each point once: make a study of these points, with repeats." in recommended("drawn")
 
 
 def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(project: Path) -> None:
@@ -89,12 +90,6 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
     stored = {spec.identity for spec in before.trials()}
     new = [spec for spec in after.trials() if spec.identity not in stored]
     assert repeats > 3 and {spec.repeat for spec in new} == set(range(3, repeats))
-
-
-def test_a_search_is_to_become_a_study() -> None:
-    text = recommended("drawn")
-    assert "Best guess: lr=0.3" in text
-    assert "A search runs each point once: make a study of these points, with repeats." in text
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 from stage import Stage, a_study, failed, finished
 
 from raypar import Study, grid
+from raypar.cli.study import print_outcome
 from raypar.errors import DataError, StoreError, StudyError
 from raypar.execution import execute as module
 from raypar.execution.execute import CHANGED_CODE, STOPPING
 from raypar.run.runner import Notice, TrialEnded
-from raypar.signals import Interrupted
+from raypar.signals import Interrupted, handle_signals
 from raypar.study.trial import TrialResult, TrialSpec
 
 
@@ -143,10 +148,15 @@ def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(
     assert [event.text for event in stage.shown if isinstance(event, Notice)] == [STOPPING]
 
 
-def test_no_report_is_made_where_no_trial_has_ended(stage: Stage) -> None:
-    stage.error, stage.error_at = Interrupted(), 0
-    outcome = stage.execute(a_study())
-    assert stage.of("artifact") == [] and stage.of("closed") == ["killed"] and outcome.num_done == 0
+def test_a_signal_while_the_report_is_made_lets_it_be_finished(stage):
+    stage.report = lambda: os.kill(os.getpid(), signal.SIGTERM) or "<html>"
+    with handle_signals():
+        outcome = stage.execute(a_study())
+    assert (outcome.interrupted_by, outcome.partial) == (signal.SIGTERM, "")
+    assert stage.of("artifact") == [("report.html", "<html>")] and stage.of("closed") == ["finished"]
+    console = Console(file=io.StringIO(), width=200)
+    print_outcome(console, outcome, "raypar resume s")
+    assert "8 trials" in console.file.getvalue() and "interrupted when every trial was done" in console.file.getvalue()
 
 
 def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage: Stage) -> None:
@@ -157,7 +167,9 @@ def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage:
             raise Interrupted
         return failed(spec)
 
-    stage.trial = leaves
+    stage.error, stage.error_at = Interrupted(), 0
+    assert stage.execute(a_study()).num_done == 0 and stage.of("artifact") == []  # nothing to report
+    stage.trial, stage.error = leaves, None
     outcome = stage.execute(a_study())
     assert outcome.was_interrupted and outcome.num_done == 2
     assert len(list(stage.log_dir.iterdir())) == 3 and not list(stage.log_dir.glob("*/checkpoints"))

@@ -55,8 +55,7 @@ def test_the_device_is_what_there_is() -> None:
 
 REFUSED = [
     (TWO_CORES, {"num_workers": 4}, "needs 4 CPUs in one gang, the cluster has 2"),
-    (TWO_CORES, {"device": "cuda"}, "needs 1 GPU in one gang, the cluster has 0"),
-    (TWO_CORES, {"device": "cuda"}, "--set device=cpu"),
+    *((TWO_CORES, {"device": "cuda"}, words) for words in ("needs 1 GPU in one gang, the cluster has 0", "device=cpu")),
     (TWO_CORES, {"device": "mps"}, "needs macOS on arm64"),
     (TWO_CORES, {"cpu_affinity": 64}, "needs 64 CPUs in one gang, the cluster has 2"),
     (TWO_CORES, {"cpu_affinity": "0-63"}, "there is no core 2-63: the machine's are 0-1"),
@@ -109,8 +108,8 @@ def test_a_search_is_refused_without_ray_and_for_what_it_could_draw_and_never_ru
 
 def test_a_search_counts_its_draws_for_every_grid_point() -> None:
     study = a_study(space={"num_workers": grid(1, 2), "lr": choice(0.1, 0.2)}, num_trials=5)
-    done = TrialResult(study.trial({"num_workers": 1, "lr": 0.1}, 0), TrialState.FINISHED)
-    plan = make_plan(study, TWO_CORES, [done])
+    spec = study.trial({"num_workers": 1, "lr": 0.1}, 0)
+    plan = make_plan(study, TWO_CORES, [TrialResult(spec, TrialState.FINISHED)])
     assert (plan.num_trials, plan.num_missing) == (10, 9)
 
 

@@ -198,17 +198,17 @@ def handled(folder, result, sent=b""):
 
 
 RESULT = make_result({"num_workers": 1})
-ODD = [
-    member("../../../caught", b"x"),
-    member("/tmp/caught", b"x"),
-    member("model/caught", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-    member("model/caught", type=tarfile.LNKTYPE, linkname="../../../x"),
-    member("model/caught", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
-    member("model/caught", type=tarfile.FIFOTYPE),
-]
+ODD = {
+    "outside": member("../../../caught", b"x"),
+    "absolute": member("/tmp/caught", b"x"),
+    "link": member("model/caught", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "hard link": member("model/caught", type=tarfile.LNKTYPE, linkname="../../../x"),
+    "device": member("model/caught", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+    "fifo": member("model/caught", type=tarfile.FIFOTYPE),
+}
 
 
-@pytest.mark.parametrize("odd", ODD, ids=["outside", "absolute", "link", "hard link", "device", "fifo"])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(
     odd: tuple[tarfile.TarInfo, bytes], tmp_path: Path
 ) -> None:

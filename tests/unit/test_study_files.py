@@ -116,9 +116,3 @@ def test_the_custom_model_trains_on_its_own_data() -> None:
     outputs = workload.model(config)(train.inputs[:5])
     torch.nn.functional.cross_entropy(outputs, train.targets[:5]).backward()
     assert outputs.shape == (5, 10)
-
-
-def test_the_existing_loop_is_taken_as_it_is() -> None:
-    study = study_file("existing_loop").study
-    assert study.workload.is_train_loop and study.workload.name == "train_func"
-    assert "batch_size" not in study.trials()[0].config

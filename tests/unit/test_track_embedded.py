@@ -155,10 +155,10 @@ def test_a_database_that_looks_different_is_left_to_mlflow_and_unchanged(copied,
     assert fingerprint(copied) == before
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all" * 100])
-def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path, content):
-    (tmp_path / "mlflow.db").write_bytes(content)
-    assert is_left_to_mlflow(by_sql(tmp_path))
+def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path):
+    for content in (b"", b"no database at all" * 100):
+        (tmp_path / "mlflow.db").write_bytes(content)
+        assert is_left_to_mlflow(by_sql(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["mlflow.db"]
 
 

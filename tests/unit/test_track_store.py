@@ -58,10 +58,7 @@ def test_every_kind_of_result_comes_back_equal(project, uri, changes):
 
 def test_plain_mlflow_sees_the_execution_its_trial_and_the_experiment(project, uri):
     """What a trial's run holds is in golden/cases/runs.txt."""
-    about = {
-        "description": "What does batch size buy?",
-        "about": "What does batch size buy?\n\n- **Sweeps:** `batch_size`",
-    }
+    about = {"description": "What does it buy?", "about": "What does it buy?\n\n- **Sweeps:** `batch_size`"}
     about |= {"params": {"num_repeats": "3"}, "score": "accuracy", "study_file": Path("studies/mnist.py")}
     rec = recorder(project, uri, execution={**about, "study_source": "study = 1\n"})
     rec.record(MEDIUM)
@@ -77,12 +74,8 @@ def test_plain_mlflow_sees_the_execution_its_trial_and_the_experiment(project, u
     assert history(uri, parent, "scaling/speedup") == [(1, 1.0), (2, 1.9)]
     assert (child.info.run_name, child.data.params["hidden"]) == ("batch_size=64 #1", "128,64")
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert {
-        "num_workers": 2.0,
-        "accuracy": 0.9,
-        "speedup": 1.9,
-        "efficiency": 0.95,
-    }.items() <= child.data.metrics.items()
+    metrics = {"num_workers": 2.0, "accuracy": 0.9, "speedup": 1.9, "efficiency": 0.95}
+    assert metrics.items() <= child.data.metrics.items()
     assert history(uri, child, "accuracy") == [(1, 0.5), (2, 0.9)]
     assert [f.path for f in client(uri).list_artifacts(child.info.run_id)] == ["trial.json"]
     assert {f.path for f in client(uri).list_artifacts(parent.info.run_id)} == {"report", "study.py"}
