@@ -687,11 +687,6 @@ def views() -> Cases:
 
 
 FILES = {"report": reports, "verdicts": verdict_cases, "markdown": markdown, "effects": effects, "scaling": scaling}
-FILES |= {"figures": figures, "tables": tables, "descriptions": descriptions, "runs": runs, "views": views}
-FILES |= {
-    "live": live,
-    "recommend": recommendations,
-    "compare": comparisons,
-    "predict": predictions,
-    "profile": profiles,
-}
+FILES |= {"figures": figures, "tables": tables, "descriptions": descriptions, "runs": runs, "live": live}
+FILES |= {"recommend": recommendations, "compare": comparisons, "predict": predictions, "profile": profiles}
+FILES["views"] = views
