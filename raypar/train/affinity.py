@@ -14,11 +14,17 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Core:
-    """One core as the system counts them (a hardware thread)."""
+    """One core as the system counts them (a hardware thread).
 
-    number: int  # as pinning uses it
-    package: int  # its socket
-    physical: int  # its physical core, unique on the machine; hardware threads of one share it
+    Attributes:
+        number: as pinning uses it.
+        package: its socket.
+        physical: its physical core, unique on the machine; hardware threads of one share it.
+    """
+
+    number: int
+    package: int
+    physical: int
 
 
 def allowed_cores() -> tuple[int, ...]:

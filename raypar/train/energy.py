@@ -29,11 +29,16 @@ class CannotRead(Exception):
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """One counter of joules."""
+    """One counter of joules.
 
-    read: Callable[[], float]  # returns the joules since some time, modulo `range_j`; raises `CannotRead`
+    Attributes:
+        read: returns the joules since some time, modulo `range_j`; raises `CannotRead`.
+        max_w: most watts that are counted.
+    """
+
+    read: Callable[[], float]
     range_j: float = math.inf
-    max_w: float = MAX_PACKAGE_W  # most watts that are counted
+    max_w: float = MAX_PACKAGE_W
 
     def used(self, first_j: float, last_j: float, elapsed_s: float) -> float:
         """Return the joules between two reads.

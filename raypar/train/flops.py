@@ -116,12 +116,19 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LayerWork:
-    """Work of the layers of one type, for one sample."""
+    """Work of the layers of one type, for one sample.
 
-    kind: str  # one of `KINDS`; "attention" is every product of two activations
-    forward: int  # multiply-accumulates (MACs), or plain operations where `kind` is not in `OF_MACS`
-    by_weights: int  # the same for the gradient by weights and biases
-    by_inputs: int  # the same for the gradient by the layer's inputs, which the first layer does not need
+    Attributes:
+        kind: one of `KINDS`. "attention" is every product of two activations.
+        forward: multiply-accumulates (MACs), or plain operations where `kind` is not in `OF_MACS`.
+        by_weights: the same for the gradient by weights and biases.
+        by_inputs: the same for the gradient by the layer's inputs, which the first layer does not need.
+    """
+
+    kind: str
+    forward: int
+    by_weights: int
+    by_inputs: int
 
     @property
     def is_of_macs(self) -> bool:
@@ -130,10 +137,15 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Work:
-    """Work of training on one sample."""
+    """Work of training on one sample.
 
-    num_parameters: int  # trained weights and biases
-    layers: tuple[LayerWork, ...]  # by type, in the order of `KINDS`; types that the network lacks are left out
+    Attributes:
+        num_parameters: trained weights and biases.
+        layers: by type, in the order of `KINDS`; types that the network lacks are left out.
+    """
+
+    num_parameters: int
+    layers: tuple[LayerWork, ...]
 
     @property
     def macs_forward(self) -> int:

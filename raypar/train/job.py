@@ -30,31 +30,51 @@ NO_PROFILING = Profiling()
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run, none of which determines a result."""
+    """Settings of a run, none of which determines a result.
 
-    log_dir: Path  # for the ranks' output, a folder per trial; an absolute path, the same on every node
-    # "warm": ranks are forks in gangs that serve trial after trial; "fresh": a gang and interpreters for each
+    Attributes:
+        log_dir: for the ranks' output, a folder per trial; an absolute path, the same on every node.
+        isolation: "warm": ranks are forks in gangs that serve trial after trial; "fresh": every trial gets a gang
+            and interpreters of its own.
+        environment: variables that every rank gets, before torch looks at them.
+        sys_path: folders from which the study's own modules are imported.
+        preload: modules imported ahead of the trials, once per node.
+        trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
+        stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
+        default_device: what ``device="auto"`` means for the points that a search draws.
+        ships_artifacts: what trials keep travels with the results: the ranks' machines are not the driver's.
+        profiling: of every trial of the first repeat.
+        exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
+    """
+
+    log_dir: Path
     isolation: str = "warm"
-    environment: Mapping[str, str] = field(default_factory=dict)  # of every rank, set before torch looks at them
-    sys_path: tuple[str, ...] = ()  # folders from which the study's own modules are imported
-    preload: tuple[str, ...] = ()  # modules imported ahead of the trials, once per node
-    trial_timeout_s: float | None = None  # a trial that takes longer counts as hung; None: wait for ever
-    stop_grace_s: float = 10.0  # how long a rank may take to reach its next report after a stop, before it is killed
-    default_device: str = "cpu"  # what ``device="auto"`` means for the points that a search draws
-    ships_artifacts: bool = False  # what trials keep travels with the results: the ranks' machines are not the driver's
-    profiling: Profiling = NO_PROFILING  # of every trial of the first repeat
-    exclusive: bool = False  # nobody else uses the Ray cluster: gangs that are idle hold no CPUs there
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sys_path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    trial_timeout_s: float | None = None
+    stop_grace_s: float = 10.0
+    default_device: str = "cpu"
+    ships_artifacts: bool = False
+    profiling: Profiling = NO_PROFILING
+    exclusive: bool = False
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One attempt at one trial; travels whole from the runner to each of its ranks."""
+    """One attempt at one trial; travels whole from the runner to each of its ranks.
+
+    Attributes:
+        attempt: from 1.
+        workload: the Workload, pickled by value where the study file defines it.
+        uid: the runner's name for the trial.
+    """
 
     spec: TrialSpec
-    attempt: int  # from 1
-    workload: bytes  # the Workload, pickled by value where the study file defines it
+    attempt: int
+    workload: bytes
     settings: RunSettings
-    uid: str = ""  # the runner's name for the trial
+    uid: str = ""
 
     @property
     def folder(self) -> Path:
@@ -77,22 +97,36 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a trial."""
+    """One rank of a trial.
+
+    Attributes:
+        master_address: host and port at which rank 0 listens for the others.
+        requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
+        cores: what the rank is pinned to; empty: not pinned.
+        environment: variables of this rank, besides those of the run.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     node_rank: int
-    master_address: tuple[str, int]  # host and port at which rank 0 listens for the others
-    requested_at_s: float  # ``time.monotonic()`` on this node when the rank was asked for
-    cores: tuple[int, ...] = ()  # what the rank is pinned to; empty: not pinned
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables of this rank, besides those of the run
+    master_address: tuple[str, int]
+    requested_at_s: float
+    cores: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """One rank's measurements at its end; times in seconds on its own clock."""
+    """One rank's measurements at its end; times in seconds on its own clock.
+
+    Attributes:
+        counters: over the timed regions; None where there were none.
+        artifacts: contents of the job's `artifact_dir`, packed by `raypar.train.saved_model.pack`; empty otherwise.
+        profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
+        data: rank 0's `raypar.train.data`; empty on the others.
+    """
 
     stopped: bool = False
     startup_s: float | None = None
@@ -104,10 +138,10 @@ class RankOutcome:
     num_samples: int | None = None
     step_times_s: tuple[float, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
-    counters: RankCounters | None = None  # over the timed regions; None where there were none
-    artifacts: bytes = b""  # contents of the job's `artifact_dir`, by `raypar.train.saved_model.pack`; or empty
-    profile: Mapping[str, Any] = field(default_factory=dict)  # by `raypar.train.profile`, as JSON; or empty
-    data: Mapping[str, Any] = field(default_factory=dict)  # rank 0's `raypar.train.data`; empty on the others
+    counters: RankCounters | None = None
+    artifacts: bytes = b""
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StopTrial(BaseException):

@@ -15,12 +15,18 @@ MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Numerics:
-    """A trial's precision and layout."""
+    """A trial's precision and layout.
+
+    Attributes:
+        dtype: of weights and inputs.
+        mixed: torch.autocast's dtype; None: all in `dtype`.
+        needs_scaling: gradients would vanish in `mixed` (fp16) if the loss were not scaled up.
+    """
 
     device: torch.device
-    dtype: torch.dtype  # of weights and inputs
-    mixed: torch.dtype | None  # torch.autocast's dtype; None: all in `dtype`
-    needs_scaling: bool  # gradients would vanish in `mixed` (fp16) if the loss were not scaled up
+    dtype: torch.dtype
+    mixed: torch.dtype | None
+    needs_scaling: bool
     channels_last: bool
 
     def convert(self, model: nn.Module) -> nn.Module:

@@ -28,15 +28,22 @@ _BACKWARD = "autograd::engine::evaluate_function"
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One event of torch.profiler."""
+    """One event of torch.profiler.
+
+    Attributes:
+        thread: the host's, as the profiler numbers them.
+        is_async: begins in one thread and ends in another.
+        on_device: ran on an accelerator.
+        correlation: shared by a call of the accelerator's driver and the kernel that it launched.
+    """
 
     name: str
     start_s: float
     end_s: float
-    thread: int = 0  # the host's, as the profiler numbers them
-    is_async: bool = False  # begins in one thread and ends in another
-    on_device: bool = False  # ran on an accelerator
-    correlation: int = 0  # shared by a call of the accelerator's driver and the kernel that it launched
+    thread: int = 0
+    is_async: bool = False
+    on_device: bool = False
+    correlation: int = 0
 
 
 def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:

@@ -145,17 +145,29 @@ class ClockMonitor:
 
 @dataclass(frozen=True)
 class RankCounters:
-    """Counters of one rank's machine and GPU, over the timed regions."""
+    """Counters of one rank's machine and GPU, over the timed regions.
 
-    machine: str  # the same for all ranks on one machine, whatever containers they are in
-    num_cores: int  # of the machine
-    elapsed_s: float  # length of the regions together
-    busy_s: float  # CPU time of the machine
-    own_s: float  # the part of it that this rank's processes used
-    package_j: float | None = None  # joules of all CPU packages of the machine; None: can't be read
-    gpu: str = ""  # the GPU's identity; empty: the rank trains on none that counts energy
-    gpu_j: float | None = None  # its joules; None: can't be read
-    no_energy: tuple[str, ...] = ()  # why some energy can't be read
+    Attributes:
+        machine: the same for all ranks on one machine, whatever containers they are in.
+        num_cores: of the machine.
+        elapsed_s: length of the regions together.
+        busy_s: CPU time of the machine.
+        own_s: the part of it that this rank's processes used.
+        package_j: joules of all CPU packages of the machine; None: can't be read.
+        gpu: the GPU's identity; empty: the rank trains on none that counts energy.
+        gpu_j: its joules; None: can't be read.
+        no_energy: why some energy can't be read.
+    """
+
+    machine: str
+    num_cores: int
+    elapsed_s: float
+    busy_s: float
+    own_s: float
+    package_j: float | None = None
+    gpu: str = ""
+    gpu_j: float | None = None
+    no_energy: tuple[str, ...] = ()
 
 
 def this_machine() -> str:
