@@ -54,12 +54,13 @@ OTHERS: Sequence[tuple[Study, str]] = (
 )
 
 
-@pytest.mark.parametrize(("other", "told"), OTHERS, ids=[told for _, told in OTHERS])
-def test_trials_of_other_settings_are_set_aside_and_said_so(other: Study, told: str) -> None:
+@pytest.mark.parametrize(("other", "sentence"), OTHERS, ids=[sentence for _, sentence in OTHERS])
+def test_trials_of_other_settings_are_set_aside_and_named(other: Study, sentence: str) -> None:
     own, others = ran(ASKED), ran(other, FAST, started_at=9.0)
     parted = current_results(as_stored(question_of(ASKED)), [*own, *others])
     assert (list(parted.results), list(parted.excluded)) == (own, others)
-    assert parted.sentence.startswith(f"{len(others)} trials of other settings set aside: ") and told in parted.sentence
+    assert parted.sentence.startswith(f"{len(others)} trials of other settings set aside: ")
+    assert sentence in parted.sentence
 
 
 @pytest.mark.parametrize(
@@ -104,19 +105,20 @@ def test_nothing_that_reads_a_study_mixes_them_in() -> None:
     question = question_of(ASKED)
     own = ran(ASKED)
     mixed = [*own, *ran(study({"epochs": 1}), FAST, started_at=9.0)]
-    told = "4 trials of other settings set aside: epochs=1 instead of 3."
+    sentence = "4 trials of other settings set aside: epochs=1 instead of 3."
 
     alone, both = analyse(question, own), analyse(question, mixed)
     assert both.points == alone.points and both.verdicts == alone.verdicts
-    assert [(w.check, w.detail) for w in both.warnings if w not in alone.warnings] == [("other_settings", told)]
+    assert [(w.check, w.detail) for w in both.warnings if w not in alone.warnings] == [("other_settings", sentence)]
 
     assert pair_speedups(question, mixed) == pair_speedups(question, own)
-    found = recommend(question, mixed, Constraints())
-    assert found.candidates == recommend(question, own, Constraints()).candidates and found.excluded == told
+    advice = recommend(question, mixed, Constraints())
+    assert advice.candidates == recommend(question, own, Constraints()).candidates
+    assert advice.excluded == sentence
     (group,), (same,) = (worker_groups(question, current_results(question, rs).points) for rs in (mixed, own))
     assert group.runs == same.runs
     compared = compare(Side(question, tuple(own), {}), Side(question, tuple(mixed), {}))
-    assert compared.excluded == ("", told)
+    assert compared.excluded == ("", sentence)
     assert [p.ratio.value for p in compared.matched if p.ratio] == [1.0, 1.0]
     rows = rows_of(question, mixed)
     assert [row["set_aside"] for row in rows] == [False] * 4 + [True] * 4

@@ -79,8 +79,8 @@ def test_ties_widen_the_bracket_and_one_beyond_it_has_to_fit() -> None:
 @pytest.mark.parametrize(("key", "is_resource"), [("device", True), ("lr", False)])
 def test_resources_alone_have_to_pay(key, is_resource):
     curve = [PointAnalysis({key: "new", "num_workers": n}, speedup=clear(n - 1.5)) for n in (2, 3, 4)]
-    told = [f"{key}=new starts to pay at about num_workers=2.6 (between 2 and 3)."] if is_resource else []
-    assert break_even_lines(Question("s", {key: "old"}, (key, "num_workers")), curve) == told
+    expected = [f"{key}=new starts to pay at about num_workers=2.6 (between 2 and 3)."] if is_resource else []
+    assert break_even_lines(Question("s", {key: "old"}, (key, "num_workers")), curve) == expected
 
 
 def test_only_two_numbers_or_more_against_a_baseline_make_a_curve() -> None:
