@@ -23,14 +23,7 @@ from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
 
-__all__ = [
-    "PointAnalysis",
-    "Question",
-    "StudyAnalysis",
-    "analyse",
-    "pair_speedups",
-    "question_of",
-]
+__all__ = ["PointAnalysis", "Question", "StudyAnalysis", "analyse", "pair_speedups", "question_of"]
 
 
 @dataclass(frozen=True)

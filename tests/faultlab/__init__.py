@@ -4,15 +4,11 @@ Every trial's first attempt stops in its fourth training step: its last rank wri
 waits for it in an all-reduce) for another file, by which it continues or misbehaves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 
@@ -79,27 +75,27 @@ DISK_BYTES = 16 * 2**20
 class Faulty:
     """A study in a folder, `faulty.py`, whose trials are held one after the other."""
 
-    def __init__(self, folder: Path, num_trials: int) -> None:
+    def __init__(self, folder, num_trials):
         self.folder = folder
         (folder / "faulty.py").write_text(STUDY.replace("NUM_TRIALS", str(num_trials)))
         (folder / "starts").touch()
         (folder / "holds").touch()
         self._released: set[str] = set()
 
-    def starts(self) -> list[str]:
+    def starts(self):
         """Return the learning rate of every attempt, in order."""
         return (self.folder / "starts").read_text().split()
 
-    def held(self) -> tuple[str, int] | None:
+    def held(self):
         """Return the held trial, if any: its learning rate and the process id of its last rank."""
         held = {path.name.removeprefix("held-"): path for path in self.folder.glob("held-*")}
         return next(((lr, int(path.read_text())) for lr, path in held.items() if lr not in self._released), None)
 
-    def prepare_go(self, lr: str, act: str = "") -> None:
+    def prepare_go(self, lr, act=""):
         """Write the file of `go`, for use before the disk is full."""
         (self.folder / f"going-{lr}").write_text(act or "go on")
 
-    def go(self, lr: str, act: str = "") -> None:
+    def go(self, lr, act=""):
         """Continue a held trial; act: ``raise``, ``ask for too much`` (memory), or nothing."""
         self._released.add(lr)
         draft = self.folder / f"going-{lr}"
@@ -108,7 +104,7 @@ class Faulty:
         draft.rename(self.folder / f"go-{lr}")
 
     @contextlib.contextmanager
-    def running(self, process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    def running(self, process):
         """Kill the study's process at the end of the block, if it still runs."""
         with process:
             try:
@@ -116,12 +112,12 @@ class Faulty:
             finally:
                 process.kill()
 
-    def hold_no_more(self) -> None:
+    def hold_no_more(self):
         """Let later trials run through."""
         (self.folder / "holds").unlink(missing_ok=True)
 
 
-def next_held(study: Faulty, process: subprocess.Popen[str], limit_s: float = 200.0) -> tuple[str, int]:
+def next_held(study, process, limit_s=200.0):
     """Wait for the next held trial while its study runs; return what `Faulty.held` does."""
     wait_until(lambda: study.held() is not None or process.poll() is not None, limit_s)
     held = study.held()
@@ -131,7 +127,7 @@ def next_held(study: Faulty, process: subprocess.Popen[str], limit_s: float = 20
     return held
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
+def wait_until(condition, limit_s):
     """Wait for a condition; return False if the limit is reached before."""
     until_s = time.monotonic() + limit_s
     while not (is_met := condition()) and time.monotonic() < until_s:
@@ -139,7 +135,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     return is_met
 
 
-def find(parent: int, word: str) -> psutil.Process:
+def find(parent, word):
     """Return the descendant with a word in its command line, of several the youngest; raise LookupError for none."""
     matches = {}
     for process in psutil.Process(parent).children(recursive=True):
@@ -164,14 +160,14 @@ VICTIMS = {
 }
 
 
-def kill(parent: int, victim: str) -> int:
+def kill(parent, victim):
     """Kill one of `VICTIMS` and wait for its end; return its process id."""
     process = find(parent, VICTIMS[victim])
     kill_rank(process.pid)
     return process.pid
 
 
-def kill_rank(pid: int) -> None:
+def kill_rank(pid):
     """Kill a process, if it still runs, and wait for its end."""
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).kill()
@@ -180,7 +176,7 @@ def kill_rank(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def locked_database(folder: Path) -> Iterator[None]:
+def locked_database(folder):
     """Lock the folder's embedded MLflow database, as another process would."""
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db", timeout=60, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -189,7 +185,7 @@ def locked_database(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
+def small_disk(folder):
     """Mount a file system of `DISK_BYTES` on a folder; raise OSError where none can be mounted."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
@@ -201,7 +197,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def fill_disk(folder: Path) -> Path:
+def fill_disk(folder):
     """Fill the folder's file system; return the file to delete for room."""
     filler = folder / "filler"
     with filler.open("wb") as file, contextlib.suppress(OSError):
@@ -210,6 +206,6 @@ def fill_disk(folder: Path) -> Path:
     return filler
 
 
-def damaged(line: bytes) -> bytes:
+def damaged(line):
     """Return a line of a journal with a character that is not UTF-8."""
     return b'{"kind": "trial", \xff' + line[40:]

@@ -13,8 +13,6 @@ Commands run in this process, in a folder that has the studies' journals and no 
 Of a page, `page.readable` leaves out what is the same in every page, and drawings, which stand in it as figures' specs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -22,10 +20,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from typer.testing import CliRunner
@@ -55,7 +51,7 @@ REPORTED = {"report.txt": ("report", "{}"), "trials.txt": ("show", "{}"), "recom
     **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("export", "{}", FILE)),
 }
 NETWORK = ("--workers", "64", "--nodes-of", "8", "--network", "100Gbit", "--parameters", "25.6M")
-COMMANDS: Mapping[str, tuple[str, ...]] = {
+COMMANDS = {
     **{
         f"{study}/{name}": tuple(arg.format(study) for arg in args)
         for study in ("quickstart", "scaling", "search")
@@ -72,7 +68,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 STORED = {"store/list.txt": ("list",), "store/trials.txt": ("show", "digits"), "store/report.txt": ("report", "digits")}
 
 
-def outputs() -> Iterator[tuple[str, str]]:
+def outputs():
     """Each golden file, and what it would hold now."""
     with studies() as folder:
         yield from ((name, output(folder, name, args)) for name, args in COMMANDS.items())
@@ -85,7 +81,7 @@ def outputs() -> Iterator[tuple[str, str]]:
     yield IDENTITIES, json.dumps(everything, indent=1) + "\n"
 
 
-def output(folder: Path, name: str, args: tuple[str, ...]) -> str:
+def output(folder, name, args):
     """What a command prints, or what the file holds that it writes, readable and the same on every machine."""
     path = folder / Path(name).name
     path.unlink(missing_ok=True)
@@ -101,13 +97,13 @@ def output(folder: Path, name: str, args: tuple[str, ...]) -> str:
     return same_everywhere(show(path.read_text(encoding="utf-8")))
 
 
-def same_everywhere(text: str) -> str:
+def same_everywhere(text):
     lines = text.replace(f"raypar {__version__}", "raypar VERSION").splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 @contextlib.contextmanager
-def studies() -> Iterator[Path]:
+def studies():
     """A folder with the studies of ``studies/*.json`` in it, and a second quick start."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -120,7 +116,7 @@ def studies() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def unpacked_store() -> Iterator[Path]:
+def unpacked_store():
     """A folder with the database and the artifacts of ``store.tar.gz``."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -129,10 +125,10 @@ def unpacked_store() -> Iterator[Path]:
         yield folder
 
 
-def journal(folder: Path, stored: Mapping[str, Any]) -> None:
+def journal(folder, stored):
     """Record a study as raypar does while its store can't be reached: reading it needs no MLflow."""
     execution = Execution(**stored["execution"])
-    clocks: Any = {"now": lambda: execution.started_at + 60, "clock": lambda: 0.0, "writer": _NoStore()}
+    clocks = {"now": lambda: execution.started_at + 60, "clock": lambda: 0.0, "writer": _NoStore()}
     recorder = Recorder(execution, tracking_uri=_uri(folder), project_dir=folder, **clocks)
     recorder.start()
     for result in stored["results"]:
@@ -142,7 +138,7 @@ def journal(folder: Path, stored: Mapping[str, Any]) -> None:
     recorder.close("finished")
 
 
-def rerun(stored: Mapping[str, Any]) -> dict[str, Any]:
+def rerun(stored):
     """The study on a newer torch, a day later: 20 % slower on two workers, else a little faster."""
     execution = {**stored["execution"], "uid": "rerun", "study": RERUN}
     execution["started_at"] += 86400
@@ -154,13 +150,13 @@ def rerun(stored: Mapping[str, Any]) -> dict[str, Any]:
         result = TrialResult.from_json(json.dumps(raw))
         factor = 1.2 if result.spec.config["num_workers"] == 2 else 0.97
         assert result.train_time_s and result.throughput_samples_per_s
-        slower: Any = {"train_time_s": result.train_time_s * factor}
+        slower = {"train_time_s": result.train_time_s * factor}
         slower["throughput_samples_per_s"] = result.throughput_samples_per_s / factor
         results.append(asdict(replace(result, spec=replace(result.spec, study=RERUN), **slower)))
     return {**stored, "execution": execution, "results": results}
 
 
-def identities_of(path: Path) -> dict[str, str]:
+def identities_of(path):
     """Trial to identity, of a study file; of one with more than 40 trials, those of its first repeat."""
     search_path = list(sys.path)
     specs = sorted(load_study(path).study.trials(), key=lambda spec: (spec.repeat, spec.order))
@@ -169,7 +165,7 @@ def identities_of(path: Path) -> dict[str, str]:
     return {spec.label: spec.identity for spec in chosen}
 
 
-def stored_results(folder: Path) -> dict[str, Any]:
+def stored_results(folder):
     """Identity to result, of all trials in the folder's store, with their step times."""
     store = Store(_uri(folder), folder)
     every = [result for study in store.studies() for result in store.results(study.name)]
@@ -177,12 +173,12 @@ def stored_results(folder: Path) -> dict[str, Any]:
     return {r.spec.identity: asdict(replace(r, step_times_s=s)) for r, s in zip(every, steps, strict=True)}
 
 
-def _uri(folder: Path) -> str:
+def _uri(folder):
     return f"sqlite:///{folder}/mlflow.db"
 
 
 @contextlib.contextmanager
-def _same_everywhere(folder: Path) -> Iterator[None]:
+def _same_everywhere(folder):
     """The folder as the current one, and an environment that depends on no machine and no terminal."""
     fixed = {"COLUMNS": "80", "LINES": "25", "TZ": "UTC", "NO_COLOR": "1", "TERM": "dumb"}
     with (
@@ -203,8 +199,8 @@ def _same_everywhere(folder: Path) -> Iterator[None]:
 class _NoStore:
     """A writer whose store never answers."""
 
-    def forget(self) -> None:
+    def forget(self):
         pass
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         raise Unreachable("no store")

@@ -1,7 +1,5 @@
 """``python -m tests.golden``: write the golden files anew."""
 
-from __future__ import annotations
-
 from . import HERE, outputs
 
 for name, text in outputs():

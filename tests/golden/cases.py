@@ -4,18 +4,15 @@ The stored studies show whole reports; these show the sentences that they have n
 report takes a case here, and ``python -m tests.golden``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import numpy as np
@@ -25,7 +22,7 @@ from raypar import Study, choice, grid, loguniform
 from raypar.analysis.analyse import analyse
 from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.compare import Side, compare
-from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Law, Scaling
+from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import WorkerGroup, read_table, worker_groups
@@ -48,10 +45,9 @@ from raypar.report.predict import PredictionReport, plot_of, print_prediction
 from raypar.report.profile import print_profile
 from raypar.report.recommend import print_recommendation
 from raypar.report.sentences import effect_lines
-from raypar.report.vega import Figure, OmittedFigure
+from raypar.report.vega import OmittedFigure
 from raypar.run import runner
 from raypar.study.options import OPTIONS
-from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.runs import SECTIONS, child_run
 from raypar.track.view import ViewContent, saved_view
@@ -65,8 +61,8 @@ from results import curve_of, make_result, make_spec, tied
 
 from .page import brief, pretty
 
-Results: TypeAlias = list[TrialResult]
-Cases: TypeAlias = Mapping[str, str]
+Results = list[TrialResult]
+Cases = Mapping[str, str]
 WORKERS = Question("s", {"num_workers": 1}, ("num_workers",))
 NEARLY = (1.0, 1.004, 0.996)
 NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.002)
@@ -75,7 +71,7 @@ COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_
 FEW_RESAMPLES = 60  # of 300: the intervals of the laws' parameters take most of the time
 
 
-def texts() -> Iterator[tuple[str, str]]:
+def texts():
     """Each file of cases, and what it would hold now."""
     with patch.object(WorkerGroup.analyse, "__defaults__", (FEW_RESAMPLES,)):
         for name, cases in FILES.items():
@@ -83,14 +79,14 @@ def texts() -> Iterator[tuple[str, str]]:
             yield f"cases/{name}.txt", "\n".join(parts)
 
 
-def printed(show: Callable[..., None], *args: Any, width: int = 80, **more: Any) -> str:
+def printed(show, *args, width=80, **more):
     console = Console(file=io.StringIO(), width=width)
     show(console, *args, **more)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def at_workers(times: Mapping[int, float], noise: Sequence[float] = NOISE[:3], accuracy: float = 0.97) -> Results:
+def at_workers(times, noise=NOISE[:3], accuracy=0.97):
     return [
         make_result({"num_workers": n}, r, time_s * noise[(r + i) % len(noise)], accuracy)
         for i, (n, time_s) in enumerate(times.items())
@@ -98,7 +94,7 @@ def at_workers(times: Mapping[int, float], noise: Sequence[float] = NOISE[:3], a
     ]
 
 
-def reports() -> Cases:
+def reports():
     points = [{"batch_size": b, "num_workers": w} for b in (32, 64) for w in (1, 2)]
     both = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"), points=tuple(points), num_repeats=3)
     unfinished = [
@@ -115,7 +111,7 @@ def reports() -> Cases:
     profiled = at_workers({1: 4.0, 2: 2.0})
     profiled[4] = replace(profiled[4], profile=TWO_RANKS.to_dict())
     hours = replace(WORKERS, price_per_node_hour=2.5)
-    cases: dict[str, tuple[Question, Results]] = {
+    cases = {
         "no results": (both, []),
         "failed, stopped and missing points": (both, unfinished),
         "nothing is swept": (Question("s", {}, ()), [make_result({}, r, 4.0 + 0.1 * r) for r in range(3)]),
@@ -128,14 +124,14 @@ def reports() -> Cases:
         "batch sizes": (Question("s", {}, ("batch_size",)), batch_sizes()),
     }
 
-    def shown(title: str, width: int = 80) -> str:
+    def shown(title, width=80):
         return printed(lambda console: print_report(analyse(*cases[title]), console), width=width)
 
     at_widths = {f"{width} columns": shown("six repeats", width) for width in (100, 50, 30)}
     return {**{title: shown(title) for title in cases}, **at_widths, "a profile, 60 columns": shown("a profile", 60)}
 
 
-def verdict_cases() -> Cases:
+def verdict_cases():
     """The sentences of small studies, then those on curves of speedups."""
     sizes = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
     optimizers = Question("s", {"optimizer": "sgd"}, ("optimizer", "lr"))
@@ -146,19 +142,17 @@ def verdict_cases() -> Cases:
         for r in range(3)
     ]
 
-    def trials(
-        key: str, times: Mapping[Value, Sequence[float]], accuracy: float | None = None, **point: Any
-    ) -> Results:
+    def trials(key, times, accuracy=None, **point):
         every = [({**point, key: value}, r, time_s) for value, of in times.items() for r, time_s in enumerate(of)]
         return [make_result(*case, accuracy) for case in every]
 
-    def scaling_to(most: int) -> Results:
+    def scaling_to(most):
         counts = {b: (*range(1, most + 1), *(10,) * (b == 32)) for b in (32, 64, 128, 256, 512)}
         points = [{"batch_size": b, "num_workers": w} for b, of_size in counts.items() for w in of_size]
         times = (8 / p["num_workers"] ** 0.8 * (1 + i / 1e3) for i, p in enumerate(points))
         return [make_result(p, r, t * NEARLY[r]) for p, t in zip(points, times, strict=True) for r in range(3)]
 
-    studies: dict[str, tuple[Question, Results]] = {
+    studies = {
         "a clear speedup": (
             sizes,
             trials("num_workers", {1: (4.0, 4.04, 4.0), 2: (2.0, 2.0, 2.04)}, 0.95, batch_size=64),
@@ -192,7 +186,7 @@ def verdict_cases() -> Cases:
     return {title: "\n".join(lines) for title, lines in sentences.items()}
 
 
-def batch_sizes() -> Results:
+def batch_sizes():
     results = []
     for size, rate, epochs in ((32, 500.0, 2), (256, 2000.0, 4)):
         for repeat in range(3):
@@ -203,7 +197,7 @@ def batch_sizes() -> Results:
     return results
 
 
-def markdown() -> Cases:
+def markdown():
     every = {"version.torch": ("2.15", "2.16"), "host": ("n1",), "cpu": ("Xeon",), "cores": ("2",), "gpu": ("H200",)}
     origin = {**every, "git.commit": ("abc",), "git.dirty": ("yes",)}
     analysis = analyse(WORKERS, at_workers({1: 4.0, 2: 2.0}))
@@ -214,10 +208,8 @@ def markdown() -> Cases:
     }
 
 
-def effects() -> Cases:
-    def grid(
-        key: str, *values: Value, num_repeats: int = 3, metric: str = "accuracy", noise: float = 0.005, **more: Any
-    ) -> str:
+def effects():
+    def grid(key, *values, num_repeats=3, metric="accuracy", noise=0.005, **more):
         """From a level to the next change: the time, the accuracy, the speedup of two workers (`gain`)."""
         per_level, accuracy, gain = (more.get(k, v) for k, v in (("per_level", 0.5), ("accuracy", 0.0), ("gain", 1.0)))
         rng = np.random.default_rng(1)
@@ -251,10 +243,10 @@ def effects() -> Cases:
     }
 
 
-def scaling() -> Cases:
+def scaling():
     asked = Question("study", {"num_workers": 1}, ("batch_size", "num_workers"))
 
-    def lines(law: Law, *parameters: float, counts: Any = (1, 2, 4, 8), noise: Any = NEARLY, **more: Any) -> str:
+    def lines(law, *parameters, counts=(1, 2, 4, 8), noise=NEARLY, **more):
         """`per_batch`: more of the first parameter for each of the `batch_sizes`."""
         first, *others = parameters
         per_batch, failed = more.pop("per_batch", 0), more.pop("failed", ())
@@ -272,7 +264,7 @@ def scaling() -> Cases:
         return _indented(scaling_lines("study", worker_groups(asked, current_results(asked, results).points)))
 
     weak = {"per_worker_batch_size": 32, "batch_size": None}
-    six: Any = {"batch_sizes": [2**i for i in range(6)], "noise": (1.0,)}
+    six = {"batch_sizes": [2**i for i in range(6)], "noise": (1.0,)}
     return {
         "Amdahl": lines(AMDAHL, 0.06),
         "Amdahl, all parallel": lines(AMDAHL, 0.0),
@@ -291,14 +283,14 @@ def scaling() -> Cases:
     }
 
 
-def _indented(lines: Iterable[tuple[int, str]]) -> str:
+def _indented(lines):
     return "\n".join(" " * indent + text for indent, text in lines)
 
 
-def tables() -> Cases:
+def tables():
     """What `raypar fit` says of a file that is no table, or has mistakes."""
 
-    def refused(content: str | bytes | None) -> str:
+    def refused(content):
         with TemporaryDirectory() as folder:
             path = Path(folder, "times.csv")
             if content is not None:
@@ -323,8 +315,8 @@ def tables() -> Cases:
     }
 
 
-def recommendations() -> Cases:
-    def advice(results: Results, limits: Constraints = ANY, question: Question = WORKERS, width: int = 80) -> str:
+def recommendations():
+    def advice(results, limits=ANY, question=WORKERS, width=80):
         return printed(print_recommendation, recommend(question, results, limits), COMMAND, width=width)
 
     three = at_workers({1: 40.0, 2: 22.0, 4: 12.0})
@@ -365,21 +357,12 @@ def recommendations() -> Cases:
     }
 
 
-def comparisons() -> Cases:
-    def trials(n: Value, factor: float = 1.0, accuracy: float = 0.97, num: int = 5, **config: Value) -> Results:
+def comparisons():
+    def trials(n, factor=1.0, accuracy=0.97, num=5, **config):
         steady = enumerate((4.00, 4.01, 3.99, 4.02, 3.98)[:num])
         return [make_result({"num_workers": n}, r, t * factor, accuracy + r / 1000, config=config) for r, t in steady]
 
-    def shown(
-        a: Results,
-        b: Results,
-        origins: Sequence[Mapping[str, tuple[str, ...]]] = ({}, {}),
-        *,
-        allowed: float | None = None,
-        width: int = 80,
-        names: Sequence[str] = ("old", "new"),
-        keys: tuple[str, ...] = ("num_workers",),
-    ) -> str:
+    def shown(a, b, origins=({}, {}), *, allowed=None, width=80, names=("old", "new"), keys=("num_workers",)):
         sides = [Side(Question(n, {}, keys), tuple(r), o) for n, r, o in zip(names, (a, b), origins, strict=True)]
         comparison = compare(*sides)
         if allowed is not None:
@@ -417,7 +400,7 @@ def comparisons() -> Cases:
 JOB = JobSpec(Scaling.STRONG, 256, num_samples=25_600)
 
 
-def prediction(job: JobSpec = JOB, asked: int = 16, variation: float = 0.0, **how: Any) -> PredictionReport:
+def prediction(job=JOB, asked=16, variation=0.0, **how):
     layer_costs = (LayerCost("a", 4_000_000, 0.3, 0.2), LayerCost("b", 8_000_000, 0.3, 0.2))
     points = [ObservedPoint(1, b, (0.002 + b * 1e-4, 0.00205 + b * 1.01e-4)) for b in (64, 256)]
     calibration = calibrate(points, layer_costs, variation)
@@ -426,9 +409,9 @@ def prediction(job: JobSpec = JOB, asked: int = 16, variation: float = 0.0, **ho
     return PredictionReport("Study wide", (asked,), calibration, job, communication, sweep, "as given")
 
 
-def predictions() -> Cases:
+def predictions():
     nodes = Topology(8, Network(1e-5, 1e10), Network(2e-5, 1e9))
-    on_nodes: Any = {"network": nodes, "compression": 0.5, "bucket_bytes": 2**22, "algorithm": "hierarchical"}
+    on_nodes = {"network": nodes, "compression": 0.5, "bucket_bytes": 2**22, "algorithm": "hierarchical"}
     once = prediction()
     cases = {
         "fast network": once,
@@ -446,7 +429,7 @@ def predictions() -> Cases:
     return {**shown, "a plot": in_words(plot_of(prediction(asked=64)))}
 
 
-def _rank(hidden_s: float = 0.0, waits_for: Mapping[int, float] | None = None, **parts: float) -> Breakdown:
+def _rank(hidden_s=0.0, waits_for=None, **parts):
     every = {part: parts.get(part, 0.0) for part in PARTS}
     return Breakdown(sum(every.values()), every, hidden_s, dict(waits_for or {}))
 
@@ -458,7 +441,7 @@ RANKS = (
 TWO_RANKS = Profile(RANKS, 10, step_s=0.09, overhead=0.11, utilisation=0.25, flop_per_sample=1e6, peak_flops=2e11)
 
 
-def profiles() -> Cases:
+def profiles():
     stage = _rank(forward=0.05, bubble=0.04, exposed_communication=0.01)
     unknown = replace(TWO_RANKS, utilisation=None, shares_clock=False, matches_collectives=False)
     cases = {
@@ -473,12 +456,12 @@ def profiles() -> Cases:
     return {**shown, "with traces": printed(print_profile, "tiny", TWO_RANKS, traces="logs/profile")}
 
 
-def figures() -> Cases:
-    def drawn(keys: str, results: Results, asked: Question = WORKERS) -> str:
+def figures():
+    def drawn(keys, results, asked=WORKERS):
         every = figures_of(analyse(asked, results), results)
         return "\n".join(in_words(f) for f in every if getattr(f, "key", "omitted") in keys.split())
 
-    def reported(points: Iterable[float], metric: str, *values: float, num_reports: int = 1) -> Results:
+    def reported(points, metric, *values, num_reports=1):
         return [
             replace(make_result({"lr": x}, 0, 100.0 - x), reports=({metric: value, TRAIN_TIME: 2.0},) * num_reports)
             for x, value in zip(points, values, strict=True)
@@ -518,7 +501,7 @@ def figures() -> Cases:
     }
 
 
-def in_words(figure: Figure | OmittedFigure) -> str:
+def in_words(figure):
     """A figure without what is the same in all of its kind: title, alternative, data."""
     if isinstance(figure, OmittedFigure):
         return f"(without {figure.title}: {figure.reason})"
@@ -526,7 +509,7 @@ def in_words(figure: Figure | OmittedFigure) -> str:
     return "\n".join([f"{figure.key}: {figure.title}", figure.alternative, *tables])
 
 
-def _data(node: Any) -> Iterator[list[Any]]:
+def _data(node):
     if isinstance(node, Mapping) and "data" in node:
         yield node["data"]["values"]
     for part in node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ():
@@ -535,13 +518,13 @@ def _data(node: Any) -> Iterator[list[Any]]:
 
 # ---- the view of a running study
 
-POINT: Mapping[str, Value] = {"batch_size": 64, "num_workers": 2}
+POINT = {"batch_size": 64, "num_workers": 2}
 ONE, TWO = {"num_workers": 1}, {"num_workers": 2}
 PICTURE = "picture"
 
 
-def live() -> Cases:
-    def watched(num: int, *events: Any, terminal: bool = True, width: int = 90, **more: Any) -> str:
+def live():
+    def watched(num, *events, terminal=True, width=90, **more):
         """What is printed on events, seconds that pass, and pictures of the view."""
         passed = [0.0]
         console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, _environ={})
@@ -557,10 +540,10 @@ def live() -> Cases:
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    def started(repeat: int, point: Mapping[str, Value] = POINT) -> runner.Event:
+    def started(repeat, point=POINT):
         return runner.TrialStarted(make_spec(point, repeat), 1)
 
-    def ended(repeat: int, point: Mapping[str, Value] = POINT, time_s: float = 4.0, **more: Any) -> runner.Event:
+    def ended(repeat, point=POINT, time_s=4.0, **more):
         return runner.TrialEnded(make_result(point, repeat, time_s, **more))
 
     gang, one = Placement(2, 1, "cpu"), Placement(1, 1, "cpu")
@@ -579,7 +562,7 @@ def live() -> Cases:
     queue = [*(make_spec(ONE, r) for r in range(4)), make_spec(TWO)]
     pairs = [ended(r, p, t + r * (t < 3) / 5) for r in (0, 1) for p, t in ((ONE, 4.0), (TWO, 2.0))]
     more = [ended(r, p, t) for r in (2, 3, 4) for p, t in ((ONE, 4.0), (TWO, 2.0))]
-    best: Any = {"question": WORKERS}
+    best = {"question": WORKERS}
     piped = starting, ready, started(0), report, ended(0, time_s=3.2), failed, retried, *words
     return {
         "a pipe": watched(12, *piped, terminal=False),
@@ -597,9 +580,9 @@ def live() -> Cases:
     }
 
 
-def descriptions() -> Cases:
+def descriptions():
     """A study's note in MLflow."""
-    timed: dict[str, Any] = {
+    timed = {
         "space": {"batch_size": grid(64, 256), "num_workers": grid(1, 2)},
         "baseline": {"num_workers": 1},
         "num_repeats": 2,
@@ -614,7 +597,7 @@ def descriptions() -> Cases:
     }
 
 
-def runs() -> Cases:
+def runs():
     """A trial's result as the fields of an MLflow run."""
     point = {"batch_size": 64, "num_workers": 2}
     config = {**point, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
@@ -638,7 +621,7 @@ def runs() -> Cases:
     two_steps = {"step_times_s": ((2.0, 1.0),)}
     odd = ("text", None, True, [1], 10**400, math.inf)
     epochs = {"repeat": (1, 1), "are fractions": (1.5, 2.5), "are NaN": (math.nan, 1), "are missing": (None, None)}
-    changes: dict[str, dict[str, Any]] = {
+    changes = {
         "finished": {},
         "stopped, of one step": {"state": TrialState.STOPPED, "step_times_s": ((1.0,),)},
         "failed": {"state": TrialState.FAILED, "failure": failure, "started_at": 0.0, "wall_s": None, **two_steps},
@@ -662,7 +645,7 @@ def runs() -> Cases:
     return {title: _run(replace(result, **each), title in ("finished", "failed")) for title, each in changes.items()}
 
 
-def _run(result: TrialResult, in_full: bool) -> str:
+def _run(result, in_full):
     run = child_run(result, result_json=result.to_json(), recorded_at=2000.0)
     lines = [f"{run.name}: {run.status}, from {run.start_ms} to {run.end_ms} ms"]
     for p in run.points:
@@ -676,7 +659,7 @@ def _run(result: TrialResult, in_full: bool) -> str:
     return "\n".join(lines)
 
 
-def views() -> Cases:
+def views():
     dull = ["train/epoch", "train/runtime_s", "train/samples_per_second", "eval/runtime_s", "eval/steps_per_second"]
     search = ViewContent({"lr": True}, "macro_f1", [*dull, "train/loss", "eval/loss", "macro_f1"])
     of = [f"scaling/{name} batch_size 64{side}" for name in ("speedup", "efficiency") for side in ("", " low", " high")]

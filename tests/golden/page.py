@@ -1,12 +1,9 @@
 """A report's page as text whose differences can be read: `readable`."""
 
-from __future__ import annotations
-
 import json
 import re
 from html import escape
 from html.parser import HTMLParser
-from typing import Any
 
 MAX_LINE = 110
 MAX_FLAT_LINE = 400  # of numbers and texts alone: a row, a report
@@ -18,7 +15,7 @@ _ENDED_BY = {"td": ("td", "th", "tr"), "th": ("td", "th", "tr"), "tr": ("tr",)} 
 _HASH = re.compile(r"'sha256-[^']+'")
 
 
-def readable(text: str) -> str:
+def readable(text):
     """The page with one element a line, figures' specs as indented JSON, and without scripts, styles and drawings."""
     page = _Page()
     page.feed(text)
@@ -27,7 +24,7 @@ def readable(text: str) -> str:
     return "\n".join(page.lines) + "\n"
 
 
-def pretty(value: Any, indent: int = 0) -> str:
+def pretty(value, indent=0):
     """JSON in which what fits into a line stands in one, rows of a table always."""
     line = json.dumps(value, ensure_ascii=False)
     if not value or not isinstance(value, (dict, list)):
@@ -41,7 +38,7 @@ def pretty(value: Any, indent: int = 0) -> str:
     return line[0] + "\n" + ",\n".join(inner) + "\n" + " " * indent + line[-1]
 
 
-def brief(value: Any) -> Any:
+def brief(value):
     """A figure's spec: numbers to six digits, a table as its heads and rows, and of a long one a part."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
@@ -57,7 +54,7 @@ def brief(value: Any) -> Any:
 
 
 class _Page(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(convert_charrefs=True)
         self.lines: list[str] = []
         self._line = ""
@@ -66,7 +63,7 @@ class _Page(HTMLParser):
         self._skipped_depth = 0
         self._is_spec = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         if self._skipped:
             self._skipped_depth += tag == self._skipped
             return
@@ -89,7 +86,7 @@ class _Page(HTMLParser):
         if tag not in _INLINE:
             self._open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if self._skipped:
             self._skipped_depth -= tag == self._skipped
             if self._skipped_depth == 0:
@@ -107,7 +104,7 @@ class _Page(HTMLParser):
         self._add(f"</{tag}>")
         self.end_line()
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._skipped:
             return
         if self._is_spec:
@@ -119,15 +116,15 @@ class _Page(HTMLParser):
         elif text := re.sub(r"[ \n\t]+", " ", data):
             self._add(escape(text if self._line else text.lstrip(" "), quote=False))
 
-    def handle_decl(self, decl: str) -> None:
+    def handle_decl(self, decl):
         self._add(f"<!{decl}>")
         self.end_line()
 
-    def _add(self, text: str) -> None:
+    def _add(self, text):
         if text:
             self._line = (self._line or " " * len(self._open)) + text
 
-    def end_line(self) -> None:
+    def end_line(self):
         if self._line.strip():
             self.lines += self._line.replace("\u00a0", "~").rstrip().split("\n")
         self._line = ""

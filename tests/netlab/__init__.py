@@ -10,8 +10,6 @@ isolated. `Lab(2, with_ssh=True)` makes hosts with an SSH daemon and a home each
 with the process that made it, even if it is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -19,10 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -54,7 +50,7 @@ MaxSessions 100
 """
 
 
-def why_not(*, with_ssh: bool = False) -> str | None:
+def why_not(*, with_ssh=False):
     """Return the reason why no lab can be made here, or None."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "a network of hosts needs Linux and root, to make namespaces and links"
@@ -90,7 +86,7 @@ class Lab:
         RuntimeError: it did not start; `why_not` may return the reason.
     """
 
-    def __init__(self, num_hosts: int, *, with_ssh: bool = False) -> None:
+    def __init__(self, num_hosts, *, with_ssh=False):
         self.num_hosts = num_hosts
         self.folder = Path(tempfile.mkdtemp(prefix="netlab-"))
         self._relay: subprocess.Popen[str] | None = None
@@ -111,24 +107,24 @@ class Lab:
             self.close()
             raise
 
-    def __enter__(self) -> Lab:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.close()
 
-    def address(self, host: int) -> str:
+    def address(self, host):
         return f"{NET}.1{host}"
 
-    def home(self, host: int) -> Path:
+    def home(self, host):
         """Return root's home on a host with SSH."""
         return self.folder / f"node{host}" / "home"
 
-    def host_pid(self, host: int) -> int:
+    def host_pid(self, host):
         """Return the process id, on this machine, of a host's PID 1."""
         return int(self._hosts[host].pid)
 
-    def popen(self, host: int | None, command: Sequence[str | Path], **how: Any) -> subprocess.Popen[Any]:
+    def popen(self, host, command, **how):
         """Start a command on a host, or (None) on the switch; `how` is for `subprocess.Popen`.
 
         It gets a new process group, since this process's group is unknown there; to end it, kill the group.
@@ -137,19 +133,19 @@ class Lab:
         entered = ["nsenter", "-t", str(first.pid), *NAMESPACES, f"--wd={Path.cwd()}", *map(str, command)]
         return subprocess.Popen(entered, start_new_session=True, **{"stdin": subprocess.DEVNULL, **how})
 
-    def run(self, host: int | None, command: Sequence[str | Path], *, check: bool = True) -> str:
+    def run(self, host, command, *, check=True):
         """Run a command on a host, or (None) on the switch, and return what it prints.
 
         Raises:
             RuntimeError: it failed, and `check` is set.
         """
         process = self.popen(host, command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        printed: str = process.communicate()[0]
+        printed = process.communicate()[0]
         if check and process.returncode:
             raise RuntimeError(f"{' '.join(map(str, command))} on host {host}: {process.returncode}\n{printed}")
         return printed
 
-    def shape(self, shape: Shape) -> None:
+    def shape(self, shape):
         """Give all links this shape, in place of their previous one."""
         self._stop_relay()
         ports = [f"port{i}" for i in range(self.num_hosts)]
@@ -166,7 +162,7 @@ class Lab:
         if shape.delay_s:
             self._start_relay(shape.delay_s, ports)
 
-    def close(self) -> None:
+    def close(self):
         """End every process, namespace and link of the lab, and wait for it."""
         processes = self._outer.children(recursive=True) if self._outer.poll() is None else []
         self._outer.kill()
@@ -177,7 +173,7 @@ class Lab:
             self._relay = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start_relay(self, delay_s: float, ports: Sequence[str]) -> None:
+    def _start_relay(self, delay_s, ports):
         command = [sys.executable, HERE / "relay.py", str(delay_s * 1e3), *ports]
         with (self.folder / "relay.log").open("ab") as log:
             self._relay = self.popen(None, command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -185,7 +181,7 @@ class Lab:
         if self._relay.stdout.readline() != "ready\n":
             raise RuntimeError(f"the relay did not start: {(self.folder / 'relay.log').read_text()}")
 
-    def _stop_relay(self) -> None:
+    def _stop_relay(self):
         if self._relay:
             for process in psutil.Process(self._relay.pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -193,7 +189,7 @@ class Lab:
             self._relay.communicate()
             self._relay = None
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self):
         awaited = [self.folder / "switch.ready", *(self.folder / f"host{i}.ready" for i in range(self.num_hosts))]
         until_s = time.monotonic() + START_TIMEOUT_S
         while not all(path.exists() for path in awaited):
@@ -201,12 +197,12 @@ class Lab:
                 raise RuntimeError(f"the hosts did not start: {(self.folder / 'log').read_text()}")
             time.sleep(0.02)
 
-    def _first_process_of(self, host: int) -> psutil.Process:
+    def _first_process_of(self, host):
         ending = [str(HERE / "host.sh"), str(self.folder), str(host)]
         (outer,) = [p for p in self._switch.children() if p.cmdline()[0] == "unshare" and p.cmdline()[-3:] == ending]
         return outer.children()[0]
 
-    def _write_ssh_files(self) -> None:
+    def _write_ssh_files(self):
         """Write what `host.sh` mounts on each host and gives its daemon."""
         for name in ("key", "host_key"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)]

@@ -1,18 +1,12 @@
 """Ray cluster that `ray up` makes of a lab's hosts, from cluster-local.yaml."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
-
-from netlab import Lab
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER_FILE = REPOSITORY / "cluster-local.yaml"
@@ -37,7 +31,7 @@ class RayCluster:
     environment, with the copied code, in place of an installation on each machine.
     """
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab):
         self.lab = lab
         self.client = lab.num_hosts - 1
         self.num_workers = lab.num_hosts - 2
@@ -45,18 +39,18 @@ class RayCluster:
         self.file = lab.home(self.client) / "cluster-local.yaml"
         self.file.write_text(yaml.safe_dump(self._config()))
 
-    def make_token(self) -> Path:
+    def make_token(self):
         """Create the token as the users' file describes, and return its path."""
         (line,) = re.findall(r"\(umask 077 && ray get-auth-token --generate [^)]*\)", CLUSTER_FILE.read_text())
         self.run(self.client, line)
         return self.lab.home(self.client) / ".ray" / "auth_token"
 
-    def up(self) -> None:
+    def up(self):
         """Run `ray up`, and wait for every node."""
         self.run(self.client, f"cd {REPOSITORY} && {LOOK_OFTEN} ray up -y --no-config-cache {self.file}")
         self.run(HEAD, f"python -c {shlex.quote(ALIVE)} {self.num_workers + 1}", RAY_AUTH_MODE="token")
 
-    def run(self, host: int, command: str, *, check: bool = True, **environment: str) -> str:
+    def run(self, host, command, *, check=True, **environment):
         """Run a shell command on a host, in its user's environment, and return its output.
 
         Raises:
@@ -64,11 +58,11 @@ class RayCluster:
         """
         return self.lab.run(host, self._on(host, command, **environment), check=check)
 
-    def start(self, host: int, command: str) -> subprocess.Popen[str]:
+    def start(self, host, command):
         """Start a shell command as the leader of a process group."""
         return self.lab.popen(host, self._on(host, command))
 
-    def _on(self, host: int, command: str, **environment: str) -> list[str]:
+    def _on(self, host, command, **environment):
         everything = {
             "HOME": str(self.lab.home(host)),
             "USER": "root",
@@ -82,8 +76,8 @@ class RayCluster:
         given = [f"{key}={value}" for key, value in everything.items()]
         return ["env", "-i", "-C", str(self.lab.home(host)), *given, "bash", "-c", command]
 
-    def _config(self) -> dict[str, Any]:
-        config: dict[str, Any] = yaml.safe_load(CLUSTER_FILE.read_text())
+    def _config(self):
+        config = yaml.safe_load(CLUSTER_FILE.read_text())
         config["cluster_name"] = self.lab.folder.name  # by which Ray names files that it shares among clusters
         config["provider"]["head_ip"] = self.head_address
         config["provider"]["worker_ips"] = [self.lab.address(i + 1) for i in range(self.num_workers)]

@@ -4,8 +4,6 @@ A kernel with netem could do this, but not all have it. Usage: ``relay.py DELAY_
 the frames that it had to drop. Frames carry their offload headers along, so that the kernel's 64 KB frames stay whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -28,7 +26,7 @@ AT_ONCE = 64  # frames read from a port before the next port's turn
 Frame = tuple[float, int, bytes]  # time when due, port of arrival, bytes
 
 
-def main() -> None:
+def main():
     delay_s, names = float(sys.argv[1]) / 1e3, sys.argv[2:]
     # Sleeps end on time: by default they may be 50 µs late, and a network does not wait for a core.
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000)
@@ -36,8 +34,8 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     ports = [opened(name) for name in names]
     number_of = {port: i for i, port in enumerate(ports)}
-    waiting: deque[Frame] = deque()  # in the order in which they are due: the delay is the same for all
-    port_of: dict[bytes, int] = {}  # by address, as learnt
+    waiting = deque()  # in the order in which they are due: the delay is the same for all
+    port_of = {}  # by address, as learnt
     print("ready", flush=True)
     while True:
         wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
@@ -48,7 +46,7 @@ def main() -> None:
             pass_on(frame, came_from, ports, port_of)
 
 
-def opened(name: str) -> socket.socket:
+def opened(name):
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # receives nothing before it is bound
     port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
@@ -59,7 +57,7 @@ def opened(name: str) -> socket.socket:
     return port
 
 
-def take(port: socket.socket, number: int, delay_s: float, waiting: deque[Frame]) -> None:
+def take(port, number, delay_s, waiting):
     due_s = time.monotonic() + delay_s
     for _ in range(AT_ONCE):
         try:
@@ -68,7 +66,7 @@ def take(port: socket.socket, number: int, delay_s: float, waiting: deque[Frame]
             return
 
 
-def pass_on(frame: bytes, came_from: int, ports: list[socket.socket], port_of: dict[bytes, int]) -> None:
+def pass_on(frame, came_from, ports, port_of):
     to, sender = frame[VNET_HDR_BYTES : VNET_HDR_BYTES + 6], frame[VNET_HDR_BYTES + 6 : VNET_HDR_BYTES + 12]
     port_of[sender] = came_from
     only = port_of.get(to)

@@ -7,17 +7,13 @@ with browser() as chromium:
     assert not page.errors()
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -34,7 +30,7 @@ FLAGS = (
 class Page:
     """A browser with a profile of its own, and a page in it."""
 
-    def __init__(self, driver: str, binary: str) -> None:
+    def __init__(self, driver, binary):
         options = {"binary": binary, "args": FLAGS}
         logs = {"browser": "ALL", "performance": "ALL"}
         match = {"goog:chromeOptions": options, "goog:loggingPrefs": logs}
@@ -43,63 +39,63 @@ class Page:
         self._errors: list[str] = []
         self.resize(1440, 1000)
 
-    def go(self, where: str | Path) -> None:
+    def go(self, where):
         """Load a page and what it names. Its scripts may still run afterwards: `until`."""
         _post(f"{self._url}/url", url=where.absolute().as_uri() if isinstance(where, Path) else where)
 
-    def run(self, script: str) -> Any:
+    def run(self, script):
         """Return the value of a JavaScript expression, as JSON has it; wait for a promise."""
         how = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
         answer = self.call("Runtime.evaluate", expression=script, **how)
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
-    def until(self, script: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def until(self, script, *, timeout_s=TIMEOUT_S):
         """Wait for an expression to become true."""
         before_s = time.monotonic() + timeout_s
         while not self.run(script):
             assert time.monotonic() < before_s, f"still not: {script}\n{self.errors()[:5]}\n{self.text()[:2000]}"
             time.sleep(0.1)
 
-    def text(self) -> str:
+    def text(self):
         """Return the text in view, without hidden parts."""
         return str(self.run("document.body ? document.body.innerText : ''"))
 
-    def resize(self, width: int, height: int, *, is_phone: bool = False) -> None:
+    def resize(self, width, height, *, is_phone=False):
         """Set the view's size in CSS pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
-    def emulate(self, media: str = "", **features: str) -> None:
+    def emulate(self, media="", **features):
         """Set media features, hyphens as underscores: ``prefers_color_scheme="dark"``; ``media="print"`` for paper."""
         pairs = [{"name": key.replace("_", "-"), "value": value} for key, value in features.items()]
         self.call("Emulation.setEmulatedMedia", media=media, features=pairs)
 
-    def errors(self) -> list[str]:
+    def errors(self):
         """Return uncaught exceptions and console errors of the page's scripts, and what could not be loaded."""
         entries = _post(f"{self._url}/se/log", type="browser")
         self._errors += [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
         return self._errors
 
-    def requests(self) -> list[str]:
+    def requests(self):
         """Return the addresses that the page asked for since the last call."""
         entries = [json.loads(entry["message"]) for entry in _post(f"{self._url}/se/log", type="performance")]
         events = [entry["message"] for entry in entries]
         return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
 
-    def call(self, method: str, **params: Any) -> Any:
+    def call(self, method, **params):
         """Call the DevTools protocol; https://chromedevtools.github.io/devtools-protocol lists its methods."""
         return _post(f"{self._url}/goog/cdp/execute", cmd=method, params=params)
 
 
-def _post(address: str, **body: Any) -> Any:
+def _post(address, **body):
     value = requests.post(address, json=body, timeout=TIMEOUT_S).json()["value"]
     assert not (isinstance(value, dict) and "error" in value), value["message"]
     return value
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Callable[[str | Path], Page]]:
+def browser():
     """Yield a function that opens a page; end all browsers afterwards. Skip the test where none starts."""
     driver, binary = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
     if driver is None or binary is None:
@@ -113,7 +109,7 @@ def browser() -> Iterator[Callable[[str | Path], Page]]:
                 started = re.search(r"started successfully on port (\d+)", log.read())
                 time.sleep(0.05)
 
-            def open_page(where: str | Path) -> Page:
+            def open_page(where):
                 page = Page(f"http://127.0.0.1:{started[1]}", binary)
                 page.go(where)
                 return page

@@ -1,11 +1,8 @@
 """One private Ray and one fork server for all tests that need them."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     skip = pytest.mark.skip(reason=f"gangs of two workers need two cores; this machine allows {NUM_CORES}")
     for item in items:
         if NUM_CORES < 2 and HERE in item.path.parents:
@@ -31,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def fork_address() -> Iterator[str]:
+def fork_address():
     """Start a private Ray and a fork server; yield the server's address."""
     from harness import PRELOAD
 

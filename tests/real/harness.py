@@ -1,25 +1,20 @@
 """Studies run in this process, the command line in a folder of its own, and a Ray cluster's head."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 from mlflow import MlflowClient
 from recording import runs
 
-from raypar import Study
-from raypar.run.runner import Event, Runner, TrialEnded
-from raypar.study.trial import TrialResult, TrialSpec
+from raypar.run.runner import Event, TrialEnded
 from raypar.track.server import free_port
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.job import ARTIFACT_FOLDER, MODEL_FOLDER, RunSettings
@@ -41,44 +36,44 @@ class RunEvents:
 
     events: list[Event] = field(default_factory=list)
 
-    def of(self, kind: type[E]) -> list[E]:
+    def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
-    def results(self) -> list[TrialResult]:
+    def results(self):
         return [event.result for event in self.of(TrialEnded)]
 
-    def result(self, spec: TrialSpec) -> TrialResult:
+    def result(self, spec):
         """Return the result of a trial that ended once."""
         (result,) = [result for result in self.results if result.spec == spec]
         return result
 
-    def about(self, spec: TrialSpec) -> list[Event]:
+    def about(self, spec):
         return [event for event in self.events if getattr(getattr(event, "result", event), "spec", None) == spec]
 
 
-def settings_at(folder: Path, **changes: Any) -> RunSettings:
+def settings_at(folder, **changes):
     """Return settings by which logs go below the folder and ranks import the loops of these tests."""
     return RunSettings(**{"log_dir": folder / "logs", "sys_path": (str(HERE),), "preload": PRELOAD, **changes})
 
 
-def run(runner: Runner, study: Study, specs: Sequence[TrialSpec]) -> RunEvents:
+def run(runner, study, specs):
     run_events = RunEvents()
     runner.run(study, specs, run_events.events.append)
     return run_events
 
 
-def losses(result: TrialResult) -> list[str]:
+def losses(result):
     """Return the losses of every report, exact to the last bit."""
     return [float(report[key]).hex() for report in result.reports for key in ("train_loss", "val_loss")]
 
 
-def weights_path(folder: Path, spec: TrialSpec) -> Path:
+def weights_path(folder, spec):
     """Return the file of the weights that a trial kept, where `settings_at` has put it."""
     return folder / "logs" / spec.identity / ARTIFACT_FOLDER / MODEL_FOLDER / WEIGHTS_FILE
 
 
-def until(condition: Callable[[], object], what: Callable[[], object] | str, limit_s: float = 60.0) -> None:
+def until(condition, what, limit_s=60.0):
     """Wait for a condition."""
     give_up_s = time.monotonic() + limit_s
     while not condition():
@@ -86,7 +81,7 @@ def until(condition: Callable[[], object], what: Callable[[], object] | str, lim
         time.sleep(0.05)
 
 
-def environment(**changes: str) -> dict[str, str]:
+def environment(**changes):
     """Return this process's environment without what a user's shell would not have."""
     return {**{key: value for key, value in os.environ.items() if key not in UNSET}, **changes}
 
@@ -98,56 +93,56 @@ class Cli:
     folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def run(self, *arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments, **changes):
         """Run a command to its end, with changes to its environment."""
         return subprocess.run(
             [BIN / "raypar", *arguments], capture_output=True, timeout=TIMEOUT_S, **self.how(**changes)
         )
 
-    def done(self, *arguments: str | Path, **changes: str) -> str:
+    def done(self, *arguments, **changes):
         """Run a command that succeeds without a word on standard error; return its output."""
         done = self.run(*arguments, **changes)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         return done.stdout
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+    def start(self, *arguments):
         """Start a command in a process group of its own, its output in the files ``stdout`` and ``stderr``."""
         with (self.folder / "stdout").open("w") as stdout, (self.folder / "stderr").open("w") as stderr:
             how = {**self.how(), "stdout": stdout, "stderr": stderr, "start_new_session": True}
             return subprocess.Popen([BIN / "raypar", *arguments], **how)
 
-    def how(self, **changes: str) -> dict[str, Any]:
+    def how(self, **changes):
         env = environment(**{MARK: self.mark, "COLUMNS": "120"}, **changes)
         return {"cwd": self.folder, "env": env, "stdin": subprocess.DEVNULL, "text": True}
 
-    def output(self) -> str:
+    def output(self):
         """Return both outputs of the command that was started."""
         return (self.folder / "stdout").read_text() + (self.folder / "stderr").read_text()
 
-    def wait(self, process: subprocess.Popen[str], condition: Callable[[], object], limit_s: float = TIMEOUT_S) -> None:
+    def wait(self, process, condition, limit_s=TIMEOUT_S):
         """Wait for a condition while a command runs."""
         until(lambda: condition() or process.poll() is not None, self.output, limit_s)
         assert process.poll() is None, self.output()
 
-    def wait_for_its_processes(self) -> None:
+    def wait_for_its_processes(self):
         until(lambda: not self.processes(), lambda: f"the end of {self.processes()}", 30)
 
-    def processes(self) -> dict[int, str]:
+    def processes(self):
         """Return the command line of every process started from here, whoever its parent is by now."""
         started = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(MARK) == self.mark]
         return {process.pid: command_line(process) for process in started}
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name, text):
         (self.folder / name).write_text(text)
 
 
-def command_line(process: psutil.Process) -> str:
+def command_line(process):
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
 
 
-def results_of(folder: Path, study: str = "faulty", uri: str = "") -> dict[str, TrialResult]:
+def results_of(folder, study="faulty", uri=""):
     """Return the results that a store has of a study that varies lr, by lr."""
     results = Store(uri or default_tracking_uri(folder), folder).results(study)
     by_lr = {str(result.spec.config["lr"]): result for result in results}
@@ -155,20 +150,20 @@ def results_of(folder: Path, study: str = "faulty", uri: str = "") -> dict[str, 
     return by_lr
 
 
-def finished(folder: Path, study: str = "faulty", uri: str = "") -> list[str]:
+def finished(folder, study="faulty", uri=""):
     return sorted(lr for lr, result in results_of(folder, study, uri).items() if result.is_complete)
 
 
-def client_of(folder: Path) -> MlflowClient:
+def client_of(folder):
     return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
 
 
-def runs_of(folder: Path, study: str, kind: str) -> list[Any]:
+def runs_of(folder, study, kind):
     """Return a study's MLflow runs as MLflow itself finds them; kind: execution or trial."""
     return runs(f"sqlite:///{folder / 'mlflow.db'}", study, kind)
 
 
-def report_in(output: str) -> str:
+def report_in(output):
     """Return the report's part of an output: from its title on, without the last line, which is no part of it."""
     lines = output.splitlines()
     first = next(i for i, line in enumerate(lines) if " points, " in line or " point, " in line)
@@ -176,15 +171,15 @@ def report_in(output: str) -> str:
 
 
 @contextlib.contextmanager
-def ray_head(folder: Path, *flags: str, **changes: str) -> Iterator[tuple[str, psutil.Process]]:
+def ray_head(folder, *flags, **changes):
     """Start a cluster of one node; yield its address and the process from which all of it descends."""
     log, port = folder / "ray.log", free_port(24_100)
-    command: list[str | Path] = [BIN / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
+    command = [BIN / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     command += [f"--port={port}", "--num-cpus=2", "--disable-usage-stats", "--object-store-memory=100000000", *flags]
     with log.open("wb") as out:
         env = environment(PATH=f"{BIN}:{os.environ['PATH']}", **changes)
         head = psutil.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    processes: list[psutil.Process] = [head]
+    processes = [head]
     try:
         until(lambda: b"Ray runtime started" in log.read_bytes() or head.poll() is not None, log.read_text, 120)
         assert head.poll() is None, log.read_text()
@@ -199,7 +194,7 @@ def ray_head(folder: Path, *flags: str, **changes: str) -> Iterator[tuple[str, p
         head.wait()
 
 
-def listening(first: psutil.Process) -> dict[str, str]:
+def listening(first):
     """Return the address of every socket on which a process or a descendant listens, and the process's name."""
     sockets = {}
     for process in (first, *first.children(recursive=True)):

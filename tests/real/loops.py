@@ -4,8 +4,6 @@
 for it in a collective.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -13,9 +11,7 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,12 +30,12 @@ NUM_CLASSES = 4
 class Learning(nn.Linear):
     """A layer that learns even where gradients were switched off, so that a trial that soils can finish."""
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         with torch.set_grad_enabled(self.training):
             return super().forward(x)
 
 
-def model(config: Mapping[str, Any]) -> Any:
+def model(config):
     print(json.dumps(state_of_this_process()), flush=True)
     _act(config)
     layers = nn.Sequential(
@@ -48,7 +44,7 @@ def model(config: Mapping[str, Any]) -> Any:
     if config["act"] == "fall" and os.environ["RANK"] == "1":
         steps = itertools.count(1)
 
-        def fall(module: Any, _: Any) -> None:
+        def fall(module, _):
             # In the first attempt, in the third epoch of 4 steps, after 2 steps to warm up.
             if module.training and next(steps) == 2 + 2 * NUM_TRAIN // 64 + 2 and _first_time(config):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -57,7 +53,7 @@ def model(config: Mapping[str, Any]) -> Any:
     return layers
 
 
-def data(_: Mapping[str, Any]) -> Data:
+def data(_):
     """Return classes that a straight line nearly separates; the same ones every time."""
     generator = torch.Generator().manual_seed(11)
     inputs = torch.randn(NUM_TRAIN + NUM_VAL, NUM_FEATURES, generator=generator, dtype=torch.float32)
@@ -67,7 +63,7 @@ def data(_: Mapping[str, Any]) -> Data:
     return Data(train=train, val=val)
 
 
-def loss(outputs: Any, targets: Any) -> Any:
+def loss(outputs, targets):
     with torch.set_grad_enabled(outputs.requires_grad):
         return cross_entropy(outputs, targets)
 
@@ -83,7 +79,7 @@ acting = Workload(
 )
 
 
-def state_of_this_process() -> dict[str, Any]:
+def state_of_this_process():
     """Return what the trial before could have changed."""
     return {
         "pid": os.getpid(),
@@ -93,11 +89,11 @@ def state_of_this_process() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "dirt": os.environ.get("DIRT", ""),
         "cwd": str(Path.cwd()),
-        "seeds": [random.getstate()[1][0], int(np.random.get_state()[1][0]), torch.initial_seed()],  # type: ignore[index]
+        "seeds": [random.getstate()[1][0], int(np.random.get_state()[1][0]), torch.initial_seed()],
     }
 
 
-def _act(config: Mapping[str, Any]) -> None:
+def _act(config):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank != world_size - 1 or (config["act"] in ("heal", "wait") and not _first_time(config)):
         return
@@ -117,7 +113,7 @@ def _act(config: Mapping[str, Any]) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _first_time(config: Mapping[str, Any]) -> bool:
+def _first_time(config):
     """Return True in the first attempt to come here; write this process's id to the trial's scratch file."""
     path = Path(config["scratch"])
     if path.exists():
@@ -128,7 +124,7 @@ def _first_time(config: Mapping[str, Any]) -> bool:
     return True
 
 
-def _soil() -> None:
+def _soil():
     """Leave all the dirt that a trial can leave in its process, and go on."""
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
@@ -145,7 +141,7 @@ def _soil() -> None:
 # ---- train loops as Ray's documentation writes them; nothing in them is raypar's
 
 
-def train_func(config: dict[str, Any]) -> None:
+def train_func(config):
     import ray.train
     import ray.train.torch
 
@@ -169,7 +165,7 @@ def train_func(config: dict[str, Any]) -> None:
         ray.train.report({"loss": loss_value.item(), "num_seen": num_seen, **where})
 
 
-def lr_func(config: dict[str, Any]) -> None:
+def lr_func(config):
     """Report lr as the accuracy of every epoch."""
     import ray.train
 
@@ -180,14 +176,13 @@ def lr_func(config: dict[str, Any]) -> None:
 # ---- a workload for what concerns images, and what is no mean of per-sample scores
 
 
-def _small_images(_: Mapping[str, Any]) -> Any:
+def _small_images(_):
     layers = (nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, NUM_CLASSES))
     return nn.Sequential(*layers)
 
 
-def _image_data(config: Mapping[str, Any]) -> Data:
+def _image_data(config):
     vectors = data(config)
-    assert vectors.train is not None and vectors.val is not None
     train, val = (Split(s.inputs.view(-1, 1, 4, 4), s.targets) for s in (vectors.train, vectors.val))
     if config["in_memory"]:
         return Data(train=train, val=val)
@@ -195,7 +190,7 @@ def _image_data(config: Mapping[str, Any]) -> Data:
     return Data(train_dataset=train_dataset, val_dataset=val_dataset)
 
 
-def _confusion(outputs: Any, targets: Any) -> Any:
+def _confusion(outputs, targets):
     return torch.bincount(targets * NUM_CLASSES + outputs.argmax(1), minlength=NUM_CLASSES**2)
 
 

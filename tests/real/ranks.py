@@ -3,15 +3,11 @@
 A server without threads forks them: a fork of the test's own process, with those of Ray and of torch, might hang.
 """
 
-from __future__ import annotations
-
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import torch
@@ -20,7 +16,6 @@ from torch.multiprocessing import start_processes
 
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
-from raypar.study.workload import Workload
 from raypar.train.loop import train
 
 TIMEOUT = timedelta(seconds=240)
@@ -29,24 +24,24 @@ TIMEOUT = timedelta(seconds=240)
 class Reports(list[dict[str, float]]):
     """A channel that keeps what is reported."""
 
-    def report(self, metrics: Mapping[str, float]) -> bool:
+    def report(self, metrics):
         self.append(dict(metrics))
         return True
 
 
-def trained(workload: Workload, config: Mapping[str, Any], num_ranks: int = 1) -> list[Reports]:
+def trained(workload, config, num_ranks=1):
     """Return every rank's reports of a training."""
     return on_ranks(lambda context: reports_of(workload, config, context), num_ranks)
 
 
-def reports_of(workload: Workload, config: Mapping[str, Any], context: DistContext) -> Reports:
+def reports_of(workload, config, context):
     """Return this rank's reports of a training."""
     reports = Reports()
     train(workload, resolve(workload, {**config, "num_workers": context.world_size}), 0, context, reports, start_s=0.0)
     return reports
 
 
-def on_ranks(do: Callable[[DistContext], Any], num_ranks: int) -> list[Any]:
+def on_ranks(do, num_ranks):
     """Return what each of `num_ranks` ranks returns; raise what one of them raised. `do` may be a closure."""
     get_context("forkserver").set_forkserver_preload(["torch.distributed.fsdp", "raypar.train.loop"])
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +49,7 @@ def on_ranks(do: Callable[[DistContext], Any], num_ranks: int) -> list[Any]:
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(num_ranks)]
 
 
-def _rank(rank: int, do: bytes, num_ranks: int, folder: Path) -> None:
+def _rank(rank, do, num_ranks, folder):
     torch.set_num_threads(1)
     if num_ranks > 1:
         store = f"file://{folder}/store"

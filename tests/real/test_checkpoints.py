@@ -1,35 +1,28 @@
 """Several ranks go on from their checkpoints, by every strategy that can (a trial's retry: test_runner_contract.py)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 from loops import NUM_CLASSES, NUM_FEATURES, data
 from ranks import Reports, on_ranks
 from torch import nn
 
 from raypar import Workload
-from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train.loop import train
 
 
-def model(config: Mapping[str, Any]) -> Any:
+def model(config):
     first, second = nn.Linear(NUM_FEATURES, 33), nn.Linear(33, 32)  # which don't split evenly
     return nn.Sequential(first, nn.ReLU(), nn.Dropout(0.2), second, nn.ReLU(), nn.Linear(32, NUM_CLASSES))
 
 
-def even_model(config: Mapping[str, Any]) -> Any:
+def even_model(config):
     return nn.Sequential(nn.Linear(NUM_FEATURES, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
 
 
 DEFAULTS = {"epochs": 3, "batch_size": 64, "lr": 0.02, "optimizer": "adam", "lr_schedule": "cosine"}
 ODD = Workload(name="odd", model=model, data=data, defaults=DEFAULTS)
 EVEN = Workload(name="even", model=even_model, data=data, defaults=DEFAULTS)
-CASES: dict[str, tuple[Workload, dict[str, Any], int]] = {
+CASES = {
     "ddp": (ODD, {"strategy": "ddp"}, 2),
     "ddp, compressed": (ODD, {"optimizer": "momentum", "compression": "bf16", "accumulation_steps": 2}, 2),
     "fsdp": (ODD, {"strategy": "fsdp"}, 2),
@@ -49,26 +42,24 @@ class PowerCut(Exception):
 class CutShort(Reports):
     """Cuts the power at a report."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self._at = at
 
-    def report(self, metrics: Mapping[str, float]) -> bool:
+    def report(self, metrics):
         super().report(metrics)
         if len(self) == self._at:
             raise PowerCut
         return True
 
 
-def check_resumed(
-    case: str, folder: Path, cut_at: int, resumed_at: int, before: Callable[[DistContext, Path], object]
-) -> None:
+def check_resumed(case, folder, cut_at, resumed_at, before):
     """Compare trainings of all ranks, uninterrupted and resumed, whose losses have to agree to the last bit."""
     workload, config, num_ranks = CASES[case]
 
-    def both(context: DistContext) -> tuple[Reports, Reports, float]:
+    def both(context):
         complete = resolve(workload, {"checkpoint_every_epochs": 1, **config, "num_workers": context.world_size})
 
-        def trained(channel: Reports, name: str) -> Mapping[str, Any]:
+        def trained(channel, name):
             outcome = train(workload, complete, 5, context, channel, start_s=0.0, checkpoint_dir=folder / name)
             return outcome.environment
 
@@ -87,12 +78,12 @@ def check_resumed(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(tmp_path: Path, case: str) -> None:
+def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(tmp_path, case):
     check_resumed(case, tmp_path, cut_at=3, resumed_at=2, before=lambda context, folder: None)
 
 
-def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_have(tmp_path: Path) -> None:
-    def write_second(context: DistContext, folder: Path) -> None:
+def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_have(tmp_path):
+    def write_second(context, folder):
         if context.rank == 0:
             (first,) = folder.glob("rank0-*")
             first.with_name("rank0-step8.pt").write_bytes(first.read_bytes())

@@ -1,13 +1,10 @@
 """A study that is interrupted or killed: nothing goes on running, what was finished is kept, the rest is run later."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,16 +20,16 @@ WAYS = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
+def cli(tmp_path):
     return Cli(tmp_path)
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Faulty:
+def study(tmp_path):
     return Faulty(tmp_path, len(RATES))
 
 
-def interrupt_third_trial(cli: Cli, study: Faulty, flags: tuple[str, ...], send: Callable[[int], None]) -> int:
+def interrupt_third_trial(cli, study, flags, send):
     """Send a signal while the third trial is held; return the exit code."""
     with study.running(cli.start("study", "faulty.py", *flags)) as process:
         for _ in range(2):
@@ -42,7 +39,7 @@ def interrupt_third_trial(cli: Cli, study: Faulty, flags: tuple[str, ...], send:
         return process.wait(TIMEOUT_S)
 
 
-def check_rest(cli: Cli, study: Faulty, *command: str) -> None:
+def check_rest(cli, study, *command):
     """Run the rest; check that each point is in the store once, and that no trial was started that need not be."""
     study.hold_no_more()
     output = cli.done(*command)
@@ -53,9 +50,7 @@ def check_rest(cli: Cli, study: Faulty, *command: str) -> None:
 
 
 @WAYS
-def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
-    cli: Cli, study: Faulty, flags: tuple[str, ...]
-) -> None:
+def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(cli, study, flags):
     code = interrupt_third_trial(cli, study, flags, lambda pid: os.killpg(pid, signal.SIGINT))
     output = (cli.folder / "stdout").read_text()
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
@@ -71,9 +66,7 @@ def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
 
 
 @WAYS
-def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(
-    cli: Cli, study: Faulty, flags: tuple[str, ...]
-) -> None:
+def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cli, study, flags):
     code = interrupt_third_trial(cli, study, flags, lambda pid: os.kill(pid, signal.SIGKILL))
     assert code == -signal.SIGKILL
     cli.wait_for_its_processes()
@@ -83,7 +76,7 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(
 
 @pytest.mark.ray
 @pytest.mark.parametrize("sign", ["gcs_server", "starting a gang"])
-def test_ctrl_c_before_the_first_trial_ends_what_is_starting(cli: Cli, study: Faulty, sign: str) -> None:
+def test_ctrl_c_before_the_first_trial_ends_what_is_starting(cli, study, sign):
     study.hold_no_more()
     with cli.start("study", "faulty.py") as process:
         cli.wait(
@@ -99,7 +92,7 @@ def test_ctrl_c_before_the_first_trial_ends_what_is_starting(cli: Cli, study: Fa
     assert finished(cli.folder) == RATES and len(study.starts()) == 4 + num_starts
 
 
-def test_sigterm_while_a_study_is_planned_starts_nothing(cli: Cli, study: Faulty) -> None:
+def test_sigterm_while_a_study_is_planned_starts_nothing(cli, study):
     prepare = 'lambda config: ((FOLDER / "plans").touch(), __import__("time").sleep(600))'
     text = (cli.folder / "faulty.py").read_text()
     cli.write("faulty.py", text.replace("model=model", f"model=model, prepare={prepare}"))
@@ -111,10 +104,10 @@ def test_sigterm_while_a_study_is_planned_starts_nothing(cli: Cli, study: Faulty
     assert cli.processes() == {} and study.starts() == []
 
 
-def test_a_fork_server_ends_with_its_owner_and_removes_its_socket() -> None:
+def test_a_fork_server_ends_with_its_owner_and_removes_its_socket():
     code = "from raypar.run.ranks import ForkServer; s = ForkServer(); print(s.pid, s.address, flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as owner:  # type: ignore[call-overload]
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as owner:
         pid, address = owner.stdout.readline().split()
         assert is_running(int(pid)) and Path(address).exists()
         owner.kill()

@@ -1,7 +1,5 @@
 """`raypar study` from the shell: what it prints, what it keeps, what it does when asked again, and what it refuses."""
 
-from __future__ import annotations
-
 import io
 import re
 import tarfile
@@ -40,7 +38,7 @@ Done = tuple[Cli, str]
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def first(tmp_path_factory):
     """The study's first execution, on Ray."""
     cli = Cli(tmp_path_factory.mktemp("study"))
     cli.write("tiny.py", STUDY)
@@ -49,7 +47,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @pytest.mark.core
 @pytest.mark.ray
-def test_a_study_prints_its_trials_and_table_and_nothing_of_what_runs_beneath(first: Done) -> None:
+def test_a_study_prints_its_trials_and_table_and_nothing_of_what_runs_beneath(first):
     cli, output = first
     assert re.search(r"^tiny: 2 points, 4 trials$", output, re.MULTILINE) and "speedup" in output
     assert len(re.findall(r"^\[\d/4\] num_workers=[12] #[12]  trained ", output, re.MULTILINE)) == 4
@@ -59,7 +57,7 @@ def test_a_study_prints_its_trials_and_table_and_nothing_of_what_runs_beneath(fi
 
 @pytest.mark.core
 @pytest.mark.ray
-def test_whoever_knows_mlflow_finds_everything_in_it(first: Done) -> None:
+def test_whoever_knows_mlflow_finds_everything_in_it(first):
     cli, _ = first
     client = client_of(cli.folder)
     (parent,) = runs_of(cli.folder, "tiny", "execution")
@@ -85,7 +83,7 @@ def test_whoever_knows_mlflow_finds_everything_in_it(first: Done) -> None:
 
 
 @pytest.mark.ray
-def test_asked_again_it_runs_what_is_new_and_everything_is_read_from_the_store(first: Done) -> None:
+def test_asked_again_it_runs_what_is_new_and_everything_is_read_from_the_store(first):
     cli, output = first
     again = cli.done("study", "tiny.py")
     assert report_in(again) == report_in(cli.done("report", "tiny")) == report_in(output)
@@ -126,7 +124,7 @@ study = Study(
 '''
 
 
-def test_only_the_models_that_validation_chooses_see_the_test_set(tmp_path: Path) -> None:
+def test_only_the_models_that_validation_chooses_see_the_test_set(tmp_path):
     cli = Cli(tmp_path)
     cli.write("linear.py", KEPT)
     output = cli.done("study", "linear.py", "--no-ray")
@@ -144,7 +142,7 @@ def test_only_the_models_that_validation_chooses_see_the_test_set(tmp_path: Path
 
 
 @pytest.mark.ray
-def test_a_model_that_was_kept_on_another_machine_travels_with_its_result(fork_address: str, tmp_path: Path) -> None:
+def test_a_model_that_was_kept_on_another_machine_travels_with_its_result(fork_address, tmp_path):
     study = Study(workload=acting, name="ships", config={"keep_model": True})
     settings = settings_at(tmp_path, ships_artifacts=True)
     runner = TuneRunner(settings, owns_cluster=True, fork_address=fork_address)
@@ -158,7 +156,7 @@ def test_a_model_that_was_kept_on_another_machine_travels_with_its_result(fork_a
     assert shipped.keys() == left.keys() and all(torch.equal(shipped[key], left[key]) for key in left)
 
 
-def test_doctor_checks_everything_and_starts_ray(tmp_path: Path) -> None:
+def test_doctor_checks_everything_and_starts_ray(tmp_path):
     cli = Cli(tmp_path)
     done = cli.run("doctor")
     assert done.returncode == ("FAIL" in done.stdout) and not done.stderr  # a busy machine fails

@@ -1,7 +1,5 @@
 """A study in a terminal: a view that is drawn over and gone at the end, and what a closed terminal does to it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -12,8 +10,6 @@ import struct
 import subprocess
 import termios
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from faultlab import Faulty, next_held
@@ -26,7 +22,7 @@ SHOW, HIDE, ERASE = "\x1b[?25h", "\x1b[?25l", "\x1b[2K"
 class Terminal:
     """80 × 24, the controlling terminal of a study whose second trial is held; keeps all that is written."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, folder, **environment):
         self.cli, self.study, self.text = Cli(folder), Faulty(folder, 3), ""
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -48,19 +44,19 @@ class Terminal:
         pattern = r"1/3 trials, 1 running, 1 queued, [\d.]+ (ms|s|min)"
         until(lambda: re.search(pattern, self.text), lambda: self.text[-500:], TIMEOUT_S)
 
-    def _read(self) -> None:
+    def _read(self):
         with contextlib.suppress(OSError):  # the other end is gone
             while part := os.read(self.master, 65536):
                 self.text += part.decode(errors="replace")
 
-    def end(self) -> int:
+    def end(self):
         code = self.process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
         return code
 
 
 @pytest.fixture
-def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
+def terminal(request, tmp_path):
     opened = Terminal(tmp_path, **getattr(request, "param", {}))
     yield opened
     for pid in opened.cli.processes():
@@ -68,7 +64,7 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Termina
             os.kill(pid, signal.SIGKILL)
 
 
-def test_the_view_counts_the_trials_and_leaves_nothing_behind_but_the_report(terminal: Terminal) -> None:
+def test_the_view_counts_the_trials_and_leaves_nothing_behind_but_the_report(terminal):
     terminal.study.hold_no_more()
     terminal.study.go(terminal.study.held()[0])
     assert terminal.end() == 0
@@ -81,7 +77,7 @@ def test_the_view_counts_the_trials_and_leaves_nothing_behind_but_the_report(ter
 
 
 @pytest.mark.parametrize("terminal", [{"NO_COLOR": "1"}], indirect=True)
-def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_the_cursor_is_back(terminal: Terminal) -> None:
+def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_the_cursor_is_back(terminal):
     os.write(terminal.master, b"\x03")
     assert terminal.end() == 130
     left = terminal.text.rpartition(ERASE)[2]
@@ -91,7 +87,7 @@ def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_the_cursor_is_ba
     assert terminal.cli.processes() == {}
 
 
-def test_a_closed_terminal_ends_the_study_and_loses_no_finished_trial(terminal: Terminal) -> None:
+def test_a_closed_terminal_ends_the_study_and_loses_no_finished_trial(terminal):
     os.killpg(terminal.process.pid, signal.SIGHUP)  # as the kernel does when the window is closed
     os.close(terminal.master)
     assert terminal.process.wait(TIMEOUT_S) != 0  # which code, nobody is there to see

@@ -3,13 +3,10 @@
 The hosts are namespaces of this machine, with addresses, homes and ssh daemons of their own (needs root).
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import signal
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -43,7 +40,7 @@ print("runs " + json.dumps([[run.data.params, run.data.tags, run.info.status] fo
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster():
     with Lab(4, with_ssh=True) as lab:
         cluster = RayCluster(lab)
         assert cluster.make_token().stat().st_mode & 0o077 == 0
@@ -52,27 +49,27 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-def trials_of(cluster: RayCluster, study: str) -> list[tuple[dict[str, str], dict[str, str], str]]:
+def trials_of(cluster, study):
     """Return params, tags and status of a study's trials, as the head's MLflow server has them."""
     printed = cluster.run(HEAD, f"python {cluster.lab.folder / 'runs.py'} {MLFLOW} {study}")
     (line,) = [line for line in printed.splitlines() if line.startswith("runs ")]
     return [tuple(run) for run in json.loads(line.removeprefix("runs "))]
 
 
-def rows_of(cluster: RayCluster, study: str) -> list[dict[str, str]]:
+def rows_of(cluster, study):
     """Return what `raypar export` writes of a study's trials."""
     cluster.run(HEAD, f"raypar export {study} {study}.csv --tracking-uri {MLFLOW}")
     with (cluster.lab.home(HEAD) / f"{study}.csv").open() as table:
         return list(csv.DictReader(table))
 
 
-def write_study(cluster: RayCluster, host: int, name: str, text: str = STUDY) -> None:
+def write_study(cluster, host, name, text=STUDY):
     """Write a study in a folder of its own."""
     (cluster.lab.home(host) / name).mkdir()
     (cluster.lab.home(host) / name / f"{name}.py").write_text(text)
 
 
-def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster: RayCluster) -> None:
+def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster):
     study = "raypar study raypar/studies/quickstart.py --address auto"
     for command, words in (
         (study, ("the cluster asks for a token, and you have given none", "ray get-auth-token")),
@@ -84,7 +81,7 @@ def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster:
     assert not [host for host in range(1, cluster.num_workers + 1) if (cluster.lab.home(host) / ".mlflow").exists()]
 
 
-def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster: RayCluster) -> None:
+def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster):
     write_study(cluster, HEAD, "from_head")
     command = f"ray exec {cluster.file} 'raypar study from_head/from_head.py --address auto'"
     printed = " ".join(cluster.run(cluster.client, command).split())
@@ -99,7 +96,7 @@ def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster: RayClu
         assert row["environment.device_name"] == "cpu"
 
 
-def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster: RayCluster) -> None:
+def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster):
     flags = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
     write_study(cluster, HEAD, "where", STUDY.replace("grid(1, 2)", "grid(2)"))
     cluster.run(HEAD, f"raypar study where/where.py --set nodes=1,2 {flags}")
@@ -113,9 +110,7 @@ def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster: RayClu
     assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
 
 
-def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_the_same_mlflow(
-    cluster: RayCluster,
-) -> None:
+def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_the_same_mlflow(cluster):
     write_study(cluster, cluster.client, "from_head")
     tunnel = cluster.start(
         cluster.client,
@@ -135,14 +130,14 @@ def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_
     assert len(trials_of(cluster, "from_head")) == 6
 
 
-def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster: RayCluster) -> None:
+def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster):
     listening = cluster.run(HEAD, "ss -Hltn").split("\n")
     open_ports = {line.split()[3].rpartition(":")[2] for line in listening if line and "127.0.0.1:" not in line}
     assert {"5000", "8265"}.isdisjoint(open_ports)
     assert {"22", "6379", "10001"} <= open_ports
 
 
-def test_ray_down_ends_ray_on_every_host(cluster: RayCluster) -> None:
+def test_ray_down_ends_ray_on_every_host(cluster):
     cluster.run(cluster.client, f"ray down -y {cluster.file}")
     assert "raylet" not in cluster.run(HEAD, "ps -eo comm")
     for host in range(1, cluster.num_workers + 1):  # which end when they have missed the head for a minute

@@ -1,7 +1,5 @@
 """Every listening socket is for this machine only and asks for a token or a password, and no secret leaks."""
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import os
@@ -34,7 +32,7 @@ study = Study(workload=digits, space={"lr": grid(0.1, 0.2)}, num_repeats=1, conf
 """
 
 
-def status(url: str, host: str = "localhost", login: tuple[str, str] | None = None) -> int:
+def status(url, host="localhost", login=None):
     """Return the status of MLflow's answer to a request for a host name."""
     page = f"{url}/ajax-api/2.0/mlflow/experiments/search?max_results=1"
     with requests.Session() as session:
@@ -43,11 +41,11 @@ def status(url: str, host: str = "localhost", login: tuple[str, str] | None = No
 
 
 @pytest.mark.ray
-def test_a_private_ray_listens_on_this_machine_only_and_is_given_the_path_of_its_token(fork_address: str) -> None:
+def test_a_private_ray_listens_on_this_machine_only_and_is_given_the_path_of_its_token(fork_address):
     import ray
 
     @ray.remote(num_cpus=0)
-    def variables() -> dict[str, str]:
+    def variables():
         return dict(os.environ)
 
     seen = ray.get(variables.remote())
@@ -62,7 +60,7 @@ def test_a_private_ray_listens_on_this_machine_only_and_is_given_the_path_of_its
     assert not [p for p in psutil.Process().children(recursive=True) if token in command_line(p)]
 
 
-REFUSED: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
+REFUSED = (
     ({}, ("asks for a token, and you have given none", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
     ({"RAY_AUTH_TOKEN": "wrong-" * 4}, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
     ({"RAY_AUTH_MODE": "token"}, ("RAY_AUTH_MODE=token asks for a token, and there is none",)),
@@ -71,7 +69,7 @@ REFUSED: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
 
 
 @pytest.mark.ray
-def test_a_cluster_admits_only_those_with_its_token(tmp_path: Path) -> None:
+def test_a_cluster_admits_only_those_with_its_token(tmp_path):
     cli, home = Cli(tmp_path), tmp_path / "home"
     cli.write("good.py", GOOD)
     with ray_head(tmp_path, "--include-dashboard=false", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN) as (address, _):
@@ -90,7 +88,7 @@ def test_a_cluster_admits_only_those_with_its_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.mlflow
-def test_mlflows_page_answers_to_this_machines_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflows_page_answers_to_this_machines_names_only(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true")
     monkeypatch.delenv("MLFLOW_SERVER_ALLOWED_HOSTS", raising=False)
     with start_server(default_tracking_uri(tmp_path), tmp_path, port=23300) as server:
@@ -104,7 +102,7 @@ def test_mlflows_page_answers_to_this_machines_names_only(tmp_path: Path, monkey
 
 
 @pytest.mark.mlflow
-def test_a_page_for_others_is_announced_with_what_it_exposes(tmp_path: Path) -> None:
+def test_a_page_for_others_is_announced_with_what_it_exposes(tmp_path):
     cli = Cli(tmp_path)
     with cli.start("ui", "--host", "0.0.0.0", "--port", "23400") as process:
         cli.wait(process, lambda: "workflowType" in cli.output())
@@ -120,13 +118,13 @@ def test_a_page_for_others_is_announced_with_what_it_exposes(tmp_path: Path) -> 
 
 
 @pytest.mark.mlflow
-def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_else_can_read(tmp_path: Path) -> None:
+def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_else_can_read(tmp_path):
     pytest.importorskip("flask_wtf", reason="MLflow asks for passwords with raypar[cluster]")
     home, port = tmp_path / "home", free_port(23700)
     home.mkdir()
     url, pid_file = f"http://127.0.0.1:{port}", home / "mlflow" / "pid"
 
-    def start() -> str:
+    def start():
         env = {key: value for key, value in environment(HOME=str(home)).items() if not key.startswith("MLFLOW_")}
         command = [sys.executable, "-m", "raypar.track.server", "--port", str(port)]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=150).stdout
@@ -182,7 +180,7 @@ study = Study(workload=workload, space={"leaks": grid(False, True)}, num_repeats
 """
 
 
-def files_with(folder: Path, *secrets: str) -> list[str]:
+def files_with(folder, *secrets):
     matches = []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # sockets
@@ -193,9 +191,7 @@ def files_with(folder: Path, *secrets: str) -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
-def test_a_secret_of_the_environment_stays_there(
-    isolation: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_secret_of_the_environment_stays_there(isolation, tmp_path, tmp_path_factory):
     cli = Cli(tmp_path)
     cli.write("leaky.py", LEAKY)
     ray_folder = tmp_path_factory.mktemp("r")
@@ -204,7 +200,7 @@ def test_a_secret_of_the_environment_stays_there(
         variables["RAY_TMPDIR"] = str(ray_folder)
     is_over = threading.Event()
 
-    def look() -> list[str]:
+    def look():
         seen = []
         while not is_over.wait(0.02):  # some time for the study
             lines = map(command_line, psutil.process_iter())

@@ -1,10 +1,7 @@
 """Faults cost no finished trial: what is killed, lost or full; what failed is told apart, and the rest is run later."""
 
-from __future__ import annotations
-
 import itertools
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,23 +13,23 @@ from loops import acting
 from raypar import Study
 from raypar.run import ranks
 from raypar.run.local import LocalRunner
-from raypar.study.trial import FailureKind, TrialResult
+from raypar.study.trial import FailureKind
 
 Inject = Callable[[Faulty, int, str, int], None]
 Expected = dict[str, tuple[FailureKind | None, int]]
 
 
-def act(name: str) -> Inject:
+def act(name):
     return lambda study, driver, lr, rank: study.go(lr, name)
 
 
-def rank_killed(study: Faulty, driver: int, lr: str, rank: int) -> None:
+def rank_killed(study, driver, lr, rank):
     kill_rank(rank)
     study.go(lr)
 
 
-def killed(victim: str) -> Inject:
-    def inject(study: Faulty, driver: int, lr: str, rank: int) -> None:
+def killed(victim):
+    def inject(study, driver, lr, rank):
         kill(driver, victim)
         study.go(lr)
 
@@ -40,23 +37,21 @@ def killed(victim: str) -> Inject:
 
 
 # Faults of trials, one after the other; the kind of the failure, and how often the trial is started.
-IN_A_TRIAL: list[tuple[Inject, FailureKind | None, int]] = [
+IN_A_TRIAL = [
     (rank_killed, None, 2),
     (act("raise"), FailureKind.ERROR, 1),
     (act("ask for too much"), FailureKind.OUT_OF_MEMORY, 1),
 ]
 IN_RAY = [*IN_A_TRIAL[:2], (killed("Tune trainable"), None, 1)]
 # Each costs a start of a gang.
-WITH_THE_GANG: list[tuple[Inject, FailureKind | None, int]] = [
+WITH_THE_GANG = [
     (killed("gang controller"), None, 2),
     (killed("gang worker"), None, 2),
     (killed("broker"), None, 1),  # the next one counts anew
 ]
 
 
-def go_through(
-    study: Faulty, process: subprocess.Popen[str], faults: list[tuple[Inject, FailureKind | None, int]]
-) -> Expected:
+def go_through(study, process, faults):
     """Inject the faults; return what has to be in the store then, by learning rate."""
     expected = {}
     for inject, kind, attempts in faults:
@@ -66,11 +61,11 @@ def go_through(
     return expected
 
 
-def outcomes(results: dict[str, TrialResult]) -> Expected:
+def outcomes(results):
     return {lr: (result.failure and result.failure.kind, result.attempts) for lr, result in results.items()}
 
 
-def test_failures_in_a_trial_are_told_apart_and_cost_no_other(tmp_path: Path) -> None:
+def test_failures_in_a_trial_are_told_apart_and_cost_no_other(tmp_path):
     cli, study = Cli(tmp_path), Faulty(tmp_path, len(IN_A_TRIAL) + 1)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         expected = go_through(study, process, IN_A_TRIAL)
@@ -87,9 +82,7 @@ def test_failures_in_a_trial_are_told_apart_and_cost_no_other(tmp_path: Path) ->
     cli.wait_for_its_processes()
 
 
-def test_a_rank_that_the_kernel_kills_for_its_memory_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_not_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "num_memory_kills", itertools.count().__next__)
     study = Study(workload=acting, name="greedy", max_retries=1)
     with LocalRunner(settings_at(tmp_path)) as runner:
@@ -101,7 +94,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_not_tried_again(
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_study_in_ray_survives_kills_and_resume_runs_what_the_lost_head_left(tmp_path: Path) -> None:
+def test_a_study_in_ray_survives_kills_and_resume_runs_what_the_lost_head_left(tmp_path):
     cli, study = Cli(tmp_path), Faulty(tmp_path, len(IN_RAY) + 2)
     with study.running(cli.start("study", "faulty.py")) as process:
         expected = go_through(study, process, IN_RAY)
@@ -127,7 +120,7 @@ def test_a_study_in_ray_survives_kills_and_resume_runs_what_the_lost_head_left(t
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_cluster_that_loses_its_head_ends_the_study_and_the_next_one_runs_the_rest(tmp_path: Path) -> None:
+def test_a_cluster_that_loses_its_head_ends_the_study_and_the_next_one_runs_the_rest(tmp_path):
     cli, study = Cli(tmp_path), Faulty(tmp_path, 2)
     with (
         ray_head(tmp_path, "--include-dashboard=false", RAY_AUTH_MODE="disabled") as (address, head),
@@ -150,7 +143,7 @@ def test_a_cluster_that_loses_its_head_ends_the_study_and_the_next_one_runs_the_
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_gang_or_a_broker_that_is_lost_is_replaced_and_its_trial_run_again(tmp_path: Path) -> None:
+def test_a_gang_or_a_broker_that_is_lost_is_replaced_and_its_trial_run_again(tmp_path):
     cli, study = Cli(tmp_path), Faulty(tmp_path, len(WITH_THE_GANG) + 1)
     with study.running(cli.start("study", "faulty.py")) as process:
         expected = go_through(study, process, WITH_THE_GANG)

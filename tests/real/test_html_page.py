@@ -1,8 +1,6 @@
 """The HTML report in a real browser: what its scripts do, what it asks of the network, how it fits a phone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,24 +20,24 @@ Open = Callable[[str | Path], Page]
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Open]:
+def chromium():
     with browser() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     return written(tmp_path_factory.mktemp("page") / "report.html", "scaling", "out of memory")
 
 
 @pytest.fixture
-def page(chromium: Open, path: Path) -> Page:
+def page(chromium, path):
     opened = chromium(path)
     opened.until(DRAWN)
     return opened
 
 
-def written(path: Path, name: str, text: str) -> Path:
+def written(path, name, text):
     """Write the page of a study by this name, whose file, description, failures and values are this text."""
     trials = [
         replace(r, spec=replace(r.spec, point={**r.spec.point, "note": text})) for r in results(name=name, failure=text)
@@ -52,9 +50,7 @@ def written(path: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.core
-def test_every_figure_is_drawn_with_words_for_those_who_do_not_see_it_and_nothing_is_asked_for(
-    page: Page, path: Path
-) -> None:
+def test_every_figure_is_drawn_with_words_for_those_who_do_not_see_it_and_nothing_is_asked_for(page, path):
     num = page.run("document.querySelectorAll('figure[data-figure]').length")
     assert num >= 8
     named = (
@@ -66,7 +62,7 @@ def test_every_figure_is_drawn_with_words_for_those_who_do_not_see_it_and_nothin
     assert page.requests() == [path.as_uri()]
 
 
-def test_the_browser_sees_errors_and_requests(chromium: Open, tmp_path: Path) -> None:
+def test_the_browser_sees_errors_and_requests(chromium, tmp_path):
     path = tmp_path / "bad.html"
     path.write_text("<img src=a.png><script>console.error('logged'); throw new Error('thrown')</script>")
     page = chromium(path)
@@ -74,7 +70,7 @@ def test_the_browser_sees_errors_and_requests(chromium: Open, tmp_path: Path) ->
     assert page.requests() == [path.as_uri(), (tmp_path / "a.png").as_uri()]
 
 
-def test_a_table_sorts_by_keyboard_and_shows_the_rows_with_the_words_that_are_typed(page: Page) -> None:
+def test_a_table_sorts_by_keyboard_and_shows_the_rows_with_the_words_that_are_typed(page):
     heads = page.run("[...document.querySelectorAll('#all-trials th')].map(h => h.textContent)")
     column = heads.index("trained, s")
     button = f"document.querySelectorAll('#all-trials th button')[{column}]"
@@ -99,7 +95,7 @@ def test_a_table_sorts_by_keyboard_and_shows_the_rows_with_the_words_that_are_ty
     assert page.run("document.querySelector('[data-count]').textContent") == "1 of 19"
 
 
-def test_it_is_readable_in_light_and_dark_on_a_phone_and_printed(page: Page) -> None:
+def test_it_is_readable_in_light_and_dark_on_a_phone_and_printed(page):
     brightness = "getComputedStyle(document.{}).{}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765"
     for scheme in ("light", "dark"):
         page.emulate(prefers_color_scheme=scheme)
@@ -117,7 +113,7 @@ def test_it_is_readable_in_light_and_dark_on_a_phone_and_printed(page: Page) -> 
     page.until(fits, timeout_s=30)
 
 
-def test_without_scripts_tables_and_figures_are_there(chromium: Open, path: Path) -> None:
+def test_without_scripts_tables_and_figures_are_there(chromium, path):
     page = chromium("about:blank")
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(path)
@@ -126,7 +122,7 @@ def test_without_scripts_tables_and_figures_are_there(chromium: Open, path: Path
     assert page.run("getComputedStyle(document.querySelector('.filter')).display") == "none"
 
 
-def test_names_and_texts_of_a_study_do_nothing(chromium: Open, tmp_path: Path) -> None:
+def test_names_and_texts_of_a_study_do_nothing(chromium, tmp_path):
     page = chromium(written(tmp_path / "hostile.html", HOSTILE, HOSTILE))
     page.until(DRAWN)
     assert page.run("document.title") == HOSTILE

@@ -1,7 +1,5 @@
 """A study in MLflow, for whoever browses it there: names, data sets, the model, and pages in a real browser."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -34,7 +32,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "mlflow.md"
 
 
 @pytest.fixture(scope="module")
-def studied(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+def studied(tmp_path_factory):
     """Run a study in a folder."""
     cli = Cli(tmp_path_factory.mktemp("study"))
     cli.write("tiny.py", STUDY)
@@ -43,18 +41,17 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 
 @pytest.fixture(autouse=True)
-def store(studied: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def store(studied, monkeypatch):
     """Let MLflow's own functions see the store."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{studied.folder / 'mlflow.db'}")
 
 
-def models(cli: Cli) -> list[mlflow.entities.LoggedModel]:
+def models(cli):
     experiment = client_of(cli.folder).get_experiment_by_name("tiny")
-    assert experiment is not None
     return list(client_of(cli.folder).search_logged_models([experiment.experiment_id]))
 
 
-def documented(title: str) -> dict[str, str]:
+def documented(title):
     """Return the keys of the document's section, each with the last cell of its row."""
     section = DOCUMENT.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
@@ -63,10 +60,8 @@ def documented(title: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("kind", "title"), [("trial", "Metrics of a trial"), ("execution", "Metrics of an execution")])
-def test_every_metric_and_tag_is_documented_and_every_documented_metric_is_there(
-    studied: Cli, kind: str, title: str
-) -> None:
-    def unmatched(keys: set[str], patterns: set[str]) -> set[str]:
+def test_every_metric_and_tag_is_documented_and_every_documented_metric_is_there(studied, kind, title):
+    def unmatched(keys, patterns):
         return {key for key in keys if not any(fnmatchcase(key, pattern) for pattern in patterns)}
 
     runs = runs_of(studied.folder, "tiny", kind)
@@ -78,7 +73,7 @@ def test_every_metric_and_tag_is_documented_and_every_documented_metric_is_there
     assert unmatched(tags, set(documented("Tags"))) == set()
 
 
-def test_each_trial_names_its_data_sets(studied: Cli) -> None:
+def test_each_trial_names_its_data_sets(studied):
     client = client_of(studied.folder)
     trials = [client.get_run(run.info.run_id) for run in runs_of(studied.folder, "tiny", "trial")]
     named = [{i.tags[0].value: (i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs} for run in trials]
@@ -88,7 +83,7 @@ def test_each_trial_names_its_data_sets(studied: Cli) -> None:
     assert all(re.fullmatch(r"[0-9a-f]{16}", digest) for _, digest in named[0].values())
 
 
-def test_the_best_trial_s_model_comes_back_with_its_predictions_and_is_logged_once(studied: Cli) -> None:
+def test_the_best_trial_s_model_comes_back_with_its_predictions_and_is_logged_once(studied):
     (model,) = models(studied)
     client = client_of(studied.folder)
     trial = client.get_run(model.source_run_id)
@@ -97,9 +92,7 @@ def test_the_best_trial_s_model_comes_back_with_its_predictions_and_is_logged_on
     assert scores[trial.info.run_id] == max(scores.values())
     assert model.params["batch_size"] == trial.data.params["batch_size"]
 
-    assert digits.data is not None
     val = digits.data({}).val
-    assert val is not None
     loaded = mlflow.pytorch.load_model(f"models:/{model.model_id}")
     with torch.no_grad():
         assert (loaded(val.inputs).argmax(1) == val.targets).double().mean().item() == pytest.approx(best, abs=1e-9)
@@ -117,9 +110,8 @@ SHOWN = """Object.fromEntries([...document.querySelectorAll('.js-plotly-plot')].
     plot.data.reduce((sum, trace) => sum + (trace.x || []).length, 0)]))"""
 
 
-def test_the_charts_are_there_without_a_click(studied: Cli) -> None:
+def test_the_charts_are_there_without_a_click(studied):
     experiment = client_of(studied.folder).get_experiment_by_name("tiny")
-    assert experiment is not None
     with studied.start("ui", "--port", "22700") as process, browser() as chromium:
         try:
             studied.wait(process, lambda: "charts of tiny: " in studied.output())

@@ -1,7 +1,5 @@
 """A real MLflow server, and real deaths: of the server, and of the process that writes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.mlflow
 NAN = float("nan")
 
 
-def everything_once(uri: str, project, numbers) -> None:
+def everything_once(uri, project, numbers):
     """Check that the result of each number is in the store exactly once, whole, and under one execution."""
     store, client = Store(uri, project), connect(uri)
     assert sorted(r.spec.config["batch_size"] for r in store.results("mnist")) == list(numbers)
@@ -148,7 +146,7 @@ Store(uri, project).results("mnist")
 """
 
 
-def run_code(project, code) -> tuple[int, str, str]:
+def run_code(project, code):
     done = subprocess.run([sys.executable, "-c", START + code, project], capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 

@@ -3,13 +3,10 @@
 Rates and delays are checked from below only: a busy machine adds to every time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -55,7 +52,7 @@ lab.close()
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
+def lab():
     with Lab(3) as lab:
         for host in (1, 2):
             counter = lab.popen(host, [sys.executable, "-c", COUNTER], stdout=subprocess.PIPE, text=True)
@@ -63,14 +60,14 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def sent(lab: Lab, to: str, num_bytes: int, times: int = 1) -> tuple[float, float]:
+def sent(lab, to, num_bytes, times=1):
     """Send from host 0 so many times; return the shortest times of a connection's start and of all of it."""
     printed = [json.loads(lab.run(0, [sys.executable, "-c", SENDER, to, str(num_bytes)])) for _ in range(times)]
     assert {answer for answer, _, _ in printed} == {f"{num_bytes} from {lab.address(0)}"}
     return min(connected_s for _, connected_s, _ in printed), min(took_s for _, _, took_s in printed)
 
 
-def test_hosts_reach_each_other_by_address_and_by_name_and_see_only_their_own_processes(lab: Lab) -> None:
+def test_hosts_reach_each_other_by_address_and_by_name_and_see_only_their_own_processes(lab):
     lab.shape(Shape())
     for to in (lab.address(1), lab.address(2), "node2"):
         sent(lab, to, 100_000)
@@ -80,7 +77,7 @@ def test_hosts_reach_each_other_by_address_and_by_name_and_see_only_their_own_pr
     assert "1" in seen and len(seen) < 10 and psutil.pid_exists(lab.host_pid(0))
 
 
-def test_a_delay_is_added_to_each_way_and_taken_off_again(lab: Lab) -> None:
+def test_a_delay_is_added_to_each_way_and_taken_off_again(lab):
     lab.shape(Shape(delay_s=0.04))
     assert sent(lab, lab.address(2), 200_000, times=3)[0] >= 0.08
     lab.shape(Shape())
@@ -88,7 +85,7 @@ def test_a_delay_is_added_to_each_way_and_taken_off_again(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.002])
-def test_a_rate_limits_both_ends_of_every_link(lab: Lab, delay_s: float) -> None:
+def test_a_rate_limits_both_ends_of_every_link(lab, delay_s):
     rate_bit_per_s, num_bytes = 20e6, 2_000_000
     lab.shape(Shape(rate_bit_per_s, delay_s))
     for where, device in [(None, f"port{i}") for i in range(3)] + [(i, "eth0") for i in range(3)]:
@@ -101,7 +98,7 @@ def test_a_rate_limits_both_ends_of_every_link(lab: Lab, delay_s: float) -> None
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
-def test_nothing_of_a_lab_is_left_when_it_is_closed_or_its_process_is_killed(is_killed: bool, tmp_path: Path) -> None:
+def test_nothing_of_a_lab_is_left_when_it_is_closed_or_its_process_is_killed(is_killed, tmp_path):
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(HERE.parent)}
     links = subprocess.check_output(["ip", "-j", "link"])
     with psutil.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1, text=True, env=env) as owner:

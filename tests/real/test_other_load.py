@@ -1,10 +1,7 @@
 """Other load on the machine while a trial is timed is measured, and the report says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from harness import settings_at
@@ -13,8 +10,8 @@ from loops import acting, train_func
 from raypar import Study, Workload
 from raypar.analysis.analyse import analyse
 from raypar.run.local import LocalRunner
-from raypar.run.runner import Event, TrialEnded, TrialReported
-from raypar.study.trial import TrialResult, TrialState
+from raypar.run.runner import TrialEnded, TrialReported
+from raypar.study.trial import TrialState
 from raypar.track.runs import result_from_tags, result_tags
 from raypar.train.affinity import allowed_cores
 
@@ -30,11 +27,11 @@ STUDIES = {
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
-def test_a_busy_machine_is_measured_and_reported(study: Study, tmp_path: Path) -> None:
-    spinning: list[subprocess.Popen[bytes]] = []  # one for every core, bound to none
-    results: list[TrialResult] = []
+def test_a_busy_machine_is_measured_and_reported(study, tmp_path):
+    spinning = []  # one for every core, bound to none
+    results = []
 
-    def listen(event: Event) -> None:
+    def listen(event):
         if isinstance(event, TrialReported) and not spinning:
             spinning.extend(subprocess.Popen(SPIN, stdout=subprocess.PIPE) for _ in allowed_cores())
             for process in spinning:

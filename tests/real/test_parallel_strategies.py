@@ -1,46 +1,42 @@
 """Ranks hold and send what their strategy says, beside giving the right losses."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
-from torch import Tensor, nn
+from torch import nn
 
 from raypar import Workload
 from raypar.parallel import ddp
-from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Strategy, Task, build_strategy
+from raypar.parallel.strategy import Batch, ForwardBackward, Task, build_strategy
 from raypar.study.options import resolve
 
 NUM_STEPS = 5
 PASS = ForwardBackward(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
 
 
-def _normalised() -> nn.Module:
+def _normalised():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, 3)).double()
     model.append(nn.Linear(3, 3).double().requires_grad_(False))  # frozen: part of no gradient
     return model
 
 
-def _deep() -> nn.Module:
+def _deep():
     torch.manual_seed(1)
     layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(8, 3)).double()
 
 
-def _built(context: DistContext, make: Callable[[], nn.Module], **config: Any) -> Strategy:
-    workload = Workload(name="own", model=lambda _: make(), data=lambda _: None)  # type: ignore[arg-type,return-value]
+def _built(context, make, **config):
+    workload = Workload(name="own", model=lambda _: make(), data=lambda _: None)
     complete = resolve(workload, {"num_workers": context.world_size, **config})
     sample = torch.randn(2, 6 if make is _normalised else 8, dtype=torch.float64)
     return build_strategy(Task(workload, complete, make(), sample, context))
 
 
-def _batches(num_features: int, context: DistContext) -> Iterator[Batch]:
+def _batches(num_features, context):
     """Yield a rank's half of the same batches for all."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(NUM_STEPS):
@@ -49,7 +45,7 @@ def _batches(num_features: int, context: DistContext) -> Iterator[Batch]:
         yield Batch(inputs[context.rank], targets[context.rank], 1.0, 10)
 
 
-def _step(strategy: Strategy, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+def _step(strategy, batch, optimizer):
     optimizer.zero_grad()
     strategy.forward_backward(batch, PASS)
     strategy.sync_gradients()
@@ -58,7 +54,7 @@ def _step(strategy: Strategy, batch: Batch, optimizer: torch.optim.Optimizer) ->
     strategy.sync_weights()
 
 
-def _side_by_side(context: DistContext) -> None:
+def _side_by_side(context):
     names = ("ddp", "gather_broadcast")
     strategies = {name: _built(context, _normalised, strategy=name) for name in names}
     optimizers = {name: torch.optim.Adam(s.parameter_groups(), lr=0.01) for name, s in strategies.items()}
@@ -76,17 +72,17 @@ def _side_by_side(context: DistContext) -> None:
         assert torch.equal(copied, value)  # to the bit, batch norm's means as well
 
 
-def test_gather_and_broadcast_gives_the_weights_of_all_reduce_after_every_step() -> None:
+def test_gather_and_broadcast_gives_the_weights_of_all_reduce_after_every_step():
     on_ranks(_side_by_side, 2)
 
 
-def _held(strategy: Strategy) -> int:
+def _held(strategy):
     """Return the number of weights that a rank has in memory to train."""
     parameters = [p for group in strategy.parameter_groups() for p in group["params"]]
     return sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in parameters)
 
 
-def _holdings(context: DistContext) -> dict[str, tuple[int, int]]:
+def _holdings(context):
     measured = {}
     for name in ("ddp", "fsdp", "tensor", "pipeline", "hybrid"):
         sizes = {"tensor_size": 2, "pipeline_size": 2} if name == "hybrid" else {}
@@ -95,7 +91,7 @@ def _holdings(context: DistContext) -> dict[str, tuple[int, int]]:
     return measured
 
 
-def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them() -> None:
+def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them():
     every, last = 4 * (64 + 8) + 27, 27
     ranks = on_ranks(_holdings, 4)
     assert all(averaged == every for rank in ranks for _, averaged in rank.values())
@@ -108,16 +104,16 @@ def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them() -> 
     assert sum(held["hybrid"]) == 2 * 2 * (32 + 4 + 32 + 8) + 2 * last
 
 
-def _sent(context: DistContext) -> dict[str, list[int]]:
+def _sent(context):
     """Return the size of every bucket of one step."""
-    sizes: list[int] = []
+    sizes = []
     inner = ddp._Compression.__call__
 
-    def spy(self: Any, bucket: Any) -> Any:
+    def spy(self, bucket):
         sizes.append(bucket.buffer().numel())
         return inner(self, bucket)
 
-    ddp._Compression.__call__ = spy  # type: ignore[method-assign]
+    ddp._Compression.__call__ = spy
     measured = {}
     for name, config in {
         "fused": {"overlap": False},
@@ -130,18 +126,18 @@ def _sent(context: DistContext) -> dict[str, list[int]]:
             sizes.clear()
             _step(strategy, batch, optimizer)
         measured[name] = list(sizes)
-    ddp._Compression.__call__ = inner  # type: ignore[method-assign]
+    ddp._Compression.__call__ = inner
     return measured
 
 
-def test_gradients_are_fused_as_the_options_say() -> None:
+def test_gradients_are_fused_as_the_options_say():
     for sizes in on_ranks(_sent, 2):
         assert sizes["fused"] == [315]
         assert sorted(sizes["unfused"]) == sorted([64, 8] * 4 + [24, 3])
         assert sizes["unfused"] == sizes["unfused, overlapping"]
 
 
-def _local(context: DistContext) -> list[bool]:
+def _local(context):
     """Return for each step whether this rank has rank 0's weights after it."""
     strategy = _built(context, _deep, strategy="local_sgd", sync_every=3)
     optimizer, equal = torch.optim.SGD(strategy.parameter_groups(), lr=0.1), []
@@ -151,14 +147,14 @@ def _local(context: DistContext) -> list[bool]:
         first = weights.clone()
         dist.broadcast(first, src=0)
         equal.append(torch.equal(first, weights))
-        mean: Tensor = weights.clone()
+        mean = weights.clone()
         dist.all_reduce(mean)
         averaged = nn.utils.parameters_to_vector(strategy.full_model().parameters())
         torch.testing.assert_close(averaged, mean / 2)
     return equal
 
 
-def test_local_sgd_averages_every_so_many_steps_and_evaluates_the_average() -> None:
+def test_local_sgd_averages_every_so_many_steps_and_evaluates_the_average():
     first, other = on_ranks(_local, 2)
     assert first == [True] * NUM_STEPS  # the others are compared with rank 0
     assert other == [False, False, True, False, False]

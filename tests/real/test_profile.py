@@ -1,26 +1,19 @@
 """Profiles of real ranks: their records, what the command line shows of them, and the links between ranks."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import Cli, client_of, report_in, runs_of
 from ranks import Reports, on_ranks
-from torch import Tensor, nn
+from torch import nn
 
-from raypar import Workload
-from raypar.analysis.breakdown import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS, Profile, profile_of
+from raypar.analysis.breakdown import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS, profile_of
 from raypar.errors import RayparError
-from raypar.parallel.strategy import DistContext
 from raypar.predict.network import all_reduce_cost, fit_network
 from raypar.predict.probe import probe_all_reduces
 from raypar.study.options import resolve
@@ -29,13 +22,11 @@ from raypar.train.job import NO_PROFILING, Profiling
 from raypar.train.loop import train
 from raypar.workloads import digits, wide_mlp
 
-SIZE: Mapping[str, Any] = {"batch_size": 64, "width": 64, "num_layers": 3}
+SIZE = {"batch_size": 64, "width": 64, "num_layers": 3}
 TRACES = ["rank0.trace.json.gz", "rank1.trace.json.gz"]
 
 
-def recorded_by(
-    context: DistContext, workload: Workload, how: Profiling, chosen: Mapping[str, Any], folder: Path | None = None
-) -> tuple[Mapping[str, Any], Reports]:
+def recorded_by(context, workload, how, chosen, folder=None):
     """Return what a rank records of a training, and its reports."""
     reports = Reports()
     config = resolve(workload, {"epochs": 1, **chosen, "num_workers": context.world_size})
@@ -43,12 +34,11 @@ def recorded_by(
     return outcome.profile, reports
 
 
-def profiled(chosen: Mapping[str, Any], workload: Workload = wide_mlp, num_ranks: int = 2, steps: int = 8) -> Profile:
+def profiled(chosen, workload=wide_mlp, num_ranks=2, steps=8):
     """Return the profile of a trial that does nothing else."""
     how = Profiling(steps, instead_of_training=True)
     recordings = on_ranks(lambda context: recorded_by(context, workload, how, chosen)[0], num_ranks)
     profile = profile_of(recordings, resolve(workload, {**chosen, "num_workers": num_ranks}))
-    assert profile is not None
     for rank in profile.ranks:
         assert sum(rank.parts.values()) == pytest.approx(rank.step_s)
         assert all(seconds >= 0 for seconds in rank.parts.values())
@@ -58,11 +48,11 @@ def profiled(chosen: Mapping[str, Any], workload: Workload = wide_mlp, num_ranks
 class Slow(nn.Module):
     """Repeat a rank's share of the work on rank 1."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.hidden, self.last = nn.Linear(64, 256), nn.Linear(256, 10)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = torch.relu(self.hidden(x))
         if dist.is_initialized() and dist.get_rank() == 1:
             with torch.no_grad():
@@ -71,10 +61,10 @@ class Slow(nn.Module):
         return self.last(x)
 
 
-def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path: Path) -> None:
+def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path):
     chosen = {"hidden_size": 32, "batch_size": 256}
 
-    def both(context: DistContext) -> tuple[Any, Any]:
+    def both(context):
         plain = recorded_by(context, digits, NO_PROFILING, chosen)
         return plain, recorded_by(context, digits, Profiling(4), chosen, tmp_path)
 
@@ -94,7 +84,7 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path: P
         assert {"raypar:step", "raypar:data", "raypar:forward", "raypar:backward", "gloo:all_reduce"} <= names
 
 
-def test_one_rank_computes_and_waits_for_nobody() -> None:
+def test_one_rank_computes_and_waits_for_nobody():
     profile = profiled(SIZE, num_ranks=1)
     (rank,) = profile.ranks
     assert all(rank.parts[part] > 0 for part in (FORWARD, BACKWARD, OPTIMIZER))
@@ -102,7 +92,7 @@ def test_one_rank_computes_and_waits_for_nobody() -> None:
     assert profile.utilisation is not None and 0 < profile.utilisation < 1
 
 
-def test_who_is_fast_waits_for_who_is_slow() -> None:
+def test_who_is_fast_waits_for_who_is_slow():
     slow = replace(digits, name="slow", model=lambda config: Slow())
     profile = profiled({"batch_size": 256}, slow)
     fast, late = profile.ranks
@@ -111,13 +101,13 @@ def test_who_is_fast_waits_for_who_is_slow() -> None:
     assert late.parts[FORWARD] > 3 * fast.parts[FORWARD]
 
 
-def test_without_overlap_hardly_any_communication_is_hidden() -> None:
+def test_without_overlap_hardly_any_communication_is_hidden():
     share = profiled({**SIZE, "width": 512, "overlap": False}, steps=12).mean.hidden_share
     assert share is not None and share < 0.2
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor", "gather_broadcast", "local_sgd", "pipeline"])
-def test_every_strategy_can_be_looked_into(strategy: str) -> None:
+def test_every_strategy_can_be_looked_into(strategy):
     profile = profiled({**SIZE, "strategy": strategy, "sync_every": 4})
     waits = BUBBLE if strategy == "pipeline" else COMMUNICATION
     assert all(rank.parts[part] > 0 for rank in profile.ranks for part in (waits, FORWARD, BACKWARD))
@@ -140,13 +130,13 @@ study = Study(
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
+def cli(tmp_path):
     cli = Cli(tmp_path)
     cli.write("tiny.py", STUDY)
     return cli
 
 
-def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(cli: Cli) -> None:
+def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(cli):
     output = cli.done("study", "tiny.py", "--profile", "--no-ray")
     section = output[output.index("Where a step's time goes") :]
     assert len(re.findall(r"^  num_workers=[12] .* %$", section, re.MULTILINE)) == 2
@@ -163,7 +153,7 @@ def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(c
     assert report_in(cli.done("report", "tiny")) == report_in(output)
 
 
-def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(cli: Cli) -> None:
+def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(cli):
     output = cli.done("profile", "tiny.py", "--no-ray", "--set", "num_workers=2", "--steps", "6")
     assert re.search(r"^ +rank 0 +rank 1$", output, re.MULTILINE)
     assert re.search(r"^backward pass +[\d.]+ ms +\d+ %", output, re.MULTILINE)
@@ -175,7 +165,7 @@ def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(c
     assert cli.run("report", "tiny").returncode == 2  # it has no trial of its own
 
 
-def test_all_reduces_between_two_ranks_measure_a_network(tmp_path: Path) -> None:
+def test_all_reduces_between_two_ranks_measure_a_network(tmp_path):
     samples = probe_all_reduces(2, tmp_path)
     assert len(samples) > 4 and all(seconds > 0 for _, seconds in samples)
     largest, seconds = samples[-1]
@@ -183,7 +173,7 @@ def test_all_reduces_between_two_ranks_measure_a_network(tmp_path: Path) -> None
     assert seconds / 10 < all_reduce_cost(largest, 2, fit_network(samples, 2)).total_s < 10 * seconds
 
 
-def test_all_reduces_between_more_ranks_than_cores_are_refused_with_a_hint(tmp_path: Path) -> None:
+def test_all_reduces_between_more_ranks_than_cores_are_refused_with_a_hint(tmp_path):
     with pytest.raises(RayparError, match="can't be measured on") as caught:
         probe_all_reduces(len(allowed_cores()) + 1, tmp_path)
     assert caught.value.hint and "--network" in caught.value.hint and not list(tmp_path.iterdir())

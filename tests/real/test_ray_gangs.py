@@ -1,14 +1,10 @@
 """Gangs on a real Ray: kept warm over blocks, replaced where they die, stopped by schedulers, evicted by others."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +16,7 @@ from raypar.run.ranks import ForkServer
 from raypar.run.runner import GangReady, GangStarting, TrialRetried, TrialStarted
 from raypar.run.tune import TuneRunner
 from raypar.signals import is_running
-from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import FailureKind, TrialState
 from raypar.train.affinity import allowed_cores
 
 pytestmark = pytest.mark.ray
@@ -30,25 +26,25 @@ RunIn = Callable[..., RunEvents]
 
 
 @pytest.fixture
-def on_ray(fork_address: str, tmp_path: Path) -> RunIn:
-    def run_(study: Study, specs: tuple[TrialSpec, ...] = (), **how: Any) -> RunEvents:
+def on_ray(fork_address, tmp_path):
+    def run_(study, specs=(), **how):
         how = {"owns_cluster": True, "fork_address": fork_address, **how}
         return run(TuneRunner(settings_at(tmp_path), **how), study, specs)
 
     return run_
 
 
-def gang_of(result: TrialResult) -> tuple[str, int]:
+def gang_of(result):
     """Return the gang, and the trial's number in it."""
     return result.environment["gang"], result.environment["nth_in_gang"]
 
 
-def train_workers() -> list[psutil.Process]:
+def train_workers():
     """Return the workers of the gangs of this process's Ray."""
     return [p for p in psutil.Process().children(recursive=True) if "TrainWorker" in command_line(p)]
 
 
-def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_own(on_ray: RunIn) -> None:
+def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_own(on_ray):
     space = {"num_workers": grid(1, 2), "lr": grid(0.1, 0.2)}
     study = Study(workload=acting, name="warm", space=space, num_repeats=2)
     specs = study.trials()
@@ -69,17 +65,15 @@ def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_ow
 
 
 @pytest.mark.parametrize("victim", ["worker", "rank", "fork server"])
-def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(
-    on_ray: RunIn, tmp_path: Path, victim: str
-) -> None:
+def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(on_ray, tmp_path, victim):
     study = Study(workload=acting, name="killed", max_retries=1)
     scratch = tmp_path / "waits"
-    points: list[dict[str, Any]] = [{}, {"act": "wait", "scratch": str(scratch)}, {"lr": 0.2}]
+    points = [{}, {"act": "wait", "scratch": str(scratch)}, {"lr": 0.2}]
     before, waits, after = (study.trial({"num_workers": 2, **p}, 0, order=i) for i, p in enumerate(points))
 
     with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, ThreadPoolExecutor() as pool:
 
-        def kill() -> None:
+        def kill():
             until(scratch.exists, "the trial to be under way")
             rank = int(scratch.read_text())
             workers = train_workers()
@@ -104,7 +98,7 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(
         assert victim == "fork server" or "gang was lost" in retried.reason
 
 
-def test_a_searcher_and_a_scheduler_that_stops_trials_early_use_one_warm_gang(on_ray: RunIn) -> None:
+def test_a_searcher_and_a_scheduler_that_stops_trials_early_use_one_warm_gang(on_ray):
     pytest.importorskip("optuna")
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
@@ -125,20 +119,20 @@ def test_a_searcher_and_a_scheduler_that_stops_trials_early_use_one_warm_gang(on
     assert all((len(result.reports) == 4) == (result.state is TrialState.FINISHED) for result in results)
     assert len(events.of(GangStarting)) == 1
     assert [gang_of(result)[1] for result in results] == list(range(1, 13))
-    best = max(results, key=lambda result: float(result.spec.config["lr"]))  # type: ignore[arg-type]
+    best = max(results, key=lambda result: float(result.spec.config["lr"]))
     assert [report["of_epoch"] for report in best.reports] == [1, 2, 3, 4]
 
 
-def test_a_search_draws_the_same_for_the_same_seed_and_goes_on_where_it_was(on_ray: RunIn) -> None:
+def test_a_search_draws_the_same_for_the_same_seed_and_goes_on_where_it_was(on_ray):
     space = {"lr": uniform(0.1, 1), "weight_decay": loguniform(1e-6, 1e-3), "num_samples": randint(64, 200)}
     too_wide = NUM_CORES + 1  # refused without a gang, which would take long to start
 
-    def search(num_trials: int, done: tuple[TrialSpec, ...] = (), **fields: Any) -> list[TrialResult]:
+    def search(num_trials, done=(), **fields):
         fields = {"space": space, "config": {"num_workers": too_wide}, **fields}
         study = Study(workload=acting, name="search", num_trials=num_trials, seed=4, max_concurrent_trials=2, **fields)
         return on_ray(study, done).results
 
-    def points_of(results: list[TrialResult]) -> set[tuple[Any, ...]]:  # two at a time start in any order
+    def points_of(results):  # two at a time start in any order
         return {tuple(result.spec.point.values()) for result in results}
 
     results = search(3)

@@ -1,12 +1,9 @@
 """Contract of every runner: each trial ends once and whole, and neither its failure nor its dirt reaches the next."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +15,7 @@ from raypar.run.local import LocalRunner
 from raypar.run.runner import TrialEnded, TrialReported, TrialRetried, TrialStarted
 from raypar.run.tune import TuneRunner
 from raypar.signals import is_running
-from raypar.study.trial import FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import FailureKind, TrialSpec, TrialState
 from raypar.train.affinity import CAN_PIN, allowed_cores
 
 MAX_RETRIES = 1
@@ -26,7 +23,7 @@ EPOCHS = 2
 CHECKPOINTED = {"epochs": 4, "dropout": 0.3, "optimizer": "adam", "lr": 0.01, "num_workers": 2}
 CHECKPOINTED["checkpoint_every_epochs"] = 1
 # In this order; every trial that ends badly or leaves something has one after it that must not notice.
-TRIALS: dict[str, dict[str, Any]] = {
+TRIALS = {
     "clean": {"dropout": 0.5},
     "raises": {"act": "raise", "num_workers": 2},
     "after it raised": {"num_workers": 2},
@@ -45,11 +42,11 @@ RunIn = Callable[..., RunEvents]
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.core])])
-def run_in(request: pytest.FixtureRequest) -> RunIn:
+def run_in(request):
     """Runs a study in a folder with the runner under test."""
     address = request.getfixturevalue("fork_address") if request.param == "ray" else ""
 
-    def run_(study: Study, specs: list[TrialSpec], folder: Path, **settings: Any) -> RunEvents:
+    def run_(study, specs, folder, **settings):
         made = settings_at(folder, **settings)
         if request.param == "ray":
             return run(TuneRunner(made, owns_cluster=True, fork_address=address), study, specs)
@@ -67,17 +64,17 @@ class Run:
     events: RunEvents
     folder: Path
 
-    def __getitem__(self, name: str) -> TrialResult:
+    def __getitem__(self, name):
         return self.events.result(self.specs[name])
 
-    def log(self, name: str, attempt: int = 1) -> list[Any]:
+    def log(self, name, attempt=1):
         """Return what rank 0 wrote: first the state of its process before it trained."""
         path = self.folder / "logs" / self.specs[name].identity / f"attempt{attempt}-rank0.log"
         return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")
-def study_run(run_in: RunIn, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def study_run(run_in, tmp_path_factory):
     folder = tmp_path_factory.mktemp("contract")
     study = Study(workload=acting, name="contract", max_retries=MAX_RETRIES, config={"epochs": EPOCHS})
     specs = {}
@@ -87,7 +84,7 @@ def study_run(run_in: RunIn, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(specs, run_in(study, list(specs.values()), folder), folder)
 
 
-def test_every_trial_starts_then_reports_then_ends_once_in_its_order(study_run: Run) -> None:
+def test_every_trial_starts_then_reports_then_ends_once_in_its_order(study_run):
     assert [result.spec for result in study_run.events.results] == list(study_run.specs.values())
     for name, spec in study_run.specs.items():
         kinds = [type(event) for event in study_run.events.about(spec)]
@@ -97,7 +94,7 @@ def test_every_trial_starts_then_reports_then_ends_once_in_its_order(study_run: 
 
 
 @pytest.mark.parametrize("name", ["clean", "after it raised"])
-def test_a_finished_trial_comes_whole(study_run: Run, name: str) -> None:
+def test_a_finished_trial_comes_whole(study_run, name):
     result, spec = study_run[name], study_run.specs[name]
     num_workers = spec.placement.num_workers
     assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 1, None)
@@ -122,7 +119,7 @@ def test_a_finished_trial_comes_whole(study_run: Run, name: str) -> None:
         assert len(cores) == len(set(cores)) == num_workers and set(cores) <= set(allowed_cores())
 
 
-def test_a_trial_that_raises_fails_with_its_traceback_and_its_log_and_is_not_retried(study_run: Run) -> None:
+def test_a_trial_that_raises_fails_with_its_traceback_and_its_log_and_is_not_retried(study_run):
     result = study_run["raises"]
     failure = result.failure
     assert (result.state, result.attempts) == (TrialState.FAILED, 1)
@@ -133,7 +130,7 @@ def test_a_trial_that_raises_fails_with_its_traceback_and_its_log_and_is_not_ret
     assert study_run.specs["raises"] not in [event.spec for event in study_run.events.of(TrialRetried)]
 
 
-def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run: Run) -> None:
+def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run):
     result, spec = study_run["dies"], study_run.specs["dies"]
     failure = result.failure
     assert (result.state, result.attempts) == (TrialState.FAILED, 1 + MAX_RETRIES)
@@ -145,7 +142,7 @@ def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run
     assert "SIGKILL" in retried.reason
 
 
-def test_a_second_attempt_finishes_a_trial_and_the_trials_after_bad_ones_are_fine(study_run: Run) -> None:
+def test_a_second_attempt_finishes_a_trial_and_the_trials_after_bad_ones_are_fine(study_run):
     result = study_run["heals"]
     assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 2, None)
     assert [report["epoch"] for report in result.reports] == [1, 2]  # none of the first attempt's
@@ -154,7 +151,7 @@ def test_a_second_attempt_finishes_a_trial_and_the_trials_after_bad_ones_are_fin
         assert (study_run[name].state, study_run[name].attempts) == (TrialState.FINISHED, 1)
 
 
-def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(study_run: Run) -> None:
+def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(study_run):
     one, other = study_run["goes on"], study_run["goes on after a fall"]
     assert (one.attempts, other.attempts, other.state) == (1, 2, TrialState.FINISHED)
     assert other.environment["resumed_at_epoch"] == [2, 2] and "resumed_at_epoch" not in one.environment
@@ -166,7 +163,7 @@ def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(study_ru
     assert not list(study_run.folder.rglob("*.pt"))
 
 
-def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run: Run) -> None:
+def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run):
     assert study_run["soils"].state is TrialState.FINISHED
     assert losses(study_run["after it soiled"]) == losses(study_run["clean"])
     before, after = (study_run.log(name)[0] for name in ("clean", "after it soiled"))
@@ -175,7 +172,7 @@ def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run: Run)
     assert (after["dtype"], after["grad"], after["threads"], after["dirt"]) == ("torch.float32", True, 1, "")
 
 
-def test_the_processes_that_a_trial_started_end_with_it(study_run: Run) -> None:
+def test_the_processes_that_a_trial_started_end_with_it(study_run):
     states = {name: study_run[name].state for name in ("strays", "strays and dies")}
     assert states == {"strays": TrialState.FINISHED, "strays and dies": TrialState.FAILED}
     strays = [line["stray"] for name in states for line in study_run.log(name) if "stray" in line]
@@ -184,7 +181,7 @@ def test_the_processes_that_a_trial_started_end_with_it(study_run: Run) -> None:
     until(lambda: not any(map(is_running, [*strays, *ranks])), "the end of a trial's processes")
 
 
-def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit(run_in: RunIn, study_run: Run, tmp_path: Path) -> None:
+def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit(run_in, study_run, tmp_path):
     study = Study(workload=acting, name="contract", config={"epochs": EPOCHS})
     specs = [study_run.specs["clean"], study_run.specs["after it raised"]]
     events = run_in(study, specs, tmp_path, isolation="fresh")
@@ -195,7 +192,7 @@ def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit(run_in: RunIn, stu
 @pytest.mark.skipif(
     not CAN_PIN or not {0, 1} <= set(allowed_cores()), reason="needs cores 0 and 1, and to bind processes to them"
 )
-def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in: RunIn, tmp_path: Path) -> None:
+def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in, tmp_path):
     study = Study(workload=acting, name="pinned", max_retries=0)
     points = [
         {"cpu_affinity": (1,)},
@@ -214,7 +211,7 @@ def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in: RunIn
     assert failure.message.startswith("there is no core 4000: the machine's are 0-")
 
 
-def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in: RunIn, tmp_path: Path) -> None:
+def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in, tmp_path):
     study = Study(workload=acting, name="hanging", max_retries=0)
     points = [{"act": "hang", "num_workers": 2}, {"num_workers": 2}]
     hangs, next_one = (study.trial(point, 0, order=i) for i, point in enumerate(points))
@@ -227,7 +224,7 @@ def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in: RunIn, tmp
     assert events.result(next_one).state is TrialState.FINISHED
 
 
-def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in: RunIn, tmp_path: Path) -> None:
+def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in, tmp_path):
     config = {"lr": 0.1, "num_epochs": 3, "batch": 32}
     study = Study(workload=Workload.from_train_loop(train_func), name="loop", config=config, max_retries=0)
     one, two = (study.trial({"num_workers": n}, 0, order=n) for n in (1, 2))

@@ -3,8 +3,6 @@
 Run with a folder, it is the study in a process of its own, and leaves ``trials.json`` there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import psutil
@@ -23,7 +20,7 @@ from raypar.study.trial import TrialResult
 NUM_CPUS = 4
 
 
-def meet(config: dict[str, Any]) -> None:
+def meet(config):
     """Wait until all others that are to run at the same time have been here."""
     folder, ends_s = Path(config["folder"]), time.monotonic() + 60
     if config["name"] == "lost":
@@ -38,13 +35,13 @@ def meet(config: dict[str, Any]) -> None:
         time.sleep(0.02)
 
 
-def main(folder: Path) -> None:
+def main(folder):
     os.environ["RAY_AUTH_MODE"] = "disabled"
     from ray.cluster_utils import Cluster
 
     from raypar import Study, Workload
     from raypar.run.cluster import TRAIN_ENVIRONMENT, joined_cluster
-    from raypar.run.runner import ClusterChanged, Event, TrialEnded, TrialStarted
+    from raypar.run.runner import ClusterChanged, TrialEnded, TrialStarted
     from raypar.run.tune import TuneRunner
     from raypar.train.job import RunSettings
 
@@ -52,7 +49,7 @@ def main(folder: Path) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     study = Study(workload=Workload.from_train_loop(meet), name="simulated", max_retries=1)
 
-    def trial(name: str, others: str = "", **shape: Any) -> Any:
+    def trial(name, others="", **shape):
         return study.trial({"name": name, "others": others, "folder": str(folder), **shape}, 0)
 
     specs = (
@@ -67,10 +64,10 @@ def main(folder: Path) -> None:
     # Without Ray's handlers of signals, which only the main thread may set: a node joins from another one.
     cluster = Cluster(initialize_head=True, head_node_args=node_args("m1"), shutdown_at_exit=False)
     cluster.add_node(**node_args("m2"))
-    events: list[Event] = []
-    joined: list[Any] = []
+    events = []
+    joined = []
 
-    def listen(event: Event) -> None:
+    def listen(event):
         events.append(event)
         if not isinstance(event, TrialStarted):
             return
@@ -91,13 +88,13 @@ def main(folder: Path) -> None:
     (folder / "trials.json").write_text(json.dumps({"changes": changes, "trials": trials}))
 
 
-def node_args(machine: str) -> dict[str, Any]:
+def node_args(machine):
     return {"num_cpus": NUM_CPUS, "labels": {"raypar-machine": machine}, "include_dashboard": False}
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(500)
-def test_trials_run_on_machines_of_their_own_on_those_that_join_and_again_where_one_is_lost(tmp_path: Path) -> None:
+def test_trials_run_on_machines_of_their_own_on_those_that_join_and_again_where_one_is_lost(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         process = psutil.Popen([sys.executable, __file__, tmp_path], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

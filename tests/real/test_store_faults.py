@@ -1,14 +1,10 @@
 """A locked store, a full disk, a damaged journal: what was written stays, and the rest is reported."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from faultlab import Faulty, damaged, fill_disk, locked_database, next_held, small_disk
@@ -22,7 +18,7 @@ RATES = ["0.01", "0.02", "0.03", "0.04"]
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A folder on a file system of its own with little room."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -36,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines_only(tmp_path: Path) -> None:
+def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines_only(tmp_path):
     cli, study = Cli(tmp_path), Faulty(tmp_path, 4)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         first, _ = next_held(study, process)
@@ -67,9 +63,7 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
 
 
 @pytest.mark.mlflow
-def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_in_the_end(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_in_the_end(tmp_path, tmp_path_factory):
     cli, study = Cli(tmp_path), Faulty(tmp_path, 3)
     kept = tmp_path_factory.mktemp("server")
     with start_server(default_tracking_uri(kept), kept, port=22600) as server:
@@ -95,9 +89,7 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
     cli.wait_for_its_processes()
 
 
-def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the_rest(
-    disk: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the_rest(disk, tmp_path):
     cli, study = Cli(disk), Faulty(disk, 4)
     for name in ("stdout", "stderr"):
         (disk / name).symlink_to(tmp_path / name)

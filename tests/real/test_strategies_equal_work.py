@@ -3,25 +3,21 @@
 Ranks are forked here without a runner: four of them fit on any machine, since only numbers matter.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
-from ranks import Reports, on_ranks, reports_of, trained
+from ranks import on_ranks, reports_of, trained
 
-from raypar.parallel.strategy import DistContext
 from raypar.workloads.transformer import transformer
 from raypar.workloads.wide_mlp import wide_mlp
 
 # A last batch of 8; three epochs would show no more.
 COMMON = {"batch_size": 48, "epochs": 2, "precision": "fp64", "num_warmup_steps": 2}
-WORKLOADS: dict[str, tuple[Any, dict[str, Any]]] = {
+WORKLOADS = {
     "wide_mlp": (wide_mlp, {"width": 32, "depth": 5, "num_samples": 104, "optimizer": "momentum", "lr": 0.01}),
     "transformer": (transformer, {"width": 16, "num_blocks": 4, "num_sequences": 104, "clip_grad_norm": 0.5}),
 }
-EXACT: dict[str, dict[str, Any]] = {
+EXACT = {
     "ddp": {},
     "ddp, every gradient by itself": {"bucket_mb": 0.0},
     "ddp, sent after the backward pass": {"overlap": False},
@@ -46,7 +42,7 @@ ONLY_2 = {
 }
 ONLY_4 = {"hybrid of pipeline and tensor": {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2}}
 # The largest relative difference of a loss that passes; there has to be one.
-LOSSY: dict[str, tuple[dict[str, Any], float]] = {
+LOSSY = {
     "fp16": ({"compression": "fp16"}, 0.03),
     "bf16": ({"compression": "bf16"}, 0.05),
     "powersgd": ({"compression": "powersgd"}, 0.2),
@@ -56,17 +52,17 @@ LOSSY: dict[str, tuple[dict[str, Any], float]] = {
 }
 KEYS = ("train_loss", "val_loss")
 # In fp32, against one process by the same strategy; where the package is installed.
-DEEPSPEED: dict[str, dict[str, Any]] = {
+DEEPSPEED = {
     **{f"stage {stage}": {"zero_stage": stage} for stage in range(4)},
     "accumulation": {"zero_stage": 2, "accumulation_steps": 3},
     "cosine": {"zero_stage": 1, "lr_schedule": "cosine", "lr_warmup_steps": 3},
 }
 
 
-def run_all(num_ranks: int, cases: dict[str, dict[str, Any]], **common: Any) -> dict[tuple[str, str], list[Reports]]:
+def run_all(num_ranks, cases, **common):
     """Return every rank's reports, by workload and case; one gang runs them all."""
 
-    def of_rank(context: DistContext) -> dict[tuple[str, str], Reports]:
+    def of_rank(context):
         return {
             (name, case): reports_of(workload, {**COMMON, **config, **common, **extra}, context)
             for name, (workload, config) in WORKLOADS.items()
@@ -77,19 +73,19 @@ def run_all(num_ranks: int, cases: dict[str, dict[str, Any]], **common: Any) -> 
     return {key: [rank[key] for rank in ranks] for key in ranks[0]}
 
 
-def assert_equal(where: tuple[str, str], rank: Reports, one: Reports, tolerance: float) -> None:
+def assert_equal(where, rank, one, tolerance):
     for report, expected in zip(rank, one, strict=True):
         for key in (*KEYS, *(key for key in report if key == "grad_norm")):
             assert report[key] == pytest.approx(expected[key], rel=tolerance), (where, key)
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Reports]:
+def alone():
     return {name: trained(workload, {**COMMON, **config})[0] for name, (workload, config) in WORKLOADS.items()}
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_a_strategy_gives_the_losses_of_one_process(num_ranks: int, alone: dict[str, Reports]) -> None:
+def test_a_strategy_gives_the_losses_of_one_process(num_ranks, alone):
     cases = {**EXACT, **(ONLY_2 if num_ranks == 2 else ONLY_4), **{case: config for case, (config, _) in LOSSY.items()}}
     for (workload, case), ranks in run_all(num_ranks, cases).items():
         one = alone[workload]
@@ -106,7 +102,7 @@ def test_a_strategy_gives_the_losses_of_one_process(num_ranks: int, alone: dict[
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs raypar[deepspeed]")
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_every_stage_of_deepspeed_gives_the_losses_of_one_process(num_ranks: int) -> None:
+def test_every_stage_of_deepspeed_gives_the_losses_of_one_process(num_ranks):
     common = {"precision": "fp32", "strategy": "deepspeed"}
     one = run_all(1, DEEPSPEED, **common)
     for key, ranks in run_all(num_ranks, DEEPSPEED, **common).items():

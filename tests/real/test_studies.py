@@ -4,11 +4,8 @@ Where MNIST and Fashion-MNIST are unavailable, files of their format hold scikit
 that the studies run, not how well their networks learn.
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import cloudpickle
@@ -29,7 +26,7 @@ from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS
 FOLDER = HERE.parents[1] / "studies"
 SHARED = HERE.parents[2] / "shared" / "data"
 SMALL = ("epochs=1", "num_samples=600")
-SHRUNK: Mapping[str, tuple[str, ...]] = {
+SHRUNK = {
     "batch_size": (*SMALL, "batch_size=32,128"),
     "break_even": (*SMALL[:1], "hidden_size=16,64", "num_samples=1000,2000"),
     "bucket_size": ("epochs=1", "depth=4", "num_points=256"),
@@ -61,7 +58,7 @@ ON_RAY = ("batch_size", "existing_loop", "fashion_data_parallel", "serial_vs_par
 NEEDS = {"cpu_affinity": "tweeteval", "gpt2_finetune": "mbpp"}
 
 
-def _write_digits_as(name: str, root: Path) -> None:
+def _write_digits_as(name, root):
     """Write the digits of 8x8 pixels, 24x24 in a frame of 28x28, over and over, in MNIST's format."""
     pixels, labels = load_digits(return_X_y=True)
     large = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3))) * 15.9
@@ -75,7 +72,7 @@ def _write_digits_as(name: str, root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def data_dir(tmp_path_factory):
     """Return the data folder of whoever runs the tests, or one that is made up."""
     named = Path(os.environ.get(DATA_DIR_VARIABLE) or SHARED)
     with pytest.MonkeyPatch.context() as patch:
@@ -87,16 +84,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield named
 
 
-def test_every_study_that_ships_is_run_here() -> None:
+def test_every_study_that_ships_is_run_here():
     assert set(SHRUNK) == {path.stem for path in FOLDER.glob("*.py")}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.ray) if name in ON_RAY else name for name in sorted(SHRUNK)]
 )
-def test_a_study_that_ships_answers_its_question(
-    name: str, data_dir: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, request, monkeypatch):
     if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
         pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
     monkeypatch.setattr(sys, "path", list(sys.path))

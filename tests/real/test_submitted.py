@@ -1,11 +1,8 @@
 """Studies that are submitted from outside to a cluster that asks for a token run without their client."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,14 +56,14 @@ class Head:
     home: Path
     process: psutil.Process
 
-    def drivers(self) -> list[str]:
+    def drivers(self):
         """Return the command lines of the studies that run, and of what they have forked."""
         lines = map(command_line, self.process.children(recursive=True))
         return [line for line in lines if "raypar" in line and "JobSupervisor" not in line]
 
 
 @pytest.fixture
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+def head(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     folder = Path(tempfile.mkdtemp(prefix="r"))  # a short path: sockets lie in it
     port, agent = free_port(24300), free_port(24400)
@@ -74,7 +71,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     variables = {"HOME": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     url = f"http://127.0.0.1:{port}"
 
-    def answers() -> bool:
+    def answers():
         try:
             return requests.get(f"{url}/api/version", timeout=5).status_code in (200, 401)
         except requests.RequestException:
@@ -89,7 +86,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+def client(tmp_path, monkeypatch):
     token = tmp_path / "home" / ".ray" / "auth_token"
     token.parent.mkdir(parents=True)
     token.write_text(TOKEN)
@@ -100,9 +97,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_on_when_submitted_again(
-    head: Head, client: Cli
-) -> None:
+def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_on_when_submitted_again(head, client):
     client.write("rates.py", STUDY)
     client.write("helpers.py", "RATES = (0.1, 0.2)\n")
     (client.folder / "settings").mkdir()

@@ -1,7 +1,5 @@
 """The table of bad input: study files, studies, flags and environments, with words that the one message has to hold."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,27 +37,27 @@ class Case:
     out: str = ""
 
 
-def flags(name: str, command: str, *words: str, **variables: str) -> Case:
+def flags(name, command, *words, **variables):
     return Case(name, tuple(command.split()), words, environment=variables)
 
 
-def source(name: str, text: str | bytes, *words: str, out: str = "") -> Case:
+def source(name, text, *words, out=""):
     """A bad study file."""
     return Case(name, ("plan", "bad.py"), ("bad.py", *words), {"bad.py": text}, out=out)
 
 
-def study(name: str, fields: str, *words: str, before: str = "") -> Case:
+def study(name, fields, *words, before=""):
     """A bad study in a file that is fine otherwise."""
     given = fields if "workload=" in fields else f"workload=digits, {fields}"
     return source(name, f"{HEAD}{before}\nstudy = Study({given})\n", *words)
 
 
-def data(name: str, path: str, content: bytes, *words: str) -> Case:
+def data(name, path, content, *words):
     """Files of MNIST that can't be used."""
     return Case(name, ("plan", "mnist.py", "--data-dir", "data"), words, {path: content})
 
 
-def at(name: str, make: Callable[[Path], object], *words: str, path: str = "bad.py") -> Case:
+def at(name, make, *words, path="bad.py"):
     """A path that is no file."""
     return Case(name, ("plan", path), (path, *words), setup=make)
 

@@ -1,23 +1,21 @@
 """The command line in this process, beside what it says when it refuses."""
 
-from __future__ import annotations
-
 from typer.testing import CliRunner
 
 from raypar.cli.app import app
 
 
-def joined(text: str) -> str:
+def joined(text):
     return " ".join(text.split())
 
 
-def raypar(*args: str, width: int = 80) -> tuple[int, str, str]:
+def raypar(*args, width=80):
     """Exit code, standard output and standard error."""
     done = CliRunner().invoke(app, args, env={"COLUMNS": str(width)})
     return done.exit_code, done.stdout, done.stderr
 
 
-def refused(message: str, *args: str, out: str | None = "") -> None:
+def refused(message, *args, out=""):
     """Assert that a command ends with 2 and a message that holds this one, line breaks aside; None: any output."""
     code, stdout, err = raypar(*args)
     assert code == 2 and out in (stdout, None), err

@@ -1,11 +1,7 @@
 """What several tests look at and takes long to make, and how properties are tried."""
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,21 +19,21 @@ settings.load_profile("quick")
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     new_store(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def uri(project: Path) -> str:
+def uri(project):
     from raypar.track.store import default_tracking_uri
 
     return default_tracking_uri(project)
 
 
 @pytest.fixture(scope="module")
-def imported() -> None:
+def imported():
     """What a first import starts (a look for libraries, a probe for IPv6) is not a command's doing."""
     import ray  # noqa: F401
     import torch  # noqa: F401
@@ -48,7 +44,7 @@ def imported() -> None:
 
 
 @pytest.fixture
-def modules_as_they_were() -> Iterator[None]:
+def modules_as_they_were():
     """What loading study files has brought into this process is gone after the test."""
     path, modules = list(sys.path), set(sys.modules)
     yield

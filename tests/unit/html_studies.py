@@ -1,7 +1,5 @@
 """Studies made by hand whose results give every figure of a report something to show."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product
@@ -10,20 +8,16 @@ from results import make_result
 
 from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.question import Question
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(1)> a.b['c'] "' onload="1 --> <!-- {{7*7}}"""
 
 
-def question(
-    name: str = "scaling", metric: str = "accuracy", keys: tuple[str, ...] = ("lr", "num_workers")
-) -> Question:
+def question(name="scaling", metric="accuracy", keys=("lr", "num_workers")):
     return Question(name, {"num_workers": 1}, keys, metric=metric, num_repeats=3)
 
 
-def results(
-    num_repeats: int = 3, *, name: str = "scaling", metric: str = "accuracy", failure: str = "out of memory"
-) -> list[TrialResult]:
+def results(num_repeats=3, *, name="scaling", metric="accuracy", failure="out of memory"):
     """Two learning rates on 1, 2 and 4 workers, with learning curves and profiles; one trial has failed."""
     every = product(range(num_repeats), (0.1, 0.2), (1, 2, 4))
     made = [_result(order, *each, metric) for order, each in enumerate(every)]
@@ -31,7 +25,7 @@ def results(
     return [replace(r, spec=replace(r.spec, study=name)) for r in made]
 
 
-def _result(order: int, repeat: int, lr: float, workers: int, metric: str) -> TrialResult:
+def _result(order, repeat, lr, workers, metric):
     time_s = 8.0 * (0.1 + 0.9 / workers + 0.01 * workers) * (1 + 0.01 * ((order * 7) % 5))
     curve = [1 - 0.4 * math.exp(-epoch * (1 + lr)) - 0.001 * repeat for epoch in range(1, 5)]
     parts = dict(zip(PARTS, (0.0005, 0.004, 0.006, 0.001, 0.001 * workers, 0.0002, 0.0, 0.0003), strict=True))

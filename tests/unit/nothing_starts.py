@@ -1,15 +1,11 @@
 """The command line in this process, while nothing may be started, and what a folder holds, byte for byte."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import requests  # noqa: F401 - when it is imported, it binds a socket once, to learn about IPv6
@@ -30,10 +26,10 @@ class Started(BaseException):
     """Something was about to be started."""
 
 
-_seen: list[str] | None = None  # what tried to start; None: nobody looks
+_seen = None  # what tried to start; None: nobody looks
 
 
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+def _hook(event, arguments):
     if _seen is None or event not in STARTS:
         return
     if event == "socket.connect" and arguments[1:] == (("127.0.0.1", 9),):
@@ -46,7 +42,7 @@ sys.addaudithook(_hook)  # it stays for good
 
 
 @contextlib.contextmanager
-def nothing_starts() -> Iterator[None]:
+def nothing_starts():
     """No process is started, no port opened and no server called but one that refuses.
 
     Raises:
@@ -69,7 +65,7 @@ class Done(NamedTuple):
     err: str
 
 
-def raypar(arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Done:
+def raypar(arguments, folder, environment=None):
     """`raypar` in the folder, in this process; what it changes in the process is undone.
 
     Raises:
@@ -96,7 +92,7 @@ def _as_it_was(folder, environment):
             del sys.modules[name]
 
 
-def contents(folder: Path) -> dict[str, tuple[str, str]]:
+def contents(folder):
     """Every path below a folder: what it is, with its permissions, and its bytes (their hash) or its target."""
     by_path = {}
     for path in sorted(folder.rglob("*")):

@@ -1,7 +1,5 @@
 """Made-up results, put into a real embedded store as if their studies had been run."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools
@@ -10,7 +8,6 @@ import sqlite3
 import tempfile
 import zlib
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
 from raypar.track.client import connect as client
@@ -19,7 +16,7 @@ from raypar.track.store import Store
 
 
 @functools.cache
-def _empty_database() -> bytes:
+def _empty_database():
     """Return an empty database of the installed MLflow. Making its tables takes more than a second: once."""
     with tempfile.TemporaryDirectory() as folder:
         client(f"sqlite:///{folder}/mlflow.db")
@@ -27,7 +24,7 @@ def _empty_database() -> bytes:
             return connection.serialize()
 
 
-def new_store(folder: Path) -> Path:
+def new_store(folder):
     """Put an empty store into the folder, unless there is one."""
     path = folder / "mlflow.db"
     if not path.exists():
@@ -48,7 +45,7 @@ DATA = {
 }
 
 
-def make_result(batch_size: int = 64, *, study: str = "mnist", repeat: int = 0, **changes) -> TrialResult:
+def make_result(batch_size=64, *, study="mnist", repeat=0, **changes):
     spec = TrialSpec(study, "mlp", {"batch_size": batch_size}, {**CONFIG, "batch_size": batch_size}, repeat, repeat)
     result = TrialResult(
         spec=spec,
@@ -67,14 +64,13 @@ def make_result(batch_size: int = 64, *, study: str = "mnist", repeat: int = 0, 
     return replace(result, **changes)
 
 
-def stripped(*results: TrialResult) -> tuple[TrialResult, ...]:
+def stripped(*results):
     """Return the results as a store lists them."""
     return tuple(replace(result, step_times_s=()) for result in results)
 
 
-def unpacked(view: str | None) -> dict[str, object]:
+def unpacked(view):
     """Return the state of a saved view."""
-    assert view is not None
     packed = json.loads(view)["state"].removeprefix("deflate;")
     return json.loads(zlib.decompress(base64.b64decode(packed)))
 
@@ -82,18 +78,18 @@ def unpacked(view: str | None) -> dict[str, object]:
 class Clock:
     now_s = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
-def recorder(project: Path, uri: str, uid: str = "e1", study: str = "mnist", **kwargs) -> Recorder:
+def recorder(project, uri, uid="e1", study="mnist", **kwargs):
     execution = Execution(uid, study, **{"started_at": 1.7e9, **kwargs.pop("execution", {})})
     made = Recorder(execution, tracking_uri=uri, project_dir=project, **kwargs)
     made.start()
     return made
 
 
-def record(project: Path, uri: str, *results: TrialResult, uid: str = "e1", **kwargs) -> None:
+def record(project, uri, *results, uid="e1", **kwargs):
     """Record one execution of a study, from its start to its end."""
     rec = recorder(project, uri, uid, **kwargs)
     for result in results:
@@ -111,33 +107,33 @@ def recorded(folder, question, results, tags=(), *, resume=None, uid="", **execu
     record(folder, f"sqlite:///{folder}/mlflow.db", *results, uid=uid or name, study=name, execution=execution)
 
 
-def runs(uri: str, study: str = "mnist", kind: str = "trial"):
+def runs(uri, study="mnist", kind="trial"):
     experiment = client(uri).get_experiment_by_name(study)
     with_kind = f"tags.`raypar.kind` = '{kind}'"
     return list(client(uri).search_runs([experiment.experiment_id], with_kind)) if experiment else []
 
 
-def results_of(uri: str, project: Path) -> tuple[TrialResult, ...]:
+def results_of(uri, project):
     return Store(uri, project).results("mnist")
 
 
-def history(uri: str, run, key: str) -> list[tuple[int, float]]:
+def history(uri, run, key):
     return [(m.step, m.value) for m in client(uri).get_metric_history(run.info.run_id, key)]
 
 
-def block(project: Path) -> str:
+def block(project):
     """Return the URI of a store that can't be reached until `unblock`."""
     (project / "down").write_text("")
     return f"sqlite:///{project}/down/mlflow.db"
 
 
-def unblock(project: Path) -> None:
+def unblock(project):
     (project / "down").unlink()
     (project / "down").mkdir()
     new_store(project / "down")
 
 
-def data_sets(uri: str) -> set[tuple[str, str, str]]:
+def data_sets(uri):
     """Return context, name and digest of each input of the only trial."""
     (child,) = runs(uri)
     inputs = [(i.tags[0].value, i.dataset.name, i.dataset.digest) for i in child.inputs.dataset_inputs]

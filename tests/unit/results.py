@@ -1,45 +1,32 @@
 """Trial results made by hand, for tests of what stands above the runner."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.stats import Estimate, Method
-from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 
-CONFIG: Mapping[str, Value] = {
-    "num_workers": 1,
-    "cpus_per_worker": 1,
-    "device": "cpu",
-    "batch_size": 64,
-    "epochs": 3,
-    "lr": 0.1,
-}
+CONFIG = {"num_workers": 1, "cpus_per_worker": 1, "device": "cpu", "batch_size": 64, "epochs": 3, "lr": 0.1}
 
 
-def make_spec(point: Mapping[str, Value], repeat: int = 0, *, study: str = "mnist", **config: Value) -> TrialSpec:
+def make_spec(point, repeat=0, *, study="mnist", **config):
     """The spec of a point; `config` over the defaults in CONFIG."""
     return TrialSpec(study, "mnist_mlp", dict(point), {**CONFIG, **config, **point}, repeat, seed=repeat)
 
 
 def make_result(
-    point: Mapping[str, Value],
-    repeat: int = 0,
-    train_time_s: float | None = 4.0,
-    accuracy: float | None = 0.97,
+    point,
+    repeat=0,
+    train_time_s=4.0,
+    accuracy=0.97,
     *,
-    num_samples: float = 180_000,
-    state: TrialState = TrialState.FINISHED,
-    wall_s: float | None = None,
-    step_times_s: tuple[tuple[float, ...], ...] = (),
-    failure: str = "boom",
-    config: Mapping[str, Value] | None = None,
-    environment: Mapping[str, Any] | None = None,
-    started_at: float = 0.0,
-) -> TrialResult:
+    num_samples=180_000,
+    state=TrialState.FINISHED,
+    wall_s=None,
+    step_times_s=(),
+    failure="boom",
+    config=None,
+    environment=None,
+    started_at=0.0,
+):
     """A finished trial unless `state` says otherwise; throughput follows from samples and time."""
     spec = make_spec(point, repeat, **(config or {}))
     if state is TrialState.FAILED:
@@ -58,16 +45,16 @@ def make_result(
     )
 
 
-def clear(value: float, width: float = 1e-3) -> Estimate:
+def clear(value, width=1e-3):
     """A speedup with an interval of so much to both sides, as a factor."""
     return Estimate(value, value / (1 + width), value * (1 + width), 3, 0.95, Method.T_LOG)
 
 
-def tied(value: float) -> Estimate:
+def tied(value):
     return Estimate(value, 0.5, 2.0, 3, 0.95, Method.T_LOG)
 
 
-def curve_of(speedups, key="hidden_size", workers=2, **rest) -> list[PointAnalysis]:
+def curve_of(speedups, key="hidden_size", workers=2, **rest):
     """So many workers against one along a hyperparameter; a plain number is a clear speedup."""
     return [
         PointAnalysis({key: value, **rest, "num_workers": n}, is_baseline=n == 1, speedup=ratio)

@@ -1,10 +1,7 @@
 """A cluster on paper: trials take the time that they are said to take, and `decide` says where they run."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from raypar.run.placement import Node, NodeAssignment, needed, shares
@@ -12,16 +9,16 @@ from raypar.run.scheduler import GangPhase, GangState, SchedulingPolicy, Waiting
 from raypar.study.trial import Placement
 
 
-def workers(count: int, cpus: int = 1, nodes: str | int = "pack", label: str | None = None) -> Placement:
+def workers(count, cpus=1, nodes="pack", label=None):
     return Placement(count, cpus, "cpu", nodes, label)
 
 
-def cluster(*cpus: float) -> tuple[Node, ...]:
+def cluster(*cpus):
     """Nodes with so many CPUs, each a machine."""
     return tuple(Node(f"n{i}", f"m{i}", {"CPU": count}) for i, count in enumerate(cpus))
 
 
-def rules(max_trials: int | None = None, *, owns_cluster: bool = True, max_parked: int = 4) -> SchedulingPolicy:
+def rules(max_trials=None, *, owns_cluster=True, max_parked=4):
     return SchedulingPolicy(max_trials, lambda p: {"CPU": 0.001 if owns_cluster else p.cpus_per_worker}, max_parked)
 
 
@@ -52,20 +49,13 @@ class Simulated:
     waited: list[int] = field(default_factory=list)
 
 
-def simulate(
-    jobs: Sequence[Job],
-    nodes: Sequence[Node],
-    how: SchedulingPolicy,
-    *,
-    start_s: float = 0.0,
-    joins: Mapping[float, Sequence[Node]] | None = None,
-) -> Simulated:
+def simulate(jobs, nodes, how, *, start_s=0.0, joins=None):
     """Run the jobs to their end. Gangs take `start_s` to start; nodes join at the times said."""
     outcome, now_s, ids, ties = Simulated(), 0.0, itertools.count(1), itertools.count()
     nodes = list(nodes)
     queue = list(enumerate(jobs))
-    gangs: dict[str, GangState] = {}
-    ends_at: dict[str, float] = {}
+    gangs = {}
+    ends_at = {}
     events = [(when_s, next(ties), "join", "") for when_s in sorted(joins or {})]
     while True:
         for gang_id, when_s in ends_at.items():
@@ -101,7 +91,7 @@ def simulate(
             ends_at.pop(gang_id, None)
 
 
-def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: SchedulingPolicy) -> float:
+def bound_s(jobs, nodes, how):
     """No schedule is shorter: all that the jobs hold (alone: whole machines) over all there is, or the longest job."""
     if how.exclusive:
         used = [len(on_empty(job.placement, nodes)) * job.takes_s for job in jobs]
@@ -110,7 +100,7 @@ def bound_s(jobs: Sequence[Job], nodes: Sequence[Node], how: SchedulingPolicy) -
     return max(cpus / sum(node.has["CPU"] for node in nodes), max(job.takes_s for job in jobs))
 
 
-def on_empty(placement: Placement, nodes: Sequence[Node]) -> NodeAssignment:
+def on_empty(placement, nodes):
     """Where a gang lies on a cluster that has nothing else to do; empty: it doesn't fit."""
     counts = shares(placement, needed(placement), [node.has for node in nodes]) or ()
     return {node.id: count for node, count in zip(nodes, counts, strict=False) if count}

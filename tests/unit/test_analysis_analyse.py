@@ -1,24 +1,19 @@
 """Analysis of results: times, speedups, efficiencies and energies of the points."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 from results import make_result, make_spec
 
 from raypar import Study, Workload, grid, uniform
-from raypar.analysis.analyse import Question, StudyAnalysis, analyse, pair_speedups, question_of
-from raypar.analysis.points import PointAnalysis
+from raypar.analysis.analyse import Question, analyse, pair_speedups, question_of
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.stats import reference
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
 WORKERS = Question("mnist", {"num_workers": 1}, ("num_workers",))
@@ -26,24 +21,24 @@ WORKLOAD = Workload(name="mnist_mlp", model=lambda config: None, data=lambda con
 BOTH = {"batch_size": 64, "num_workers": 1}, {"batch_size": 64, "num_workers": 2}
 
 
-def trials(point, times, **more) -> list[TrialResult]:
+def trials(point, times, **more):
     return [make_result(point, repeat, time_s, **more) for repeat, time_s in enumerate(times)]
 
 
-def scaling(*, one=(4.0, 4.4, 4.2), two=(2.0, 2.2, 2.1), batch_size=64) -> list[TrialResult]:
+def scaling(*, one=(4.0, 4.4, 4.2), two=(2.0, 2.2, 2.1), batch_size=64):
     points = ({**point, "batch_size": batch_size} for point in BOTH)
     return [result for point, times in zip(points, (one, two), strict=True) for result in trials(point, times)]
 
 
-def at(analysis: StudyAnalysis, **point) -> PointAnalysis:
+def at(analysis, **point):
     return next(p for p in analysis.points if p.point == point)
 
 
-def two_workers(results: list[TrialResult]) -> PointAnalysis:
+def two_workers(results):
     return at(analyse(QUESTION, results), **BOTH[1])
 
 
-def test_a_speedup_is_the_baselines_time_over_the_points_block_by_block() -> None:
+def test_a_speedup_is_the_baselines_time_over_the_points_block_by_block():
     results = [*scaling(), *scaling(batch_size=128, one=(9.0, 9.0, 9.0), two=(3.0, 3.0, 3.0))]
     one, two = (at(analyse(QUESTION, results), **point) for point in BOTH)
     assert (one.is_baseline, one.speedup) == (True, reference(3))
@@ -62,28 +57,28 @@ def test_a_speedup_is_the_baselines_time_over_the_points_block_by_block() -> Non
     ],
 )
 def test_efficiency_is_per_worker_and_relative_to_the_workers_of_the_baseline(
-    key: str, base: Any, other: Any, times: tuple[float, float], speedup: float, efficiency: float | None
-) -> None:
+    key, base, other, times, speedup, efficiency
+):
     results = [*trials({key: base}, times[:1] * 3), *trials({key: other}, times[1:] * 3)]
     point = at(analyse(Question("s", {key: base}, (key,)), results), **{key: other})
     assert point.speedup.value == pytest.approx(speedup)
     assert (point.efficiency and point.efficiency.value) == (efficiency and pytest.approx(efficiency))
 
 
-def test_a_study_without_baseline_has_no_speedups() -> None:
+def test_a_study_without_baseline_has_no_speedups():
     analysis = analyse(replace(QUESTION, baseline={}), scaling())
     assert all(p.speedup is None and p.efficiency is None and not p.is_baseline for p in analysis.points)
     assert not any(" as fast as 1" in v for v in analysis.verdicts)
 
 
-def test_rates_are_compared_where_a_dropped_batch_makes_the_work_unequal() -> None:
+def test_rates_are_compared_where_a_dropped_batch_makes_the_work_unequal():
     of_one, of_two = trials({"num_workers": 1}, (4.0,) * 3, num_samples=1000), ({"num_workers": 2}, (2.0,) * 3)
     results = [*of_one, *trials(*of_two, num_samples=900)]
     assert at(analyse(WORKERS, results), num_workers=2).speedup.value == pytest.approx(450 / 250)
     assert sorted(pair_speedups(WORKERS, results).values()) == pytest.approx([1.0] * 3 + [1.8] * 3)
 
 
-def test_stopped_and_failed_trials_are_counted_but_not_timed() -> None:
+def test_stopped_and_failed_trials_are_counted_but_not_timed():
     stopped = make_result(BOTH[1], 3, 0.01, state=TrialState.STOPPED)
     two = two_workers([*scaling(), stopped, make_result(BOTH[1], 4, state=TrialState.FAILED)])
     assert [two.num_in(state) for state in TrialState] == [3, 1, 1]
@@ -106,7 +101,7 @@ def test_trials_are_paired_unless_they_share_one_block_at_most(base, num_samples
     assert (estimate.high - estimate.low > 0.1) == (num_samples == 3)
 
 
-def test_a_trial_that_was_run_again_counts_once_and_by_its_last_complete_result() -> None:
+def test_a_trial_that_was_run_again_counts_once_and_by_its_last_complete_result():
     again = [
         make_result(BOTH[1], 0, 9.0, started_at=50.0),
         make_result(BOTH[1], 1, state=TrialState.FAILED, started_at=90.0),
@@ -117,14 +112,14 @@ def test_a_trial_that_was_run_again_counts_once_and_by_its_last_complete_result(
     assert two.time_s.value == 2.2  # of 9.0, 2.2 and 2.1
 
 
-def test_the_wall_clock_counts_where_a_train_loop_can_not_be_looked_into() -> None:
+def test_the_wall_clock_counts_where_a_train_loop_can_not_be_looked_into():
     results = [make_result({"num_workers": n}, r, None, wall_s=t) for n, t in ((1, 8.0), (2, 5.0)) for r in range(3)]
     analysis = analyse(WORKERS, results)
     two = at(analysis, num_workers=2)
     assert (analysis.time_metric, two.speedup.value, two.throughput) == ("wall_s", pytest.approx(1.6), None)
 
 
-def test_a_step_is_as_long_as_on_its_slowest_rank_and_the_metric_is_that_of_the_last_report() -> None:
+def test_a_step_is_as_long_as_on_its_slowest_rank_and_the_metric_is_that_of_the_last_report():
     steps = (tuple([0.1] * 100), tuple([0.2] * 90 + [0.5] * 10))
     result = make_result({"num_workers": 2}, step_times_s=steps)
     result = replace(result, reports=({"val_loss": 0.9}, {"val_loss": 0.4}))
@@ -133,7 +128,7 @@ def test_a_step_is_as_long_as_on_its_slowest_rank_and_the_metric_is_that_of_the_
     assert point.metric.value == 0.4
 
 
-def test_points_come_in_the_order_of_their_values_and_words_as_the_study_lists_them() -> None:
+def test_points_come_in_the_order_of_their_values_and_words_as_the_study_lists_them():
     values = {"batch_size": (8, 16, 128), "num_workers": (1, 2, 10), "compression": ("none", "fp16", "bf16")}
     points = [dict(zip(values, point, strict=True)) for point in product(*values.values())]
     question = Question("s", {}, tuple(values), points=tuple(points))
@@ -142,13 +137,13 @@ def test_points_come_in_the_order_of_their_values_and_words_as_the_study_lists_t
     assert [p.point for p in analyse(question, results).points] == points
 
 
-def test_values_of_different_types_differ_and_have_an_order() -> None:
+def test_values_of_different_types_differ_and_have_an_order():
     values = (True, 1, None, "a", (64, 32), 2.5)
     points = analyse(Question("s", {"x": 1.0}, ("x",)), [make_result({"x": value}) for value in values]).points
     assert len(points) == len(values) and [p.is_baseline for p in points].count(True) == 1
 
 
-def test_a_study_lists_the_points_that_are_still_to_come_and_a_search_none() -> None:
+def test_a_study_lists_the_points_that_are_still_to_come_and_a_search_none():
     space = {"batch_size": grid(64, 128), "num_workers": grid(1, 2)}
     study = Study(name="scaling", workload=WORKLOAD, space=space, baseline={"num_workers": 1}, num_repeats=5)
     question = question_of(study)
@@ -160,7 +155,7 @@ def test_a_study_lists_the_points_that_are_still_to_come_and_a_search_none() -> 
     assert question_of(search).points == analyse(QUESTION, []).points == ()
 
 
-def test_each_trial_has_a_speedup_over_the_baseline_of_its_own_block() -> None:
+def test_each_trial_has_a_speedup_over_the_baseline_of_its_own_block():
     results = scaling(one=(4.0, 6.0, 4.0), two=(2.0, 2.0, 1.0))
     ratios = pair_speedups(QUESTION, results[1:])  # the first baseline trial is missing
     two = [make_spec(BOTH[1], repeat).identity for repeat in range(3)]
@@ -173,9 +168,7 @@ def test_each_trial_has_a_speedup_over_the_baseline_of_its_own_block() -> None:
 PACKAGES = {"energy_of": "CPU packages"}
 
 
-def measured(
-    joules: Mapping[int, float | None], environment: Mapping[str, object] = PACKAGES, num_repeats: int = 6
-) -> list[TrialResult]:
+def measured(joules, environment=PACKAGES, num_repeats=6):
     """Twice the workers train in half the time."""
     return [
         replace(
@@ -187,7 +180,7 @@ def measured(
     ]
 
 
-def test_a_points_energy_is_the_median_of_its_trials_with_an_interval() -> None:
+def test_a_points_energy_is_the_median_of_its_trials_with_an_interval():
     one, two = (p.energy_j for p in analyse(WORKERS, measured({1: 4000.0, 2: 5000.0})).points)
     assert (one.value, one.low, one.high) == pytest.approx((4010, 4000, 4020))
     assert two.value == pytest.approx(5012.5)
@@ -202,7 +195,7 @@ def test_a_points_energy_is_the_median_of_its_trials_with_an_interval() -> None:
         ("CPU packages and GPUs", "GPUs", ""),
     ],
 )
-def test_energies_are_compared_where_they_are_of_the_same_parts(first: str, second: str, source: str) -> None:
+def test_energies_are_compared_where_they_are_of_the_same_parts(first, second, source):
     results = [*measured({1: 4000.0}, {"energy_of": first}), *measured({2: 5000.0}, {"energy_of": second})]
     analysis = analyse(WORKERS, results)
     assert analysis.energy_source == source
@@ -224,7 +217,7 @@ def test_more_energy_for_less_time_is_on_the_front_unless_it_is_above_the_limit(
     assert [c.exclusion for c in limited] == exclusions
 
 
-def test_the_energy_to_a_target_is_that_share_of_the_trainings() -> None:
+def test_the_energy_to_a_target_is_that_share_of_the_trainings():
     epochs = [{"accuracy": 0.9 + 0.02 * e, "train_time_s": 10.0, "eval_time_s": 1.0} for e in range(1, 5)]
     results = [replace(r, reports=tuple(epochs)) for r in measured({1: 4000.0}, num_repeats=1)]
     limits = Constraints(target=Target("accuracy", 0.95), max_energy_j=3500.0)
@@ -242,7 +235,7 @@ def test_the_energy_to_a_target_is_that_share_of_the_trainings() -> None:
         (measured({1: 1.0}) + measured({2: 1.0}, {"energy_of": "GPUs"}), "the energies of some trials hold"),
     ],
 )
-def test_a_limit_on_an_unknown_energy_is_refused_with_the_reason(results: list[TrialResult], reason: str) -> None:
+def test_a_limit_on_an_unknown_energy_is_refused_with_the_reason(results, reason):
     assert analyse(WORKERS, results).energy_source == ""
     with pytest.raises(RayparError, match=rf"--max-energy 50.0 J: {reason}") as error:
         recommend(WORKERS, results, Constraints(max_energy_j=50.0))

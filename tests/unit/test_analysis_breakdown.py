@@ -1,10 +1,7 @@
 """Breakdown of a step's time: every part by itself, and nothing counted twice or lost."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -29,23 +26,23 @@ from raypar.train.spans import Span
 
 REDUCE, GATHER = "gloo:all_reduce", "gloo:gather"
 # One step of a second: data, forward, backward, optimizer, one after the other.
-MARKS: list[Span] = [("data", 0.0, 0.1), ("forward", 0.1, 0.4), ("backward", 0.4, 0.8), ("optimizer", 0.85, 0.95)]
-ALONE: list[Span] = [("step", 0.0, 1.0), *MARKS]
+MARKS = [("data", 0.0, 0.1), ("forward", 0.1, 0.4), ("backward", 0.4, 0.8), ("optimizer", 0.85, 0.95)]
+ALONE = [("step", 0.0, 1.0), *MARKS]
 
 
-def recorded(spans: list[Span], **changes: Any) -> dict[str, Any]:
+def recorded(spans, **changes):
     times = {"step_times_s": [0.9, 0.9], "profiled_step_times_s": [1.0]}
     return {"spans": spans, **times, "shares_clock": True, "peak_flops": 1e9, **changes}
 
 
-def reducing(start: float, end: float, wait: float | None = None, name: str = REDUCE) -> list[Span]:
+def reducing(start, end, wait=None, name=REDUCE):
     """A step with a collective that the rank waits for from its start on, or from `wait` on."""
     return [*ALONE, (name, start, end), ("wait", start if wait is None else wait, end)]
 
 
-Case: TypeAlias = tuple[list[list[Span]], dict[str, float], float, dict[int, float]]
+Case = tuple[list[list[Span]], dict[str, float], float, dict[int, float]]
 MOVING = [*ALONE, (REDUCE, 0.5, 0.7)]
-COPIES: list[Span] = [("step", 0.0, 1.0), ("combine", 0.0, 0.6), (GATHER, 0.1, 0.5), ("wait", 0.1, 0.5)]
+COPIES = [("step", 0.0, 1.0), ("combine", 0.0, 0.6), (GATHER, 0.1, 0.5), ("wait", 0.1, 0.5)]
 WHILE_MOVING = [
     [*MOVING, ("gloo:broadcast", 0.5, 0.8), ("wait", 0.5, 0.8)],
     [*MOVING, ("gloo:broadcast", 0.75, 0.8), ("wait", 0.5, 0.7)],
@@ -59,7 +56,7 @@ BUBBLES = ("gloo:recv", "gloo:send", "ncclDevKernel_SendRecv")
 
 # What the ranks did in a step, and of the first one what its time was spent on: parts, hidden communication, and whom
 # it waited for.
-CASES: dict[str, Case] = {
+CASES = {
     "alone": ([ALONE], PARTS_ALONE, 0, {}),
     "waiting is taken from the part it lies in": ([reducing(0.7, 0.8)], {BACKWARD: 0.3, COMMUNICATION: 0.1}, 0, {}),
     "hidden while it works": ([MOVING], {BACKWARD: 0.4, COMMUNICATION: 0}, 0.2, {}),
@@ -82,9 +79,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("ranks", "expected", "hidden_s", "waits_for"), CASES.values(), ids=CASES)
-def test_a_steps_time_goes_where_it_was_spent(
-    ranks: list[list[Span]], expected: dict[str, float], hidden_s: float, waits_for: dict[int, float]
-) -> None:
+def test_a_steps_time_goes_where_it_was_spent(ranks, expected, hidden_s, waits_for):
     (first,), *_ = break_down(ranks)
     assert {part: first.parts[part] for part in expected} == pytest.approx(expected)
     assert sum(first.parts.values()) == pytest.approx(first.step_s) == pytest.approx(1.0)
@@ -94,14 +89,14 @@ def test_a_steps_time_goes_where_it_was_spent(
     assert first.hidden_share == (pytest.approx(hidden_s / communication_s) if communication_s else None)
 
 
-def test_a_collective_across_two_steps_counts_in_each_for_its_part() -> None:
-    spans: list[Span] = [("step", 0.0, 1.0), ("step", 1.0, 2.0), ("gloo:all_reduce", 0.8, 1.5), ("wait", 0.9, 1.5)]
+def test_a_collective_across_two_steps_counts_in_each_for_its_part():
+    spans = [("step", 0.0, 1.0), ("step", 1.0, 2.0), ("gloo:all_reduce", 0.8, 1.5), ("wait", 0.9, 1.5)]
     ((first, second),) = break_down([spans])
     assert (first.hidden_s, first.parts[COMMUNICATION]) == (pytest.approx(0.1), pytest.approx(0.1))
     assert (second.hidden_s, second.parts[COMMUNICATION]) == (0.0, pytest.approx(0.5))
 
 
-def test_a_rank_without_a_step_has_no_breakdown() -> None:
+def test_a_rank_without_a_step_has_no_breakdown():
     assert break_down([[]]) == [[]]
     assert profile_of([recorded([])], {"batch_size": 8}) is None
 
@@ -112,9 +107,9 @@ SPANS = st.lists(st.tuples(NAMES, TIMES).map(lambda s: (s[0], *s[1])), max_size=
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> list[Span]:
+def steps(draw):
     """Three steps of a second, each cut into marks that don't overlap."""
-    spans: list[Span] = [("step", float(step), step + 1.0) for step in range(3)]
+    spans = [("step", float(step), step + 1.0) for step in range(3)]
     for step in range(3):
         cuts = sorted(draw(st.lists(st.floats(step, step + 1), min_size=5, max_size=5)))
         spans += zip(["data", "forward", "backward", "combine"], cuts, cuts[1:], strict=False)
@@ -122,9 +117,7 @@ def steps(draw: st.DrawFn) -> list[Span]:
 
 
 @given(st.lists(st.tuples(steps(), SPANS), min_size=1, max_size=3))
-def test_the_parts_add_up_to_the_step_whatever_happens_and_so_do_their_means(
-    ranks: list[tuple[list[Span], list[Span]]],
-) -> None:
+def test_the_parts_add_up_to_the_step_whatever_happens_and_so_do_their_means(ranks):
     for of_rank in break_down([[*marks, *others] for marks, others in ranks]):
         for step in [*of_rank, mean_of(of_rank)]:
             assert sum(step.parts.values()) == pytest.approx(step.step_s, abs=1e-9)
@@ -142,19 +135,17 @@ def test_the_parts_add_up_to_the_step_whatever_happens_and_so_do_their_means(
         ({"strategy": "local_sgd", "sync_every": 3}, (9, 1, 1, 8, 1, 1, 8), 6, 20 / 6),
     ],
 )
-def test_a_profile_is_the_mean_of_typical_steps(
-    config: dict[str, Any], durations: tuple[float, ...], num_steps: int, step_s: float
-) -> None:
-    spans: list[Span] = [("step", a, b) for a, b in itertools.pairwise(itertools.accumulate(durations, initial=0.0))]
+def test_a_profile_is_the_mean_of_typical_steps(config, durations, num_steps, step_s):
+    spans = [("step", a, b) for a, b in itertools.pairwise(itertools.accumulate(durations, initial=0.0))]
     made = profile_of([recorded(spans)], {"batch_size": 8, **config})
     assert (made.num_steps, made.ranks[0].step_s) == (num_steps, pytest.approx(step_s))
 
 
-def profile(*ranks: dict[str, Any], **config: Any) -> Profile:
+def profile(*ranks, **config):
     return profile_of(ranks, {"batch_size": 36, **config})
 
 
-def test_a_profile_has_its_overhead_and_the_utilisation_of_all_workers() -> None:
+def test_a_profile_has_its_overhead_and_the_utilisation_of_all_workers():
     of_two = profile(recorded(ALONE, flop_per_sample=1e7), recorded(ALONE, step_times_s=[0.8, 0.8], peak_flops=3e9))
     assert of_two.step_s == 0.9  # the slowest rank's
     assert of_two.overhead == pytest.approx(1 / 9)
@@ -167,7 +158,7 @@ def test_a_profile_has_its_overhead_and_the_utilisation_of_all_workers() -> None
     assert "profile/model_flop_utilisation" not in profile(recorded(ALONE, flop_per_sample=None)).metrics()
 
 
-def test_ranks_of_a_mesh_are_not_matched() -> None:
+def test_ranks_of_a_mesh_are_not_matched():
     ranks = [recorded(reducing(0.5, 0.8), flop_per_sample=10), recorded(reducing(0.7, 0.8))]
     mesh, matched = profile(*ranks, strategy="hybrid"), profile(*ranks)
     assert not mesh.matches_collectives and matched.matches_collectives
@@ -176,5 +167,5 @@ def test_ranks_of_a_mesh_are_not_matched() -> None:
 
 
 @pytest.mark.parametrize("raw", [{}, {"ranks": []}, {"ranks": [{"parts": 1}]}, {"recorded": []}, {"ranks": 3}])
-def test_a_mapping_that_is_no_profile_gives_none(raw: dict[str, Any]) -> None:
+def test_a_mapping_that_is_no_profile_gives_none(raw):
     assert Profile.from_dict(raw) is None

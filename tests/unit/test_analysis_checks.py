@@ -1,11 +1,8 @@
 """Checks: evidence in, findings out; and how seldom they warn of a study that there is nothing to say against."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from raypar.analysis.analyse import Question, analyse
 from raypar.analysis.checks import CHECKS, Evidence, trend_of
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import collect
-from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))
@@ -25,7 +21,7 @@ NO_BASELINE = replace(QUESTION, baseline={})
 Results = list[TrialResult]
 
 
-def sound(num_repeats: int = 6, time_s: float = 8.0, **more: Any) -> Results:
+def sound(num_repeats=6, time_s=8.0, **more):
     """Results that there is nothing to say against: `num_repeats` of one worker, then of two."""
     return [
         make_result({"num_workers": w}, r, time_s / w * (1 + 0.002 * ((r * 7 + w) % 5)), 0.97 + 0.001 * r, **more)
@@ -34,7 +30,7 @@ def sound(num_repeats: int = 6, time_s: float = 8.0, **more: Any) -> Results:
     ]
 
 
-def on(one: dict[str, Any], two: dict[str, Any] | None = None, time_s: float = 8.0) -> Results:
+def on(one, two=None, time_s=8.0):
     """Sound but for what the ranks report; `two` for the trials of two workers."""
     environments = {1: one, 2: one if two is None else two}
     quiet = {"cores": [[0]], "foreign_cpu_share": [0.0]}
@@ -43,24 +39,24 @@ def on(one: dict[str, Any], two: dict[str, Any] | None = None, time_s: float = 8
     ]
 
 
-def scored(*by_workers: tuple[float, ...], key: str = "num_workers") -> Results:
+def scored(*by_workers, key="num_workers"):
     """Accuracies by repeat for 1, 2 … workers."""
     values = [(w, r, value) for w, values in enumerate(by_workers, 1) for r, value in enumerate(values)]
     return [make_result({"num_workers": 1, key: w}, r, 8.0 / w, accuracy=value) for w, r, value in values]
 
 
-def scaled(key: str, speedup: float, wavering: float = 0.004) -> Results:
+def scaled(key, speedup, wavering=0.004):
     """Speedups of 4 over 1."""
     times = [(value, r, time_s) for value, time_s in ((1, 40.0), (4, 40.0 / speedup)) for r in range(6)]
     return [make_result({key: v}, r, time_s * (1 + wavering * ((r * 7 + v) % 5) / 4)) for v, r, time_s in times]
 
 
-def uneven(key: str, base: int, other: int, there: float = 57_344) -> Results:
+def uneven(key, base, other, there=57_344):
     pairs = ((base, 60_000), (other, there))
     return [make_result({key: v}, r, 8.0 + 0.1 * r, num_samples=n) for v, n in pairs for r in range(6)]
 
 
-def of_code(first: str, second: str) -> Results:
+def of_code(first, second):
     """Trials of one worker ran a version of model.py, those of two another one, later."""
     digests = {1: (first, 1.0), 2: (second, 2.0)}
     return [
@@ -70,13 +66,13 @@ def of_code(first: str, second: str) -> Results:
     ]
 
 
-def changed(index: int, **changes: Any) -> Results:
+def changed(index, **changes):
     results = sound()
     results[index] = replace(results[index], **changes)
     return results
 
 
-def nodes(*names: str, model: str = "EPYC 1", cores: int = 8) -> dict[str, Any]:
+def nodes(*names, model="EPYC 1", cores=8):
     return {"node": names, "cpu_model": [model] * len(names), "num_node_cores": [cores] * len(names)}
 
 
@@ -93,7 +89,7 @@ A_OR_B, EPYCS = "Trials ran on different nodes: a, b.", "Trials ran on different
 LOAD = "Other work ran while 12 of 12 trials were timed; at worst "
 
 # By check: evidence, and the detail that it gives (* for anything), or None: it finds nothing.
-CASES: dict[str, list[tuple[Results, str | None]]] = {
+CASES = {
     "few_repeats": [
         (sound(1), "1 repeat a point: no interval*"),
         (sound(2), "2 repeats a point: * log-normal times."),
@@ -111,7 +107,7 @@ CASES: dict[str, list[tuple[Results, str | None]]] = {
         (of_code("an unknown digest", "py3.11:2"), None),
     ],
     "resumed": [
-        (changed(3, environment={"cores": [[0]], "resumed_at_epoch": [2.0]}), "1 of 12 trials * num_workers=1 #4."),
+        (changed(3, environment={"cores": [[0]], "resumed_at_epoch": [2.0]}), "1 of 12 trials * num_workers=1 #4.")
     ],
     "side_by_side": [
         (on(ALONE), None),
@@ -154,7 +150,7 @@ CASES: dict[str, list[tuple[Results, str | None]]] = {
         (on({"foreign_cpu_share": [0.08]}, time_s=50.0), LOAD + "*"),
     ],
     "throttled": [
-        ([*sound()[:-2], *on({"throttles": [3, 4]})[-2:]], "Cores became too hot * 2 of 12 trials * (up to 7 times *"),
+        ([*sound()[:-2], *on({"throttles": [3, 4]})[-2:]], "Cores became too hot * 2 of 12 trials * (up to 7 times *")
     ],
     "clock_changes": [
         (on(CLOCKS), "* at the end than at the beginning of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1)."),
@@ -181,11 +177,11 @@ CASES: dict[str, list[tuple[Results, str | None]]] = {
 }
 
 
-def details(results: Results, question: Question = QUESTION) -> dict[str, str]:
+def details(results, question=QUESTION):
     return {finding.check: finding.detail for finding in analyse(question, results).warnings}
 
 
-def fits(detail: str | None, pattern: str | None) -> bool:
+def fits(detail, pattern):
     return detail is pattern if detail is None or pattern is None else fnmatchcase(detail, pattern)
 
 
@@ -193,11 +189,11 @@ def fits(detail: str | None, pattern: str | None) -> bool:
     ("check", "results", "detail"),
     [pytest.param(check, *case, id=f"{check}-{i}") for check, cases in CASES.items() for i, case in enumerate(cases)],
 )
-def test_evidence_gives_its_finding(check: str, results: Results, detail: str | None) -> None:
+def test_evidence_gives_its_finding(check, results, detail):
     assert fits(details(results).get(check), detail), details(results).get(check)
 
 
-def against(key: str, value: Value) -> Question:
+def against(key, value):
     return Question("s", {key: value}, (key,))
 
 
@@ -227,9 +223,7 @@ UNEQUAL = "1 point trained on other numbers of samples than the baseline: batch_
         ("more_than_linear", BOTH, WORKERS_AND_BATCH, None),
     ],
 )
-def test_evidence_is_weighed_by_what_is_asked(
-    check: str, results: Results, question: Question, detail: str | None
-) -> None:
+def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):
     assert fits(details(results, question).get(check), detail)
 
 
@@ -247,11 +241,11 @@ def test_evidence_is_weighed_by_what_is_asked(
         {"foreign_cpu_share": "?", "other_load_cores": ["?"], "num_node_cores": [0], "throttles": "?"},
     ],
 )
-def test_quiet_machines_and_unknown_ones_raise_no_warning(environment: dict[str, Any]) -> None:
+def test_quiet_machines_and_unknown_ones_raise_no_warning(environment):
     assert details(sound(environment={"cores": [[0]], **environment})) == {}
 
 
-def test_every_check_has_advice_of_its_own_and_a_case_here() -> None:
+def test_every_check_has_advice_of_its_own_and_a_case_here():
     advice = list(CHECKS.values())
     assert len(set(advice)) == len(advice) and all(text.endswith(".") for text in advice)
     of_time = {"drift_over_study", "drift_in_trials", "slow_first_trial", "outliers"}
@@ -261,9 +255,7 @@ def test_every_check_has_advice_of_its_own_and_a_case_here() -> None:
 # ---- steadiness over time, on made-up studies
 
 
-def study(
-    seed: int, *, num_repeats: int = 6, workers: tuple[int, ...] = (1, 2, 4), drift: float = 0.0, first: float = 1.0
-) -> Results:
+def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0):
     """Log-normal times in blocks; `drift` is the relative change over the study, `first` what slows its first trial."""
     rng = np.random.default_rng(seed)
     order = [(r, int(w)) for r in range(num_repeats) for w in rng.permutation(workers)]
@@ -301,7 +293,7 @@ def test_what_was_made_is_noticed_and_steady_studies_seldom_raise_a_warning(chec
     assert least <= share <= most
 
 
-def test_a_drift_is_reported_by_its_size_and_of_all_points_where_the_baselines_trials_are_few() -> None:
+def test_a_drift_is_reported_by_its_size_and_of_all_points_where_the_baselines_trials_are_few():
     detail = details(study(1, num_repeats=20, drift=0.2))["drift_over_study"]
     assert int(detail.split("became ")[1].split(" %")[0]) == pytest.approx(20, abs=5)
     assert detail.startswith("The baseline became") and "slower" in detail
@@ -318,19 +310,19 @@ def test_an_exact_exponential_drift_is_recovered_whatever_the_order_of_the_trial
     assert abs(drift) <= 1e-6 or (trend.tau == pytest.approx(math.copysign(1, drift)) and trend.p_value < 0.05)
 
 
-def test_too_few_trials_have_no_trend() -> None:
+def test_too_few_trials_have_no_trend():
     # Of the last nobody knows which came first.
     for series in ([(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)], [], [(0.0, 1.0 + i) for i in range(9)]):
         assert trend_of([series]) is None
 
 
-def test_a_slow_first_trial_is_not_counted_as_an_outlier_again() -> None:
+def test_a_slow_first_trial_is_not_counted_as_an_outlier_again():
     findings = details(study(3, first=1.5))
     assert "num_workers=1 #1" in findings["slow_first_trial"]
     assert "outliers" not in findings
 
 
-def test_an_outlier_is_counted_and_named_and_stays_in_the_numbers() -> None:
+def test_an_outlier_is_counted_and_named_and_stays_in_the_numbers():
     results = study(5)
     results[10] = replace(results[10], train_time_s=1.6 * (results[10].train_time_s or 0))
     assert fnmatchcase(details(results)["outliers"], f"*: 1 of 18 trials: *{results[10].spec.label} *")
@@ -340,7 +332,7 @@ def test_an_outlier_is_counted_and_named_and_stays_in_the_numbers() -> None:
     assert "outliers" not in details(pairs)
 
 
-def with_rates(factor: float, num_reports: int = 9) -> Results:
+def with_rates(factor, num_reports=9):
     """Trials whose rate is another one in every report, at the end `factor` times that of the beginning."""
     rates = [1e4 * factor ** (i / 8) for i in range(num_reports)]
     return [
@@ -358,5 +350,5 @@ def with_rates(factor: float, num_reports: int = 9) -> Results:
         (with_rates(0.5, num_reports=3), None),
     ],
 )
-def test_steps_that_change_within_trials_are_reported_by_the_direction(results: Results, detail: str | None) -> None:
+def test_steps_that_change_within_trials_are_reported_by_the_direction(results, detail):
     assert fits(details(results).get("drift_in_trials"), detail)

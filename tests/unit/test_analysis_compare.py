@@ -1,9 +1,6 @@
 """Two studies: which of their points are the same, how their times compare, and what an allowance says."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,31 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import CONFIG, make_result
 
-from raypar.analysis.compare import Comparison, Difference, Gate, Side, compare, match
+from raypar.analysis.compare import Difference, Gate, Side, compare, match
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import Estimate, Method, difference_estimate, median_estimate
 from raypar.errors import RayparError
-from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
 
 STEADY = (4.00, 4.01, 3.99, 4.02, 3.98)
 Results = list[TrialResult]
 
 
-def trials(times: Sequence[float] = STEADY, point: Mapping[str, Value] | None = None, **config: Value) -> Results:
+def trials(times=STEADY, point=None, **config):
     return [make_result(point or {"num_workers": 1}, r, t, config=config) for r, t in enumerate(times)]
 
 
-def side(results: Results, keys: tuple[str, ...] = ("num_workers",), name: str = "a", **origin: str) -> Side:
+def side(results, keys=("num_workers",), name="a", **origin):
     origins = {key.replace("_", "."): (value,) for key, value in origin.items()}
     return Side(Question(name, {}, keys), tuple(results), origins)
 
 
-def compared(a: Results, b: Results) -> Comparison:
+def compared(a, b):
     return compare(side(a), side(b, name="b"))
 
 
-def scaled(factor: float) -> list[float]:
+def scaled(factor):
     return [t * factor for t in STEADY]
 
 
@@ -62,9 +58,7 @@ S, F, T = Difference.SLOWER, Difference.FASTER, Difference.TIED
         (WHOLE, TIMED, F, 1 / 1.5, Gate.WITHIN),
     ],
 )
-def test_the_ratio_is_how_many_times_as_long_b_takes(
-    a: Results, b: Results, difference: Difference, ratio: float | None, gate: Gate
-) -> None:
+def test_the_ratio_is_how_many_times_as_long_b_takes(a, b, difference, ratio, gate):
     comparison = compared(a, b)
     (point,) = comparison.matched
     assert (point.difference, point.gate(0.05)) == (difference, gate)
@@ -75,21 +69,16 @@ def test_the_ratio_is_how_many_times_as_long_b_takes(
 
 @pytest.mark.parametrize(
     ("low", "high", "gate"),
-    [
-        (1.06, 1.10, Gate.SLOWER),
-        (1.05, 1.10, Gate.UNKNOWN),
-        (0.90, 1.20, Gate.UNKNOWN),
-        (1.01, 1.05, Gate.WITHIN),
-    ],
+    [(1.06, 1.10, Gate.SLOWER), (1.05, 1.10, Gate.UNKNOWN), (0.90, 1.20, Gate.UNKNOWN), (1.01, 1.05, Gate.WITHIN)],
 )
-def test_b_is_slower_than_allowed_only_if_the_whole_interval_is(low: float, high: float, gate: Gate) -> None:
+def test_b_is_slower_than_allowed_only_if_the_whole_interval_is(low, high, gate):
     comparison = compared(trials(), trials())
     ratio = Estimate(math.sqrt(low * high), low, high, 5, 0.95, Method.T_LOG)
     point = replace(comparison.matched[0], ratio=ratio)
     assert replace(comparison, matched=(point,)).gate(0.05)[gate] == (point,)
 
 
-def test_the_change_of_the_metric_has_an_interval() -> None:
+def test_the_change_of_the_metric_has_an_interval():
     a, b = ([make_result({"num_workers": 1}, r, 4.0, v + r / 100) for r in range(3)] for v in (0.95, 0.90))
     change = compared(a, b).matched[0].metric_change
     assert change is not None and change.value == pytest.approx(-0.05)
@@ -100,12 +89,9 @@ bounds = st.tuples(st.floats(-10, 10), st.floats(0, 5), st.floats(0, 5))
 
 
 @given(bounds, bounds)
-def test_a_difference_turns_round_with_its_sides_and_holds_its_value(
-    a: tuple[float, float, float], b: tuple[float, float, float]
-) -> None:
+def test_a_difference_turns_round_with_its_sides_and_holds_its_value(a, b):
     first, second = (Estimate(v, v - down, v + up, 7, 0.95, Method.RANKS) for v, down, up in (a, b))
     there, back = difference_estimate(first, second), difference_estimate(second, first)
-    assert there.low is not None and there.high is not None and back.low is not None and back.high is not None
     assert there.low <= there.value <= there.high
     assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
     widths = [(e.high or 0) - (e.low or 0) for e in (first, second)]
@@ -119,12 +105,12 @@ values = st.sampled_from([1, 2, 4, True, False, None, "sgd", (1, 2)])
 spaces = st.lists(st.fixed_dictionaries({"x": values, "y": values}), max_size=6, unique_by=lambda p: written(p))
 
 
-def written(point: Mapping[str, Value]) -> str:
+def written(point):
     return repr(sorted(point.items()))
 
 
 @given(spaces, spaces)
-def test_every_point_is_in_one_place(a: list[dict[str, Value]], b: list[dict[str, Value]]) -> None:
+def test_every_point_is_in_one_place(a, b):
     of_a, of_b = ([PointSamples(p, {**CONFIG, **p}) for p in points] for points in (a, b))
     pairs, only_a, only_b = match(of_a, of_b, ("x", "y"))
     assert sorted(map(id, [*(p for p, _ in pairs), *only_a])) == sorted(map(id, of_a))
@@ -133,7 +119,7 @@ def test_every_point_is_in_one_place(a: list[dict[str, Value]], b: list[dict[str
     assert len(pairs) == len(set(map(written, a)) & set(map(written, b)))
 
 
-def test_what_only_one_study_sweeps_is_looked_up_in_the_others_config() -> None:
+def test_what_only_one_study_sweeps_is_looked_up_in_the_others_config():
     a = [r for size in (32, 64) for r in trials(point={"num_workers": 2, "batch_size": size})]
     b = trials(point={"num_workers": 2}, batch_size=64)
     for swept in (("num_workers", "batch_size"), ("num_workers",)):  # now, or in an earlier execution alone
@@ -142,19 +128,19 @@ def test_what_only_one_study_sweeps_is_looked_up_in_the_others_config() -> None:
         assert comparison.only == (({"num_workers": 2, "batch_size": 32},), ())
 
 
-def test_only_points_that_do_the_same_work_are_compared() -> None:
+def test_only_points_that_do_the_same_work_are_compared():
     assert compared(trials(epochs=1), trials(epochs=2)).unlike == (({"num_workers": 1}, {"epochs": (1, 2)}),)
     (point,) = compared(trials(device="cpu"), trials(device="cuda", option_of_a_newer_version=3)).matched
     assert point.execution_changes == {"device": ("cpu", "cuda")}
 
 
-def test_points_without_a_trial_are_not_there() -> None:
+def test_points_without_a_trial_are_not_there():
     asked = Question("a", {}, ("num_workers",), points=({"num_workers": 1}, {"num_workers": 2}))
     comparison = compare(Side(asked, tuple(trials()), {}), side(trials(point={"num_workers": 2})))
     assert comparison.only == (({"num_workers": 1},), ({"num_workers": 2},))
 
 
-def test_studies_of_different_workloads_are_refused() -> None:
+def test_studies_of_different_workloads_are_refused():
     other = [replace(r, spec=replace(r.spec, workload="resnet")) for r in trials()]
     with pytest.raises(RayparError, match="`a` trains mnist_mlp, `b` trains resnet"):
         compared(trials(), other)
@@ -166,7 +152,7 @@ ORIGIN = {"version_torch": "2.13", "cpu": "x", "command": "raypar study a", "git
 OTHER = {**ORIGIN, "version_torch": "2.15", "command": "raypar study b", "git_dirty": "yes"}
 
 
-def test_only_what_differs_in_their_origin_is_reported() -> None:
+def test_only_what_differs_in_their_origin_is_reported():
     comparison = compare(side(trials(), **ORIGIN), side(trials(), **OTHER))
     assert comparison.origins == {"version.torch": (("2.13",), ("2.15",))}
     assert comparison.uncommitted == (False, True)

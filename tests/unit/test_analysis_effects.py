@@ -1,10 +1,6 @@
 """Effects of hyperparameters: those that were made are recovered, and what a grid can't tell is said."""
 
-from __future__ import annotations
-
 import math
-import random
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -14,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.effects import Effects, Interaction, LevelEffect, effects_of
+from raypar.analysis.effects import effects_of
 from raypar.analysis.question import Question, collect
-from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
 SIZES, WORKERS = (32, 64, 512), (1, 2, 4)
@@ -25,16 +20,7 @@ FACTORS = st.floats(0.1, 10.0)
 THREE = st.lists(FACTORS, min_size=3, max_size=3)
 
 
-def made(
-    by_size: Mapping[int, float],
-    by_workers: Mapping[int, float],
-    *,
-    by_both: Mapping[tuple[int, int], float] | None = None,
-    blocks: tuple[float, ...] = (1.0, 1.3, 0.8),
-    scores: Mapping[int, float] | None = None,
-    noise: float = 0.0,
-    seed: int = 0,
-) -> list[TrialResult]:
+def made(by_size, by_workers, *, by_both=None, blocks=(1.0, 1.3, 0.8), scores=None, noise=0.0, seed=0):
     """Trials whose times are a product of factors, one of them of the whole block."""
     rng = np.random.default_rng(seed)
     return [
@@ -50,7 +36,7 @@ def made(
     ]
 
 
-def plain(**more) -> list[TrialResult]:
+def plain(**more):
     return made({32: 4.0, 64: 2.0, 512: 1.0}, {1: 1.0, 2: 0.5, 4: 0.3}, **more)
 
 
@@ -58,22 +44,20 @@ def failed(result):
     return make_result(result.spec.point, result.spec.repeat, state=TrialState.FAILED)
 
 
-def effects(results: list[TrialResult], question: Question = QUESTION) -> Effects:
+def effects(results, question=QUESTION):
     return effects_of(question, collect(question, results, "train_time_s"))
 
 
-def level(estimate: Effects, key: str, value: Value) -> LevelEffect:
+def level(estimate, key, value):
     return next(of for effect in estimate.main if effect.key == key for of in effect.levels if of.level == value)
 
 
-def interaction(estimate: Effects, value: Value) -> Interaction:
+def interaction(estimate, value):
     return next(i for i in estimate.interactions if i.level == value)
 
 
 @given(THREE, THREE, st.lists(FACTORS, min_size=2, max_size=5))
-def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(
-    sizes: list[float], workers: list[float], blocks: list[float]
-) -> None:
+def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(sizes, workers, blocks):
     by_size, by_workers = dict(zip(SIZES, sizes, strict=True)), dict(zip(WORKERS, workers, strict=True))
     estimate = effects(made(by_size, by_workers, blocks=tuple(blocks)))
     assert estimate.num_blocks == len(blocks) and not estimate.omitted
@@ -90,7 +74,7 @@ def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(
 
 
 @given(FACTORS)
-def test_an_interaction_that_was_made_is_recovered(factor: float) -> None:
+def test_an_interaction_that_was_made_is_recovered(factor):
     estimate = effects(plain(by_both={(512, 4): factor}))
     changed = interaction(estimate, 512)
     assert (changed.num_workers, changed.base_workers, changed.reference) == (4, 1, 32)
@@ -102,7 +86,7 @@ def test_an_interaction_that_was_made_is_recovered(factor: float) -> None:
     assert level(estimate, "batch_size", 512).speedup.value == pytest.approx(4.0 / factor ** (1 / 3))
 
 
-def test_changes_of_the_metric_are_differences_at_equal_values_of_the_others() -> None:
+def test_changes_of_the_metric_are_differences_at_equal_values_of_the_others():
     estimate = effects(plain(scores={32: 0.97, 64: 0.96, 512: 0.93}))
     change = level(estimate, "batch_size", 512).metric_change
     assert change.value == pytest.approx(-0.04) and change.excludes(0.0)
@@ -110,12 +94,12 @@ def test_changes_of_the_metric_are_differences_at_equal_values_of_the_others() -
 
 
 @given(st.randoms(use_true_random=False))
-def test_the_order_of_results_changes_nothing(rng: random.Random) -> None:
+def test_the_order_of_results_changes_nothing(rng):
     results = plain(noise=0.05)
     assert effects(rng.sample(results, len(results))) == effects(results)
 
 
-def test_the_baseline_names_what_levels_are_compared_with() -> None:
+def test_the_baseline_names_what_levels_are_compared_with():
     estimate = effects(plain(), replace(QUESTION, baseline={"batch_size": 64, "num_workers": 2}))
     assert [(effect.key, effect.reference) for effect in estimate.main] == [("batch_size", 64), ("num_workers", 2)]
     assert [of.level for of in estimate.main[0].levels] == [32, 512]
@@ -129,7 +113,7 @@ def test_without_an_effect_few_intervals_exclude_one():
     assert np.mean([ratio.excludes(1.0) for ratio in ratios]) <= 0.05
 
 
-def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_excluded() -> None:
+def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_excluded():
     begun = [r for i, r in enumerate(plain(blocks=(1.0, 1.0, 50.0))) if i < 2 * 9 + 4]
     for results, num_blocks in ((plain(blocks=(1.0,)), 1), (begun, 2)):
         estimate = effects(results)
@@ -140,7 +124,7 @@ def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_exclude
 TOO_FEW = "Too few points have all their trials to tell"
 
 
-def test_a_point_without_its_trials_is_matched_with_none() -> None:
+def test_a_point_without_its_trials_is_matched_with_none():
     results = made(dict.fromkeys((32, 64, 128, 256), 4.0), {1: 1.0, 2: 0.5, 4: 0.3, 8: 0.2})
     estimate = effects([r for r in results if r.spec.point != {"batch_size": 32, "num_workers": 8}])
     of_workers = level(estimate, "num_workers", 8)
@@ -151,7 +135,7 @@ def test_a_point_without_its_trials_is_matched_with_none() -> None:
     assert estimate.omitted == (f"{TOO_FEW} whether the speedup depends on {levels}",)
 
 
-def test_a_level_most_of_whose_points_failed_is_omitted_by_name() -> None:
+def test_a_level_most_of_whose_points_failed_is_omitted_by_name():
     lost = [{"batch_size": 512, "num_workers": w} for w in (2, 4)]
     estimate = effects([failed(r) if r.spec.point in lost else r for r in plain()])
     what = ("the effect of", "whether the speedup depends on")
@@ -178,7 +162,7 @@ def test_points_that_are_drawn_or_too_few_are_no_grid(results, changes, reason):
     assert estimate.omitted == (f"Effects of the hyperparameters are not told: {reason}",) and not estimate.main
 
 
-def test_one_swept_hyperparameter_or_no_time_has_no_effects_to_tell() -> None:
+def test_one_swept_hyperparameter_or_no_time_has_no_effects_to_tell():
     one = [r for r in plain() if r.spec.point["batch_size"] == 64]
     for results in (one, [failed(r) for r in plain()], []):
         assert effects_of(QUESTION, collect(QUESTION, results, "train_time_s")) is None

@@ -1,24 +1,20 @@
 """What a batch size does: samples per second on the one hand, progress per sample on the other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
-from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
+from raypar.analysis.goodput import batch_groups, common_target
 from raypar.analysis.question import Question, collect
 from raypar.analysis.time_to_target import Target
-from raypar.study.trial import TrialResult
 
 TARGET = Target("accuracy", 0.9)
 
 
-def trial(batch_size: int, rate: float, epochs: int, repeat: int = 0, **more: Any) -> TrialResult:
+def trial(batch_size, rate, epochs, repeat=0, **more):
     """1,000 samples an epoch at this rate; the target is reached in the last epoch."""
     made = make_result({"batch_size": batch_size, **more}, repeat, 1000 * epochs / rate, num_samples=1000 * epochs)
     reports = tuple(
@@ -28,13 +24,13 @@ def trial(batch_size: int, rate: float, epochs: int, repeat: int = 0, **more: An
     return replace(made, reports=reports)
 
 
-def groups(*results: TrialResult) -> tuple[BatchGroup, ...]:
+def groups(*results):
     keys = tuple(dict.fromkeys(k for r in results for k in r.spec.point))
     return batch_groups(collect(Question("s", {}, keys), results, "train_time_s"), TARGET)
 
 
 @given(st.lists(st.tuples(st.floats(10, 1e5), st.integers(1, 9)), min_size=2, max_size=2), st.integers(1, 3))
-def test_the_goodput_is_throughput_times_progress(sides: list[tuple[float, int]], num_repeats: int) -> None:
+def test_the_goodput_is_throughput_times_progress(sides, num_repeats):
     repeats = range(num_repeats)
     (group,) = groups(*(trial(b, *side, r) for b, side in zip((32, 64), sides, strict=True) for r in repeats))
     small, large = group.batches
@@ -44,7 +40,7 @@ def test_the_goodput_is_throughput_times_progress(sides: list[tuple[float, int]]
     assert large.goodput.value == pytest.approx(large.throughput.value * large.progress.value)
 
 
-def test_the_baselines_batch_size_is_what_others_are_held_against() -> None:
+def test_the_baselines_batch_size_is_what_others_are_held_against():
     results = [trial(b, rate, 2) for b, rate in ((32, 100.0), (64, 200.0), (128, 400.0))]
     gathered = collect(Question("s", {}, ("batch_size",)), results, "train_time_s")
     (group,) = batch_groups(gathered, TARGET, {"batch_size": 64})
@@ -54,7 +50,7 @@ def test_the_baselines_batch_size_is_what_others_are_held_against() -> None:
     assert other.base == 32
 
 
-def test_the_target_is_the_best_value_that_all_reached_unless_each_did_at_its_first_report() -> None:
+def test_the_target_is_the_best_value_that_all_reached_unless_each_did_at_its_first_report():
     results = [trial(b, rate, n) for b, rate, n in ((32, 500.0, 2), (256, 2000.0, 4))]
     question = Question("s", {}, ("batch_size",))
     assert common_target(question, collect(question, results, "train_time_s")) == Target("accuracy", 0.95)
@@ -62,7 +58,7 @@ def test_the_target_is_the_best_value_that_all_reached_unless_each_did_at_its_fi
     assert common_target(question, collect(question, flat, "train_time_s")) is None
 
 
-def test_trials_of_one_shared_block_are_pairs_only_where_there_are_no_more() -> None:
+def test_trials_of_one_shared_block_are_pairs_only_where_there_are_no_more():
     """With two trials each and one block in common, all four count."""
     results = [trial(32, 100.0, 2, 0), trial(32, 100.0, 2, 1), trial(64, 200.0, 2, 1), trial(64, 400.0, 2, 2)]
     (group,) = groups(*results)
@@ -72,7 +68,7 @@ def test_trials_of_one_shared_block_are_pairs_only_where_there_are_no_more() -> 
     assert group.batches[1].goodput.value == pytest.approx(2.0)
 
 
-def test_points_are_compared_that_differ_in_their_batch_only() -> None:
+def test_points_are_compared_that_differ_in_their_batch_only():
     of_study = groups(*(trial(b, 100.0 * n, 1, num_workers=n) for b in (64, 32) for n in (1, 2)))
     assert [dict(g.rest) for g in of_study] == [{"num_workers": 1}, {"num_workers": 2}]
     assert [b.batch_size for b in of_study[0].batches] == [32, 64]

@@ -1,7 +1,5 @@
 """Progress of a study: its leading point, and the time that remains."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +8,12 @@ from results import make_result, make_spec
 from raypar.analysis.analyse import analyse
 from raypar.analysis.progress import TrialKind, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 SCALING = Question("s", {"num_workers": 1}, ("num_workers", "lr"))
 
 
-def scaling(times: dict[tuple[int, float], list[float]]) -> list[TrialResult]:
+def scaling(times):
     return [
         make_result({"num_workers": n, "lr": lr}, repeat, time_s)
         for (n, lr), all_s in times.items()
@@ -23,14 +21,14 @@ def scaling(times: dict[tuple[int, float], list[float]]) -> list[TrialResult]:
     ]
 
 
-def test_nothing_is_best_before_a_point_and_its_baseline_have_finished() -> None:
+def test_nothing_is_best_before_a_point_and_its_baseline_have_finished():
     failed = make_result({"num_workers": 2, "lr": 0.1}, state=TrialState.FAILED)
     for results in ([], scaling({(1, 0.1): [4.0], (2, 0.3): [2.0]}), [*scaling({(1, 0.1): [4.0]}), failed]):
         assert interim_best(SCALING, results) is None
     assert interim_best(Question("s", {}, ("lr",), num_repeats=1), [make_result({"lr": 0.1})]) is None
 
 
-def test_the_point_with_the_best_median_speedup_over_its_own_baseline_is_best() -> None:
+def test_the_point_with_the_best_median_speedup_over_its_own_baseline_is_best():
     results = scaling({(1, 0.1): [4.0] * 3, (2, 0.1): [2.5, 2.4, 2.6], (1, 0.3): [8.0] * 3, (2, 0.3): [4.0, 4.1, 4.2]})
     best = interim_best(SCALING, results)
     assert best.point == {"num_workers": 2, "lr": 0.3} and best.is_significant
@@ -42,7 +40,7 @@ def test_the_point_with_the_best_median_speedup_over_its_own_baseline_is_best() 
 @pytest.mark.parametrize(
     ("times", "is_significant"), [([2.0], False), ([2.0, 6.0, 3.5], False), ([2.0, 2.1, 2.05], True)]
 )
-def test_a_speedup_is_significant_where_its_interval_excludes_one(times: list[float], is_significant: bool) -> None:
+def test_a_speedup_is_significant_where_its_interval_excludes_one(times, is_significant):
     best = interim_best(SCALING, scaling({(1, 0.1): [4.0] * len(times), (2, 0.1): times}))
     assert best.is_significant is is_significant
 
@@ -56,9 +54,7 @@ def test_a_speedup_is_significant_where_its_interval_excludes_one(times: list[fl
         ("max", (0.05, -0.05, 0.02), 0.3, False),
     ],
 )
-def test_without_a_baseline_the_best_metric_counts_block_by_block(
-    mode: str, gaps: tuple[float, ...], lr: float, is_significant: bool
-) -> None:
+def test_without_a_baseline_the_best_metric_counts_block_by_block(mode, gaps, lr, is_significant):
     results = [make_result({"lr": 0.1}, repeat, accuracy=0.9) for repeat in range(len(gaps))]
     results += [make_result({"lr": 0.3}, repeat, accuracy=0.9 + gap) for repeat, gap in enumerate(gaps)]
     best = interim_best(Question("s", {}, ("lr",), mode=mode), results)
@@ -77,7 +73,7 @@ SECONDS = st.floats(0, 1e6)
 TIMED = st.lists(st.tuples(KINDS, SECONDS), max_size=12)
 
 
-def test_nothing_remains_to_be_estimated_before_a_trial_has_ended() -> None:
+def test_nothing_remains_to_be_estimated_before_a_trial_has_ended():
     assert remaining_s([ONE, TWO], [(ONE, 3.0)], [], gang_starts_s=[20.0], num_gang_starts=2) is None
 
 
@@ -86,16 +82,14 @@ def test_nothing_remains_to_be_estimated_before_a_trial_has_ended() -> None:
     [(ONE, 40.0), (TWO, 11.0), (WIDE, 11.0), (FOUR, 40.0), (TrialKind(), 40.0)],
     ids=["median of its point", "its point", "as many workers", "all", "a point still to draw"],
 )
-def test_a_trial_takes_as_long_as_its_point_else_as_its_placement_else_as_all(
-    kind: TrialKind, remaining: float
-) -> None:
+def test_a_trial_takes_as_long_as_its_point_else_as_its_placement_else_as_all(kind, remaining):
     assert remaining_s([kind], [], ENDED) == remaining
 
 
 @given(st.lists(KINDS, max_size=12), TIMED, TIMED.filter(bool), st.integers(1, 8), st.lists(SECONDS), st.integers(0, 3))
 def test_it_is_never_less_than_the_longest_rest_nor_longer_with_more_side_by_side(
     queued, running, ended, num_slots, pauses, gangs
-) -> None:
+):
     more = {"overheads_s": pauses, "gang_starts_s": pauses, "num_gang_starts": gangs}
     left_s, with_one_more_s = (remaining_s(queued, running, ended, num_slots=num_slots + i, **more) for i in (0, 1))
     alone = [remaining_s([kind], [], ended) for kind in queued]
@@ -104,7 +98,7 @@ def test_it_is_never_less_than_the_longest_rest_nor_longer_with_more_side_by_sid
 
 
 @given(st.integers(1, 30), st.floats(0.1, 1e4), st.integers(1, 4), st.floats(0, 10))
-def test_it_falls_with_every_trial_that_ends_if_all_take_the_same(num_trials, each_s, num_slots, pause_s) -> None:
+def test_it_falls_with_every_trial_that_ends_if_all_take_the_same(num_trials, each_s, num_slots, pause_s):
     estimates = [
         remaining_s([ONE] * (num_trials - n), [], [(ONE, each_s)] * n, num_slots=num_slots, overheads_s=[pause_s])
         for n in range(1, num_trials + 1)
@@ -113,6 +107,6 @@ def test_it_falls_with_every_trial_that_ends_if_all_take_the_same(num_trials, ea
     assert estimates[0] >= (num_trials - 1) * each_s / num_slots * (1 - 1e-9)
 
 
-def test_gangs_that_have_still_to_start_add_a_measured_start_each() -> None:
+def test_gangs_that_have_still_to_start_add_a_measured_start_each():
     left_s = remaining_s([ONE, TWO], [], [(ONE, 5.0)], gang_starts_s=[20.0, 22.0], num_gang_starts=2)
     assert left_s == pytest.approx(10.0 + 2 * 21.0)

@@ -1,9 +1,6 @@
 """Trials of other settings than those that a study asked for last are set aside, wherever its results are read."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import pytest
@@ -12,13 +9,13 @@ from results import make_result
 from raypar import Study, grid
 from raypar.analysis.analyse import analyse, pair_speedups
 from raypar.analysis.compare import Side, compare
-from raypar.analysis.question import Question, current_results, question_from_dict, question_of
+from raypar.analysis.question import current_results, question_from_dict, question_of
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import worker_groups
 from raypar.execution.plan import make_plan
 from raypar.report.export import rows_of
 from raypar.run.cluster import this_machine
-from raypar.study.space import Choice, Domain, Value
+from raypar.study.space import Choice
 from raypar.study.trial import TrialResult, TrialState
 from raypar.workloads import digits
 
@@ -26,12 +23,12 @@ WORKERS = {"num_workers": grid(1, 2)}
 FAST = 0.5  # how long trials of other settings take, over those of the study's own
 
 
-def study(config: Mapping[str, Value], space: Mapping[str, Domain] = WORKERS, **more: int) -> Study:
+def study(config, space=WORKERS, **more):
     settings = {"num_repeats": 2, **more}
     return Study(name="one", workload=digits, space=space, config=config, baseline={"num_workers": 1}, **settings)
 
 
-def ran(of: Study, factor: float = 1.0, started_at: float = 0.0) -> list[TrialResult]:
+def ran(of, factor=1.0, started_at=0.0):
     """A result for every trial: 10 s with one worker, 5 s with two."""
     more = {"started_at": started_at, "environment": {"node": ["here"]}}
     times = [factor * 10 / spec.config["num_workers"] * (1 + spec.repeat / 100) for spec in of.trials()]
@@ -39,12 +36,12 @@ def ran(of: Study, factor: float = 1.0, started_at: float = 0.0) -> list[TrialRe
     return [replace(make_result(spec.point, spec.repeat, time_s, **more), spec=spec) for spec, time_s in trials]
 
 
-def as_stored(question: Question) -> Question:
+def as_stored(question):
     return question_from_dict(json.loads(json.dumps(asdict(question))))
 
 
 ASKED = study({"epochs": 3})
-OTHERS: Sequence[tuple[Study, str]] = (
+OTHERS = (
     (study({"epochs": 1}), "epochs=1 instead of 3"),
     (study({"epochs": 3, "num_threads": 2}), "num_threads=2 instead of 1"),
     (study({"epochs": 3, "per_worker_batch_size": 16}), "per_worker_batch_size=16 instead of None"),
@@ -55,7 +52,7 @@ OTHERS: Sequence[tuple[Study, str]] = (
 
 
 @pytest.mark.parametrize(("other", "sentence"), OTHERS, ids=[sentence for _, sentence in OTHERS])
-def test_trials_of_other_settings_are_set_aside_and_named(other: Study, sentence: str) -> None:
+def test_trials_of_other_settings_are_set_aside_and_named(other, sentence):
     own, others = ran(ASKED), ran(other, FAST, started_at=9.0)
     parted = current_results(as_stored(question_of(ASKED)), [*own, *others])
     assert (list(parted.results), list(parted.excluded)) == (own, others)
@@ -73,16 +70,16 @@ def test_trials_of_other_settings_are_set_aside_and_named(other: Study, sentence
         study({}, {**WORKERS, "per_worker_batch_size": grid(16, 32)}),
     ],
 )
-def test_settings_that_follow_from_others_exclude_nothing(asked: Study) -> None:
+def test_settings_that_follow_from_others_exclude_nothing(asked):
     assert not current_results(as_stored(question_of(asked)), ran(asked)).excluded
 
 
-def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay() -> None:
+def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay():
     results = ran(study({"epochs": 3}, {"num_workers": grid(1, 2, 4)}, num_repeats=4))
     assert not current_results(question_of(ASKED), results).excluded
 
 
-def test_a_trial_of_a_study_that_swept_more_or_less_stands_at_its_point_of_this_one() -> None:
+def test_a_trial_of_a_study_that_swept_more_or_less_stands_at_its_point_of_this_one():
     wider = ran(study({}, {**WORKERS, "epochs": grid(2, 3)}))
     parted = current_results(question_of(ASKED), wider)
     assert {tuple(r.spec.point) for r in parted.results} == {("num_workers",)}
@@ -94,14 +91,14 @@ def test_a_trial_of_a_study_that_swept_more_or_less_stands_at_its_point_of_this_
     assert len(points) == 4
 
 
-def test_an_older_store_that_does_not_say_what_is_fixed_keeps_all() -> None:
+def test_an_older_store_that_does_not_say_what_is_fixed_keeps_all():
     results = [*ran(ASKED), *ran(study({"epochs": 1}))]
     parted = current_results(replace(question_of(ASKED), config={}, seed=None, workload=""), results)
     assert parted.results == tuple(results)
     assert not parted.sentence
 
 
-def test_nothing_that_reads_a_study_mixes_them_in() -> None:
+def test_nothing_that_reads_a_study_mixes_them_in():
     question = question_of(ASKED)
     own = ran(ASKED)
     mixed = [*own, *ran(study({"epochs": 1}), FAST, started_at=9.0)]
@@ -125,7 +122,7 @@ def test_nothing_that_reads_a_study_mixes_them_in() -> None:
     assert [row["speedup"] is None for row in rows] == [False] * 4 + [True] * 4
 
 
-def test_a_search_does_not_count_trials_of_other_settings_as_done() -> None:
+def test_a_search_does_not_count_trials_of_other_settings_as_done():
     space = {"lr": Choice((0.1, 0.2))}
     of_both = {"name": "s", "workload": digits, "space": space, "num_trials": 4}
     asked, other = (Study(**of_both, config={"epochs": epochs}) for epochs in (3, 1))

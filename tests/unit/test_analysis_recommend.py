@@ -1,11 +1,7 @@
 """Which point to take: the fastest that does what is asked for, the cheapest of equals, or that a study can't tell."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +11,17 @@ from results import make_result
 
 from raypar.analysis.pairwise import MARGIN, Basis, confidence_of, joint_share, repeats_needed, time_ratio
 from raypar.analysis.question import Question
-from raypar.analysis.recommend import Constraints, Decision, Recommendation, pareto_front, recommend
+from raypar.analysis.recommend import Constraints, Decision, pareto_front, recommend
 from raypar.analysis.time_to_target import Target
 from raypar.errors import RayparError
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 QUESTION = Question("s", {"num_workers": 1}, ("num_workers",))
 NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.002)
 WILD = (1.0, 1.5, 0.7)
 
 
-def trials(
-    times: Mapping[int, float], noise: Sequence[float] = NOISE[:3], accuracies: Mapping[int, float] | None = None
-) -> list[TrialResult]:
+def trials(times, noise=NOISE[:3], accuracies=None):
     """By number of workers, two to a host; the noise is another one in each point."""
     return [
         make_result(
@@ -42,16 +36,16 @@ def trials(
     ]
 
 
-def asked(results: Sequence[TrialResult], **limits: Any) -> Recommendation:
+def asked(results, **limits):
     of_question = {key: limits.pop(key) for key in ("price_per_node_hour", "mode", "baseline") if key in limits}
     return recommend(replace(QUESTION, **of_question), results, Constraints(**limits))
 
 
-def chosen(advice: Recommendation) -> object:
+def chosen(advice):
     return advice.chosen.point["num_workers"] if advice.chosen else None
 
 
-def why_not(advice: Recommendation) -> dict[Any, str]:
+def why_not(advice):
     return {c.point["num_workers"]: c.exclusion for c in advice.candidates if c.exclusion}
 
 
@@ -93,15 +87,13 @@ PRICED = {"price_per_node_hour": 36.0}
         (THREE, {"only": {"num_workers": (1, 2), "lr": (0.1,)}}, 2, CLEAR, {}),
     ],
 )
-def test_the_fastest_point_within_the_limits_is_chosen(
-    results: list[TrialResult], constraints: dict[str, Any], expected: object, decision: Decision, reasons: object
-) -> None:
+def test_the_fastest_point_within_the_limits_is_chosen(results, constraints, expected, decision, reasons):
     advice = asked(results, **constraints)
     assert (chosen(advice), advice.decision, why_not(advice)) == (expected, decision, reasons)
     assert (advice.settling is not None) == (decision is UNCLEAR)
 
 
-def test_a_lead_has_a_confidence_and_a_tie_its_rivals() -> None:
+def test_a_lead_has_a_confidence_and_a_tie_its_rivals():
     advice = asked(THREE)
     assert advice.runner_up.point == {"num_workers": 2} and advice.lead.value == pytest.approx(22 / 12, rel=0.02)
     assert advice.confidence.share > 0.99 and advice.rivals == ()
@@ -119,15 +111,13 @@ def test_a_lead_has_a_confidence_and_a_tie_its_rivals() -> None:
         (trials(BY_TWO, ONCE, accuracies={2: 0.5}), {1, 2}, 6),  # doubted for one trial's metric
     ],
 )
-def test_the_trials_that_would_settle_it_are_named(
-    results: list[TrialResult], points: object, num_repeats: int
-) -> None:
+def test_the_trials_that_would_settle_it_are_named(results, points, num_repeats):
     settling = asked(results).settling
     assert settling.spread_is_known == (num_repeats != 6)
     assert ({p["num_workers"] for p in settling.points}, settling.num_repeats) == (points, num_repeats)
 
 
-def test_costs_are_of_nodes_and_the_front_is_of_time_metric_and_cost() -> None:
+def test_costs_are_of_nodes_and_the_front_is_of_time_metric_and_cost():
     results = trials(BY_THREE, accuracies={1: 0.97, 2: 0.99, 4: 0.95})
     advice = asked(results, **PRICED)
     costs = {c.point["num_workers"]: c.cost.value for c in advice.candidates if c.cost}
@@ -135,7 +125,7 @@ def test_costs_are_of_nodes_and_the_front_is_of_time_metric_and_cost() -> None:
     assert {c.point["num_workers"] for c in advice.candidates if c.is_on_front} == {2, 4}
 
 
-def test_a_limit_within_the_interval_is_a_close_call() -> None:
+def test_a_limit_within_the_interval_is_a_close_call():
     for noise, close in ((WILD, [2]), (NOISE, [])):
         advice = asked(trials({1: 40.0, 2: 30.0}, noise), min_efficiency=0.9)
         assert why_not(advice) == {2: "efficiency below 90 %"}
@@ -152,13 +142,13 @@ def test_a_limit_within_the_interval_is_a_close_call() -> None:
         ({"min_efficiency": 0.7, "baseline": {}}, "no point has an efficiency"),
     ],
 )
-def test_a_limit_on_what_the_study_lacks_is_an_error(constraints: dict[str, Any], message: str) -> None:
+def test_a_limit_on_what_the_study_lacks_is_an_error(constraints, message):
     with pytest.raises(RayparError) as caught:
         asked([replace(r, environment={}) for r in TWO], **constraints)
     assert message in caught.value.message and caught.value.hint
 
 
-def test_efficiencies_are_over_the_studys_baseline_even_where_it_is_excluded() -> None:
+def test_efficiencies_are_over_the_studys_baseline_even_where_it_is_excluded():
     (two,) = asked(trials({1: 40.0, 2: 25.0}), only={"num_workers": (2,)}).candidates
     assert two.efficiency.value == pytest.approx(0.8, rel=0.02)
 
@@ -167,21 +157,21 @@ TIMES = st.dictionaries(st.integers(0, 7), st.floats(0.5, 2.0), min_size=2, max_
 
 
 @given(first=TIMES, second=TIMES)
-def test_confidences_of_both_orders_add_up_to_one(first: dict[int, float], second: dict[int, float]) -> None:
+def test_confidences_of_both_orders_add_up_to_one(first, second):
     one, other = confidence_of(first, second), confidence_of(second, first)
     if one is not None and other is not None:
         assert one.share + other.share == pytest.approx(1.0, abs=0.03)
 
 
 @given(first=TIMES, factor=st.floats(1.01, 3.0))
-def test_a_constant_factor_is_certain_in_pairs(first: dict[int, float], factor: float) -> None:
+def test_a_constant_factor_is_certain_in_pairs(first, factor):
     slower = {repeat: time_s * factor for repeat, time_s in first.items()}
     advice = confidence_of(slower, first)
     assert advice.is_paired and advice.share > 0.99
     assert time_ratio(slower, first).value == pytest.approx(factor)
 
 
-def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread() -> None:
+def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread():
     # z(97.5 %) + z(80 %) is 2.80; times sqrt(pi/2), over log(1 + MARGIN), which is what an unknown difference leaves.
     per_spread = 2.8016 * math.sqrt(math.pi / 2) / math.log1p(MARGIN)
     for spread, expected in (
@@ -202,9 +192,7 @@ ROWS = st.integers(1, 3).flatmap(
 
 
 @given(rows=ROWS, apart=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11), st.integers(0, 2))))
-def test_a_point_is_on_the_front_unless_one_of_the_front_beats_it(
-    rows: list[list[float]], apart: set[tuple[int, int, int]]
-) -> None:
+def test_a_point_is_on_the_front_unless_one_of_the_front_beats_it(rows, apart):
     front = pareto_front(rows)
     for i, row in enumerate(rows):
         assert (i in front) != any((np.array(rows[j]) <= row).all() and rows[j] != row for j in front)
@@ -214,7 +202,7 @@ def test_a_point_is_on_the_front_unless_one_of_the_front_beats_it(
     assert pareto_front(rows, lambda one, other, k: False) == tuple(range(len(rows)))
 
 
-def test_a_point_is_dominated_only_where_a_difference_is_significant() -> None:
+def test_a_point_is_dominated_only_where_a_difference_is_significant():
     rows = [[1.0, 0.02], [2.0, 0.02], [1.1, 0.03]]
     assert pareto_front(rows) == (0,)
     assert pareto_front(rows, lambda one, other, k: abs(rows[one][k] - rows[other][k]) > 0.5) == (0, 2)
@@ -227,7 +215,7 @@ def test_a_point_is_dominated_only_where_a_difference_is_significant() -> None:
 BY_LR = Question("s", {}, ("lr",))
 
 
-def study(rng: np.random.Generator, medians_s: Sequence[float], num_repeats: int, noise: float) -> list[TrialResult]:
+def study(rng, medians_s, num_repeats, noise):
     """Log-normal times; what disturbs a block disturbs all its trials alike."""
     blocks = rng.normal(0, noise, num_repeats)
     return [

@@ -1,11 +1,6 @@
 """Speedups, serial fractions and laws: of runs that a law has made, of a study's groups, of tables from elsewhere."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +9,14 @@ from hypothesis import strategies as st
 from results import make_result
 
 from raypar.analysis.analyse import analyse
-from raypar.analysis.laws import AMDAHL, GUSTAFSON, NO_EFFECT, USL, Fit, Law, Scaling
+from raypar.analysis.laws import AMDAHL, GUSTAFSON, NO_EFFECT, USL, Fit, Scaling
 from raypar.analysis.question import Question, current_results
 from raypar.analysis.scaling import (
     SAMPLES_PER_S,
     TRAININGS_PER_S,
     Quantity,
     Runs,
-    ScalingAnalysis,
     ScalingPoint,
-    WorkerGroup,
     analyse_scaling,
     karp_flatt,
     read_table,
@@ -31,20 +24,12 @@ from raypar.analysis.scaling import (
 )
 from raypar.analysis.stats import Estimate, Method, median_estimate
 from raypar.errors import RayparError
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 COUNTS = (1, 2, 4, 8, 16)
 
 
-def runs_of(
-    law: Law,
-    *parameters: float,
-    counts: Iterable[int] = COUNTS,
-    rate: float = 0.01,
-    noise: float = 0.0,
-    num_repeats: int = 1,
-    seed: int = 0,
-) -> Runs:
+def runs_of(law, *parameters, counts=COUNTS, rate=0.01, noise=0.0, num_repeats=1, seed=0):
     """Throughputs as a law has them, with log-normal noise."""
     rng = np.random.default_rng(seed)
     factors = {n: np.exp(noise * rng.standard_normal(num_repeats)) for n in counts}
@@ -52,17 +37,16 @@ def runs_of(
     return Runs(rates, Quantity.THROUGHPUT)
 
 
-def as_times(runs: Runs, scaling: Scaling = Scaling.STRONG) -> Runs:
+def as_times(runs, scaling=Scaling.STRONG):
     return Runs({n: tuple((n if scaling is Scaling.WEAK else 1) / r for r in v) for n, v in runs.values.items()})
 
 
-def fit_of(analysis: ScalingAnalysis, law: Law) -> Fit:
+def fit_of(analysis, law):
     (fit,) = [law_fit for law_fit in analysis.laws if isinstance(law_fit, Fit) and law_fit.law is law]
     return fit
 
 
-def holds(estimate: Estimate | None, truth: float) -> bool:
-    assert estimate is not None and estimate.low is not None and estimate.high is not None
+def holds(estimate, truth):
     return estimate.low <= truth <= estimate.high
 
 
@@ -78,9 +62,7 @@ def holds(estimate: Estimate | None, truth: float) -> bool:
     ],
 )
 @given(data=st.data(), rate=st.floats(1e-6, 1e6))
-def test_times_made_by_a_law_give_back_its_parameters(
-    law: Law, scaling: Scaling, bounds: list[tuple[float, float]], data: st.DataObject, rate: float
-) -> None:
+def test_times_made_by_a_law_give_back_its_parameters(law, scaling, bounds, data, rate):
     parameters = [data.draw(st.floats(*each)) for each in bounds]
     runs = as_times(runs_of(law, *parameters, counts=(1, 2, 4, 8, 16, 32), rate=rate), scaling)
     fit = fit_of(analyse_scaling(runs, scaling), law)
@@ -89,7 +71,7 @@ def test_times_made_by_a_law_give_back_its_parameters(
     assert fit.rate.value == pytest.approx(rate, rel=1e-2)
 
 
-def test_noisy_repeats_give_intervals_that_hold_the_truth() -> None:
+def test_noisy_repeats_give_intervals_that_hold_the_truth():
     runs = runs_of(USL, 0.05, 0.002, counts=(1, 2, 4, 8, 16, 32), noise=0.02, num_repeats=5, seed=7)
     analysis = analyse_scaling(as_times(runs), num_resamples=200)
     fit = fit_of(analysis, USL)
@@ -101,13 +83,13 @@ def test_noisy_repeats_give_intervals_that_hold_the_truth() -> None:
     assert holds(fit.extrapolated[64], USL.speedup(64, 0.05, 0.002))
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
     runs = [runs_of(AMDAHL, 0.05, noise=0.03, num_repeats=4, counts=(1, 4, 16), seed=seed) for seed in range(20)]
     fits = [fit_of(analyse_scaling(r, num_resamples=100), AMDAHL) for r in runs]
     assert sum(holds(fit.parameters[0], 0.05) for fit in fits) >= 16
 
 
-def test_amdahls_limit_is_one_over_the_serial_fraction_and_relative_to_the_baseline() -> None:
+def test_amdahls_limit_is_one_over_the_serial_fraction_and_relative_to_the_baseline():
     runs = runs_of(AMDAHL, 0.05, noise=0.01, num_repeats=3)
     of_one = fit_of(analyse_scaling(runs, num_resamples=100), AMDAHL)
     of_four = fit_of(analyse_scaling(runs, baseline=4, num_resamples=100), AMDAHL)
@@ -116,7 +98,7 @@ def test_amdahls_limit_is_one_over_the_serial_fraction_and_relative_to_the_basel
     assert of_four.parameters == of_one.parameters
 
 
-def test_without_a_clear_bend_there_is_no_peak_and_no_limit() -> None:
+def test_without_a_clear_bend_there_is_no_peak_and_no_limit():
     analysis = analyse_scaling(Runs({n: (100 / n, 101 / n, 99 / n, 100.5 / n) for n in COUNTS}), num_resamples=100)
     assert (fit_of(analysis, USL).peak, fit_of(analysis, AMDAHL).limit) == (None, None)
 
@@ -129,9 +111,7 @@ def test_without_a_clear_bend_there_is_no_peak_and_no_limit() -> None:
         (AMDAHL, (0.1,), Scaling.STRONG, None),  # with k = 0, the universal law is Amdahl's
     ],
 )
-def test_the_law_that_made_the_times_is_the_better_one(
-    law: Law, parameters: tuple[float, ...], scaling: Scaling, better: Law | None
-) -> None:
+def test_the_law_that_made_the_times_is_the_better_one(law, parameters, scaling, better):
     assert analyse_scaling(as_times(runs_of(law, *parameters), scaling), scaling).better is better
 
 
@@ -139,12 +119,12 @@ def test_the_law_that_made_the_times_is_the_better_one(
 
 
 @given(speedup=st.floats(0.1, 1000), num_workers=st.integers(2, 1000))
-def test_karp_flatt_is_the_serial_fraction_with_which_amdahl_has_that_speedup(speedup: float, num_workers: int) -> None:
+def test_karp_flatt_is_the_serial_fraction_with_which_amdahl_has_that_speedup(speedup, num_workers):
     assert AMDAHL.speedup(num_workers, karp_flatt(speedup, num_workers)) == pytest.approx(speedup)
 
 
 @given(bounds=st.lists(st.floats(0.1, 1000), min_size=3, max_size=3).map(sorted), num=st.integers(1, 99))
-def test_a_serial_fraction_has_the_interval_that_the_speedups_own_gives(bounds: list[float], num: int) -> None:
+def test_a_serial_fraction_has_the_interval_that_the_speedups_own_gives(bounds, num):
     assume(num != 8)
     low, value, high = bounds
     point = ScalingPoint(num, 8, median_estimate([1.0]), Estimate(value, low, high, 5, 0.95, Method.T_LOG))
@@ -154,7 +134,7 @@ def test_a_serial_fraction_has_the_interval_that_the_speedups_own_gives(bounds: 
 
 
 @given(times=st.lists(st.floats(0.1, 100), min_size=2, max_size=2), base=st.sampled_from([2, 8]))
-def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times: list[float], base: int) -> None:
+def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times, base):
     runs = Runs({2: (times[0],), 8: (times[1],)})
     for scaling, work in ((Scaling.STRONG, 1), (Scaling.WEAK, 4)):
         low, high = analyse_scaling(runs, scaling, base).points
@@ -170,7 +150,7 @@ def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times: list[
     [(0.0, Scaling.STRONG, AMDAHL, 1), (0.0, Scaling.WEAK, GUSTAFSON, 0), (1.2, Scaling.STRONG, AMDAHL, 0)],
     ids=["no gain", "perfect weak scaling", "faster than perfect"],
 )
-def test_a_serial_fraction_stays_between_0_and_1(power: float, scaling: Scaling, law: Law, fraction: float) -> None:
+def test_a_serial_fraction_stays_between_0_and_1(power, scaling, law, fraction):
     analysis = analyse_scaling(Runs({n: (100 / n**power,) for n in COUNTS}), scaling)
     assert fit_of(analysis, law).parameters[0].value == pytest.approx(fraction, abs=1e-6)
     work = COUNTS if scaling is Scaling.WEAK else (1,) * 5
@@ -178,7 +158,7 @@ def test_a_serial_fraction_stays_between_0_and_1(power: float, scaling: Scaling,
     assert [p.speedup.value for p in analysis.points] == pytest.approx(expected)
 
 
-def test_a_throughput_is_a_rate_in_both_ways_to_scale() -> None:
+def test_a_throughput_is_a_rate_in_both_ways_to_scale():
     strong, weak = (analyse_scaling(runs_of(AMDAHL, 0.1), scaling) for scaling in Scaling)
     assert strong.points == weak.points
 
@@ -190,7 +170,7 @@ WEAK = {"per_worker_batch_size": 32}
 TIMES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=2, max_size=6)
 
 
-def trials(times: Mapping[int, float], noise: Sequence[float] = (1.0, 1.01, 0.99), **more: Any) -> list[TrialResult]:
+def trials(times, noise=(1.0, 1.01, 0.99), **more):
     """A trial for each worker count and repeat; what disturbs a worker count differs from that of the next."""
     return [
         make_result({"num_workers": n}, r, t * noise[(r + i) % len(noise)], **more)
@@ -199,24 +179,24 @@ def trials(times: Mapping[int, float], noise: Sequence[float] = (1.0, 1.01, 0.99
     ]
 
 
-def by_amdahl(fraction: float) -> dict[int, float]:
+def by_amdahl(fraction):
     return {n: 60 / AMDAHL.speedup(n, fraction) for n in (1, 2, 4, 8)}
 
 
-def groups(question: Question, results: list[TrialResult], baseline: int | None = None) -> tuple[WorkerGroup, ...]:
+def groups(question, results, baseline=None):
     return worker_groups(question, current_results(question, results).points, baseline)
 
 
-def only(*args: Any) -> WorkerGroup:
+def only(*args):
     (group,) = groups(*args)
     return group
 
 
-def speedups(group: WorkerGroup) -> dict[int, float]:
+def speedups(group):
     return {n: estimate.value for n, estimate in group.speedups.items()}
 
 
-def test_gustafsons_scaled_speedup_is_the_worker_count_times_what_is_left_of_a_workers_rate() -> None:
+def test_gustafsons_scaled_speedup_is_the_worker_count_times_what_is_left_of_a_workers_rate():
     # Steps of 32 samples a worker, 0.100 s for one worker and 0.125 s for four: a rate of 320/s, and of 4 · 256/s.
     steps = ((1, 0.100), (4, 0.125))
     results = [make_result({"num_workers": n}, 0, 180_000 / (32 * n) * step_s, config=WEAK) for n, step_s in steps]
@@ -227,7 +207,7 @@ def test_gustafsons_scaled_speedup_is_the_worker_count_times_what_is_left_of_a_w
 
 
 @given(times=TIMES)
-def test_speedups_are_those_of_the_studys_report_in_weak_and_strong_scaling_alike(times: dict[int, float]) -> None:
+def test_speedups_are_those_of_the_studys_report_in_weak_and_strong_scaling_alike(times):
     question = Question("s", {"num_workers": max(times)}, ("num_workers",))
     analysis, weak = (analyse(question, trials(times, config=config)) for config in ({}, WEAK))
     (group,), (weak_group,) = analysis.worker_groups, weak.worker_groups
@@ -240,7 +220,7 @@ def test_speedups_are_those_of_the_studys_report_in_weak_and_strong_scaling_alik
     assert scaled == group.points and [p.num_workers for p in scaled] == sorted(times)
 
 
-def test_points_that_share_all_but_their_workers_are_a_group_whatever_else_is_swept() -> None:
+def test_points_that_share_all_but_their_workers_are_a_group_whatever_else_is_swept():
     question = Question("s", {"num_workers": 1}, ("batch_size", "num_workers", "precision"))
     swept = [(b, p) for b in (64, 256) for p in ("bf16", "fp32")]
     results = [
@@ -254,7 +234,7 @@ def test_points_that_share_all_but_their_workers_are_a_group_whatever_else_is_sw
     assert [g.points[-1].karp_flatt.value for g in of_study] == pytest.approx([0, 0.1, 0.2, 0.3], abs=1e-9)
 
 
-def test_a_worker_count_without_a_finished_trial_is_excluded_and_a_failed_baseline_gives_way() -> None:
+def test_a_worker_count_without_a_finished_trial_is_excluded_and_a_failed_baseline_gives_way():
     listed = tuple({"num_workers": n} for n in (*COUNTS, 32))
     results = [
         *(r for r in trials(by_amdahl(0.1)) if r.spec.placement.num_workers > 1),
@@ -266,7 +246,7 @@ def test_a_worker_count_without_a_finished_trial_is_excluded_and_a_failed_baseli
     assert group.excluded == {1: "failed", 16: "stopped early", 32: "not run yet"}
 
 
-def test_another_baseline_can_be_asked_for_and_has_to_have_finished() -> None:
+def test_another_baseline_can_be_asked_for_and_has_to_have_finished():
     results = trials(by_amdahl(0.1))
     group = only(QUESTION, results, 4)
     assert group.baseline == 4
@@ -276,7 +256,7 @@ def test_another_baseline_can_be_asked_for_and_has_to_have_finished() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, WEAK])
-def test_train_loops_whose_samples_are_not_counted_are_compared_by_whole_trainings(config: dict[str, Any]) -> None:
+def test_train_loops_whose_samples_are_not_counted_are_compared_by_whole_trainings(config):
     results = [make_result({"num_workers": n}, 0, None, wall_s=t, config=config) for n, t in ((1, 10.0), (2, 8.0))]
     group = only(QUESTION, results)
     assert (group.unit, dict(group.runs.values)) == (TRAININGS_PER_S, {1: (0.1,), 2: (0.125,)})
@@ -284,7 +264,7 @@ def test_train_loops_whose_samples_are_not_counted_are_compared_by_whole_trainin
     assert only(QUESTION, trials({1: 4, 2: 3})).unit == SAMPLES_PER_S
 
 
-def test_a_study_of_one_worker_count_or_of_fixed_workers_has_no_group() -> None:
+def test_a_study_of_one_worker_count_or_of_fixed_workers_has_no_group():
     assert groups(QUESTION, trials({2: 4.0})) == groups(QUESTION, []) == ()
     fixed = [make_result({"batch_size": b}, 0, 4.0) for b in (32, 64)]
     assert groups(Question("s", {}, ("batch_size",)), fixed) == ()
@@ -294,13 +274,13 @@ def test_a_study_of_one_worker_count_or_of_fixed_workers_has_no_group() -> None:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     return tmp_path / "times.csv"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.integers(1, 10**6), st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=4), min_size=1))
-def test_what_is_written_is_read(table: Path, values: dict[int, list[float]]) -> None:
+def test_what_is_written_is_read(table, values):
     lines = [f"{n},{value!r}" for n, repeats in values.items() for value in repeats]
     table.write_text("\n".join(["workers,time", *lines]), encoding="utf-8")
     assert read_table(table) == Runs({n: tuple(repeats) for n, repeats in values.items()}, Quantity.TIME)
@@ -309,12 +289,12 @@ def test_what_is_written_is_read(table: Path, values: dict[int, list[float]]) ->
 @pytest.mark.parametrize("workers", ["workers", "num_workers", " Workers "])
 @pytest.mark.parametrize("value", ["time", "time_s", "seconds", "throughput"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_columns_have_some_names_and_stand_anywhere(table: Path, workers: str, value: str, delimiter: str) -> None:
+def test_columns_have_some_names_and_stand_anywhere(table, workers, value, delimiter):
     lines = [["host", value, "repeat", workers], ["a", "2.5", "1", "4"], ["b", " 2.75", "2", "4.0"]]
     table.write_text("\n".join(map(delimiter.join, lines)), encoding="utf-8")
     assert read_table(table) == Runs({4: (2.5, 2.75)}, Quantity("throughput" if value == "throughput" else "time"))
 
 
-def test_marks_of_other_programs_remarks_and_empty_lines_are_no_trouble(table: Path) -> None:
+def test_marks_of_other_programs_remarks_and_empty_lines_are_no_trouble(table):
     table.write_bytes(b'\xef\xbb\xbf# made on a cluster\r\n\r\nworkers,time\r\n1,"10"\r\n,\r\n\r\n2,6\r\n')
     assert read_table(table).values == {1: (10.0,), 2: (6.0,)}

@@ -1,7 +1,5 @@
 """Medians, ratios and their intervals; of made-up samples 95 % hold the truth, within what simulation can show."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -31,19 +29,19 @@ pairs = st.lists(st.tuples(times, times), min_size=2, max_size=12)
 RANKS = {6: (1, 6, 0.9688), 7: (1, 7, 0.9844), 9: (2, 8, 0.9609), 10: (2, 9, 0.9785), 20: (6, 15, 0.9586)}
 
 
-def test_ranks_around_a_median_are_those_of_the_tables() -> None:
+def test_ranks_around_a_median_are_those_of_the_tables():
     for size, (low, high, level) in RANKS.items():
         assert median_ranks(size) == (low, high, pytest.approx(level, abs=5e-5))
     with pytest.raises(ValueError, match="5 samples"):
         median_ranks(5)
 
 
-def test_from_six_samples_on_the_bounds_are_samples_with_the_achieved_level() -> None:
+def test_from_six_samples_on_the_bounds_are_samples_with_the_achieved_level():
     expected = Estimate(3.5, 1.0, 6.0, 6, pytest.approx(0.96875), Method.RANKS)
     assert median_estimate([5.0, 1.0, 4.0, 2.0, 6.0, 3.0]) == expected
 
 
-def test_few_times_get_a_t_interval_on_the_log_scale_and_few_scores_on_the_linear_one() -> None:
+def test_few_times_get_a_t_interval_on_the_log_scale_and_few_scores_on_the_linear_one():
     # 4.3027: the tabled two-sided 95 % quantile of Student's t with two degrees of freedom.
     half = 4.3027 * math.sqrt(math.pi / 2) * np.std(np.log([2.0, 2.1, 2.4]), ddof=1) / math.sqrt(3)
     low, high = (pytest.approx(2.1 * math.exp(sign * half), rel=1e-4) for sign in (-1, 1))
@@ -53,28 +51,28 @@ def test_few_times_get_a_t_interval_on_the_log_scale_and_few_scores_on_the_linea
     assert estimate == Estimate(0.0, -estimate.high, high, 3, LEVEL, Method.T_LINEAR)
 
 
-def test_a_single_sample_has_no_interval_and_excludes_nothing() -> None:
+def test_a_single_sample_has_no_interval_and_excludes_nothing():
     for estimate in (median_estimate([3.0]), ratio_estimate([3.0], [1.0])):
         assert (estimate.value, estimate.low, estimate.high, estimate.level) == (3.0, None, None, None)
         assert not estimate.excludes(1e9)
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, math.nan], [1.0, math.inf], [1.0, 0.0], [1.0, -2.0]])
-def test_values_that_are_no_times_are_refused(bad: list[float]) -> None:
+def test_values_that_are_no_times_are_refused(bad):
     with pytest.raises(ValueError, match="needs"):
         median_estimate(bad)
     with pytest.raises(ValueError, match="needs"):
         ratio_estimate(bad, [1.0] * len(bad))
 
 
-def test_pairs_need_partners() -> None:
+def test_pairs_need_partners():
     with pytest.raises(ValueError, match="3 numerators don't pair with 2"):
         ratio_estimate([1.0, 2.0, 3.0], [1.0, 2.0])
     assert ratio_estimate([1.0, 2.0, 3.0], [1.0, 2.0], paired=False).num_samples == 2
 
 
 @pytest.mark.parametrize("size", [4, 9])
-def test_pairing_cancels_what_disturbed_a_whole_block(size: int) -> None:
+def test_pairing_cancels_what_disturbed_a_whole_block(size):
     blocks = np.linspace(1, 3, size)
     paired, unpaired = (ratio_estimate(2.0 * blocks, blocks, paired=paired) for paired in (True, False))
     assert (paired.low, paired.high) == (pytest.approx(2.0), pytest.approx(2.0))
@@ -82,7 +80,7 @@ def test_pairing_cancels_what_disturbed_a_whole_block(size: int) -> None:
 
 
 @given(pairs, st.booleans())
-def test_an_interval_holds_its_estimate(values: list[tuple[float, float]], flag: bool) -> None:
+def test_an_interval_holds_its_estimate(values, flag):
     tops, bottoms = zip(*values, strict=True)
     median, ratio = median_estimate(tops, log_scale=flag), ratio_estimate(tops, bottoms, paired=flag)
     assert median.low <= median.value <= median.high and ratio.low <= ratio.value <= ratio.high
@@ -90,7 +88,7 @@ def test_an_interval_holds_its_estimate(values: list[tuple[float, float]], flag:
 
 
 @given(st.lists(st.tuples(times, times), min_size=2, max_size=5))
-def test_turning_a_ratio_of_few_pairs_over_turns_its_interval_over(values: list[tuple[float, float]]) -> None:
+def test_turning_a_ratio_of_few_pairs_over_turns_its_interval_over(values):
     tops, bottoms = zip(*values, strict=True)
     one, other = ratio_estimate(tops, bottoms), ratio_estimate(bottoms, tops)
     assert other.value == pytest.approx(1 / one.value)
@@ -114,9 +112,7 @@ NINE, TEN = ([float(i) for i in range(1, num)] for num in (10, 11))
         (NINE[:5], 1, Estimate(3.5, 1.0, math.inf, 6, pytest.approx(0.96875), Method.CENSORED)),
     ],
 )
-def test_censored_values_count_as_longer_than_any_that_is_observed(
-    values: list[float], num_longer: int, expected: Estimate | None
-) -> None:
+def test_censored_values_count_as_longer_than_any_that_is_observed(values, num_longer, expected):
     assert censored_median_estimate(values, num_longer) == expected
 
 

@@ -1,9 +1,6 @@
 """Time to target: of one trial, and of a point with trials that never reach it."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,22 +10,14 @@ from results import make_result
 
 from raypar.analysis.question import Question, collect
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.time_to_target import (
-    PointToTarget,
-    Start,
-    Target,
-    TargetStatus,
-    mode_of,
-    time_to_target,
-    trial_to_target,
-)
-from raypar.study.trial import TrialResult, TrialState
+from raypar.analysis.time_to_target import Start, Target, TargetStatus, mode_of, time_to_target, trial_to_target
+from raypar.study.trial import TrialState
 
 TARGET = Target("accuracy", 0.9)
 REACHED, MISSED, UNKNOWN, FAILED = TargetStatus
 
 
-def trial(accuracies: Sequence[float | None], repeat: int = 0, *, metric: str = "accuracy") -> TrialResult:
+def trial(accuracies, repeat=0, *, metric="accuracy"):
     """A trial with a report per epoch of 1,000 samples in 2 s, half a second of evaluation after each."""
     num = len(accuracies)
     made = make_result({"num_workers": 2}, repeat, 2.0 * num, num_samples=1000 * num)
@@ -37,7 +26,7 @@ def trial(accuracies: Sequence[float | None], repeat: int = 0, *, metric: str = 
     return replace(made, reports=reports, startup_s=3.0, warmup_s=0.25)
 
 
-def point(*results: TrialResult) -> PointToTarget:
+def point(*results):
     (samples,) = collect(Question("s", {}, ("num_workers",)), results, "train_time_s")
     return time_to_target(samples, TARGET)
 
@@ -61,18 +50,18 @@ CASES = {
 
 
 @pytest.mark.parametrize(("result", "target", "expected"), CASES.values(), ids=CASES)
-def test_the_time_is_that_of_the_timed_steps(result: TrialResult, target: Target, expected: tuple[object, ...]) -> None:
+def test_the_time_is_that_of_the_timed_steps(result, target, expected):
     to_target = trial_to_target(result, target)
     assert (to_target.status, to_target.time_s, to_target.num_samples, to_target.best) == expected
 
 
-def test_from_the_launch_on_start_up_warm_up_and_evaluations_count() -> None:
+def test_from_the_launch_on_start_up_warm_up_and_evaluations_count():
     result = trial([0.5, 0.91, 0.95])
     assert trial_to_target(result, TARGET, Start.LAUNCH).time_s == 4.0 + 3.0 + 0.25 + 2 * 0.5
     assert trial_to_target(replace(result, startup_s=None), TARGET, Start.LAUNCH).status is UNKNOWN
 
 
-def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half() -> None:
+def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half():
     most = point(trial([0.5, 0.91]), trial([0.5, 0.6], 1), trial([0.95], 2))
     assert (most.num_in(REACHED), most.num_in(MISSED), most.is_always_reached) == (2, 1, False)
     assert most.times == {0: 4.0, 2: 2.0}
@@ -83,18 +72,18 @@ def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half
     assert many.time_s == Estimate(8.0, 2.0, math.inf, 7, pytest.approx(1 - 2 / 2**7), Method.CENSORED)
 
 
-def test_failed_trials_spoil_no_others() -> None:
+def test_failed_trials_spoil_no_others():
     failed = make_result({"num_workers": 2}, 1, state=TrialState.FAILED)
     assert point(trial([0.95]), failed).is_always_reached and not point(failed).is_always_reached
 
 
-def test_less_is_better_for_a_loss_unless_the_study_says_otherwise() -> None:
+def test_less_is_better_for_a_loss_unless_the_study_says_otherwise():
     question = Question("s", {}, (), metric="score", mode="min")
     assert [mode_of(question, m) for m in ("score", "val_loss", "accuracy")] == ["min", "min", "max"]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted))
-def test_a_higher_target_is_never_reached_earlier(accuracies: list[float], values: list[float]) -> None:
+def test_a_higher_target_is_never_reached_earlier(accuracies, values):
     easy, hard = (trial_to_target(trial(accuracies), Target("accuracy", value)) for value in values)
     if hard.time_s is not None:
         assert easy.time_s is not None and easy.time_s <= hard.time_s

@@ -1,7 +1,5 @@
 """Break-even: where along a hyperparameter something starts to pay; the sentences are golden (``verdicts.txt``)."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from raypar.analysis.verdicts import CrossingKind, break_even_lines, crossing_of
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
 
 
-def alone(value: float) -> Estimate:
+def alone(value):
     return Estimate(value, None, None, 1, None, Method.SINGLE)
 
 
@@ -24,9 +22,7 @@ LOW, MIDDLE, HIGH = st.floats(0.1, 0.9).map(clear), st.floats(0.6, 1.9).map(tied
 
 
 @given(values=VALUES, where=st.floats(0.01, 0.99), power=st.floats(0.2, 3) | st.floats(-3, -0.2), data=st.data())
-def test_a_power_law_gives_back_where_it_crosses(
-    values: list[int], where: float, power: float, data: st.DataObject
-) -> None:
+def test_a_power_law_gives_back_where_it_crosses(values, where, power, data):
     i = data.draw(st.integers(0, len(values) - 2))
     left, right = values[i], values[i + 1]
     at = left * (right / left) ** where
@@ -65,12 +61,12 @@ def test_a_crossing_lies_between_the_nearest_points_that_are_clear(values, data)
         ([alone(0.5), alone(2)], "one trial each has no interval"),
     ],
 )
-def test_what_the_intervals_do_not_show_is_not_said(speedups: list[Estimate], why: str) -> None:
+def test_what_the_intervals_do_not_show_is_not_said(speedups, why):
     crossing = crossing_of([(float(2**i), s) for i, s in enumerate(speedups)])
     assert (crossing.kind, crossing.why, crossing.at) == (CrossingKind.UNCLEAR, why, None)
 
 
-def test_ties_widen_the_bracket_and_one_beyond_it_has_to_fit() -> None:
+def test_ties_widen_the_bracket_and_one_beyond_it_has_to_fit():
     curve = [(1.0, tied(0.8)), (2.0, clear(0.5)), (4.0, tied(1.1)), (8.0, clear(2.0)), (16.0, tied(1.9))]
     crossing = crossing_of(curve)
     assert (crossing.kind, crossing.between, crossing.at) == (CrossingKind.STARTS, (2.0, 8.0), pytest.approx(4.0))
@@ -83,7 +79,7 @@ def test_resources_alone_have_to_pay(key, is_resource):
     assert break_even_lines(Question("s", {key: "old"}, (key, "num_workers")), curve) == expected
 
 
-def test_only_two_numbers_or_more_against_a_baseline_make_a_curve() -> None:
+def test_only_two_numbers_or_more_against_a_baseline_make_a_curve():
     for values in (("a", "b"), (True, False), ((1,), (2,)), (None, 5)):
         assert crossings_of(QUESTION, curve_of(dict.fromkeys(values, clear(0.5)))) == []
     assert crossings_of(QUESTION, curve_of({64: None, 128: 2.0})) == []

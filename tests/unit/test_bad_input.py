@@ -1,18 +1,15 @@
 """Bad input gets one message with the file, the field, the value and the fix, before anything is started."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
-from bad_input import CASES, GOOD, MNIST, Case
-from nothing_starts import Done, contents, raypar
+from bad_input import CASES, GOOD, MNIST
+from nothing_starts import contents, raypar
 
 pytestmark = pytest.mark.usefixtures("imported")
 
 
-def assert_one_message(done: Done, out: str = "") -> None:
+def assert_one_message(done, out=""):
     assert (done.code, done.out) == (2, out), done
     assert done.err.startswith("error: ") and "\nerror: " not in done.err and "→ " in done.err, done.err
     assert "Traceback" not in done.err and "--debug shows where" not in done.err, done.err
@@ -20,7 +17,7 @@ def assert_one_message(done: Done, out: str = "") -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_a_mistake_is_reported_once_and_nothing_is_started_or_left(case: Case, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once_and_nothing_is_started_or_left(case, tmp_path):
     for name, text in {"good.py": GOOD, "mnist.py": MNIST, **case.files}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,5 +33,5 @@ def test_a_mistake_is_reported_once_and_nothing_is_started_or_left(case: Case, t
     assert contents(tmp_path) == before
 
 
-def test_each_kind_of_mistake_has_a_name_of_its_own() -> None:
+def test_each_kind_of_mistake_has_a_name_of_its_own():
     assert len({case.name for case in CASES}) == len(CASES)

@@ -1,10 +1,7 @@
 """Whatever is given to an option, or stands in a study file, ends in a plain message: never in a traceback."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -62,7 +59,7 @@ FEW = settings(max_examples=settings().max_examples // 10, suppress_health_check
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("fuzzed")
     (made / "good.py").write_text(GOOD)
     return made
@@ -71,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("command", "flag"), OPTIONS, ids=lambda value: value)
 @FEW
 @given(value=HOSTILE)
-def test_any_value_of_any_option_ends_in_a_plain_message(command: str, flag: str, value: str, folder: Path) -> None:
+def test_any_value_of_any_option_ends_in_a_plain_message(command, flag, value, folder):
     given_value = [] if flag in SWITCHES else [value]
     done = raypar([command, *ARGUMENTS.get(command, ()), flag, *given_value], folder)
     assert done.code in (0, 2) and "Traceback" not in done.err and "--debug shows where" not in done.err, done
@@ -79,7 +76,7 @@ def test_any_value_of_any_option_ends_in_a_plain_message(command: str, flag: str
     assert [path.name for path in folder.iterdir()] == ["good.py"]
 
 
-def test_every_command_and_option_is_among_them() -> None:
+def test_every_command_and_option_is_among_them():
     assert len(OPTIONS) > 60 and set(ARGUMENTS) <= {command for command, _ in OPTIONS}
 
 
@@ -92,7 +89,7 @@ MANY = settings(suppress_health_check=list(HealthCheck))
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> str:
+def mutated(draw):
     """A good study with some pieces cut out, put in or exchanged."""
     text = GOOD
     for _ in range(draw(st.integers(1, 3))):
@@ -136,7 +133,7 @@ ANYTHING = st.recursive(
         max_size=4,
     )
 )
-def test_a_study_of_anything_is_one_or_is_refused(fields: dict[str, Any]) -> None:
+def test_a_study_of_anything_is_one_or_is_refused(fields):
     if isinstance(space := fields.get("space"), dict):
         fields["space"] = {key: grid(*v) if isinstance(v, (list, tuple)) else v for key, v in space.items()}
     try:

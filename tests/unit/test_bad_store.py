@@ -1,12 +1,8 @@
 """A store that can't be used is refused in one message with a hint by whatever reads it, and stays as it is."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from bad_input import GOOD
@@ -25,34 +21,34 @@ READING = (
 )
 
 
-def _altered(path: Path, *statements: str) -> None:
+def _altered(path, *statements):
     with closing(sqlite3.connect(path)) as connection, connection:
         for statement in statements:
             connection.execute(statement)
 
 
-def of_version(path: Path, version: str) -> None:
+def of_version(path, version):
     _altered(path, f"UPDATE alembic_version SET version_num = '{version}'")
     _altered(path, "PRAGMA journal_mode = DELETE")
 
 
-def older(path: Path) -> None:
+def older(path):
     installed, upgradable = _schema_versions()
     of_version(path, min(upgradable - {installed}))
 
 
-def of_another_program(path: Path) -> None:
+def of_another_program(path):
     path.unlink()
     _altered(path, "CREATE TABLE mine (x)")
 
 
-def a_folder(path: Path) -> None:
+def a_folder(path):
     path.unlink()
     path.mkdir()
 
 
 # What is wrong with the database, a part of the message, and of its hint where it is to be written.
-STORES: dict[str, tuple[Callable[[Path], object], str, str]] = {
+STORES = {
     "older": (older, "older MLflow", "mlflow db upgrade sqlite:///"),
     "newer": (lambda path: of_version(path, "ffffffffffff"), "newer MLflow", "pip install -U mlflow"),
     "no database": (lambda path: path.write_bytes(b"mine, and dear to me\n" * 100), "mlflow.db", "--tracking-uri"),
@@ -68,12 +64,12 @@ BAD_URIS = [
 
 
 @pytest.fixture(scope="module")
-def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete(tmp_path_factory):
     return new_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(params=STORES)
-def spoiled(request: pytest.FixtureRequest, complete: Path, tmp_path: Path) -> tuple[Path, str, str]:
+def spoiled(request, complete, tmp_path):
     spoil, word, hint = STORES[request.param]
     shutil.copy(complete, tmp_path / "mlflow.db")
     spoil(tmp_path / "mlflow.db")
@@ -81,9 +77,7 @@ def spoiled(request: pytest.FixtureRequest, complete: Path, tmp_path: Path) -> t
 
 
 @pytest.mark.parametrize("command", READING)
-def test_a_database_that_can_not_be_read_is_reported_and_not_changed(
-    spoiled: tuple[Path, str, str], command: str
-) -> None:
+def test_a_database_that_can_not_be_read_is_reported_and_not_changed(spoiled, command):
     folder, word, _ = spoiled
     (folder / "good.py").write_text(GOOD)
     before = contents(folder)
@@ -95,7 +89,7 @@ def test_a_database_that_can_not_be_read_is_reported_and_not_changed(
 
 @pytest.mark.parametrize("command", READING)
 @pytest.mark.parametrize("uri", ["foo://bar", "./mlruns", NOWHERE], ids=["unknown", "a-folder", "no-server"])
-def test_an_impossible_store_is_reported_and_not_made(uri: str, command: str, tmp_path: Path) -> None:
+def test_an_impossible_store_is_reported_and_not_made(uri, command, tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     before = contents(tmp_path)
     done = raypar([*command.split(), "--tracking-uri", uri], tmp_path)
@@ -107,33 +101,33 @@ def test_an_impossible_store_is_reported_and_not_made(uri: str, command: str, tm
 # ---- before a study writes
 
 
-def refusal(uri: str, project: Path) -> StoreError:
+def refusal(uri, project):
     with pytest.raises(StoreError) as error:
         check_writable(uri, project)
     assert error.value.hint
     return error.value
 
 
-def test_an_empty_folder_stays_empty_and_a_database_of_this_mlflow_passes(complete: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_stays_empty_and_a_database_of_this_mlflow_passes(complete, tmp_path):
     Store(default_tracking_uri(tmp_path), tmp_path).check_writable()
     assert list(tmp_path.iterdir()) == []
     check_writable(f"sqlite:///{complete}", tmp_path)
 
 
-def test_a_database_that_can_not_be_written_is_refused_with_a_hint(spoiled: tuple[Path, str, str]) -> None:
+def test_a_database_that_can_not_be_written_is_refused_with_a_hint(spoiled):
     folder, word, hint = spoiled
     error = refusal(f"sqlite:///{folder}/mlflow.db", folder)
     assert word in error.message and hint in str(error.hint)
 
 
 @pytest.mark.parametrize(("uri", "problem", "hint"), BAD_URIS)
-def test_an_address_of_no_store_is_refused_with_a_hint(tmp_path: Path, uri: str, problem: str, hint: str) -> None:
+def test_an_address_of_no_store_is_refused_with_a_hint(tmp_path, uri, problem, hint):
     error = refusal(uri, tmp_path)
     assert problem in error.message and hint in str(error.hint)
 
 
 @pytest.mark.parametrize("where", ["project", "database", "artifacts"])
-def test_a_folder_that_can_not_be_written_is_refused(tmp_path: Path, where: str) -> None:
+def test_a_folder_that_can_not_be_written_is_refused(tmp_path, where):
     bad = tmp_path / "in_the_way"
     bad.write_text("")
     if where == "artifacts":
@@ -142,7 +136,7 @@ def test_a_folder_that_can_not_be_written_is_refused(tmp_path: Path, where: str)
     assert "can't be written" in refusal(uri, bad if where == "project" else tmp_path).message
 
 
-def test_a_missing_server_is_refused_at_once_and_without_its_password(tmp_path: Path) -> None:
+def test_a_missing_server_is_refused_at_once_and_without_its_password(tmp_path):
     error = refusal(f"http://me:secret@127.0.0.1:{free_port(20000)}", tmp_path)
     assert "http://me:***@127.0.0.1" in error.message and "secret" not in str(error)
     assert "mlflow server" in str(error.hint)

@@ -1,7 +1,5 @@
 """benchmarks/store_rows.py writes the rows and files that MLflow would have written."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sqlite3
@@ -9,12 +7,10 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from recording import DATA, make_result, new_store, recorder
 
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.store import Store
-from raypar.track.uploader import RunWriter
 
 TABLES = ("experiments", "experiment_tags", "runs", "tags", "params", "metrics", "latest_metrics", "datasets", "inputs")
 WRITTEN_AT = ("creation_time", "last_update_time")
@@ -23,7 +19,7 @@ RANDOM_IDS = """SELECT value FROM tags WHERE key = 'raypar.uid' AND value NOT LI
     UNION SELECT dataset_uuid FROM datasets UNION SELECT input_uuid FROM inputs"""
 
 
-def results(study: str) -> list[TrialResult]:
+def results(study):
     """Return two finished trials and a failed one."""
     shared = {"study": study, "environment": {"node": "n", "note": "long " * 4000}, "data": DATA}
     failure = Failure(FailureKind.ERROR, "boom", 0, "trace")
@@ -31,7 +27,7 @@ def results(study: str) -> list[TrialResult]:
     return [make_result(32, **shared), make_result(64, **shared), failed]
 
 
-def record(project: Path, study: str, writer: RunWriter | None) -> None:
+def record(project, study, writer):
     execution = {
         "params": {"seed": "0"},
         "tags": {"raypar.question": "{}"},
@@ -50,7 +46,7 @@ def record(project: Path, study: str, writer: RunWriter | None) -> None:
     assert rec.close("finished") == 0
 
 
-def rows(project: Path) -> dict[str, Counter[str]]:
+def rows(project):
     """Return the rows of every table, without random ids and the time of writing."""
     with closing(sqlite3.connect(project / "mlflow.db")) as database:
         names = {run: f"<{name}>" for run, name in database.execute("SELECT run_uuid, name FROM runs")}
@@ -68,7 +64,7 @@ def rows(project: Path) -> dict[str, Counter[str]]:
         return tables
 
 
-def test_rows_and_files_are_those_that_mlflow_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_files_are_those_that_mlflow_writes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     projects = by_mlflow, by_rows = tmp_path / "a", tmp_path / "b"
     for project in projects:

@@ -1,7 +1,5 @@
 """``raypar compare``: two studies of one store or of two, and its exit code; a whole comparison is in tests/golden."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,19 +8,18 @@ from recording import recorded
 from results import make_result
 
 from raypar.analysis.question import Question
-from raypar.study.trial import TrialResult
 
 STEADY = (4.00, 4.01, 3.99, 4.02, 3.98)
 ORIGIN = {"version.torch": "2.15.0", "host": "n1"}
 
 
-def trials(factor: float = 1.0, num_repeats: int = 5, counts: tuple[int, ...] = (1, 2)) -> list[TrialResult]:
+def trials(factor=1.0, num_repeats=5, counts=(1, 2)):
     runs = [(n, r, t * factor / n) for n in counts for r, t in enumerate(STEADY[:num_repeats])]
     return [make_result({"num_workers": n}, r, time_s, started_at=1.7e9 + r) for n, r, time_s in runs]
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def stores(tmp_path_factory):
     """The addresses of two stores: of a study and what became of it, and of the study elsewhere."""
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
     question = Question("base", {"num_workers": 1}, ("num_workers",))
@@ -35,7 +32,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return f"sqlite:///{here}/mlflow.db", f"sqlite:///{there}/mlflow.db"
 
 
-def compared(*args: str) -> tuple[int, str]:
+def compared(*args):
     code, out, err = raypar("compare", *args, width=200)
     assert err == ""
     return code, joined(out)
@@ -51,15 +48,13 @@ def compared(*args: str) -> tuple[int, str]:
         ("once", "5%", 0, "The data can't tell whether B takes over 5 % longer at 2 of 2 points"),
     ],
 )
-def test_the_exit_code_says_whether_b_is_slower_than_allowed(
-    stores: tuple[str, str], study: str, allowed: str, code: int, verdict: str
-) -> None:
+def test_the_exit_code_says_whether_b_is_slower_than_allowed(stores, study, allowed, code, verdict):
     exit_code, out = compared("base", study, "--tracking-uri", stores[0], "--fail-if-slower", allowed)
     assert exit_code == code and verdict in out
     assert compared("base", study, "--tracking-uri", stores[0])[0] == 0
 
 
-def test_the_reference_may_be_in_another_store(stores: tuple[str, str]) -> None:
+def test_the_reference_may_be_in_another_store(stores):
     here, there = stores
     flags = ("--fail-if-slower", "5%", "--tracking-uri")
     code, out = compared("base", "base", *flags, here, "--baseline-uri", there)
@@ -70,7 +65,7 @@ def test_the_reference_may_be_in_another_store(stores: tuple[str, str]) -> None:
     assert code == 0 and "0.50× [" in out
 
 
-def test_an_allowance_with_nothing_to_judge_is_an_error(stores: tuple[str, str]) -> None:
+def test_an_allowance_with_nothing_to_judge_is_an_error(stores):
     code, out, err = raypar("compare", "base", "apart", "--tracking-uri", stores[0], "--fail-if-slower", "5%")
     assert code == 2 and "nothing to judge" in err
     assert "Only A has 2 points: num_workers=1, num_workers=2." in joined(out)
@@ -84,10 +79,10 @@ def test_an_allowance_with_nothing_to_judge_is_an_error(stores: tuple[str, str])
         (("base", "other"), "`base` trains mnist_mlp, `other` trains resnet"),
     ],
 )
-def test_what_can_not_be_compared_is_refused(stores: tuple[str, str], args: tuple[str, ...], message: str) -> None:
+def test_what_can_not_be_compared_is_refused(stores, args, message):
     refused(message, "compare", *args, "--tracking-uri", stores[0])
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-1%", "five%", "5%%", "nan%", "inf%", "%", "1_0%", ""])
-def test_an_allowance_that_is_no_percentage_is_refused(text: str) -> None:
+def test_an_allowance_that_is_no_percentage_is_refused(text):
     refused(f"--fail-if-slower {text}: must be a percentage", "compare", "a", "b", f"--fail-if-slower={text}")

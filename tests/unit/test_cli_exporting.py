@@ -1,9 +1,6 @@
 """``raypar export``: trials and summaries of a stored study as files, or a refusal; contents are in tests/golden."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -19,7 +16,7 @@ STEPS = ((0.5, 0.25), (0.5, 0.75))
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     """The address of a store with two executions of one study."""
     folder = tmp_path_factory.mktemp("project")
     question = Question("mnist", {"num_workers": 1}, ("num_workers",))
@@ -33,14 +30,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{folder}/mlflow.db"
 
 
-def exported(store: str, path: Path, *flags: str) -> Path:
+def exported(store, path, *flags):
     code, out, err = raypar("export", "mnist", str(path), "--tracking-uri", store, *flags, width=200)
     wrote = "a summary" if path.suffix == ".md" else "the 6 trials"
     assert (code, out, err) == (0, f"wrote {wrote} of mnist to {path}\n", "")
     return path
 
 
-def test_every_format_has_the_same_trials(store: str, tmp_path: Path) -> None:
+def test_every_format_has_the_same_trials(store, tmp_path):
     frames = pd.read_csv(exported(store, tmp_path / "t.csv")), pd.read_parquet(exported(store, tmp_path / "t.parquet"))
     for key in ("identity", "point.num_workers", "train_time_s", "speedup", "final.accuracy"):
         assert frames[0][key].tolist() == frames[1][key].tolist()
@@ -49,14 +46,14 @@ def test_every_format_has_the_same_trials(store: str, tmp_path: Path) -> None:
     assert [trial["step_times_s"] for trial in stored["trials"]] == [[list(rank) for rank in STEPS]] * 6
 
 
-def test_a_summary_has_all_versions_and_no_command_line(store: str, tmp_path: Path) -> None:
+def test_a_summary_has_all_versions_and_no_command_line(store, tmp_path):
     text = exported(store, tmp_path / "t.md").read_text(encoding="utf-8")
     assert text.startswith("# mnist\n\nDoes it scale?\n\nSwept: num_workers.")
     assert text.endswith("Provenance: torch 2.14.0 or 2.15.0; on n1 (Xeon; 2 cores); commit abc.\n")
     assert "secret" not in text
 
 
-def test_a_file_that_is_there_is_kept_unless_force_is_given(store: str, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_kept_unless_force_is_given(store, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("mine")
     refused("is there already → ", "export", "mnist", str(path), "--tracking-uri", store)
@@ -72,6 +69,6 @@ def test_a_file_that_is_there_is_kept_unless_force_is_given(store: str, tmp_path
         ("mnist", "no/t.csv", "no/t.csv: can't be written"),
     ],
 )
-def test_what_can_not_be_exported_is_refused(store: str, tmp_path: Path, name: str, file: str, message: str) -> None:
+def test_what_can_not_be_exported_is_refused(store, tmp_path, name, file, message):
     refused(message, "export", name, str(tmp_path / file), "--tracking-uri", store)
     assert list(tmp_path.iterdir()) == []

@@ -1,9 +1,5 @@
 """``raypar fit`` on a study or a CSV file; what it prints is in tests/golden."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from command import joined, raypar, refused
 from recording import recorded
@@ -17,17 +13,17 @@ TABLE = "".join(f"{n},{t}\n" for n, repeats in TIMES.items() for t in repeats)
 
 
 @pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_resamples(monkeypatch):
     monkeypatch.setitem(scaling.analyse_scaling.__kwdefaults__, "num_resamples", 60)
 
 
-def table(folder: Path, text: str = "workers,time\n" + TABLE, name: str = "times.csv") -> str:
+def table(folder, text="workers,time\n" + TABLE, name="times.csv"):
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def test_a_table_is_fitted_in_narrow_consoles_without_losing_a_number(tmp_path: Path) -> None:
+def test_a_table_is_fitted_in_narrow_consoles_without_losing_a_number(tmp_path):
     for width in (80, 40):
         code, out, err = raypar("fit", table(tmp_path), width=width)
         lines = out.splitlines()
@@ -39,7 +35,7 @@ def test_a_table_is_fitted_in_narrow_consoles_without_losing_a_number(tmp_path: 
             assert all(line.count("[") == line.count("]") for line in lines)
 
 
-def test_weak_scaling_a_baseline_and_rates(tmp_path: Path) -> None:
+def test_weak_scaling_a_baseline_and_rates(tmp_path):
     text = "num_workers,throughput\n" + "".join(f"{n},{10000 / (1 + 0.02 * n)}\n" for n in TIMES)
     code, out, _ = raypar("fit", table(tmp_path, text), "--scaling", "weak", "--baseline", "2")
     assert code == 0 and "Gustafson's law (S = N - f (N - 1))" in joined(out) and "Amdahl" not in out
@@ -47,7 +43,7 @@ def test_weak_scaling_a_baseline_and_rates(tmp_path: Path) -> None:
     assert "over 2 workers;" in joined(out)
 
 
-def test_a_file_is_a_file_whatever_it_is_called(tmp_path: Path) -> None:
+def test_a_file_is_a_file_whatever_it_is_called(tmp_path):
     code, out, _ = raypar("fit", table(tmp_path, name="swept"), "--scaling", "strong")
     assert code == 0 and out.splitlines()[0].split()[2] == "time"
     refused("--baseline", "fit", table(tmp_path), "--baseline", "no")
@@ -56,7 +52,7 @@ def test_a_file_is_a_file_whatever_it_is_called(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     """The address of a store with two studies."""
     folder = tmp_path_factory.mktemp("project")
     config = {"per_worker_batch_size": 32}
@@ -66,7 +62,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{folder}/mlflow.db"
 
 
-def test_whether_a_study_scales_strongly_or_weakly_follows_from_its_config(store: str) -> None:
+def test_whether_a_study_scales_strongly_or_weakly_follows_from_its_config(store):
     code, out, _ = raypar("fit", "weak", "--tracking-uri", store, "--baseline", "2")
     assert code == 0 and "Gustafson's law (" in out and "Amdahl" not in out and "over 2 workers;" in joined(out)
 
@@ -80,5 +76,5 @@ def test_whether_a_study_scales_strongly_or_weakly_follows_from_its_config(store
         ("weak", ("--baseline", "3"), "no finished trial with 3 workers to compare with"),
     ],
 )
-def test_a_study_that_can_not_be_fitted_is_refused(store: str, name: str, flags: tuple[str, ...], message: str) -> None:
+def test_a_study_that_can_not_be_fitted_is_refused(store, name, flags, message):
     refused(message, "fit", name, "--tracking-uri", store, *flags)

@@ -1,7 +1,5 @@
 """``raypar generate``: the best kept model of a study writes, or one sentence says why none does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from results import make_result
 
 import raypar.workloads as shipped
 from raypar.cli import common
-from raypar.study.trial import TrialResult, TrialState, best_first
+from raypar.study.trial import TrialState, best_first
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def stored(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def a_model_that_repeats_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_model_that_repeats_its_prompt(monkeypatch):
     writer = replace(shipped.gpt2_code, name="writer", generate=lambda folder, prompt, n: f"{folder} {prompt} {n}")
     monkeypatch.setattr(shipped, "gpt2_code", writer)
 
@@ -64,8 +62,8 @@ def test_why_none_writes(stored, workload, kept, message):
     refused(message, *PROMPT)
 
 
-def test_a_trial_counts_by_its_best_report_because_that_ones_weights_are_kept() -> None:
-    def reported(lr: float, *losses: float) -> TrialResult:
+def test_a_trial_counts_by_its_best_report_because_that_ones_weights_are_kept():
+    def reported(lr, *losses):
         return replace(make_result({"lr": lr}), reports=tuple({"val_loss": loss} for loss in losses))
 
     overfitted, steady = reported(0.1, 2.0, 1.0, 3.0), reported(0.2, 2.5, 2.0, 1.5)

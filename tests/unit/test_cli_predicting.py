@@ -1,10 +1,6 @@
 """``raypar predict``: flags, sources and refusals; whole predictions are in tests/golden."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from command import joined, raypar, refused
@@ -14,15 +10,12 @@ from results import make_result
 from raypar import workloads
 from raypar.analysis.question import Question
 from raypar.study.options import resolve
-from raypar.study.trial import TrialResult
 
 STEP_S = {(1, 64): 0.0104, (1, 256): 0.0296, (2, 64): 0.009, (2, 256): 0.0186, (4, 256): 0.0142}
 LOST = {"workload": "of a file that is gone"}
 
 
-def trial(
-    num_workers: int, batch_size: int, repeat: int, step_s: float, *, workload: str = "digits", **chosen: Any
-) -> TrialResult:
+def trial(num_workers, batch_size, repeat, step_s, *, workload="digits", **chosen):
     point = {"num_workers": num_workers, "batch_size": batch_size}
     config = {**resolve(workloads.digits, {**point, "hidden_size": 128, "epochs": 2, **chosen}), "device": "cpu"}
     times_s = (tuple(step_s * factor for factor in (0.97, 1.0, 1.03, 1.0)),) * num_workers
@@ -32,13 +25,13 @@ def trial(
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     """A folder with a store of some studies."""
     folder = tmp_path_factory.mktemp("project")
     outside = tmp_path_factory.mktemp("outside") / "study.py"
     outside.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
     factors = tuple(enumerate((0.99, 1.0, 1.02)))
-    stored: dict[str, list[TrialResult]] = {
+    stored = {
         "scaled": [trial(n, b, r, step_s * f) for r, f in factors for (n, b), step_s in STEP_S.items()],
         "lost": [trial(1, 64, 0, 0.01, **LOST)],
         "elsewhere": [trial(1, 64, 0, 0.01, **LOST)],
@@ -52,12 +45,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_project(project, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(project)
 
 
-def predicted(flags: str, name: str = "scaled") -> str:
+def predicted(flags, name="scaled"):
     code, out, err = raypar("predict", name, *flags.split())
     assert code == 0, err
     assert max(map(len, out.splitlines())) <= 80 and "\x1b" not in out
@@ -94,19 +87,19 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
     ],
     ids=["nodes", "sending", "gloo", "few nodes", "fitted", "weak"],
 )
-def test_flags_and_what_is_assumed_without_them(flags: str, words: str, absent: str) -> None:
+def test_flags_and_what_is_assumed_without_them(flags, words, absent):
     text = predicted(flags)
     assert [word for word in words.split("|") if word not in text] == []
     assert not absent or absent not in text
 
 
-def test_a_plot_is_drawn_into_a_file(project: Path) -> None:
+def test_a_plot_is_drawn_into_a_file(project):
     for name, begins in (("curve.png", b"\x89PNG"), ("curve.svg", b"<svg")):
         predicted(NODES + f"--plot {name}")
         assert (project / name).read_bytes().startswith(begins)
 
 
-def test_the_counted_layers_are_kept_for_the_next_call(project: Path) -> None:
+def test_the_counted_layers_are_kept_for_the_next_call(project):
     first = predicted(NODES)
     (kept,) = (project / ".raypar" / "layers").glob("*.json")
     assert predicted(NODES) == first
@@ -114,7 +107,7 @@ def test_the_counted_layers_are_kept_for_the_next_call(project: Path) -> None:
     assert predicted(NODES) == first
 
 
-def test_the_size_of_a_network_that_is_gone_can_be_given() -> None:
+def test_the_size_of_a_network_that_is_gone_can_be_given():
     text = predicted("--workers 2 --network 1Gbit --parameters 25.6M", "lost")
     assert "102 MB of gradients of 1 layer" in text and "the layers are not known" in text
 
@@ -142,6 +135,6 @@ def test_the_size_of_a_network_that_is_gone_can_be_given() -> None:
         ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
     ],
 )
-def test_bad_input_is_refused_and_no_file_of_elsewhere_run(study: str, flags: str, message: str, project: Path) -> None:
+def test_bad_input_is_refused_and_no_file_of_elsewhere_run(study, flags, message, project):
     refused(message, "predict", study, "--workers", "8", *flags.split())
     assert not list(project.parent.glob("*/ran"))

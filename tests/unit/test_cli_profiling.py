@@ -1,9 +1,5 @@
 """Which point `raypar profile` looks into, and which studies it refuses."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from raypar import Study, Workload, choice, grid, uniform
@@ -24,17 +20,17 @@ from raypar.workloads import digits
     ],
     ids=["baseline", "first", "drawn", "only"],
 )
-def test_the_baseline_is_looked_into_or_the_first_point(space: Any, baseline: Any, point: dict[str, Any]) -> None:
+def test_the_baseline_is_looked_into_or_the_first_point(space, baseline, point):
     assert point_of(Study(workload=digits, name="s", space=space, baseline=baseline)) == point
 
 
-def test_a_flag_chooses_another_point() -> None:
+def test_a_flag_chooses_another_point():
     study = Study(workload=digits, name="s", space={"num_workers": grid(1, 2)}, baseline={"num_workers": 1})
     chosen = with_flags(study, ["num_workers=2"])
     assert point_of(chosen) == {} and chosen.config["num_workers"] == 2
 
 
-def test_a_train_loop_is_refused_with_a_hint() -> None:
+def test_a_train_loop_is_refused_with_a_hint():
     study = Study(workload=Workload.from_train_loop(lambda config: None, name="loop"), name="s")
     with pytest.raises(RayparError, match="workload loop is a train loop") as refused:
         check_can_profile(study, "--profile")

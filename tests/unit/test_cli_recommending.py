@@ -1,12 +1,9 @@
 """``raypar recommend``: a configuration out of a study in a store, or a refusal; see also tests/golden."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from command import joined, raypar, refused
@@ -29,7 +26,7 @@ TIMES = {2: (13.0, 14.9, 11.8), 4: (12.0, 12.3, 12.6)}
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     """A folder with a store of some studies, one of them with its file."""
     folder = tmp_path_factory.mktemp("project")
     times = {1: (40.0, 40.4, 39.8), 2: (22.0, 22.1, 21.8), 4: (12.0, 12.1, 11.9)}
@@ -52,20 +49,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_project(project, monkeypatch):
     for variable in ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(project)
 
 
-def recommended(*args: str) -> str:
+def recommended(*args):
     code, out, err = raypar("recommend", *args)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80 and "\x1b" not in out
     return joined(out)
 
 
-def test_limits_and_a_target_are_taken_from_the_command_line() -> None:
+def test_limits_and_a_target_are_taken_from_the_command_line():
     assert "Take num_workers=4: 12.0 s [" in recommended("scaled")
     flags = "--target accuracy=0.9 --min-efficiency 0.85 --max-time 0.5min --set num_workers=1,2,4"
     text = recommended("scaled", *flags.split())
@@ -76,7 +73,7 @@ def test_limits_and_a_target_are_taken_from_the_command_line() -> None:
     assert "A search runs each point once: make a study of these points, with repeats." in recommended("drawn")
 
 
-def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(project: Path) -> None:
+def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(project):
     _, out, _ = raypar("recommend", "noisy")
     (line,) = [line for line in out.splitlines() if line.startswith("  raypar study")]
     words = shlex.split(line)
@@ -107,7 +104,7 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
         ("--set lr=0.1 --set lr=0.2", "--set lr is given twice"),
     ],
 )
-def test_bad_input_is_refused(flags: str, message: str) -> None:
+def test_bad_input_is_refused(flags, message):
     refused(message, "recommend", "scaled", *flags.split())
 
 
@@ -115,10 +112,10 @@ def test_bad_input_is_refused(flags: str, message: str) -> None:
     ("text", "value"),
     [("500", 500.0), ("500J", 500.0), ("2.5 kJ", 2500.0), ("1e3 kJ", 1e6), ("0.5kWh", 1.8e6), (" 7 wh ", 25200.0)],
 )
-def test_energies_are_read_with_their_units(text: str, value: float) -> None:
+def test_energies_are_read_with_their_units(text, value):
     assert parse_quantity("--max-energy", text, UNITS_J, "energy", "500J") == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "J", "0", "-5J", "5 kg", "5..2J", "five", "1e999J", "nan", "5 k"])
-def test_what_is_no_energy_is_refused_with_an_example(text: str) -> None:
+def test_what_is_no_energy_is_refused_with_an_example(text):
     refused("is no energy greater than 0 → write --max-energy 500J", "recommend", "scaled", f"--max-energy={text}")

@@ -1,11 +1,7 @@
 """The command that goes on with an interrupted study, and the flags that are stored for it."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,11 +16,11 @@ from raypar.train.job import Profiling
 from raypar.workloads import digits
 
 
-def loaded(path: Path, name: str = "s") -> LoadedStudy:
+def loaded(path, name="s"):
     return LoadedStudy(Study(workload=digits, name=name), path, "", "", (), ())
 
 
-def options_of(folder: Path, **flags: Any) -> Options:
+def options_of(folder, **flags):
     return Options(**{"project_dir": folder, "tracking_uri": default_tracking_uri(folder), **flags})
 
 
@@ -38,15 +34,13 @@ def options_of(folder: Path, **flags: Any) -> Options:
         ("project/s.py", {"tracking_uri": "http://me:pw@head:5"}, ["--tracking-uri", "http://me:***@head:5"]),
     ],
 )
-def test_only_what_is_elsewhere_is_named_and_no_password(
-    tmp_path: Path, file: str, flags: dict[str, Any], words: list[str]
-) -> None:
+def test_only_what_is_elsewhere_is_named_and_no_password(tmp_path, file, flags, words):
     command = resume_command(loaded(tmp_path / file, "a study"), options_of(tmp_path / "project", **flags))
     expected = ["raypar", "resume", "a study", *(word.replace("FOLDER", str(tmp_path)) for word in words)]
     assert shlex.split(command) == expected
 
 
-def resumed(folder: Path, given: str | None, **first: Any) -> ResumeFlags:
+def resumed(folder, given, **first):
     """The flags that a study goes on with when `resume` is given an address, or none."""
     record = execution_record(loaded(folder / "s.py"), options_of(folder, **first))
     return ResumeFlags.from_stored("s", json.loads(record.tags["raypar.resume"])).trusted("s", folder, address=given)
@@ -61,14 +55,12 @@ def resumed(folder: Path, given: str | None, **first: Any) -> ResumeFlags:
         (None, {"address": "auto"}, False),
     ],
 )
-def test_an_exclusive_cluster_is_one_when_a_study_goes_on_and_no_other_is(
-    tmp_path: Path, given: str | None, first: dict[str, Any], is_exclusive: bool
-) -> None:
+def test_an_exclusive_cluster_is_one_when_a_study_goes_on_and_no_other_is(tmp_path, given, first, is_exclusive):
     assert resumed(tmp_path, given, **first).exclusive == is_exclusive
 
 
-def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_path: Path) -> None:
-    first: dict[str, Any] = {"settings": ["epochs=1"], "address": "auto", "isolation": "fresh", "trial_timeout_s": 7.5}
+def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_path):
+    first = {"settings": ["epochs=1"], "address": "auto", "isolation": "fresh", "trial_timeout_s": 7.5}
     first |= {"profiling": Profiling(20), "log_model": True, "system_metrics": True, "exclusive": True}
     first |= {"not_before": 103.0}
     here = options_of(tmp_path)
@@ -76,7 +68,7 @@ def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_pat
     assert not resumed(tmp_path, None, with_ray=False).applied_to(here).with_ray
 
 
-def test_the_stored_keys_and_a_record_of_them_stay_readable() -> None:
+def test_the_stored_keys_and_a_record_of_them_stay_readable():
     first = {"file": "s.py", "set": ["epochs=1"], "repeats": 3, "seed": 0, "data_dir": None, "address": None}
     first |= {"isolation": "warm", "no_ray": False, "trial_timeout": None}
     later = {"num_profiled_steps": 0, "log_model": False, "system_metrics": False, "exclusive": False}

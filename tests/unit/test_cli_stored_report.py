@@ -1,9 +1,6 @@
 """``raypar report``: the page and the figures from the store alone; what it prints is in tests/golden."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from command import joined, raypar, refused
@@ -16,7 +13,7 @@ TAGS = {"git.commit": "0123abcd", "host": "node-7", "command": "raypar study s.p
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     stored = [replace(result, step_times_s=((0.1, 0.2),)) for result in results()]
     recorded(folder, question(), stored, TAGS, description="How far does it scale?", study_source="a = 'b'")
@@ -24,18 +21,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def few_resamples(monkeypatch, tmp_path):
     monkeypatch.setattr(WorkerGroup.analyse, "__defaults__", (60,))
     monkeypatch.chdir(tmp_path)
 
 
-def reported(store: str, *args: str) -> str:
+def reported(store, *args):
     code, out, err = raypar("report", "scaling", "--tracking-uri", store, *args)
     assert (code, err) == (0, "")
     return joined(out)
 
 
-def test_the_page_is_made_from_the_store_alone(store: str, tmp_path: Path) -> None:
+def test_the_page_is_made_from_the_store_alone(store, tmp_path):
     out = reported(store, "--html", "report.html")
     assert out.startswith("scaling: 7 points, 19 trials") and out.endswith("wrote report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -43,7 +40,7 @@ def test_the_page_is_made_from_the_store_alone(store: str, tmp_path: Path) -> No
     assert all(word in text for word in words) and text.count("<figure ") == 10
 
 
-def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store: str, tmp_path: Path) -> None:
+def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store, tmp_path):
     out = reported(store, "--figures", "both")
     names = sorted(path.name for path in (tmp_path / "both").iterdir())
     keys = {name.partition(".")[0] for name in names}
@@ -54,11 +51,11 @@ def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store: st
     assert {path.name for path in (tmp_path / "one").iterdir()} == {f"{key}.png" for key in keys}
 
 
-def test_without_flags_nothing_is_written(store: str, tmp_path: Path) -> None:
+def test_without_flags_nothing_is_written(store, tmp_path):
     assert "wrote" not in reported(store) and list(tmp_path.iterdir()) == []
     refused("r.html: can't be written", "report", "scaling", "--tracking-uri", store, "--html", "no/r.html", out=None)
 
 
-def test_the_price_of_the_command_line_stands_over_that_of_the_study(store: str) -> None:
+def test_the_price_of_the_command_line_stands_over_that_of_the_study(store):
     assert "× 7.25, the price of a node-hour" in reported(store, "--price", "7.25")
     refused("--price nan: must be greater than 0", "report", "scaling", "--tracking-uri", store, "--price", "nan")

@@ -1,8 +1,5 @@
 """``raypar work``: weights, work by type of layer and the least time, or a refusal."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from unittest.mock import Mock, call
 
 import pytest
@@ -36,12 +33,12 @@ PEAK = " --peak-tflops 1"
     ],
     ids=["digits", "imagenet", "settings", "flags"],
 )
-def test_the_work_of_a_network_and_its_training_is_shown(arguments: str, words: str) -> None:
+def test_the_work_of_a_network_and_its_training_is_shown(arguments, words):
     code, out, _ = raypar("work", *arguments.split())
     assert code == 0 and [word for word in words.split("|") if word not in joined(out)] == []
 
 
-def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch):
     peak_flops = Mock(return_value=2e11)
     monkeypatch.setattr("raypar.train.flops.peak_flops", peak_flops)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -61,7 +58,7 @@ def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch: pytest
         ("resnet --set source=folder --set loader=dataloader", "no such folder"),
     ],
 )
-def test_a_mistake_is_refused(arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused(message, "work", *arguments.split())

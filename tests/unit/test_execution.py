@@ -1,36 +1,32 @@
 """An execution runs what is missing, keeps each result before it shows it, and however it ends, it reports how."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 from stage import Stage, a_study, failed, finished
 
-from raypar import Study, grid
+from raypar import grid
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, StoreError, StudyError
 from raypar.execution import execute as module
 from raypar.execution.execute import CHANGED_CODE, STOPPING
 from raypar.run.runner import Notice, TrialEnded
 from raypar.signals import Interrupted, handle_signals
-from raypar.study.trial import TrialResult, TrialSpec
+from raypar.study.trial import TrialResult
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
+def stage(monkeypatch, tmp_path):
     return Stage(monkeypatch, tmp_path)
 
 
-def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_reported(stage: Stage) -> None:
+def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_reported(stage):
     study = a_study()
     stage.num_unsent = 3
     stage.code = {"s.py": "py3.11:1"}
@@ -49,7 +45,7 @@ def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_reported(sta
     assert [event.result.code for event in stage.shown if isinstance(event, TrialEnded)] == [stage.code] * 8
 
 
-def test_speedups_of_pairs_go_to_their_trials_as_soon_as_both_are_there_and_once(stage: Stage) -> None:
+def test_speedups_of_pairs_go_to_their_trials_as_soon_as_both_are_there_and_once(stage):
     study = a_study()
     stage.execute(study)
     specs = {spec.identity: spec for spec in study.trials()}
@@ -64,7 +60,7 @@ def test_speedups_of_pairs_go_to_their_trials_as_soon_as_both_are_there_and_once
         assert curve == {1: 1.0, 2: pytest.approx(2.0)}
 
 
-def test_what_is_stored_is_not_run_again_unless_asked(stage: Stage) -> None:
+def test_what_is_stored_is_not_run_again_unless_asked(stage):
     study = a_study()
     stage.stored = [finished(spec) for spec in study.trials()[:5]]
     outcome = stage.execute(study)
@@ -74,7 +70,7 @@ def test_what_is_stored_is_not_run_again_unless_asked(stage: Stage) -> None:
     assert stage.of("ran") == [study.trials()]
 
 
-def test_a_fresh_execution_that_goes_on_takes_only_results_of_its_own(stage: Stage) -> None:
+def test_a_fresh_execution_that_goes_on_takes_only_results_of_its_own(stage):
     study = a_study()
     stage.stored = [finished(spec, started_at=100.0 + i) for i, spec in enumerate(study.trials())]
     stage.execute(study, rerun_all=True)
@@ -86,7 +82,7 @@ def test_a_fresh_execution_that_goes_on_takes_only_results_of_its_own(stage: Sta
     assert json.loads(stage.execution.tags["raypar.resume"])["not_before"] == 103.0
 
 
-def test_where_nothing_is_missing_nothing_is_started(stage: Stage) -> None:
+def test_where_nothing_is_missing_nothing_is_started(stage):
     study = a_study()
     stage.stored = [finished(spec) for spec in study.trials()]
     outcome = stage.execute(study)
@@ -94,12 +90,12 @@ def test_where_nothing_is_missing_nothing_is_started(stage: Stage) -> None:
     assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists()
 
 
-def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage: Stage) -> None:
+def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage):
     first, second, *_ = a_study().trials()
     stage.code = {"model.py": "py3.11:1", "s.py": "py3.11:1"}
     old = {**stage.code, "model.py": "py3.11:0"}
 
-    def notices(*stored: TrialResult, **options: Any) -> list[str]:
+    def notices(*stored, **options):
         stage.stored, stage.notices = list(stored), []
         stage.execute(a_study(), **options)
         return stage.notices
@@ -112,7 +108,7 @@ def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage: St
     assert notices(TrialResult.from_json(of_functions.to_json())) == []  # of an earlier store: unknown, not changed
 
 
-def test_missing_data_and_a_placement_that_can_never_run_stop_it_before_anything_is_started(stage: Stage) -> None:
+def test_missing_data_and_a_placement_that_can_never_run_stop_it_before_anything_is_started(stage):
     with pytest.raises(DataError):
         stage.execute(a_study(prepare=Mock(side_effect=DataError("no such folder"))))
     assert stage.happened == []
@@ -124,7 +120,7 @@ def test_missing_data_and_a_placement_that_can_never_run_stop_it_before_anything
 # ---- ends
 
 
-def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage: Stage) -> None:
+def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage):
     study = a_study()
     bad = study.trials()[2]
     stage.trial = lambda spec: failed(spec) if spec == bad else finished(spec)
@@ -134,10 +130,8 @@ def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage: 
 
 
 @pytest.mark.parametrize(("error", "number"), [(Interrupted(15), 15), (KeyboardInterrupt(), 2)], ids=repr)
-def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException, number: int
-) -> None:
-    notes: list[str] = []
+def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(stage, monkeypatch, error, number):
+    notes = []
     monkeypatch.setattr("raypar.report.html.html_report", lambda _, __, origin: notes.append(origin.partial) or "")
     stage.error = error
     outcome = stage.execute(a_study())
@@ -159,8 +153,8 @@ def test_a_signal_while_the_report_is_made_lets_it_be_finished(stage):
     assert "8 trials" in console.file.getvalue() and "interrupted when every trial was done" in console.file.getvalue()
 
 
-def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage: Stage) -> None:
-    def leaves(spec: TrialSpec) -> TrialResult:
+def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage):
+    def leaves(spec):
         assert not list(stage.log_dir.glob("*/checkpoints"))  # of the failed trial before
         (stage.log_dir / spec.identity / "checkpoints").mkdir(parents=True)
         if spec.order == 2:
@@ -175,7 +169,7 @@ def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage:
     assert len(list(stage.log_dir.iterdir())) == 3 and not list(stage.log_dir.glob("*/checkpoints"))
 
 
-def test_a_runner_that_breaks_closes_the_execution_and_is_reported_with_what_has_ended(stage: Stage) -> None:
+def test_a_runner_that_breaks_closes_the_execution_and_is_reported_with_what_has_ended(stage):
     stage.error = StoreError("the disk is full", hint="free some space")
     outcome = stage.execute(a_study())
     assert str(outcome.broke_off) == "the disk is full\n  → free some space"
@@ -184,7 +178,7 @@ def test_a_runner_that_breaks_closes_the_execution_and_is_reported_with_what_has
     assert stage.of("closed") == ["failed"] and "runner down" in stage.happened
 
 
-def test_a_report_that_fails_is_a_notice_and_loses_nothing(stage: Stage) -> None:
+def test_a_report_that_fails_is_a_notice_and_loses_nothing(stage):
     stage.report = Mock(side_effect=ValueError("no such font"))
     stage.execute(a_study())
     (notice,) = [event.text for event in stage.shown if isinstance(event, Notice)]
@@ -192,13 +186,11 @@ def test_a_report_that_fails_is_a_notice_and_loses_nothing(stage: Stage) -> None
     assert stage.of("closed") == ["finished"] and len(stage.of("recorded")) == 8
 
 
-def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(stage, monkeypatch):
     study = a_study(config={"keep_model": True})
     tested = replace(study, workload=replace(study.workload, has_test=True))
 
-    def final_test(study: Study, analysis: Any, results: Any, store: Any, recorder: Any) -> Any:
+    def final_test(study, analysis, results, store, recorder):
         recorder.add_artifact("test.json", "{}")
         return analysis
 

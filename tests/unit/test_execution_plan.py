@@ -1,20 +1,16 @@
 """What an execution would do, from a study and what is done already."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
-from raypar.execution.plan import ExecutionPlan, check_data, make_plan
+from raypar.execution.plan import check_data, make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import Core
 from raypar.workloads import digits
 
 
-def own(cpus: int, cores: tuple[Core, ...] | None = None, **changes: Any) -> Cluster:
+def own(cpus, cores=None, **changes):
     return Cluster(({"CPU": cpus, **changes.pop("more", {})},), is_own=True, cores=cores, **changes)
 
 
@@ -24,19 +20,19 @@ UNBOUND = own(2, ())
 ELSEWHERE = Cluster(({"CPU": 2},), is_own=False)
 
 
-def a_study(**changes: Any) -> Study:
+def a_study(**changes):
     return Study(**{"workload": digits, "name": "s", "space": {"num_workers": grid(1, 2)}, "num_repeats": 2, **changes})
 
 
-def plan_of(cluster: Cluster = TWO_CORES, **config: Any) -> ExecutionPlan:
+def plan_of(cluster=TWO_CORES, **config):
     return make_plan(a_study(space={}, config=config), cluster, ())
 
 
-def done(study: Study, *orders: int, state: TrialState = TrialState.FINISHED) -> list[TrialResult]:
+def done(study, *orders, state=TrialState.FINISHED):
     return [TrialResult(study.trials()[i], state, wall_s=2.0) for i in orders]
 
 
-def test_only_what_has_no_complete_result_is_missing() -> None:
+def test_only_what_has_no_complete_result_is_missing():
     study = a_study()
     plan = make_plan(study, TWO_CORES, [*done(study, 0, 3), *done(study, 1, state=TrialState.FAILED)])
     assert [spec.order for spec in plan.missing] == [1, 2]
@@ -46,7 +42,7 @@ def test_only_what_has_no_complete_result_is_missing() -> None:
     assert not without_one.missing
 
 
-def test_the_device_is_what_there_is() -> None:
+def test_the_device_is_what_there_is():
     for cluster, device in ((TWO_GPUS, "cuda"), (TWO_CORES, "cpu")):
         assert {spec.placement.device for spec in make_plan(a_study(), cluster, ()).specs} == {device}
     (placement,) = plan_of(own(2, has_mps=True), device="mps").placements
@@ -67,15 +63,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("cluster", "config", "problem"), REFUSED)
-def test_what_can_never_run_is_one_mistake_with_its_numbers(
-    cluster: Cluster, config: dict[str, Any], problem: str
-) -> None:
+def test_what_can_never_run_is_one_mistake_with_its_numbers(cluster, config, problem):
     with pytest.raises(StudyError) as refused:
         plan_of(cluster, **config)
     assert len(refused.value.mistakes) == 1 and problem in str(refused.value)
 
 
-def test_what_may_still_run_is_planned() -> None:
+def test_what_may_still_run_is_planned():
     growing = Cluster(({"CPU": 2},), is_own=False, may_grow=True)
     assert plan_of(growing, num_workers=4).num_missing == 2
     assert plan_of(ELSEWHERE, cpu_affinity="6-7").num_missing == 2  # its machines are not known yet
@@ -85,10 +79,10 @@ def test_what_may_still_run_is_planned() -> None:
     assert make_plan(a_study(workload=loop, config={"precision": "tf32"}), TWO_CORES, ()).num_missing == 4
 
 
-def test_the_cores_of_the_trials_are_listed_so_that_others_keep_off_them() -> None:
+def test_the_cores_of_the_trials_are_listed_so_that_others_keep_off_them():
     four = own(4, tuple(Core(n, n // 2, n) for n in range(4)))
 
-    def cores(cluster: Cluster, **space: object) -> set[int]:
+    def cores(cluster, **space):
         return set(make_plan(a_study(space=space), cluster, ()).trial_cores)
 
     assert cores(four, num_workers=grid(1, 2)) == {0, 1}
@@ -97,7 +91,7 @@ def test_the_cores_of_the_trials_are_listed_so_that_others_keep_off_them() -> No
     assert cores(four, lr=choice(0.1, 0.2)) == cores(ELSEWHERE, num_workers=grid(1, 2)) == set()
 
 
-def test_a_search_is_refused_without_ray_and_for_what_it_could_draw_and_never_run() -> None:
+def test_a_search_is_refused_without_ray_and_for_what_it_could_draw_and_never_run():
     with pytest.raises(RayparError, match="needs Ray"):
         make_plan(a_study(space={"lr": choice(0.1, 0.2)}), TWO_CORES, (), with_ray=False)
     space = {"precision": choice("fp32", "tf32"), "cpu_affinity": choice(None, "5")}
@@ -106,25 +100,25 @@ def test_a_search_is_refused_without_ray_and_for_what_it_could_draw_and_never_ru
     assert {mistake.field for mistake in refused.value.mistakes} == {"precision", "cpu_affinity"}
 
 
-def test_a_search_counts_its_draws_for_every_grid_point() -> None:
+def test_a_search_counts_its_draws_for_every_grid_point():
     study = a_study(space={"num_workers": grid(1, 2), "lr": choice(0.1, 0.2)}, num_trials=5)
     spec = study.trial({"num_workers": 1, "lr": 0.1}, 0)
     plan = make_plan(study, TWO_CORES, [TrialResult(spec, TrialState.FINISHED)])
     assert (plan.num_trials, plan.num_missing) == (10, 9)
 
 
-def test_the_time_to_come_follows_from_trials_of_the_same_placement() -> None:
+def test_the_time_to_come_follows_from_trials_of_the_same_placement():
     study = a_study()
     assert make_plan(study, TWO_CORES, ()).estimated_s() is None
     assert make_plan(study, TWO_CORES, done(study, 0)).estimated_s() == pytest.approx(6.0)
 
 
-def test_a_workload_prepares_for_a_complete_config_once_for_each_that_needs_other_data() -> None:
-    asked: list[Any] = []
-    functions: dict[str, Any] = {"model": lambda c: None, "data": lambda c: None, "prepare": asked.append}
+def test_a_workload_prepares_for_a_complete_config_once_for_each_that_needs_other_data():
+    asked = []
+    functions = {"model": lambda c: None, "data": lambda c: None, "prepare": asked.append}
     workload = Workload(name="w", **functions, options={"folder": "a"})
 
-    def configs(**study: Any) -> list[tuple[Any, ...]]:
+    def configs(**study):
         asked.clear()
         check_data(Study(workload=workload, **study))
         return [(c["folder"], c["loader"], c["batch_size"]) for c in asked]

@@ -1,7 +1,5 @@
 """Curves over the number of workers and the final test, as an execution stores them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from results import make_result
 
-from raypar.analysis.analyse import StudyAnalysis, analyse
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.execution.best_model import FinalTest, chosen_point, last_final_test, with_final_test
 from raypar.execution.results import scaling_metrics
@@ -17,7 +15,7 @@ from raypar.execution.results import scaling_metrics
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
 
 
-def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_workers() -> None:
+def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_workers():
     times = {1: 8.0, 2: 5.0, 4: 3.5}
     results = [
         make_result({"batch_size": b, "num_workers": n}, r, t * (1 + 0.01 * ((r + n) % 3)))
@@ -37,7 +35,7 @@ def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_w
     assert {n: metrics["scaling/ideal", n] for n in times} == {1: 1.0, 2: 2.0, 4: 4.0}
 
 
-def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fraction() -> None:
+def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fraction():
     results = [make_result({"batch_size": b}, 0) for b in (32, 64)]
     question = Question("s", {"batch_size": 32}, ("batch_size",))
     names = {name for name, _, _ in scaling_metrics(analyse(question, results))}
@@ -50,7 +48,7 @@ def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fr
 FINAL = FinalTest({"lr": 2.0}, "accuracy", ({"loss": 0.5, "accuracy": 0.8}, {"loss": 0.4, "accuracy": 0.9}))
 
 
-def analysis_of(mode: str, **accuracies: tuple[float, ...]) -> StudyAnalysis:
+def analysis_of(mode, **accuracies):
     results = [
         make_result({"lr": float(name[1:])}, repeat, accuracy=value)
         for name, values in accuracies.items()
@@ -67,14 +65,12 @@ CHOICES = [("max", (0.5, 0.6, 0.7), 2.0), ("min", (0.5,), 1.0), ("max", (0.2,), 
 
 
 @pytest.mark.parametrize(("mode", "second", "lr"), CHOICES)
-def test_the_point_with_the_best_median_is_chosen_the_first_of_equals(
-    mode: str, second: tuple[float, ...], lr: float
-) -> None:
+def test_the_point_with_the_best_median_is_chosen_the_first_of_equals(mode, second, lr):
     point = chosen_point(analysis_of(mode, x1=(0.1, 0.2, 0.99), x2=second) if second else analysis_of(mode))
     assert (point and point.point) == ({"lr": lr} if lr else None)
 
 
-def test_a_final_test_is_reported_from_what_was_stored_of_it() -> None:
+def test_a_final_test_is_reported_from_what_was_stored_of_it():
     analysis = with_final_test(analysis_of("max", x1=(0.5,)), read(json.dumps(asdict(FINAL))))
     sentence = analysis.verdicts[-1]
     assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
@@ -86,6 +82,6 @@ UNSCORED = '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}'
 
 
 @pytest.mark.parametrize("stored", [None, "", "{", "{}", UNSCORED])
-def test_where_no_final_test_is_stored_none_is_reported(stored: str | None) -> None:
+def test_where_no_final_test_is_stored_none_is_reported(stored):
     analysis = analysis_of("max", x1=(0.5,))
     assert with_final_test(analysis, read(stored)) == analysis

@@ -1,10 +1,7 @@
 """The golden files of ``tests/golden`` hold what raypar does now; ``python -m tests.golden`` writes them anew."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,37 +12,37 @@ import golden
 
 
 @pytest.fixture(scope="module")
-def studies() -> Iterator[Path]:
+def studies():
     with golden.studies() as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
+def store():
     with golden.unpacked_store() as folder:
         yield folder
 
 
-def written(name: str) -> str:
+def written(name):
     return (golden.HERE / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", golden.COMMANDS)
-def test_a_command_says_of_a_stored_study_what_it_said(name: str, studies: Path) -> None:
+def test_a_command_says_of_a_stored_study_what_it_said(name, studies):
     assert golden.output(studies, name, golden.COMMANDS[name]) == written(name)
 
 
 @pytest.mark.parametrize("name", golden.STORED)
-def test_a_store_of_an_older_raypar_is_read_as_it_was(name: str, store: Path) -> None:
+def test_a_store_of_an_older_raypar_is_read_as_it_was(name, store):
     assert golden.output(store, name, golden.STORED[name]) == written(name)
 
 
-def test_every_sentence_of_a_report_is_what_it_was() -> None:
+def test_every_sentence_of_a_report_is_what_it_was():
     for name, text in golden.cases.texts():
         assert golden.same_everywhere(text) == written(name), name
 
 
-def test_the_results_of_an_older_store_are_those_that_were_recorded(store: Path) -> None:
+def test_the_results_of_an_older_store_are_those_that_were_recorded(store):
     results = golden.stored_results(store)
     assert golden.pretty(results) + "\n" == written(golden.RESULTS)
     # Step times are looked up by the identity that was written with the run: it is the one that its spec has now.
@@ -54,11 +51,11 @@ def test_the_results_of_an_older_store_are_those_that_were_recorded(store: Path)
 
 
 @pytest.mark.parametrize("path", golden.STUDY_FILES, ids=lambda path: path.stem)
-def test_the_trials_of_a_shipped_study_keep_their_identities(path: Path) -> None:
+def test_the_trials_of_a_shipped_study_keep_their_identities(path):
     assert golden.identities_of(path) == json.loads(written(golden.IDENTITIES))[path.stem]
 
 
-def test_every_golden_file_is_looked_at() -> None:
+def test_every_golden_file_is_looked_at():
     studies = {f"studies/{name}.json" for name in ("quickstart", "scaling", "search")}
     inputs = {"journal.jsonl", "store.tar.gz", *studies}
     outputs = {*golden.COMMANDS, *golden.STORED, *(f"cases/{name}.txt" for name in golden.cases.FILES)}

@@ -1,9 +1,6 @@
 """What a store has as names is shown as text: no terminal is steered, no markup is read, no file is misplaced."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 from recording import recorded
@@ -30,7 +27,7 @@ NAMES = (
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def stored(folder: Path, name: str) -> str:
+def stored(folder, name):
     """The address of a store with a study in which everything that may be a name is this one."""
     key = name.replace("\0", "") + " key"
     results = [
@@ -46,9 +43,7 @@ def stored(folder: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES, ids=[f"name{i}" for i in range(len(NAMES))])
-def test_what_a_store_names_is_shown_and_written_as_text(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_store_names_is_shown_and_written_as_text(name, tmp_path, monkeypatch):
     folder, outside = tmp_path / "outer" / "project", tmp_path / "out"
     folder.mkdir(parents=True)
     outside.mkdir()

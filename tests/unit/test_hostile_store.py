@@ -1,14 +1,10 @@
 """Content of a store or a journal is data: it runs nothing, reads nothing else, and fills no disk."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -30,32 +26,30 @@ from raypar.train.job import ARTIFACT_FOLDER
 from raypar.workloads import digits
 
 ABSENT = {"data_dir": None, "address": None, "trial_timeout": None}
-RESUME: dict[str, Any] = {"set": ["epochs=1"], "repeats": 3, "seed": 0, "isolation": "warm", "no_ray": False, **ABSENT}
+RESUME = {"set": ["epochs=1"], "repeats": 3, "seed": 0, "isolation": "warm", "no_ray": False, **ABSENT}
 
 
 class Bomb:
     """Unpickled, it leaves a mark."""
 
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self):
         return Path.touch, (self.mark,)
 
 
 # ---- the study file
 
 
-def last_flags(folder: Path, stored: dict[str, Any], **named: Any) -> ResumeFlags:
+def last_flags(folder, stored, **named):
     """Return the flags of a study in the folder, with these in its store."""
     flags = ResumeFlags.from_stored("good", {**RESUME, "file": str(folder / "good.py"), **stored})
     return flags.trusted("good", folder, **named)
 
 
 @pytest.mark.parametrize("named", ["/etc/evil.py", "{folder}/../evil.py", "{folder}/link.py", "../x.py", "a\0b.py"])
-def test_a_file_of_elsewhere_has_to_be_named_by_the_user(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_elsewhere_has_to_be_named_by_the_user(named, tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()
     (tmp_path / "evil.py").touch()
@@ -76,9 +70,7 @@ def test_a_file_of_elsewhere_has_to_be_named_by_the_user(
         ("ray://127.0.0.1:10001", "ray:// addresses are not supported", "--address http://HEAD:8265"),
     ],
 )
-def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(
-    address: str, problem: str, hint: str, tmp_path: Path
-) -> None:
+def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(address, problem, hint, tmp_path):
     with pytest.raises(RayparError, match=problem) as refused:
         last_flags(tmp_path, {"address": address})
     assert hint in str(refused.value)
@@ -86,7 +78,7 @@ def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "localhost:6379", "[::1]:1"])
-def test_a_cluster_of_this_machine_is_joined_again(address: str, tmp_path: Path) -> None:
+def test_a_cluster_of_this_machine_is_joined_again(address, tmp_path):
     inside = str(tmp_path / "studies" / "good.py")
     flags = last_flags(tmp_path, {"address": address, "file": inside})
     assert (flags.file, flags.set, flags.repeats, flags.address) == (inside, ["epochs=1"], 3, address)
@@ -96,7 +88,7 @@ WRONG = (("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG)
-def test_flags_of_another_type_and_absent_ones_are_reported(key: str, value: object, tmp_path: Path) -> None:
+def test_flags_of_another_type_and_absent_ones_are_reported(key, value, tmp_path):
     stored = {"file": "good.py", **RESUME}
     for wrong in ({**stored, key: value}, {k: v for k, v in stored.items() if k != key}):
         with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
@@ -106,7 +98,7 @@ def test_flags_of_another_type_and_absent_ones_are_reported(key: str, value: obj
 # ---- journals
 
 
-def journalled(project: Path, uri: str, artifact_dir: Path) -> str:
+def journalled(project, uri, artifact_dir):
     """Journal a trial while its store can't be reached; return its identity."""
     rec = recorder(project, uri)
     rec._retry_at_s = float("inf")
@@ -149,7 +141,7 @@ def test_what_a_kept_folder_only_links_to_is_not_sent(project, uri, private):
     assert not list(project.glob("mlartifacts/**/linked"))
 
 
-def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
+def test_no_pickle_is_read_from_a_kept_model(tmp_path):
     from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
     from raypar.workloads import iris
@@ -172,7 +164,7 @@ def test_no_pickle_is_read_from_a_kept_model(tmp_path: Path) -> None:
 # ---- what ranks send
 
 
-def member(name: str, content: bytes = b"", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+def member(name, content=b"", **fields):
     info = tarfile.TarInfo(name)
     info.size = len(content)
     for key, value in fields.items():
@@ -180,7 +172,7 @@ def member(name: str, content: bytes = b"", **fields: Any) -> tuple[tarfile.TarI
     return info, content
 
 
-def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+def packed(*members):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         for info, content in members:
@@ -209,9 +201,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(
-    odd: tuple[tarfile.TarInfo, bytes], tmp_path: Path
-) -> None:
+def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(odd, tmp_path):
     logs = tmp_path / "a" / "b" / "c"
     recorded, _, _ = handled(logs, RESULT, packed(member("model/weights.pt", b"weights"), odd))
     folder = logs / RESULT.spec.identity / ARTIFACT_FOLDER
@@ -223,13 +213,13 @@ def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(
 
 
 @pytest.mark.parametrize("sent", [b"no tar", zlib.compress(packed(member("x", b"0" * 10**6))), b"\0" * 10])
-def test_what_can_not_be_unpacked_is_reported_and_costs_no_result(sent: bytes, tmp_path: Path) -> None:
+def test_what_can_not_be_unpacked_is_reported_and_costs_no_result(sent, tmp_path):
     recorded, _, shown = handled(tmp_path, RESULT, sent)
     (notice,) = [event.text for event in shown if isinstance(event, Notice)]
     assert "num_workers=1 #1" in notice and [r.spec for r in recorded] == [RESULT.spec]
 
 
-def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path):
     info, _ = member("model/huge", type=tarfile.GNUTYPE_SPARSE)
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
     # One piece of no bytes at the end of 1 TB: GNU's old format, offset and size from byte 386 on, real size at 483.
@@ -242,7 +232,7 @@ def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("huge")) and len(recorded) == 1
 
 
-def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_planted0123")
     text = "401 for hf_planted0123 at http://me:pw@db/x"
     failure = Failure(FailureKind.ERROR, text, 0, f"Traceback\n{text}")

@@ -1,18 +1,14 @@
 """From a file, --set, --repeats and --seed to a study; mistakes are in `bad_input`."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raypar import RayparError, grid
 from raypar.errors import DataError
-from raypar.study.loader import LoadedStudy, load_study
+from raypar.study.loader import load_study
 from raypar.study.overrides import parse_value
-from raypar.study.space import Choice, Domain, LogUniform, RandInt, Uniform, Value
+from raypar.study.space import Choice, LogUniform, RandInt, Uniform
 
 pytestmark = pytest.mark.usefixtures("modules_as_they_were")
 
@@ -29,18 +25,18 @@ study = Study(workload=digits, space=space, baseline={"num_workers": 1}, config=
 """
 
 
-def written(folder: Path, text: str, name: str = "asked.py") -> Path:
+def written(folder, text, name="asked.py"):
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def loaded(folder: Path, text: str = GOOD, **flags: Any) -> LoadedStudy:
+def loaded(folder, text=GOOD, **flags):
     return load_study(written(folder, text), **flags)
 
 
-def test_a_file_becomes_its_study_and_a_module(tmp_path: Path) -> None:
+def test_a_file_becomes_its_study_and_a_module(tmp_path):
     study_file = loaded(tmp_path)
     assert study_file.study.name == "asked"
     assert study_file.study.description == "What does a second worker bring?"
@@ -64,7 +60,7 @@ def test_a_file_becomes_its_study_and_a_module(tmp_path: Path) -> None:
     ],
     ids=["given", "spaces", "dash", "byte order mark", "another variable", "one named study", "one under two names"],
 )
-def test_a_study_is_called_as_it_says_or_as_its_file(tmp_path: Path, file: str, text: str, name: str) -> None:
+def test_a_study_is_called_as_it_says_or_as_its_file(tmp_path, file, text, name):
     study = load_study(written(tmp_path, text, file)).study
     assert study.name == name and (study.description == "why") == (name == "mine")
 
@@ -76,7 +72,7 @@ def test_a_changed_file_is_the_same_module_and_one_of_the_same_name_elsewhere_an
     assert changed.module_name in names and changed.study.config["lr"] == 0.4
 
 
-def test_modules_beside_the_file_can_be_imported_and_are_named(tmp_path: Path) -> None:
+def test_modules_beside_the_file_can_be_imported_and_are_named(tmp_path):
     written(tmp_path, "import numpy.fft\nLR = 0.5\n", "helper_of_loader.py")
     written(tmp_path, "", "package_of_loader/__init__.py")
     written(tmp_path, "EPOCHS = 2\n", "package_of_loader/sub.py")
@@ -88,12 +84,12 @@ def test_modules_beside_the_file_can_be_imported_and_are_named(tmp_path: Path) -
     assert not any(name.startswith(("helper", "package")) for name in study_file.imported_modules)
 
 
-def test_third_party_imports_are_named_those_in_functions_too(tmp_path: Path) -> None:
+def test_third_party_imports_are_named_those_in_functions_too(tmp_path):
     text = "import os, json\nimport numpy as np\n" + GOOD + "\ndef f():\n    from sklearn.datasets import load_iris\n"
     assert loaded(tmp_path, text).imported_modules == ("numpy", "sklearn.datasets")
 
 
-def test_an_error_in_a_helper_is_reported_with_the_line_in_both_files(tmp_path: Path) -> None:
+def test_an_error_in_a_helper_is_reported_with_the_line_in_both_files(tmp_path):
     written(tmp_path, "\n\nraise ValueError('too bad')\n", "helper_of_failure.py")
     before = list(sys.path)
     with pytest.raises(RayparError, match=r"line 2 \(in helper_of_failure.py, line 3\): ValueError: too bad"):
@@ -103,7 +99,7 @@ def test_an_error_in_a_helper_is_reported_with_the_line_in_both_files(tmp_path: 
         loaded(tmp_path, "raise KeyboardInterrupt")
 
 
-def test_a_raypar_error_of_the_file_keeps_its_kind_and_hint(tmp_path: Path) -> None:
+def test_a_raypar_error_of_the_file_keeps_its_kind_and_hint(tmp_path):
     with pytest.raises(DataError, match=r"asked\.py, line 2: gone\n.*fetch it"):
         loaded(tmp_path, "from raypar.errors import DataError\nraise DataError('gone', hint='fetch it')\n")
 
@@ -122,24 +118,24 @@ def test_a_raypar_error_of_the_file_keeps_its_kind_and_hint(tmp_path: Path) -> N
         *(("loguniform(1e-4, 1e-1)", LogUniform(1e-4, 1e-1)), ("__import__('os')", "__import__('os')")),
     ],
 )
-def test_a_setting_reads_as_the_value_it_looks_like(text: str, value: Value | Domain) -> None:
+def test_a_setting_reads_as_the_value_it_looks_like(text, value):
     parsed = parse_value(text)
     assert parsed == value and type(parsed) is type(value)
 
 
-def test_a_fixed_setting_takes_its_key_out_of_the_space_and_the_baseline(tmp_path: Path) -> None:
+def test_a_fixed_setting_takes_its_key_out_of_the_space_and_the_baseline(tmp_path):
     study = loaded(tmp_path, settings=["num_workers=2", "lr=1"], repeats=5, seed=11).study
     assert list(study.space) == ["batch_size"] and study.baseline == {}
     assert study.config == {"num_workers": 2, "lr": 1}
     assert (study.num_repeats, study.seed) == (5, 11)
 
 
-def test_a_setting_of_several_values_sweeps_the_key(tmp_path: Path) -> None:
+def test_a_setting_of_several_values_sweeps_the_key(tmp_path):
     study = loaded(tmp_path, settings=["lr=0.1,0.2", "batch_size=grid(64,96)"]).study
     assert study.space["lr"] == grid(0.1, 0.2) and study.space["batch_size"] == grid(64, 96)
     assert "lr" not in study.config and study.baseline == {"num_workers": 1}
 
 
-def test_a_train_loop_takes_any_setting(tmp_path: Path) -> None:
+def test_a_train_loop_takes_any_setting(tmp_path):
     text = "from raypar import Study, Workload\nstudy = Study(workload=Workload.from_train_loop(lambda c: None))\n"
     assert loaded(tmp_path, text, settings=["whatever=3"]).study.config == {"whatever": 3}

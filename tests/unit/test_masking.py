@@ -1,7 +1,5 @@
 """Passwords and keys are masked wherever a text may hold them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -10,7 +8,7 @@ from raypar.masking import is_secret, masked, secret_variables
 
 
 @pytest.fixture(autouse=True)
-def no_secret_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_secret_of_this_machine(monkeypatch):
     for name in secret_variables(os.environ):
         monkeypatch.delenv(name)
 
@@ -32,7 +30,7 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize(("text", "shown"), [*SHOWN.items(), *((text, text) for text in HARMLESS)])
-def test_a_password_in_an_address_is_masked_and_the_rest_is_shown(text: str, shown: str) -> None:
+def test_a_password_in_an_address_is_masked_and_the_rest_is_shown(text, shown):
     assert masked(text) == shown
     assert is_secret("ANY_NAME", text) is (text != shown)
 
@@ -48,12 +46,12 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("name", [*SECRETS, *OTHERS])
-def test_variables_that_look_like_secrets_are_recognised_by_their_names(name: str) -> None:
+def test_variables_that_look_like_secrets_are_recognised_by_their_names(name):
     assert is_secret(name, "/some/where") is (name in SECRETS)
     assert not is_secret(name, "")
 
 
-def test_what_the_environment_holds_as_a_secret_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_environment_holds_as_a_secret_is_masked_wherever_it_stands(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
     monkeypatch.setenv("OTHER_TOKEN", "hf_0123456789abc")  # the longer one as a whole
     monkeypatch.setenv("SHORT_KEY", "lr")  # a word

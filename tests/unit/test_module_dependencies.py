@@ -1,12 +1,9 @@
 """The folders' order of DESIGN: each imports only what stands above it, and heavy packages have one owner."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,25 +32,25 @@ class Import(NamedTuple):
     for_types_only: bool
 
     @property
-    def folder(self) -> str:
+    def folder(self):
         return folder_of(self.importer)
 
     @property
-    def top(self) -> str:
+    def top(self):
         return self.name.split(".")[0]
 
     @property
-    def is_run(self) -> bool:
+    def is_run(self):
         """It is imported with its module, and not for types only."""
         return self.at_start and not self.for_types_only
 
 
-def folder_of(module: str) -> str:
+def folder_of(module):
     """``study`` of ``raypar.study.space``; empty for raypar itself."""
     return [*module.split("."), ""][1]
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -61,7 +58,7 @@ MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
 
 
-def imports_of(module: str, parent: ast.AST, at_start: bool = True, types_only: bool = False) -> Iterator[Import]:
+def imports_of(module, parent, at_start=True, types_only=False):
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             assert not getattr(node, "level", 0), f"{module}:{node.lineno}: relative import"
@@ -97,28 +94,28 @@ WRONG = {
 }
 
 
-def test_every_folder_has_its_place_in_the_order() -> None:
+def test_every_folder_has_its_place_in_the_order():
     assert {folder_of(m) for m in MODULES} - {"", *ORDER} == set()
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_there_is_no_import(kind: str) -> None:
+def test_there_is_no_import(kind):
     assert [f"{i.importer}:{i.line} imports {i.name}" for i in IMPORTS if WRONG[kind](i)] == []
 
 
-def test_modules_do_not_import_each_other_in_a_circle() -> None:
+def test_modules_do_not_import_each_other_in_a_circle():
     needs = [(i.importer, i.name) for i in IMPORTS if i.is_run and i.name in MODULES and i.importer != "raypar"]
     of_each = {module: {name for importer, name in needs if importer == module != name} for module in MODULES}
     graphlib.TopologicalSorter(of_each).prepare()  # an error that names the circle
 
 
 @pytest.mark.parametrize("module", ["raypar", "raypar.workloads", "raypar.study.loader", "raypar.cli.app"])
-def test_what_every_command_imports_brings_nothing_slow(module: str) -> None:
+def test_what_every_command_imports_brings_nothing_slow(module):
     code = f"import sys, {module}; raypar.load; print({{'pandas', 'pyarrow', *{SLOW!r}}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_module_says_what_it_is_for(module: str) -> None:
+def test_a_module_says_what_it_is_for(module):
     assert not TREES[module].body or ast.get_docstring(TREES[module])

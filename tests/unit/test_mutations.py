@@ -1,11 +1,7 @@
 """The mutations of benchmarks/mutations.toml fit the code and the tests; the script that tries them is sound."""
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -13,12 +9,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def mutations(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def mutations(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("mutations")
 
 
-def test_every_snippet_occurs_once_and_every_listed_test_file_exists(mutations: ModuleType) -> None:
+def test_every_snippet_occurs_once_and_every_listed_test_file_exists(mutations):
     """Code that a mutation replaces was changed or moved? Update its entry in the table so that it breaks the same."""
     table = mutations.read_table(ROOT / mutations.TABLE)
     modules = [path.read_text() for path in (ROOT / "raypar").rglob("*.py")]
@@ -28,13 +24,13 @@ def test_every_snippet_occurs_once_and_every_listed_test_file_exists(mutations: 
 
 
 def test_a_mutation_is_caught_missed_or_open_and_one_whose_test_always_fails_is_unclear(
-    mutations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    mutations, tmp_path, monkeypatch
+):
     module = tmp_path / "raypar" / "a.py"
     module.parent.mkdir()
     module.write_text("A = 1\nB = 2\nC = 3\nC = 3\n")
 
-    def run_pytest(root: Path, tests: Sequence[str], timeout_s: float, *flags: str) -> tuple[int, list[str]]:
+    def run_pytest(root, tests, timeout_s, *flags):
         """Behave as if test_a checked A, test_b nothing, and test_c failed always."""
         fails = {"a": "A = 1" not in module.read_text(), "b": False, "c": True}
         failed = [f"tests/test_{key}.py::test_it[1]" for key in fails if fails[key] and f"test_{key}.py" in str(tests)]

@@ -1,9 +1,6 @@
 """``raypar.load``: a study as a pandas frame, and what is said where there is none."""
 
-from __future__ import annotations
-
 import pickle
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,7 +13,7 @@ from raypar.study.trial import TrialState
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder with the store of one study."""
     folder = tmp_path_factory.mktemp("project")
     results = [make_result({"num_workers": n}, r, 4.0 / n, started_at=10.0 * r + n) for n in (1, 2) for r in range(2)]
@@ -25,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_study_is_a_frame_of_its_trials(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_a_frame_of_its_trials(folder, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     frame = raypar.load("mnist", folder=folder)
     assert frame["point.num_workers"].tolist() == [1, 2, 1, 2, 4]
@@ -35,7 +32,7 @@ def test_a_study_is_a_frame_of_its_trials(folder: Path, monkeypatch: pytest.Monk
     assert frame.attrs["study"] == "mnist"
 
 
-def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(folder: Path, tmp_path: Path) -> None:
+def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(folder, tmp_path):
     frame = raypar.load("mnist", f"sqlite:///{folder}/mlflow.db")
     figures = frame.figures
     assert {"speedup", "times", "pareto"} <= set(figures) and "heat_map" not in figures
@@ -53,9 +50,7 @@ def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(fol
     assert type(frame[frame.state == "finished"]) is pd.DataFrame
 
 
-def test_the_store_is_that_of_the_current_folder_unless_one_is_named(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_is_that_of_the_current_folder_unless_one_is_named(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(folder)
     assert len(raypar.load("mnist")) == 5
@@ -65,7 +60,7 @@ def test_the_store_is_that_of_the_current_folder_unless_one_is_named(
     assert len(raypar.load("mnist")) == 5
 
 
-def test_a_study_or_folder_that_is_not_there_is_named_with_one_that_is(folder: Path, tmp_path: Path) -> None:
+def test_a_study_or_folder_that_is_not_there_is_named_with_one_that_is(folder, tmp_path):
     with pytest.raises(raypar.RayparError, match="no study `mnits` in the store") as error:
         raypar.load("mnits", f"sqlite:///{folder}/mlflow.db")
     assert error.value.hint == "did you mean 'mnist'?"

@@ -1,10 +1,6 @@
 """The hyperparameters that raypar understands: values, defaults, what excludes what; see also `bad_input`."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -21,17 +17,17 @@ from raypar.study.options import (
     resolve,
     tensor_size,
 )
-from raypar.study.space import Domain, Value, choice, examples, loguniform, problem, randint, uniform
+from raypar.study.space import choice, examples, loguniform, problem, randint, uniform
 from raypar.study.validation import validate, validate_value
 from raypar.study.workload import one_of
 from raypar.workloads import digits
 
 
-def a_workload(**changes: Any) -> Workload:
+def a_workload(**changes):
     return Workload(**{"name": "w", "model": lambda c: None, "data": lambda c: None, **changes})
 
 
-def mistakes_of(chosen: dict[str, Any], swept: Sequence[str] = (), **workload: Any) -> list[str]:
+def mistakes_of(chosen, swept=(), **workload):
     own = a_workload(**workload)
     mistakes = validate(resolve(own, chosen), own, swept=swept)
     assert all(m.hint for m in mistakes)
@@ -39,7 +35,7 @@ def mistakes_of(chosen: dict[str, Any], swept: Sequence[str] = (), **workload: A
 
 
 @pytest.mark.parametrize("key", sorted(OPTIONS))
-def test_every_option_says_what_it_is_and_has_a_valid_default(key: str) -> None:
+def test_every_option_says_what_it_is_and_has_a_valid_default(key):
     assert OPTIONS[key].doc and validate_value("field", key, OPTIONS[key].default, OPTIONS[key]) is None
 
 
@@ -50,7 +46,7 @@ def test_every_option_says_what_it_is_and_has_a_valid_default(key: str) -> None:
         *(("nodes", ("pack", "spread", 1, 7)), ("node_label", ("type = gpu",)), ("pipeline_split", (("2", "4"),))),
     ],
 )
-def test_a_valid_value_is_taken(key: str, values: Sequence[Any]) -> None:
+def test_a_valid_value_is_taken(key, values):
     assert [validate_value("field", key, value, OPTIONS[key]) for value in values] == [None] * len(values)
 
 
@@ -80,7 +76,7 @@ def test_a_valid_value_is_taken(key: str, values: Sequence[Any]) -> None:
         ("zero_stage", (4,), "must be 0, 1, 2 or 3"),
     ],
 )
-def test_an_invalid_value_is_reported_with_the_option(key: str, values: Sequence[Any], message: str) -> None:
+def test_an_invalid_value_is_reported_with_the_option(key, values, message):
     for value in values:
         mistake = validate_value(f"config[{key!r}]", key, value, OPTIONS[key])
         assert mistake is not None
@@ -88,7 +84,7 @@ def test_an_invalid_value_is_reported_with_the_option(key: str, values: Sequence
         assert OPTIONS[key].doc in mistake.hint
 
 
-def test_a_workload_brings_options_with_their_type_or_check_and_other_defaults() -> None:
+def test_a_workload_brings_options_with_their_type_or_check_and_other_defaults():
     sizes = one_of("tiny", ("tiny", "small"))
     options = known_options(a_workload(options={"width": 3, "size": sizes}, defaults={"lr": 0.5}))
     assert options["lr"].default == 0.5
@@ -114,13 +110,13 @@ def test_a_workload_brings_options_with_their_type_or_check_and_other_defaults()
         ({"cpu_affinity": "spread", "cpus_per_worker": 3}, {"cpus_per_worker": 3}),
     ],
 )
-def test_a_config_is_complete_with_what_follows_from_what_was_chosen(chosen: Any, expected: dict[str, Value]) -> None:
+def test_a_config_is_complete_with_what_follows_from_what_was_chosen(chosen, expected):
     config = resolve(a_workload(options={"width": 3}, defaults={"batch_size": 96}), chosen, "cuda")
     assert set(config) == {*OPTIONS, "width"} and isinstance(config["lr"], float)
     assert {key: config[key] for key in expected} == expected
 
 
-def test_a_train_loop_has_only_the_options_that_place_it() -> None:
+def test_a_train_loop_has_only_the_options_that_place_it():
     assert set(known_options(Workload.from_train_loop(lambda config: None))) == set(LOOP_OPTIONS)
 
 
@@ -162,12 +158,12 @@ KEPT = {"checkpoint_every_epochs": 1}
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:40],
 )
-def test_values_that_do_not_go_together_are_one_mistake_with_a_hint(chosen: dict[str, Value], message: str) -> None:
+def test_values_that_do_not_go_together_are_one_mistake_with_a_hint(chosen, message):
     [mistake] = mistakes_of({"num_workers": 4, **chosen}, num_train_samples=100)
     assert mistake.startswith(message)
 
 
-def test_the_size_of_a_training_set_may_be_unknown_or_depend_on_the_config() -> None:
+def test_the_size_of_a_training_set_may_be_unknown_or_depend_on_the_config():
     assert mistakes_of({"batch_size": 10**6}) == []
     assert "training set of 50 samples" in mistakes_of({"num_samples": 50})[0]
     sized = {"options": {"width": 100}, "num_train_samples": lambda config: config["width"]}
@@ -180,13 +176,13 @@ def test_the_size_of_a_training_set_may_be_unknown_or_depend_on_the_config() -> 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_is_fine_with_its_defaults_and_one_worker_needs_none(strategy: str) -> None:
+def test_every_strategy_is_fine_with_its_defaults_and_one_worker_needs_none(strategy):
     assert mistakes_of({"num_workers": 4, "strategy": strategy}) == []
     assert mistakes_of({"num_microbatches": 7, "strategy": strategy}, ["strategy"]) == []
 
 
 @pytest.mark.parametrize("key", [key for key, option in OPTIONS.items() if option.strategies])
-def test_an_option_of_another_strategy_has_no_effect_and_is_refused(key: str) -> None:
+def test_an_option_of_another_strategy_has_no_effect_and_is_refused(key):
     others = {"bucket_mb": 1.0, "overlap": False, "compression": "fp16", "static_graph": True, "fsdp_reshard": False}
     value = {"pipeline_schedule": "gpipe", "pipeline_split": "measured", "zero_stage": 1, **others}.get(key, 3)
     assert value != OPTIONS[key].default
@@ -195,7 +191,7 @@ def test_an_option_of_another_strategy_has_no_effect_and_is_refused(key: str) ->
     assert mistakes == [f'{key}: has no effect with strategy="{strategy}"']
 
 
-def test_where_the_strategy_is_swept_an_option_may_be_meant_for_one_of_them() -> None:
+def test_where_the_strategy_is_swept_an_option_may_be_meant_for_one_of_them():
     chosen = {"num_workers": 4, "strategy": "ddp", "sync_every": 4}
     assert mistakes_of(chosen, ["strategy"]) == [] != mistakes_of(chosen, ["strategy", "sync_every"])
 
@@ -211,7 +207,7 @@ def test_where_the_strategy_is_swept_an_option_may_be_meant_for_one_of_them() ->
         ({"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2}, (1, 2, 2)),
     ],
 )
-def test_workers_are_replicas_times_stages_times_splits(chosen: dict[str, Value], sizes: tuple[int, int, int]) -> None:
+def test_workers_are_replicas_times_stages_times_splits(chosen, sizes):
     config = resolve(a_workload(), {"num_workers": 4, **chosen})
     assert (num_shares(config), pipeline_size(config), tensor_size(config)) == sizes
     assert mistakes_of({"num_workers": 4, **chosen}) == []
@@ -229,7 +225,7 @@ def test_workers_are_replicas_times_stages_times_splits(chosen: dict[str, Value]
         (choice(1, 1, 2), (1, 1, 2)),  # the first is likelier
     ],
 )
-def test_a_domain_is_judged_by_all_of_its_values_or_by_both_ends(domain: Domain, values: tuple[Value, ...]) -> None:
+def test_a_domain_is_judged_by_all_of_its_values_or_by_both_ends(domain, values):
     assert problem(domain) is None and examples(domain) == values
 
 
@@ -242,11 +238,11 @@ def test_a_domain_is_judged_by_all_of_its_values_or_by_both_ends(domain: Domain,
         ((uniform(1.0, 1.0), randint(5, 5)), "low < high"),
         ((uniform(2.0, 1.0),), "has 2.0 and 1.0"),
         ((loguniform(0.0, 1.0), loguniform(-1.0, 1.0), loguniform(1.0, 0.1)), "0 < low < high, has "),
-        ((uniform("a", 1), uniform(0, math.inf), loguniform(math.nan, 1)), "needs two numbers, has "),  # type: ignore[arg-type]
-        ((randint(1, 2.5),), "needs two whole numbers"),  # type: ignore[arg-type]
+        ((uniform("a", 1), uniform(0, math.inf), loguniform(math.nan, 1)), "needs two numbers, has "),
+        ((randint(1, 2.5),), "needs two whole numbers"),
     ],
 )
-def test_a_domain_that_holds_nothing_or_duplicates_says_so(domains: Sequence[Domain], message: str) -> None:
+def test_a_domain_that_holds_nothing_or_duplicates_says_so(domains, message):
     assert all(message in (problem(domain) or "") for domain in domains)
 
 
@@ -267,9 +263,7 @@ TWO = Cluster(({"CPU": 0.0}, {"CPU": 2.0}, {"CPU": 2.0}), is_own=False, labels=(
         (TWO, (2,), "type=b", "evenly on 2 nodes; 1 of the nodes with type=b can hold one"),
     ],
 )
-def test_a_plan_needs_the_nodes_that_its_trials_ask_for(
-    cluster: Cluster, nodes: tuple[Any, ...], label: str | None, expected: str | int
-) -> None:
+def test_a_plan_needs_the_nodes_that_its_trials_ask_for(cluster, nodes, label, expected):
     config = {"num_workers": 2, "node_label": label}
     study = Study(workload=digits, name="s", num_repeats=1, space={"nodes": grid(*nodes)}, config=config)
     if isinstance(expected, int):
@@ -279,7 +273,7 @@ def test_a_plan_needs_the_nodes_that_its_trials_ask_for(
             make_plan(study, cluster, ())
 
 
-def test_a_mistake_of_many_points_is_reported_for_each_point_once() -> None:
+def test_a_mistake_of_many_points_is_reported_for_each_point_once():
     with pytest.raises(StudyError) as caught:
         Study(workload=digits, name="s", space={"num_workers": grid(1, 2), "batch_size": grid(1, 64)})
     assert [m.field for m in caught.value.mistakes] == ["num_workers=2 batch_size=1.batch_size"]

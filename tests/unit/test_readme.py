@@ -1,10 +1,7 @@
 """README's examples run, and its own workload learns."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,10 +10,10 @@ from raypar import Study, Workload, grid
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def test_examples_run_and_the_custom_workload_learns() -> None:
-    workloads: list[Workload] = []
+def test_examples_run_and_the_custom_workload_learns():
+    workloads = []
     for example in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
-        names: dict[str, Any] = {}
+        names = {}
         exec(compile(example, "README.md", "exec"), names)
         assert isinstance(names.get("study") or names.get("workload"), (Study, Workload))
         if "workload = Workload(" in example:

@@ -1,14 +1,10 @@
 """Trials as tables and files: what is written is what is read back, and hostile names do no harm."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -18,14 +14,14 @@ from raypar.analysis.question import Question
 from raypar.errors import RayparError
 from raypar.report.export import check_path, frame_of, rows_of, write
 from raypar.report.text import replacing
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))
 STEPS = ((0.5, 0.25), (0.5, 0.75))
 HOSTILE = ('=HYPERLINK("http://x")', "a|b", "<script>alert(1)</script>", "two\nlines", 'quo"te, comma', "-1+2", "@x")
 
 
-def some_results() -> list[TrialResult]:
+def some_results():
     return [
         make_result({"num_workers": 1}, 0, 4.0, started_at=10.0),
         make_result({"num_workers": 2}, 0, 2.5, started_at=20.0, environment={"node": ["n1", "n2"], "gang": "g"}),
@@ -34,7 +30,7 @@ def some_results() -> list[TrialResult]:
     ]
 
 
-def test_every_number_stands_under_its_name_in_the_order_of_the_starts() -> None:
+def test_every_number_stands_under_its_name_in_the_order_of_the_starts():
     first, second, _, failed = rows_of(QUESTION, some_results()[::-1])
     assert first["identity"] == some_results()[0].spec.identity and list(first) == list(failed)
     assert (second["point.num_workers"], second["train_time_s"], second["final.accuracy"]) == (2, 2.5, 0.97)
@@ -56,14 +52,14 @@ def test_a_column_has_one_type_and_whole_numbers_stay_exact():
     assert frame_of(QUESTION, both)["seed"].tolist() == [str(seed) for seed in seeds]
 
 
-def test_a_frame_knows_what_the_study_asks() -> None:
+def test_a_frame_knows_what_the_study_asks():
     assert frame_of(QUESTION, []).empty
     attrs = frame_of(replace(QUESTION, baseline={"num_workers": 1, "split": (1, 2)}), some_results()).attrs
     asked = {"study": "mnist", "metric": "accuracy", "mode": "max", "swept": ["num_workers"]}
     assert attrs == {**asked, "baseline": {"num_workers": 1, "split": [1, 2]}}
 
 
-def written(folder: Path, name: str, results: Sequence[TrialResult]) -> Path:
+def written(folder, name, results):
     """A file that needs no step times: only JSON may ask for them."""
     write(folder / name, QUESTION, results, {}.__getitem__)
     return folder / name
@@ -80,7 +76,7 @@ def test_parquet_gives_the_same_frame_back_and_csv_the_same_values(tmp_path):
     assert from_parquet.attrs == expected.attrs
 
 
-def test_any_text_comes_back_from_every_file(tmp_path: Path) -> None:
+def test_any_text_comes_back_from_every_file(tmp_path):
     results = [
         make_result({"x": text}, state=TrialState.FAILED, failure=text) for text in (*HOSTILE, "bad \udc80 byte")
     ]
@@ -92,7 +88,7 @@ def test_any_text_comes_back_from_every_file(tmp_path: Path) -> None:
         assert [(row["point.x"], row["failure"]) for row in rows] == [(t, t) for t in (*HOSTILE, "bad ? byte")]
 
 
-def test_json_has_reports_and_step_times_and_is_json(tmp_path: Path) -> None:
+def test_json_has_reports_and_step_times_and_is_json(tmp_path):
     diverged = replace(make_result({"x": 1}), reports=({"loss": 1.5}, {"loss": math.nan, "best": math.inf}))
     write(tmp_path / "t.json", QUESTION, [diverged], {diverged.spec.identity: STEPS}.__getitem__)
 
@@ -104,7 +100,7 @@ def test_json_has_reports_and_step_times_and_is_json(tmp_path: Path) -> None:
     assert trial["train_time_s"] == 4.0 and trial["failure"] is None
 
 
-def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("old")
     with contextlib.suppress(KeyboardInterrupt), replacing(path) as there:
@@ -113,7 +109,7 @@ def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(tmp_path: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"] and path.read_text() == "old"
 
 
-def test_a_folder_is_no_file_to_replace(tmp_path: Path) -> None:
+def test_a_folder_is_no_file_to_replace(tmp_path):
     (tmp_path / "d.csv").mkdir()
     with pytest.raises(RayparError, match="is a folder"):
         check_path(tmp_path / "d.csv", force=True)

@@ -1,13 +1,8 @@
 """Figures: safe names, drawings and files. Their words and data stand in ``tests/golden``."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from html_studies import HOSTILE, question, results
@@ -15,23 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.analysis.analyse import analyse
-from raypar.analysis.question import Question
 from raypar.errors import RayparError
 from raypar.report.figures import figures_of, write_figures
 from raypar.report.vega import Figure, OmittedFigure, static_svg, thinned
-from raypar.study.trial import TrialResult
 
 
-def drawn(trials: list[TrialResult], asked: Question) -> dict[str, Figure]:
+def drawn(trials, asked):
     return {f.key: f for f in figures_of(analyse(asked, trials), trials) if isinstance(f, Figure)}
 
 
 @pytest.fixture(scope="module")
-def full() -> dict[str, Figure]:
+def full():
     return drawn(results(), question())
 
 
-def walk(node: Any) -> Iterator[dict[str, Any]]:
+def walk(node):
     """Every object of a spec, the rows of its data left out."""
     if isinstance(node, dict):
         yield node
@@ -40,7 +33,7 @@ def walk(node: Any) -> Iterator[dict[str, Any]]:
             yield from walk(value)
 
 
-def test_every_figure_can_be_drawn_in_the_colour_of_the_page(full: dict[str, Figure]) -> None:
+def test_every_figure_can_be_drawn_in_the_colour_of_the_page(full):
     assert len(full) == 10
     for figure in full.values():
         svg = static_svg(figure)
@@ -48,7 +41,7 @@ def test_every_figure_can_be_drawn_in_the_colour_of_the_page(full: dict[str, Fig
         assert figure.title and len(figure.alternative) > 80
 
 
-def test_names_of_a_study_are_values_and_titles_only() -> None:
+def test_names_of_a_study_are_values_and_titles_only():
     trials = [
         replace(r, spec=replace(r.spec, point={HOSTILE: HOSTILE, "num_workers": r.spec.point["num_workers"]}))
         for r in results(metric=HOSTILE)
@@ -65,7 +58,7 @@ def test_names_of_a_study_are_values_and_titles_only() -> None:
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
-def test_thinned_rows_are_few_enough_and_end_with_the_last(num_rows: int, most: int) -> None:
+def test_thinned_rows_are_few_enough_and_end_with_the_last(num_rows, most):
     rows = [{"i": i} for i in range(num_rows)]
     kept = thinned(rows, most)
     assert len(kept) <= most or num_rows <= most
@@ -74,7 +67,7 @@ def test_thinned_rows_are_few_enough_and_end_with_the_last(num_rows: int, most: 
 
 
 @pytest.mark.parametrize(("kind", "magic"), [("svg", b"<svg"), ("png", b"\x89PNG")])
-def test_each_figure_is_written_into_a_file(full: dict[str, Figure], tmp_path: Path, kind: Any, magic: bytes) -> None:
+def test_each_figure_is_written_into_a_file(full, tmp_path, kind, magic):
     some = [full["speedup"], OmittedFigure("Heat map", "none"), full["drift"]]
     written = write_figures(some, tmp_path / "new" / "folder", [kind])
     assert [path.name for path in written] == [f"speedup.{kind}", f"drift.{kind}"]

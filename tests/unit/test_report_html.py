@@ -1,7 +1,5 @@
 """The HTML report: safe, small, with nothing loaded over the network. Its content stands in ``tests/golden``."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -23,7 +21,7 @@ from raypar.report.figures import figures_of
 from raypar.report.html import Origin, brief, html_report
 from raypar.report.text import as_utf8
 from raypar.report.vega import Figure, for_page, static_svg
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialState
 
 
 class Page(HTMLParser):
@@ -36,37 +34,37 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self._inside, self._id = tag, dict(attrs).get("id") or self._id
         if tag == "script":
             self._script = self.scripts[("type", "application/json") in attrs]
             self._script.append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self._inside = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._inside == "script":
             self._script[-1] += data
         elif self._inside != "style":
             self.texts_by_id[self._id] += data
 
-    def all_of(self, tag: str) -> list[dict[str, str | None]]:
+    def all_of(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def report(trials: list[TrialResult], asked: Question | None = None, origin: Origin | None = None) -> str:
+def report(trials, asked=None, origin=None):
     return html_report(analyse(asked or question(), trials), trials, origin or Origin({}))
 
 
 @pytest.fixture(scope="module")
-def plain() -> Page:
+def plain():
     return Page(report(results()))
 
 
 @pytest.fixture(scope="module")
-def hostile() -> Page:
+def hostile():
     trials = results(name=HOSTILE, metric=HOSTILE, failure=HOSTILE)
     more = {HOSTILE: HOSTILE}
     specs = [replace(r.spec, point={**r.spec.point, **more}, config={**r.spec.config, **more}) for r in trials]
@@ -75,7 +73,7 @@ def hostile() -> Page:
     return Page(report(trials, asked, Origin({"command": HOSTILE, f"version.{HOSTILE}": HOSTILE}, HOSTILE, HOSTILE)))
 
 
-def test_every_figure_is_drawn_in_the_page_and_has_a_text_alternative(hostile: Page) -> None:
+def test_every_figure_is_drawn_in_the_page_and_has_a_text_alternative(hostile):
     charts = [a for a in hostile.all_of("div") if a.get("class") == "chart"]
     assert len(charts) == len(hostile.all_of("figure")) == len(hostile.all_of("svg")) == len(hostile.scripts[1]) >= 7
     ids = {a["id"] for _, a in hostile.elements if "id" in a}
@@ -84,7 +82,7 @@ def test_every_figure_is_drawn_in_the_page_and_has_a_text_alternative(hostile: P
         assert len(hostile.texts_by_id[str(chart["aria-describedby"])]) > 80
 
 
-def test_nothing_is_loaded_over_the_network_and_only_two_scripts_may_run(hostile: Page) -> None:
+def test_nothing_is_loaded_over_the_network_and_only_two_scripts_may_run(hostile):
     loading = {"src", "href", "srcset", "data", "action", "formaction", "poster", "xlink:href", "background"}
     for tag, attributes in hostile.elements:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form", "image", "use", "foreignobject")
@@ -101,24 +99,24 @@ def test_nothing_is_loaded_over_the_network_and_only_two_scripts_may_run(hostile
     assert "unsafe" not in scripts and len(hashes) == 2
 
 
-def test_names_and_texts_of_a_study_are_inert(plain: Page, hostile: Page) -> None:
+def test_names_and_texts_of_a_study_are_inert(plain, hostile):
     assert hostile.scripts[0] == plain.scripts[0]
     assert HOSTILE in hostile.texts_by_id["provenance"] and "49" not in hostile.texts_by_id["provenance"]
     assert any(HOSTILE in json.dumps(json.loads(spec)).replace('\\"', '"') for spec in hostile.scripts[1])
 
 
-def test_a_study_without_a_finished_trial_has_a_report_and_a_lone_surrogate_is_replaced() -> None:
+def test_a_study_without_a_finished_trial_has_a_report_and_a_lone_surrogate_is_replaced():
     text = report([results()[-1]], origin=Origin({"host": "a\ud800b"}))
     assert "No trial finished" in text and "<figure" not in text and "a?b" in text == as_utf8(text)
 
 
-def test_a_study_of_200_trials_stays_below_2_megabytes_with_all_its_rows() -> None:
+def test_a_study_of_200_trials_stays_below_2_megabytes_with_all_its_rows():
     text = report(results(34))
     assert text[text.index('<table id="all-trials"') :].count("\n<tr>") == 205
     assert len(text.encode()) < 2e6
 
 
-def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(plain: Page) -> None:
+def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(plain):
     trials = [
         make_result({"lr": 0.1 + i / 7e5, "batch_size": 2 ** (i % 9)}, 0, 1 + i % 977 / 100, 0.9 + i % 89 / 1000)
         for i in range(5000)
@@ -138,7 +136,7 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
     assert sum(map(len, plain.scripts[0])) + drawn + len(every.markup) + len(table.markup) < 1.9e6
 
 
-def test_a_table_keeps_to_its_limits_and_says_how_many_trials_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_keeps_to_its_limits_and_says_how_many_trials_it_lacks(monkeypatch):
     trials = results()
     analysis = analyse(question(), trials)
     every, few, none = (html_tables.trials_table(analysis, trials, max_bytes=n) for n in (10**6, 1000, -1))
@@ -149,7 +147,7 @@ def test_a_table_keeps_to_its_limits_and_says_how_many_trials_it_lacks(monkeypat
     assert html_tables.trials_table(analysis, trials) == few
 
 
-def test_many_long_failures_are_cut_shorter_than_one() -> None:
+def test_many_long_failures_are_cut_shorter_than_one():
     one = make_result({"lr": 0.1}, state=TrialState.FAILED, failure="x" * 1000)
     many = [make_result({"lr": i / 7}, state=TrialState.FAILED, failure=f"{i} {'x' * 1000}") for i in range(2000)]
     for trials, longest in (([one, results()[0]], 300), (many, 50)):
@@ -157,6 +155,6 @@ def test_many_long_failures_are_cut_shorter_than_one() -> None:
         assert max(map(len, re.findall("x+", markup))) in range(longest // 2, longest)
 
 
-def test_drawings_are_brief_in_their_geometry_and_not_in_their_words() -> None:
+def test_drawings_are_brief_in_their_geometry_and_not_in_their_words():
     drawn = '<path d="M1.23456,2L3.0051,4.5" stroke-width="1.2345"/><text font-family="x" x="0.12345">lr=0.00102</text>'
     assert brief(drawn) == '<path d="M1.23,2L3.01,4.5" stroke-width="1.2345"/><text x="0.12">lr=0.00102</text>'

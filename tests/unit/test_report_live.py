@@ -1,10 +1,7 @@
 """The view of a running study: consoles and threads. Its words stand in ``tests/golden/cases/live.txt``."""
 
-from __future__ import annotations
-
 import io
 import threading
-from typing import Any
 
 import pytest
 from results import make_result, make_spec
@@ -17,15 +14,15 @@ from raypar.study.trial import Placement, TrialState
 POINT = {"batch_size": 64, "num_workers": 2}
 
 
-def terminal() -> Console:
+def terminal():
     return Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
 
 
-def test_a_pipe_is_flushed_after_every_line_and_without_unicode_gets_stand_ins() -> None:
+def test_a_pipe_is_flushed_after_every_line_and_without_unicode_gets_stand_ins():
     class Flushed(io.TextIOWrapper):
         num_flushed = 0
 
-        def flush(self) -> None:
+        def flush(self):
             super().flush()
             self.num_flushed += 1
 
@@ -35,7 +32,7 @@ def test_a_pipe_is_flushed_after_every_line_and_without_unicode_gets_stand_ins()
 
 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])
-def test_a_failure_stays_on_the_terminal_and_a_success_on_a_dumb_one(monkeypatch: Any, kind: str) -> None:
+def test_a_failure_stays_on_the_terminal_and_a_success_on_a_dumb_one(monkeypatch, kind):
     monkeypatch.setenv("TERM", kind)
     console = terminal()
     with LiveView(console, 3) as view:
@@ -44,9 +41,9 @@ def test_a_failure_stays_on_the_terminal_and_a_success_on_a_dumb_one(monkeypatch
     assert "FAILED: boom" in console.file.getvalue() and ("trained" in console.file.getvalue()) == (kind == "dumb")
 
 
-def test_a_terminal_that_was_closed_stops_no_study() -> None:
+def test_a_terminal_that_was_closed_stops_no_study():
     class Closed(io.StringIO):
-        def write(self, text: str) -> int:
+        def write(self, text):
             raise OSError(5, "Input/output error")
 
     for is_terminal in (True, False):
@@ -58,16 +55,16 @@ def test_a_terminal_that_was_closed_stops_no_study() -> None:
         assert view._num_done == 1
 
 
-def test_events_may_come_from_many_threads_while_the_view_is_drawn() -> None:
+def test_events_may_come_from_many_threads_while_the_view_is_drawn():
     with LiveView(terminal(), 400) as view:
 
-        def run(first: int) -> None:
+        def run(first):
             for repeat in range(first, first + 50):
                 view(TrialStarted(make_spec(POINT, repeat), 1))
                 view(Notice(f"at {repeat}"))
                 view(TrialEnded(make_result(POINT, repeat)))
 
-        def draw() -> None:
+        def draw():
             for _ in range(300):  # a thread that draws on and on may keep the lock from the others: no deadlock
                 view._live.refresh()
 
@@ -81,9 +78,9 @@ def test_events_may_come_from_many_threads_while_the_view_is_drawn() -> None:
         assert (view._num_done, view._running) == (400, {})
 
 
-def test_the_view_draws_seldom_and_events_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_draws_seldom_and_events_draw_nothing(monkeypatch):
     assert REFRESH_PER_S <= 2
-    drawn: list[object] = []
+    drawn = []
     monkeypatch.setattr(LiveView, "_render", lambda self: drawn.append(self))
     view = LiveView(terminal(), 5000)  # not entered: no thread draws
     drawn.clear()

@@ -1,11 +1,8 @@
 """Reports fit any console, cut nothing, break no value, and a store's names can't steer a terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 from itertools import product
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from raypar.analysis.analyse import StudyAnalysis, analyse
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.report.console import print_report
 from raypar.report.listings import print_trials
@@ -28,7 +25,7 @@ EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def test_escape_sequences_of_a_store_do_not_reach_the_terminal() -> None:
+def test_escape_sequences_of_a_store_do_not_reach_the_terminal():
     results = [
         make_result({"optimizer": f"{EVIL}{w}"}, r, 4.0 + w, environment={"node": [EVIL], "cores": [[0]]})
         for w in (1, 2)
@@ -43,7 +40,7 @@ def test_escape_sequences_of_a_store_do_not_reach_the_terminal() -> None:
     assert not STEERING.search(file.getvalue())
 
 
-def test_a_consoles_own_colours_and_moves_still_work() -> None:
+def test_a_consoles_own_colours_and_moves_still_work():
     terminal = TerminalConsole(file=(file := io.StringIO()), force_terminal=True, color_system="standard")
     terminal.print(Text(EVIL, style="red"))
     with Live(Table(title="live"), console=terminal, refresh_per_second=1):
@@ -53,7 +50,7 @@ def test_a_consoles_own_colours_and_moves_still_work() -> None:
 
 
 @given(st.text())
-def test_stripped_text_keeps_all_that_does_not_steer(text: str) -> None:
+def test_stripped_text_keeps_all_that_does_not_steer(text):
     shown = strip_control(text)
     assert len(shown) == len(text) and not STEERING.search(shown)
     assert all(a in (b, "?") for a, b in zip(shown, text, strict=True))
@@ -65,7 +62,7 @@ SENTENCE = "2 workers train {} as fast as 1 (efficiency {}) in {}; {} of {} were
 
 
 @pytest.mark.parametrize("width", [30, 40, 57, 79, 80, 81, 200])
-def test_no_value_is_parted_from_its_unit_or_interval(width: int) -> None:
+def test_no_value_is_parted_from_its_unit_or_interval(width):
     lines = wrap_hanging(SENTENCE, width)
     assert max(map(cell_len, lines)) <= width
     assert " ".join(" ".join(lines).split()) == SENTENCE
@@ -75,7 +72,7 @@ def test_no_value_is_parted_from_its_unit_or_interval(width: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def analysis() -> StudyAnalysis:
+def analysis():
     results = [
         make_result({"batch_size": b, "num_workers": w}, r, 200 / b**0.5 / w**0.8 * (1 + 0.01 * ((r * 3 + w) % 4)))
         for b, w, r in product((32, 64, 128, 256, 512), (1, 2), range(3))
@@ -83,7 +80,7 @@ def analysis() -> StudyAnalysis:
     return analyse(Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3), results)
 
 
-def shown(analysis: StudyAnalysis, width: int = 80, encoding: str = "utf-8", **more: Any) -> str:
+def shown(analysis, width=80, encoding="utf-8", **more):
     buffer = io.BytesIO()
     file = io.TextIOWrapper(buffer, encoding=encoding)  # raises where a character can't be encoded
     print_report(analysis, Console(file=file, width=width, **more))
@@ -93,7 +90,7 @@ def shown(analysis: StudyAnalysis, width: int = 80, encoding: str = "utf-8", **m
 
 @pytest.mark.parametrize("width", [130, 100, 80, 70, 60, 50, 40, 30])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_no_width_cuts_a_number_or_overflows(analysis: StudyAnalysis, width: int, encoding: str) -> None:
+def test_no_width_cuts_a_number_or_overflows(analysis, width, encoding):
     text = shown(analysis, width, encoding)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert not {"…", "...", "\x1b", "\N{NO-BREAK SPACE}"} & set(text)
@@ -105,7 +102,7 @@ def test_no_width_cuts_a_number_or_overflows(analysis: StudyAnalysis, width: int
         assert f"{point.time_s.value:.1f} s" in text or f"{point.time_s.value:.2f} s" in text
 
 
-def test_colour_adds_nothing_to_the_words(analysis: StudyAnalysis) -> None:
+def test_colour_adds_nothing_to_the_words(analysis):
     coloured = shown(analysis, force_terminal=True, color_system="truecolor")
     assert "\x1b[" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == shown(analysis)
@@ -115,7 +112,7 @@ TEXTS = st.text(st.sampled_from("abc 1.×[]漢±"), max_size=30)
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1, max_size=4), st.integers(12, 90), st.booleans())
-def test_a_table_fits_and_loses_no_character(rows: list[tuple[str, str, str]], width: int, rule: bool) -> None:
+def test_a_table_fits_and_loses_no_character(rows, width, rule):
     first, second, third = zip(*rows, strict=True)
     columns = [Column("a\nb", first), Column("numbers", second, True), Column("prose", third, is_prose=True)]
     out = Console(file=io.StringIO(), width=width)

@@ -1,11 +1,8 @@
 """Tokens: a private Ray's, the user's for a cluster, and the messages of a refusal. No Ray is started here."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys
-from pathlib import Path
 
 import pytest
 from ray.exceptions import AuthenticationError
@@ -15,7 +12,7 @@ from raypar.run.auth import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitted, own_to
 
 
 @pytest.fixture(autouse=True)
-def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def bare(monkeypatch, tmp_path):
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         pytest.skip("a Ray in this process would lose its token, and end the process")
     for name in VARIABLES:
@@ -23,15 +20,13 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def in_file(path: Path, text: str = "t" * 20) -> Path:
+def in_file(path, text="t" * 20):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
 
 
-def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited_by_its_path(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited_by_its_path(monkeypatch):
     monkeypatch.setenv(TOKEN, "the cluster's")
     monkeypatch.setenv(MODE, "disabled")
     tokens = set()
@@ -49,7 +44,7 @@ def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited
     assert TOKEN_PATH not in os.environ
 
 
-def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch, tmp_path):
     assert token_source() is None
     default = in_file(tmp_path / ".ray" / "auth_token")
     assert token_source() == str(default)
@@ -69,20 +64,18 @@ class Gate:
     `asked` has the mode of each time.
     """
 
-    def __init__(self, *, wants: bool, takes: bool = True) -> None:
+    def __init__(self, *, wants, takes=True):
         self.wants, self.takes = wants, takes
         self.asked: list[str | None] = []
 
-    def __call__(self, address: str) -> None:
+    def __call__(self, address):
         self.asked.append(os.environ.get(MODE))
         if self.wants and not (self.asked[-1] == "token" and self.takes):
             raise AuthenticationError("no")
 
 
 @pytest.mark.parametrize(("wants", "modes"), [(False, [None]), (True, [None, "token"])])
-def test_the_token_is_shown_only_where_the_cluster_asks_for_it(
-    wants: bool, modes: list[str | None], tmp_path: Path
-) -> None:
+def test_the_token_is_shown_only_where_the_cluster_asks_for_it(wants, modes, tmp_path):
     in_file(tmp_path / ".ray" / "auth_token")
     gate = Gate(wants=wants)
     with admitted("head:6379", gate) as takes_everybody:
@@ -104,9 +97,7 @@ WRONG = {TOKEN: "wrong" * 5}
         ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: there is no token in it",)),
     ],
 )
-def test_a_refusal_says_what_is_missing_and_how_to_give_it(
-    environment: dict[str, str], parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_says_what_is_missing_and_how_to_give_it(environment, parts, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError) as refused, admitted("head:6379", Gate(wants=True, takes=False)):

@@ -1,12 +1,9 @@
 """The processes that a private Ray can't do without are looked after; where one ends, the study breaks off at once."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +12,11 @@ from raypar.run.cluster import watch_of_cluster, watch_of_own
 from raypar.signals import abort_reason, handle_signals
 
 
-def a_process() -> subprocess.Popen[bytes]:
+def a_process():
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
 
-def work() -> None:
+def work():
     for _ in range(6000):
         try:
             time.sleep(0.01)
@@ -27,7 +24,7 @@ def work() -> None:
             raise AssertionError("what would tidy up caught it") from error
 
 
-def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions() -> None:
+def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions():
     with a_process() as head, handle_signals():
         watch = watch_of_own({"gcs_server": head.pid})
         head.kill()
@@ -42,7 +39,7 @@ def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions()
     assert watch.lost
 
 
-def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_known() -> None:
+def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_known():
     with a_process() as head:
         for is_lost in (False, True):
             watch = watch_of_own({"raylet": head.pid})
@@ -53,7 +50,7 @@ def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_k
             head.wait()
 
 
-def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_it_stays_away() -> None:
+def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_it_stays_away():
     with socket.create_server(("127.0.0.1", 0)) as head, handle_signals():
         address = f"127.0.0.1:{head.getsockname()[1]}"
         watch = watch_of_cluster(address, patience_s=0.2)
@@ -84,7 +81,7 @@ with handle_signals(), quiet(Path(sys.argv[2])):
 """
 
 
-def test_work_that_cannot_be_broken_off_is_ended_with_the_message(tmp_path: Path) -> None:
+def test_work_that_cannot_be_broken_off_is_ended_with_the_message(tmp_path):
     with a_process() as head:
         head.kill()
         head.wait()

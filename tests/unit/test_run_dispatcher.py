@@ -1,24 +1,21 @@
 """A run's trials through all their states, with gangs on paper and a clock of its own."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from results import make_result
 from scheduled import cluster
 
-from raypar.run.dispatcher import COME_BACK_S, LEASE_S, Attempt, DispatchConfig, Dispatcher, TrialPhase
+from raypar.run.dispatcher import COME_BACK_S, LEASE_S, DispatchConfig, Dispatcher, TrialPhase
 from raypar.run.gang import Greeting
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
-from raypar.run.placement import CoreLeases, Node, NodeAssignment
+from raypar.run.placement import CoreLeases
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
 from raypar.run.scheduler import GangPhase
-from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.affinity import Core
 from raypar.train.job import RankOutcome, RunSettings
 
@@ -34,21 +31,21 @@ class Pool(GangPool):
 
     is_short_of_memory = may_grow = False
 
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
+    def __init__(self, nodes):
         self.nodes = self.seen = nodes
         self.gangs, self.requested, self.num_started = {}, [], 0
         self._cores, self._is_exclusive = CoreLeases(), True
 
-    def refresh(self) -> bool:
+    def refresh(self):
         changed, self.seen = self.seen != self.nodes, self.nodes
         return changed
 
-    def request_nodes(self, placements: Sequence[Placement]) -> list[Placement]:
+    def request_nodes(self, placements):
         new = [placement for placement in placements if placement not in self.requested]
         self.requested = list(placements)
         return new
 
-    def start(self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, str], object]) -> Gang:
+    def start(self, placement, nodes, on_end):
         self.num_started += 1
         gang = Gang(str(self.num_started), placement, GangPhase.STARTING, nodes)
         self.gangs[gang.id] = gang
@@ -67,21 +64,21 @@ class Run:
         self.it = Dispatcher(config, self.pool, specs, call_later=self._call_later, on_change=lambda: None)
         self.it.dispatch()
 
-    def _call_later(self, delay_s: float, call: Callable[[], None]) -> Any:
+    def _call_later(self, delay_s, call):
         key = object()
         self.timers[key] = (self.now_s + delay_s, call)
         return SimpleNamespace(cancel=lambda: self.timers.pop(key, None))
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds):
         self.now_s += seconds
         for key in [key for key, (due_s, _) in self.timers.items() if due_s <= self.now_s]:
             self.timers.pop(key)[1]()
 
-    def define(self, *uids: str) -> None:
+    def define(self, *uids):
         for uid in uids:
             self.it.define(uid, None)
 
-    def workers_come_up(self) -> None:
+    def workers_come_up(self):
         """All gangs that are starting are ready for their first trial."""
         for gang in [gang for gang in self.pool.gangs.values() if gang.phase is GangPhase.STARTING]:
             size, on = gang.placement.num_workers, [n for n, count in gang.nodes.items() for _ in range(count)]
@@ -90,50 +87,50 @@ class Run:
                 self.it.worker_is_up(gang.id, Greeting(node, "", node, "ip", rank, size, 0, rank, size, None, cores))
             self.workers_return(gang)
 
-    def workers_return(self, gang: Gang) -> None:
+    def workers_return(self, gang):
         for rank in range(gang.placement.num_workers):
             self.it.worker_is_ready(gang.id, rank, ("host", 1) if rank == 0 else None)
 
-    def running(self, uid: str) -> Attempt:
+    def running(self, uid):
         assert self.it.trial(uid).phase is TrialPhase.RUNNING
         return self.it.trial(uid).attempt
 
-    def end(self, uid: str, *ends: RankEnd) -> None:
+    def end(self, uid, *ends):
         """The ranks end in their order; the gang is ready for the next trial."""
         attempt = self.running(uid)
         for rank, end in enumerate(ends or [DONE] * attempt.gang.placement.num_workers):
             self.it.rank_ended(attempt, rank, end)
         self.workers_return(attempt.gang)
 
-    def lose_gang(self, gang: Gang, error: str = LOST) -> None:
+    def lose_gang(self, gang, error=LOST):
         del self.pool.gangs[gang.id]
         self.it.gang_ended(gang, error)
 
-    def of(self, kind: type[Any]) -> list[Any]:
+    def of(self, kind):
         return [event for _, event in self.it.events(0) if isinstance(event, kind)]
 
     @property
-    def results(self) -> list[TrialResult]:
+    def results(self):
         return [event.result for event in self.of(TrialEnded)]
 
     @property
-    def started(self) -> list[TrialSpec]:
+    def started(self):
         return [event.spec for event in self.of(TrialStarted)]
 
 
-def specs(*num_workers: int, **config: Any) -> list[TrialSpec]:
+def specs(*num_workers, **config):
     points = [{"num_workers": count, "lr": i / 10, **config} for i, count in enumerate(num_workers)]
     return [make_result(point, 0, 1.0).spec for point in points]
 
 
-def one_running(num_workers: int = 1, **options: Any) -> Run:
+def one_running(num_workers=1, **options):
     run = Run(specs(num_workers), **options)
     run.define("a")
     run.workers_come_up()
     return run
 
 
-def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them() -> None:
+def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
     trials = specs(1, 1, 1)
     run = Run(trials, cluster(4, 4))
     assert [gang.nodes for gang in run.pool.gangs.values()] == [{"n1": 1}, {"n0": 1}]  # before Tune has a trial
@@ -149,7 +146,7 @@ def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them() 
     assert run.results[0].state is TrialState.FINISHED and run.results[0].environment["num_beside"] == 1
 
 
-def test_a_job_carries_the_trial_and_each_ranks_cores() -> None:
+def test_a_job_carries_the_trial_and_each_ranks_cores():
     run = one_running(2)
     (gang,) = run.pool.gangs.values()
     job = gang.turn.job
@@ -159,7 +156,7 @@ def test_a_job_carries_the_trial_and_each_ranks_cores() -> None:
     assert gang.phase is GangPhase.IDLE and gang.turn is None
 
 
-def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_by_then() -> None:
+def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_by_then():
     trials = specs(1, 9, 9)
     run = Run(trials)
     run.define("a", "b")
@@ -171,14 +168,14 @@ def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_b
     assert result.failure == Failure(FailureKind.REFUSED, "needs 9 CPUs in one gang, the cluster has 4")
 
 
-def test_cores_that_a_machine_lacks_are_refused() -> None:
+def test_cores_that_a_machine_lacks_are_refused():
     run = Run(specs(1, cpu_affinity=(1, 4000)))
     run.define("a")
     run.workers_come_up()
     assert run.results[0].failure == Failure(FailureKind.REFUSED, "there is no core 4000: the machine's are 0-3")
 
 
-def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypatch):
     run = Run(specs(4))
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     run.define("a")
@@ -194,7 +191,7 @@ def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypat
     assert [(e.num_nodes, e.num_slots) for e in run.of(ClusterChanged)] == [(1, 1), (2, 2), (1, 1)]
 
 
-def test_nodes_are_requested_where_the_cluster_may_grow_and_no_longer_than_needed() -> None:
+def test_nodes_are_requested_where_the_cluster_may_grow_and_no_longer_than_needed():
     run = Run()
     run.pool.may_grow = True
     run.it.define("a", specs(9)[0])
@@ -229,7 +226,7 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
     assert run.running("b").number == 1
 
 
-def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed() -> None:
+def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
     run = one_running(2)
     attempt, error = run.running("a"), Failure(FailureKind.ERROR, "ValueError: no", 1)
     run.it.rank_ended(attempt, 1, RankEnd(failure=error))
@@ -239,7 +236,7 @@ def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed() -> None:
     assert run.it.attempt("a", 1) is None  # it is over: what comes late is not for it
 
 
-def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_that_was_closed_fails_nobody() -> None:
+def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_that_was_closed_fails_nobody():
     run = Run(specs(1), max_retries=1)
     run.define("a")
     (gang,) = run.pool.gangs.values()
@@ -253,7 +250,7 @@ def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_th
     assert run.results[0].attempts == 2 and not run.pool.gangs
 
 
-def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung() -> None:
+def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():
     run = one_running(trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
     for is_killed in (False, True):
@@ -264,7 +261,7 @@ def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung() -> None:
     assert run.results[0].failure == Failure(FailureKind.HUNG, "took longer than 5 s", log_path=log)
 
 
-def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while() -> None:
+def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
     run = one_running()
     attempt = run.running("a")
     assert attempt.goes_on(0)
@@ -279,7 +276,7 @@ def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while() ->
     assert run.it.trial("a") is None and run.of(TrialRetried) == []
 
 
-def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial() -> None:
+def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial():
     run = one_running(in_lockstep=True)
     trial, attempt = run.it.trial("a"), run.running("a")
     run.it.report(attempt, {"epoch": 1})
@@ -293,7 +290,7 @@ def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial()
     assert run.results[0].state is TrialState.FINISHED and run.it.trial("a") is None
 
 
-def test_a_trial_that_tune_lost_before_its_turn_takes_the_next_one_with_it_and_no_other() -> None:
+def test_a_trial_that_tune_lost_before_its_turn_takes_the_next_one_with_it_and_no_other():
     trials = specs(1, 1)
     run = Run(trials)
     run.define("a", "lost")
@@ -306,7 +303,7 @@ def test_a_trial_that_tune_lost_before_its_turn_takes_the_next_one_with_it_and_n
     assert run.started == [trials[1]]
 
 
-def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch):
     run = one_running()
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     trial = run.it.trial("a")
@@ -320,7 +317,7 @@ def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch: pytest.Mon
     assert trial.stop_requested
 
 
-def test_after_the_close_nothing_starts_and_what_runs_is_killed() -> None:
+def test_after_the_close_nothing_starts_and_what_runs_is_killed():
     run = Run(specs(1, 1))
     run.define("a", "b")
     run.workers_come_up()
@@ -334,7 +331,7 @@ def test_after_the_close_nothing_starts_and_what_runs_is_killed() -> None:
     assert [result.state for result in run.results] == [TrialState.FAILED]
 
 
-def test_events_come_in_one_order_until_they_are_acknowledged() -> None:
+def test_events_come_in_one_order_until_they_are_acknowledged():
     run = one_running(trial_timeout_s=5.0)
     attempt = run.running("a")
     run.end("a")
@@ -347,7 +344,7 @@ def test_events_come_in_one_order_until_they_are_acknowledged() -> None:
     assert not run.it.has_events(4) and run.it.events(4) == []
 
 
-def test_a_gang_of_fresh_interpreters_serves_once() -> None:
+def test_a_gang_of_fresh_interpreters_serves_once():
     gang = Gang("1", specs(1)[0].placement, GangPhase.STARTING, {"n0": 1}, serves_once=True)
     gang.worker_is_ready(0, ("host", 1))
     gang.begin(object())

@@ -1,12 +1,9 @@
 """Studies as jobs of a cluster, without a cluster: addresses, commands, ids, and what travels."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +28,7 @@ def test_what_is_no_address_of_a_dashboard_is_refused(address):
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def bare(monkeypatch, tmp_path):
     """No token, and no address that Ray would take instead."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         pytest.skip("a Ray in this process would lose its token, and end the process")
@@ -47,7 +44,7 @@ def test_where_no_dashboard_is_the_message_says_where_and_one_that_wants_a_token
     with pytest.raises(ClusterError, match=where), connected(NOWHERE, print):
         pass
 
-    def refuse(_: str) -> None:
+    def refuse(_):
         raise AuthenticationError("401")
 
     monkeypatch.setattr(jobs, "_client", refuse)
@@ -55,7 +52,7 @@ def test_where_no_dashboard_is_the_message_says_where_and_one_that_wants_a_token
         pass
 
 
-def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path: Path) -> None:
+def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path):
     home, travelled, bin_folder = (tmp_path / name for name in ("a home", "pa rcel", "bin"))
     for folder in (home, travelled, bin_folder):
         folder.mkdir()
@@ -74,7 +71,7 @@ def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path
     ]
 
 
-def test_what_a_job_writes_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_job_writes_steers_no_terminal(capsys):
     write("2026-01-31 03:50:55,828\tINFO job_manager.py:581 -- Runtime env is setting up.\n")
     write("Running entrypoint for job raypar-1: exec raypar study\none\x1b[2Jtwo\n")
     assert capsys.readouterr().out == "one?[2Jtwo\n"
@@ -106,7 +103,7 @@ class Dashboard:
     def get_job_info(self, job_id):
         return next(job for job in self.jobs if job.submission_id == job_id)
 
-    async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+    async def tail_job_logs(self, _):
         for chunk in self.logs.pop(0):
             yield chunk
         if self.logs:
@@ -114,19 +111,17 @@ class Dashboard:
 
 
 @pytest.mark.parametrize(("exit_code", "as_in_a_shell"), [(-9, 137), (2, 2), (0, 0), (None, None)])
-def test_a_log_that_is_read_again_is_written_once_until_the_study_is_over(
-    exit_code: int | None, as_in_a_shell: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_is_read_again_is_written_once_until_the_study_is_over(exit_code, as_in_a_shell, monkeypatch):
     monkeypatch.setattr(jobs.time, "sleep", lambda _: None)
     over = details("1", {STUDY_KEY: "s"}, "FAILED", driver_exit_code=exit_code)
     dashboard = Dashboard([over], [("ab", "cd\n"), ("abc", "d\ne"), ("abcd\nefg",)])
-    written: list[str] = []
+    written = []
     assert Jobs(dashboard, NOWHERE).follow("1", written.append, skip=2).exit_code == as_in_a_shell
     assert "".join(written) == "cd\nefg"
 
 
 @pytest.mark.parametrize("name", ["s", "a study (with) ümlauts/..", "x" * 300, "s-1"])
-def test_of_two_clients_that_submit_a_study_at_once_one_is_refused(name: str, tmp_path: Path) -> None:
+def test_of_two_clients_that_submit_a_study_at_once_one_is_refused(name, tmp_path):
     dashboard = Dashboard()
     client = Jobs(dashboard, NOWHERE)
     for number in (1, 2):
@@ -139,7 +134,7 @@ def test_of_two_clients_that_submit_a_study_at_once_one_is_refused(name: str, tm
         dashboard.jobs[-1].status = "SUCCEEDED"
 
 
-def test_ids_differ_where_names_are_alike_and_where_jobs_were_removed(tmp_path: Path) -> None:
+def test_ids_differ_where_names_are_alike_and_where_jobs_were_removed(tmp_path):
     dashboard = Dashboard()
     client = Jobs(dashboard, NOWHERE)
     names = ("a b", "a_b", "a.b", "a_b-1", "a", "a-1")
@@ -153,19 +148,19 @@ def test_ids_differ_where_names_are_alike_and_where_jobs_were_removed(tmp_path: 
 
 @pytest.mark.parametrize("latest", [("STOPPED", 2000), ("RUNNING", 1000)], ids=["later", "running"])
 @pytest.mark.parametrize("turn", [1, -1])
-def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest(latest: tuple[str, int], turn: int) -> None:
+def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest(latest, turn):
     both = [details("old", {STUDY_KEY: "s"}, "STOPPED", 1000), details("new", {STUDY_KEY: "s"}, *latest)]
     by_study = Jobs(Dashboard([details("another's", {}), *both[::turn]]), NOWHERE).studies()
     assert {study: job.id for study, job in by_study.items()} == {"s": "new"}
 
 
-def make(folder: Path, *names: str, text: str = "") -> None:
+def make(folder, *names, text=""):
     for path in (folder / name for name in names):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text or path.name)
 
 
-def packed(folder: Path, tmp_path: Path, *modules: str) -> set[str]:
+def packed(folder, tmp_path, *modules):
     to = tmp_path / "packed"
     to.mkdir()
     names = {str(path) for path in pack(folder / "study.py", [folder / name for name in modules], to)}
@@ -176,12 +171,12 @@ def packed(folder: Path, tmp_path: Path, *modules: str) -> set[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     make(tmp_path / "mine", "study.py")
     return tmp_path / "mine"
 
 
-def test_what_lies_beside_a_study_travels_and_what_is_nobodys_business_does_not(folder: Path, tmp_path: Path) -> None:
+def test_what_lies_beside_a_study_travels_and_what_is_nobodys_business_does_not(folder, tmp_path):
     make(folder, "helpers.py", "package/__init__.py", "package/deep/part.py", "data/x.csv", "config.yaml")
     make(folder, ".env", ".git/config", ".raypar/log", ".ssh/id", "host.key", "cert.pem", "mlflow.db", "mlflow.db-wal")
     make(folder, "__pycache__/a.pyc", "package/__pycache__/b.pyc", "my_env/pyvenv.cfg", "my_env/lib/torch.py")
@@ -191,9 +186,7 @@ def test_what_lies_beside_a_study_travels_and_what_is_nobodys_business_does_not(
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 @pytest.mark.parametrize("is_repository", [True, False])
-def test_what_git_ignores_stays_but_for_the_modules_that_a_study_imported(
-    is_repository: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_git_ignores_stays_but_for_the_modules_that_a_study_imported(is_repository, folder, tmp_path, monkeypatch):
     monkeypatch.delenv("GIT_DIR", raising=False)
     if is_repository:
         subprocess.run(["git", "init", "-q", tmp_path], check=True)
@@ -203,14 +196,14 @@ def test_what_git_ignores_stays_but_for_the_modules_that_a_study_imported(
     assert packed(folder, tmp_path, "made.py") == {"study.py", "made.py", "sub/kept.txt"}
 
 
-def test_without_git_everything_that_may_travels(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_everything_that_may_travels(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     make(folder, "ignored.txt")
     (folder / ".gitignore").write_text("ignored.txt\n")
     assert packed(folder, tmp_path) == {"study.py", "ignored.txt"}
 
 
-def test_what_is_too_large_is_named_with_the_fix(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_named_with_the_fix(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "MAX_BYTES", 3000)
     make(folder, "small.txt")
     make(folder, *(f"images/{number}.bin" for number in range(3)), text="x" * 1500)
@@ -220,7 +213,7 @@ def test_what_is_too_large_is_named_with_the_fix(folder: Path, tmp_path: Path, m
     assert not list((tmp_path / "packed").iterdir())
 
 
-def test_a_home_folder_does_not_travel(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_does_not_travel(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(RayparError, match="give the study a folder of its own"):
         pack(folder / "study.py", [], tmp_path)

@@ -1,9 +1,6 @@
 """What can never run is refused with the numbers; cores are leased to one rank at a time."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -11,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from raypar.run.placement import CoreLeases, close_together, refusal, shares, spread_out
-from raypar.study.space import Value
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core
 
@@ -23,21 +19,21 @@ WAYS = st.one_of(st.sampled_from(["pack", "spread"]), st.integers(1, 4))
 PLACEMENTS = st.builds(Placement, st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda", "mps"]), WAYS)
 
 
-def machine(sockets: int, cores: int, threads: int) -> tuple[Core, ...]:
+def machine(sockets, cores, threads):
     """As most systems count: every core's first thread before any core's second."""
     count = sockets * cores
     return tuple(Core(n, n % count // cores, n % count) for n in range(count * threads))
 
 
-def numbered(*numbers: int) -> tuple[Core, ...]:
+def numbered(*numbers):
     """Cores of which no more than the number is known."""
     return tuple(Core(n, 0, n) for n in numbers)
 
 
-def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bool:
+def placed_by_hand(placement, nodes):
     """Whether some assignment of the workers to the nodes holds, by trying them all."""
 
-    def holds(nodes_of_workers: tuple[int, ...]) -> bool:
+    def holds(nodes_of_workers):
         counts = [nodes_of_workers.count(i) for i in range(len(nodes))]
         used = [count for count in counts if count]
         if isinstance(placement.nodes, int) and (max(used) - min(used) > 1 or len(used) != placement.nodes):
@@ -52,13 +48,11 @@ def placed_by_hand(placement: Placement, nodes: list[Mapping[str, float]]) -> bo
 
 
 @given(placement=PLACEMENTS, nodes=NODES)
-def test_a_gang_is_refused_unless_some_assignment_of_its_workers_to_nodes_does(
-    placement: Placement, nodes: list[Mapping[str, float]]
-) -> None:
+def test_a_gang_is_refused_unless_some_assignment_of_its_workers_to_nodes_does(placement, nodes):
     assert (refusal(placement, nodes) is None) == placed_by_hand(placement, nodes)
 
 
-def has(num_cpus: float, num_gpus: float = 0) -> Mapping[str, float]:
+def has(num_cpus, num_gpus=0):
     return {"CPU": num_cpus, "GPU": num_gpus}
 
 
@@ -77,9 +71,7 @@ def has(num_cpus: float, num_gpus: float = 0) -> Mapping[str, float]:
         ),
     ],
 )
-def test_a_refusal_tells_what_is_needed_and_what_is_there(
-    placement: Placement, nodes: list[Mapping[str, float]], message: str
-) -> None:
+def test_a_refusal_tells_what_is_needed_and_what_is_there(placement, nodes, message):
     assert refusal(placement, nodes) == f"needs {message}"
 
 
@@ -97,13 +89,11 @@ def test_a_refusal_tells_what_is_needed_and_what_is_there(
         (2, [1, 9, 1], None),
     ],
 )
-def test_four_workers_are_shared_out_as_the_placement_says(
-    nodes: Value, free: list[int], taken: tuple[int, ...] | None
-) -> None:
+def test_four_workers_are_shared_out_as_the_placement_says(nodes, free, taken):
     assert shares(Placement(4, 1, "cpu", nodes), {"CPU": 1.0}, [{"CPU": float(n)} for n in free]) == taken
 
 
-def test_a_label_leaves_the_other_nodes_out_and_one_that_no_node_has_is_refused_with_those_there_are() -> None:
+def test_a_label_leaves_the_other_nodes_out_and_one_that_no_node_has_is_refused_with_those_there_are():
     nodes, labels = [has(1), has(4)], [{"type": "gpu", "ray.io/node-id": "1"}, {"type": "cpu"}]
     one, two, tpu = (Placement(n, 1, "cpu", "pack", f"type={t}") for n, t in ((1, "gpu"), (2, "gpu"), (1, "tpu")))
     assert refusal(one, nodes, labels) is None
@@ -116,14 +106,14 @@ class Leases(RuleBasedStateMachine):
     """Gangs of any shape come and go on two machines of five and three cores."""
 
     @initialize()
-    def start(self) -> None:
+    def start(self):
         self.cores = {"a": (0, 1, 4, 5, 7), "b": (0, 1, 2)}
         self.leases = CoreLeases()
         for host, cores in (*self.cores.items(), *self.cores.items()):  # a known machine again
             self.leases.add_host(host, numbered(*cores))
         self.held: list[tuple[dict[int, str], dict[int, tuple[int, ...]]]] = []
 
-    def free(self, host: str) -> int:
+    def free(self, host):
         leased = sum(len(cores[r]) for hosts, cores in self.held for r in cores if hosts[r] == host)
         return len(self.cores[host]) - leased
 
@@ -132,7 +122,7 @@ class Leases(RuleBasedStateMachine):
         num_cores=st.integers(1, 3),
         affinity=st.sampled_from([None, 2, "spread", "compact"]),
     )
-    def lease(self, hosts: list[str], num_cores: int, affinity: Value) -> None:
+    def lease(self, hosts, num_cores, affinity):
         by_rank = dict(enumerate(hosts))
         cores = self.leases.lease(by_rank, num_cores, affinity)
         need = {host: hosts.count(host) * num_cores for host in hosts}
@@ -147,7 +137,7 @@ class Leases(RuleBasedStateMachine):
             self.held.append((by_rank, cores))
 
     @rule(listed=st.lists(st.sampled_from([0, 1, 4]), min_size=1, max_size=3, unique=True), num_ranks=st.integers(1, 3))
-    def lease_listed(self, listed: list[int], num_ranks: int) -> None:
+    def lease_listed(self, listed, num_ranks):
         by_rank = dict.fromkeys(range(num_ranks), "a")
         taken = {c for hosts, cores in self.held for rank in cores if hosts[rank] == "a" for c in cores[rank]}
         cores = self.leases.lease(by_rank, 1, tuple(listed))
@@ -159,17 +149,17 @@ class Leases(RuleBasedStateMachine):
             self.held.append((by_rank, cores))
 
     @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    def release(self, data):
         if self.held:
             self.leases.release(*self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
     @invariant()
-    def no_core_is_leased_twice(self) -> None:
+    def no_core_is_leased_twice(self):
         leased = [(hosts[rank], c) for hosts, cores in self.held for rank in cores for c in cores[rank]]
         assert len(leased) == len(set(leased))
         assert all(core in self.cores[host] for host, core in leased)
 
-    def teardown(self) -> None:
+    def teardown(self):
         if not hasattr(self, "leases"):
             return
         for lease in self.held:
@@ -200,9 +190,7 @@ TWO_BY_TWO_BY_TWO = machine(sockets=2, cores=2, threads=2)  # socket 0: cores 0 
         ((1, 5), 3, (0, 2, 3), (2, 6, 3)),
     ],
 )
-def test_spread_takes_sockets_then_cores_then_threads_and_compact_the_other_way_round(
-    taken: tuple[int, ...], count: int, spread: tuple[int, ...], compact: tuple[int, ...]
-) -> None:
+def test_spread_takes_sockets_then_cores_then_threads_and_compact_the_other_way_round(taken, count, spread, compact):
     free = [core for core in TWO_BY_TWO_BY_TWO if core.number not in taken]
     assert tuple(core.number for core in spread_out(free, count)) == spread
     assert tuple(core.number for core in close_together(free, count)) == compact
@@ -212,9 +200,7 @@ MACHINES = st.builds(machine, st.integers(1, 3), st.integers(1, 3), st.integers(
 
 
 @given(data=st.data(), cores=MACHINES)
-def test_spread_shares_no_more_and_compact_no_less_than_any_choice_can(
-    data: st.DataObject, cores: tuple[Core, ...]
-) -> None:
+def test_spread_shares_no_more_and_compact_no_less_than_any_choice_can(data, cores):
     free = data.draw(st.lists(st.sampled_from(cores), min_size=1, unique=True))
     count = data.draw(st.integers(1, len(free)))
     spread, compact = spread_out(free, count), close_together(free, count)
@@ -228,14 +214,14 @@ def test_spread_shares_no_more_and_compact_no_less_than_any_choice_can(
     assert len({c.package for c in compact}) == fewest
 
 
-def leased(hosts: dict[int, str], num_cores: int, affinity: Value) -> dict[int, tuple[int, ...]] | None:
+def leased(hosts, num_cores, affinity):
     leases = CoreLeases()
     for host in set(hosts.values()):
         leases.add_host(host, TWO_BY_TWO_BY_TWO)
     return leases.lease(hosts, num_cores, affinity)
 
 
-def test_workers_each_get_cores_that_lie_close_and_listed_ones_in_their_order_on_every_machine() -> None:
+def test_workers_each_get_cores_that_lie_close_and_listed_ones_in_their_order_on_every_machine():
     two = {0: "a", 1: "a"}
     assert leased(two, 2, "spread") == {0: (0, 1), 1: (2, 3)}
     assert leased(two, 2, "compact") == {0: (0, 4), 1: (1, 5)}
@@ -245,7 +231,7 @@ def test_workers_each_get_cores_that_lie_close_and_listed_ones_in_their_order_on
     assert leased({0: "a", 1: "a", 2: "b", 3: "a"}, 1, "0-3") == {0: (0,), 1: (1,), 3: (2, 3), 2: (0, 1, 2, 3)}
 
 
-def test_a_core_that_a_machine_does_not_have_is_refused_with_those_it_has() -> None:
+def test_a_core_that_a_machine_does_not_have_is_refused_with_those_it_has():
     leases = CoreLeases()
     leases.add_host("a", numbered(0, 1, 2, 3))
     leases.add_host("b", numbered(0, 1, 2, 8))

@@ -1,13 +1,10 @@
 """Ranks: their processes, the fork servers that start them, and the kinds and causes of their failures."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from raypar.train.worker import failure_kind
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="no waitid here, which waits for an end and leaves it to others")
-def test_a_process_runs_until_it_has_ended_reaped_or_not() -> None:
+def test_a_process_runs_until_it_has_ended_reaped_or_not():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert is_running(process.pid)
         process.kill()
@@ -31,7 +28,7 @@ def test_a_process_runs_until_it_has_ended_reaped_or_not() -> None:
         assert not is_running(process.pid)
 
 
-def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path: Path) -> None:
+def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path):
     (tmp_path / "comes_last.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
     server = ForkServer(("comes_last",), (str(tmp_path),))
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
@@ -40,7 +37,7 @@ def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path: Path) -> None
         client.fork(tmp_path / "log").kill()  # and it goes on as before
 
 
-def test_who_waits_for_a_fork_server_that_dies_is_told() -> None:
+def test_who_waits_for_a_fork_server_that_dies_is_told():
     with contextlib.closing(ForkServer()) as server, contextlib.closing(ForkClient(server.address)) as client:
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):

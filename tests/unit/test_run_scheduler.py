@@ -1,20 +1,16 @@
 """Trials side by side as far as isolation allows: none shares a machine, none waits for ever, little stands idle."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import statistics
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduled import Job, Ran, bound_s, cluster, on_empty, rules, simulate, workers
+from scheduled import Job, bound_s, cluster, on_empty, rules, simulate, workers
 
 from raypar.run.placement import Node, num_machines
-from raypar.run.scheduler import LOOKAHEAD, Decisions, GangPhase, GangState, SchedulingPolicy, Waiting, decide
-from raypar.study.trial import Placement
+from raypar.run.scheduler import LOOKAHEAD, Decisions, GangPhase, GangState, Waiting, decide
 
 FOUR = cluster(4, 4, 4, 4)
 PLACEMENTS = st.builds(
@@ -25,7 +21,7 @@ RULES = st.builds(rules, st.none() | st.integers(1, 6), owns_cluster=st.booleans
 
 
 @st.composite
-def jobs_of(draw: st.DrawFn) -> list[Job]:
+def jobs_of(draw):
     placements = draw(st.lists(PLACEMENTS, min_size=1, max_size=3))
     jobs = []
     for _ in range(draw(st.integers(1, 25))):
@@ -35,16 +31,14 @@ def jobs_of(draw: st.DrawFn) -> list[Job]:
     return jobs
 
 
-def together(ran: Sequence[Ran]) -> list[tuple[Ran, Ran]]:
+def together(ran):
     """Pairs that ran at the same time."""
     pairs = itertools.combinations(ran, 2)
     return [(a, b) for a, b in pairs if a.begun_s < b.ended_s and b.begun_s < a.ended_s]
 
 
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES, start_s=st.sampled_from([0.0, 3.0]))
-def test_every_trial_that_fits_runs_once_and_none_shares_what_is_its_own(
-    jobs: list[Job], nodes: tuple[Node, ...], how: SchedulingPolicy, start_s: float
-) -> None:
+def test_every_trial_that_fits_runs_once_and_none_shares_what_is_its_own(jobs, nodes, how, start_s):
     outcome = simulate(jobs, nodes, how, start_s=start_s)
     able = [i for i, job in enumerate(jobs) if on_empty(job.placement, nodes)]
     assert sorted(ran.nth for ran in outcome.ran) == able
@@ -65,18 +59,14 @@ def test_every_trial_that_fits_runs_once_and_none_shares_what_is_its_own(
 
 
 @given(jobs=jobs_of(), num_cpus=st.integers(1, 16), owns_cluster=st.booleans())
-def test_on_one_machine_trials_run_one_at_a_time_in_their_order(
-    jobs: list[Job], num_cpus: int, owns_cluster: bool
-) -> None:
+def test_on_one_machine_trials_run_one_at_a_time_in_their_order(jobs, num_cpus, owns_cluster):
     outcome = simulate(jobs, cluster(num_cpus), rules(owns_cluster=owns_cluster), start_s=1.0)
     assert [ran.nth for ran in outcome.ran] == sorted(ran.nth for ran in outcome.ran)
     assert not together(outcome.ran)
 
 
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES)
-def test_what_passes_the_first_that_waits_was_not_far_behind_it(
-    jobs: list[Job], nodes: tuple[Node, ...], how: SchedulingPolicy
-) -> None:
+def test_what_passes_the_first_that_waits_was_not_far_behind_it(jobs, nodes, how):
     outcome = simulate(jobs, nodes, how)
     for late in outcome.ran:
         passed_by = [ran.nth - late.nth for ran in outcome.ran if ran.nth > late.nth and ran.begun_s < late.begun_s]
@@ -85,9 +75,7 @@ def test_what_passes_the_first_that_waits_was_not_far_behind_it(
 
 
 @given(jobs=st.lists(st.builds(Job, st.just(workers(1)), st.floats(0.5, 20)), min_size=1, max_size=25), nodes=CLUSTERS)
-def test_no_machine_is_idle_while_a_trial_waits_that_any_machine_can_take(
-    jobs: list[Job], nodes: tuple[Node, ...]
-) -> None:
+def test_no_machine_is_idle_while_a_trial_waits_that_any_machine_can_take(jobs, nodes):
     outcome = simulate(jobs, nodes, rules())
     able = num_machines(nodes)
     for ran in outcome.ran:
@@ -96,15 +84,15 @@ def test_no_machine_is_idle_while_a_trial_waits_that_any_machine_can_take(
             assert len(before) == able
 
 
-def test_a_large_gang_is_not_passed_for_ever_by_small_ones() -> None:
+def test_a_large_gang_is_not_passed_for_ever_by_small_ones():
     small = [Job(workers(1), 1.0 + i % 7 / 10) for i in range(200)]
     outcome = simulate([*small[:4], Job(workers(16), 1.0), *small[4:]], FOUR, rules())
     (large,) = [ran for ran in outcome.ran if ran.job.placement.num_workers == 16]
     assert large.begun_s == pytest.approx(max(job.takes_s for job in small[:4]))
 
 
-def test_a_short_trial_fills_the_time_in_which_a_place_is_kept() -> None:
-    def estimated(takes_s: float) -> Job:
+def test_a_short_trial_fills_the_time_in_which_a_place_is_kept():
+    def estimated(takes_s):
         return Job(workers(1), takes_s, takes_s)
 
     pair = Job(workers(2, nodes=2), 5.0, 5.0)
@@ -141,24 +129,24 @@ def test_decisions(queue, gangs, cpus, how, decisions):
     assert decide([Waiting(workers(size)) for size in queue], gangs, cluster(*cpus), how) == decisions
 
 
-def test_a_machine_of_two_nodes_is_one_machine() -> None:
+def test_a_machine_of_two_nodes_is_one_machine():
     nodes = (Node("a", "m", {"CPU": 2}), Node("b", "m", {"CPU": 2}))
     outcome = simulate([Job(workers(1), 1.0)] * 3, nodes, rules())
     assert not together(outcome.ran) and outcome.num_gang_starts == 1
 
 
-def test_the_smallest_machine_that_will_do_is_taken() -> None:
+def test_the_smallest_machine_that_will_do_is_taken():
     plan = decide([Waiting(workers(1)), Waiting(workers(8))], [], cluster(8, 2, 4), rules())
     assert plan.opens == ((workers(1), {"n1": 1}), (workers(8), {"n0": 8}))
 
 
-def test_a_label_says_which_machines_may_be_taken() -> None:
+def test_a_label_says_which_machines_may_be_taken():
     nodes = (Node("a", "a", {"CPU": 4}), Node("b", "b", {"CPU": 4}, {"type": "new"}))
     outcome = simulate([Job(workers(1, label="type=new"), 1.0)] * 2, nodes, rules())
     assert [list(ran.on) for ran in outcome.ran] == [["b"], ["b"]]
 
 
-def test_nodes_that_join_are_used_and_what_had_no_room_before_runs_there() -> None:
+def test_nodes_that_join_are_used_and_what_had_no_room_before_runs_there():
     jobs = [Job(workers(8), 1.0), *[Job(workers(1), 10.0)] * 4]
     outcome = simulate(jobs, cluster(4), rules(), joins={5.0: [Node("new", "new", {"CPU": 8})]})
     begun = {ran.nth: (ran.begun_s, *ran.on) for ran in outcome.ran}
@@ -166,13 +154,13 @@ def test_nodes_that_join_are_used_and_what_had_no_room_before_runs_there() -> No
     assert begun[1] == (0.0, "n0") and begun[2] == (6.0, "new")
 
 
-def mixed(seed: int) -> list[Job]:
+def mixed(seed):
     """Sixty trials as a study has them: 20 points in three blocks, each placement by placement in random order."""
     draw = random.Random(seed)
     points = [(workers(draw.choice([1, 2, 4, 8])), draw.uniform(5, 20)) for _ in range(20)]
     jobs = []
     for block in range(3):
-        groups: dict[Placement, list[Job]] = {}
+        groups = {}
         for placement, about_s in points:
             job = Job(placement, about_s * draw.uniform(0.95, 1.05), about_s if block else None)
             groups.setdefault(placement, []).append(job)
@@ -185,7 +173,7 @@ def mixed(seed: int) -> list[Job]:
 
 
 @pytest.mark.parametrize("max_trials", [None, 16], ids=["alone", "sharing"])
-def test_sixty_mixed_trials_on_four_machines_take_hardly_longer_than_they_must(max_trials: int | None) -> None:
+def test_sixty_mixed_trials_on_four_machines_take_hardly_longer_than_they_must(max_trials):
     how = rules(max_trials)
     studies = map(mixed, range(40))
     ratios = [max(r.ended_s for r in simulate(jobs, FOUR, how).ran) / bound_s(jobs, FOUR, how) for jobs in studies]

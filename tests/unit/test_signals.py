@@ -1,12 +1,9 @@
 """The first signal, a second Ctrl-C, and what no signal may tear."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ def send(number=signal.SIGINT): os.kill(os.getpid(), number); [None for _ in ran
 
 
 @pytest.fixture(autouse=True)
-def sigint_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sigint_is_not_ignored(monkeypatch):
     """Tests may be started where it is, as a shell's background jobs are."""
     # Other tests of this process may have started something that is to stay.
     monkeypatch.setattr(interruption, "end_descendants", lambda: None)
@@ -31,13 +28,13 @@ def sigint_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code):
     command = [sys.executable, "-c", HEAD + textwrap.dedent(code)]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_the_first_signal_is_raised_in_the_main_thread_and_says_which_it_was(number: int, code: int) -> None:
+def test_the_first_signal_is_raised_in_the_main_thread_and_says_which_it_was(number, code):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted) as caught, handle_signals():
         signal.raise_signal(number)
@@ -45,7 +42,7 @@ def test_the_first_signal_is_raised_in_the_main_thread_and_says_which_it_was(num
     assert signal.getsignal(number) is before and not was_interrupted()
 
 
-def test_inside_uninterrupted_a_signal_waits_for_the_end_of_the_outermost() -> None:
+def test_inside_uninterrupted_a_signal_waits_for_the_end_of_the_outermost():
     happened = []
     with pytest.raises(Interrupted), handle_signals():  # noqa: PT012
         with uninterrupted():
@@ -58,7 +55,7 @@ def test_inside_uninterrupted_a_signal_waits_for_the_end_of_the_outermost() -> N
     assert happened == ["inner goes on", "outer goes on"]
 
 
-def test_after_the_first_nothing_is_raised_so_that_things_can_be_put_away() -> None:
+def test_after_the_first_nothing_is_raised_so_that_things_can_be_put_away():
     with handle_signals():
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGINT)
@@ -68,7 +65,7 @@ def test_after_the_first_nothing_is_raised_so_that_things_can_be_put_away() -> N
         assert was_interrupted()
 
 
-def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_one_as_itself() -> None:
+def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_one_as_itself():
     with pytest.raises(Interrupted), handle_signals(), uninterrupted():  # noqa: PT012
         signal.raise_signal(signal.SIGHUP)
         raise BrokenPipeError
@@ -76,7 +73,7 @@ def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_
         raise BrokenPipeError
 
 
-def test_without_handling_ctrl_c_is_what_it_always_is_and_what_was_ignored_stays_ignored() -> None:
+def test_without_handling_ctrl_c_is_what_it_always_is_and_what_was_ignored_stays_ignored():
     with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
         signal.raise_signal(signal.SIGINT)
     assert not isinstance(caught.value, Interrupted)
@@ -111,7 +108,7 @@ def test_a_second_ctrl_c_exits_at_once_and_neither_it_nor_a_first_leaves_a_proce
 
 
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM"])
-def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(number: str) -> None:
+def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(number):
     done = run(f"""
         with handle_signals():
             try:

@@ -1,12 +1,9 @@
 """A study becomes trials: every point in every block once, in a random but settled order."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter
 from dataclasses import asdict, replace
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +13,7 @@ from raypar.study.options import resolve
 from raypar.study.trial import spec_from_dict
 
 WORKLOAD = Workload(name="w", model=lambda c: None, data=lambda c: None, options={"width": 8})
-VALUES: dict[str, st.SearchStrategy[Any]] = {
+VALUES = {
     "num_workers": st.sampled_from([1, 2, 4]),
     "batch_size": st.sampled_from([32, 64, 128]),
     "lr": st.sampled_from([0.01, 0.1, 1.0]),
@@ -26,24 +23,24 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def a_study(**changes: Any) -> Study:
+def a_study(**changes):
     return Study(**{"workload": WORKLOAD, "name": "s", "space": {"num_workers": grid(1, 2)}, **changes})
 
 
-def identities(**changes: Any) -> set[str]:
+def identities(**changes):
     return {trial.identity for trial in a_study(**changes).trials()}
 
 
 @st.composite
-def studies(draw: st.DrawFn) -> Study:
+def studies(draw):
     keys = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4))
     space = {k: grid(*draw(st.lists(VALUES[k], min_size=1, max_size=3, unique=True))) for k in keys}
     return a_study(space=space, num_repeats=draw(st.integers(1, 4)), seed=draw(st.integers(0, 10**6)))
 
 
 @given(studies())
-def test_every_block_holds_every_point_once_placement_by_placement_with_a_seed_of_its_own(study: Study) -> None:
-    product = Counter(itertools.product(*(d.values for d in study.space.values())))  # type: ignore[union-attr]
+def test_every_block_holds_every_point_once_placement_by_placement_with_a_seed_of_its_own(study):
+    product = Counter(itertools.product(*(d.values for d in study.space.values())))
     trials = study.trials()
     assert trials == study.trials()
     num_trials = sum(product.values()) * study.num_repeats
@@ -61,18 +58,18 @@ def test_every_block_holds_every_point_once_placement_by_placement_with_a_seed_o
 
 
 @given(studies())
-def test_identities_are_unique_and_do_not_depend_on_the_order(study: Study) -> None:
+def test_identities_are_unique_and_do_not_depend_on_the_order(study):
     trials = study.trials()
     assert len({t.identity for t in trials}) == len(trials)
     for trial in trials:
         assert study.trial(dict(reversed(list(trial.point.items()))), trial.repeat, order=99).identity == trial.identity
 
 
-def test_a_block_is_shuffled_differently_from_the_next_and_by_the_seed() -> None:
+def test_a_block_is_shuffled_differently_from_the_next_and_by_the_seed():
     study = a_study(space={"width": grid(*range(1, 30))}, num_repeats=2)
     first, second = ([t.point["width"] for t in study.trials() if t.repeat == r] for r in (0, 1))
     other = [t.point["width"] for t in a_study(space=study.space, seed=7).trials() if t.repeat == 0]
-    assert first != second and first != other and sorted(first) == sorted(second) == sorted(other)  # type: ignore[type-var]
+    assert first != second and first != other and sorted(first) == sorted(second) == sorted(other)
 
 
 CHANGES = {"lr": 0.2, "epochs": 2, "width": 9, "precision": "fp64", "num_warmup_steps": 0, "drop_last": True}
@@ -83,13 +80,13 @@ def test_any_changed_hyperparameter_the_seed_and_the_name_change_the_identity():
         assert not identities() & identities(**changes), changes
 
 
-def test_the_same_values_are_the_same_trials_and_more_repeats_add_some() -> None:
+def test_the_same_values_are_the_same_trials_and_more_repeats_add_some():
     assert identities(config={"lr": 1}) == identities(config={"lr": 1.0})
     assert identities(config={"lr": 0.1, "nodes": "pack", "node_label": None}) == identities()
     assert identities(num_repeats=3) < identities(num_repeats=4)
 
 
-def test_a_spec_survives_being_written_and_read_also_from_before_there_were_nodes() -> None:
+def test_a_spec_survives_being_written_and_read_also_from_before_there_were_nodes():
     spec = a_study(config={"width": 3}).trials()[0]
     again = spec_from_dict(json.loads(json.dumps(asdict(spec))))
     assert again == spec and again.identity == spec.identity and resolve(WORKLOAD, dict(spec.config)) == spec.config
@@ -97,25 +94,25 @@ def test_a_spec_survives_being_written_and_read_also_from_before_there_were_node
     assert (older.identity, older.placement) == (spec.identity, spec.placement)
 
 
-def test_placements_that_differ_in_nodes_have_gangs_of_their_own_and_say_so() -> None:
+def test_placements_that_differ_in_nodes_have_gangs_of_their_own_and_say_so():
     trials = a_study(space={"nodes": grid("pack", "spread", 1, 2)}, config={"num_workers": 2}, num_repeats=1).trials()
     ends = ("", ", spread over the nodes", " on 1 node", " on 2 nodes")
     assert {str(trial.placement) for trial in trials} == {f"2 workers × 1 core{end}" for end in ends}
     assert len({trial.identity for trial in trials}) == 4
 
 
-def test_auto_becomes_the_device_of_the_cluster_and_shapes_the_placement() -> None:
+def test_auto_becomes_the_device_of_the_cluster_and_shapes_the_placement():
     trials = a_study().trials(default_device="cuda")
     assert {t.config["device"] for t in trials} == {"cuda"} == {t.placement.device for t in trials}
     assert [trial.point for trial in a_study(space={}, num_repeats=1).trials()] == [{}]
 
 
-def test_a_drawn_domain_makes_a_search_and_grids_alone_do_not() -> None:
+def test_a_drawn_domain_makes_a_search_and_grids_alone_do_not():
     assert all(a_study(space={"lr": drawn}).is_search for drawn in (uniform(0.1, 0.2), choice(0.1, 0.2)))
     assert a_study(space={}, searcher=object()).is_search and not a_study().is_search
 
 
-def test_a_train_loop_keeps_its_own_keys_whatever_they_are_called() -> None:
+def test_a_train_loop_keeps_its_own_keys_whatever_they_are_called():
     loop = Workload.from_train_loop(lambda config: None, name="loop")
     for trial in a_study(workload=loop, config={"batch_size": "large", "mine": 3}).trials():
         assert trial.config["batch_size"] == "large" and trial.config["mine"] == 3

@@ -1,7 +1,5 @@
 """The studies that ship load, and compare like with like. Their trials are pinned in tests/golden/identities.json."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -11,7 +9,7 @@ import torch
 
 from raypar.parallel.pipeline import micro_batches_for
 from raypar.parallel.strategy import check_compatible
-from raypar.study.loader import LoadedStudy, load_study
+from raypar.study.loader import load_study
 from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES
 from raypar.study.validation import validate
 
@@ -30,12 +28,12 @@ TECHNIQUES = (*WHOLE_BATCHES, "large_batch_lars", "transformer_scaling", "weak_s
 HEAVY = ("existing_loop",)  # imports torchvision and ray.train as its user's script does
 
 
-def study_file(name: str) -> LoadedStudy:
+def study_file(name):
     return load_study(FOLDER / f"{name}.py")
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem not in HEAVY], ids=lambda p: p.stem)
-def test_a_study_file_loads_into_trials_that_can_be_compared(path: Path) -> None:
+def test_a_study_file_loads_into_trials_that_can_be_compared(path):
     study, text = load_study(path).study, path.read_text(encoding="utf-8")
     assert study.name == path.stem and study.description and len(text.splitlines()) <= 40
     assert study.num_repeats >= 3
@@ -49,7 +47,7 @@ def test_a_study_file_loads_into_trials_that_can_be_compared(path: Path) -> None
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_a_technique_is_compared_over_the_same_samples(name: str) -> None:
+def test_a_technique_is_compared_over_the_same_samples(name):
     study = study_file(name).study
     for point in study.points():
         config, base = (study.trial(p, 0).config for p in (point, study.baseline_of(point)))
@@ -73,21 +71,20 @@ def test_a_technique_is_compared_over_the_same_samples(name: str) -> None:
         ("existing_loop", "num_workers", {1, 2}),
     ],
 )
-def test_a_study_of_a_technique_has_all_its_kinds(name: str, key: str, values: set[object]) -> None:
+def test_a_study_of_a_technique_has_all_its_kinds(name, key, values):
     assert {trial.config[key] for trial in study_file(name).study.trials()} == values
 
 
 @pytest.mark.parametrize("name", ["overlap", "bucket_size"])
-def test_gradients_are_sent_in_several_buckets_and_in_one_for_all(name: str) -> None:
+def test_gradients_are_sent_in_several_buckets_and_in_one_for_all(name):
     study = study_file(name).study
-    assert study.workload.model is not None
     model = study.workload.model(study.trials()[0].config)
     gradients_mb = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
     sizes_mb = sorted({p["bucket_mb"] for p in study.points()})
     assert sizes_mb[0] < gradients_mb / 4 and sizes_mb[-2] < gradients_mb < sizes_mb[-1]
 
 
-def test_every_schedule_of_a_pipeline_is_run_with_micro_batches_that_it_can_do() -> None:
+def test_every_schedule_of_a_pipeline_is_run_with_micro_batches_that_it_can_do():
     study = study_file("pipeline_schedules").study
     for config in (t.config for t in study.trials()):
         assert config["strategy"] == "pipeline" and validate(config, study.workload) == []
@@ -96,7 +93,7 @@ def test_every_schedule_of_a_pipeline_is_run_with_micro_batches_that_it_can_do()
         assert micro_batches_for(config["batch_size"], num, 2) == num  # not fewer
 
 
-def test_lars_and_momentum_have_the_same_batches_and_rates_to_choose_from() -> None:
+def test_lars_and_momentum_have_the_same_batches_and_rates_to_choose_from():
     configs = [t.config for t in study_file("large_batch_lars").study.trials()]
     assert {c["lr_scaling"] for c in configs} == {"linear"}
     pairs = [{(c["batch_size"], c["lr"]) for c in configs if c["optimizer"] == name} for name in ("momentum", "lars")]
@@ -106,11 +103,10 @@ def test_lars_and_momentum_have_the_same_batches_and_rates_to_choose_from() -> N
     assert all(0 < c["lr_warmup_steps"] < num_steps for c in configs)
 
 
-def test_the_custom_model_trains_on_its_own_data() -> None:
+def test_the_custom_model_trains_on_its_own_data():
     loaded = study_file("custom_model")
     workload, config = loaded.study.workload, loaded.study.trials()[0].config
     assert loaded.imported_modules == ("sklearn.datasets", "torch")  # can be imported ahead of its trials
-    assert workload.data is not None and workload.model is not None
     train = workload.data(config).train
     assert train is not None and len(train) == workload.num_train_samples
     outputs = workload.model(config)(train.inputs[:5])

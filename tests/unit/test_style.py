@@ -1,11 +1,8 @@
 """Code keeps to the project's words and sizes; ``python tests/unit/test_style.py`` prints the figures."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,18 +22,18 @@ ON_THE_WAY = ("raypar/study/", "raypar/execution/", "raypar/run/", "raypar/train
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def definitions() -> Iterator[tuple[str, Definition]]:
+def definitions():
     for path, tree in MODULES.items():
         for node in ast.walk(tree):
             if isinstance(node, Definition):
                 yield f"{path}:{getattr(node, 'lineno', 1)}", node
 
 
-def relative_docstrings() -> list[str]:
+def relative_docstrings():
     return [where for where, node in definitions() if RELATIVE.match(ast.get_docstring(node) or "")]
 
 
-def vague_names() -> list[str]:
+def vague_names():
     places = []
     for path, tree in MODULES.items():
         for node in ast.walk(tree):
@@ -53,34 +50,34 @@ def vague_names() -> list[str]:
     return places
 
 
-def repeated_classes() -> list[str]:
+def repeated_classes():
     counts = Counter(node.name for _, node in definitions() if isinstance(node, ast.ClassDef))
     return [name for name, count in counts.items() if count > 1]
 
 
-def modules_with(word: str) -> list[str]:
+def modules_with(word):
     return [p for p in MODULES if re.search(rf"\b{word}\b", (REPOSITORY / p).read_text(encoding="utf-8"))]
 
 
-def test_docstrings_open_with_an_imperative_or_a_noun_phrase() -> None:
+def test_docstrings_open_with_an_imperative_or_a_noun_phrase():
     assert not relative_docstrings()
 
 
-def test_names_say_what_they_hold() -> None:
+def test_names_say_what_they_hold():
     assert not vague_names()
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_no_two_classes_have_one_name():
     assert not repeated_classes()
 
 
-def test_a_concept_is_a_module_and_passes_through_few() -> None:
+def test_a_concept_is_a_module_and_passes_through_few():
     assert len([path for path in MODULES if not path.endswith("__init__.py")]) <= MAX_MODULES
     assert len([p for p in modules_with("batch_size") if p.startswith(ON_THE_WAY)]) <= MAX_MODULES_TO_A_STEP
     assert len(modules_with("num_profiled_steps")) <= 4
 
 
-def test_comments_and_docs_keep_to_the_words_of_the_field() -> None:
+def test_comments_and_docs_keep_to_the_words_of_the_field():
     files = [
         *MODULES,
         *(str(p.relative_to(REPOSITORY)) for p in REPOSITORY.glob("docs/*.md")),

@@ -1,14 +1,11 @@
 """SQL reads the same from an embedded database as MLflow does, and leaves it alone."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from recording import make_result, new_store, record, recorder
@@ -61,16 +58,16 @@ def project(tmp_path_factory):
     return folder
 
 
-def by_sql(project: Path) -> str:
+def by_sql(project):
     return f"sqlite:///{project.as_posix().replace('%', '%25').replace('#', '%23').replace('?', '%3F')}/mlflow.db"
 
 
-def by_mlflow(project: Path) -> str:
+def by_mlflow(project):
     """Return the same database by a URI that only MLflow opens."""
     return by_sql(project).replace("sqlite:", "sqlite+pysqlite:")
 
 
-def fingerprint(project: Path) -> dict[str, str]:
+def fingerprint(project):
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in project.iterdir() if p.is_file()}
 
 
@@ -131,7 +128,7 @@ def copied(project, tmp_path):
     return tmp_path
 
 
-def is_left_to_mlflow(uri: str) -> bool:
+def is_left_to_mlflow(uri):
     with pytest.raises(Unfamiliar):
         EmbeddedRuns(uri).search(["1"], {"raypar.kind": "trial"})
     return True

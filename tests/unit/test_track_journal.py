@@ -1,7 +1,5 @@
 """Lines of a journal: on disk when appended, complete or not at all, and private."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -16,7 +14,7 @@ from raypar.track.names import safe_name
 HOSTILE = ["../../x", "a/b", "..", ".", "", "/etc/passwd", "naïve 研究", "x" * 300, "a\0b", "new\nline", "~", "\udcff"]
 
 
-def record(n: int) -> str:
+def record(n):
     return json.dumps({"kind": "trial", "n": n})
 
 
@@ -126,7 +124,7 @@ def test_a_torn_line_that_can_not_be_undone_is_ended_before_the_next(path, write
 def test_an_interrupt_leaves_a_complete_line_or_none(path, writer, monkeypatch, interrupted, kept):
     write = os.write
 
-    def interrupt(fd: int, *data: bytes) -> int:
+    def interrupt(fd, *data):
         if data and len(data[0]) > 10:
             return write(fd, data[0][:5])
         raise KeyboardInterrupt

@@ -1,7 +1,5 @@
 """Names, keys, texts and addresses that MLflow accepts, and long texts spread over several tags."""
 
-from __future__ import annotations
-
 import base64
 import random
 import string
@@ -26,7 +24,7 @@ from raypar.track.names import (
 from raypar.track.store import default_tracking_uri
 
 
-def noise(length: int) -> str:
+def noise(length):
     return "".join(random.Random(length).choices(string.printable, k=length))
 
 

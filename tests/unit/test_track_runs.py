@@ -1,7 +1,5 @@
 """A trial's result comes back from the tags and files of its MLflow run (`golden/cases/runs.txt` shows a run)."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,10 +1,7 @@
 """Ports, passwords and refusals of MLflow servers. No server is started here."""
 
-from __future__ import annotations
-
 import socket
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from raypar.track.server import credentials, ensure_shared_server, free_port, ma
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
 
 
-def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "find_spec", lambda name: object())
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -26,7 +23,7 @@ def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path: Path, mon
     assert not (tmp_path / ".mlflow").exists()
 
 
-def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
+def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path):
     made_up = credentials(tmp_path)
     assert len(made_up[1]) >= 32 and credentials(tmp_path) == made_up
     path = tmp_path / ".mlflow" / "credentials"
@@ -37,7 +34,7 @@ def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path: Path)
     assert credentials(tmp_path) == ("ann", "100%-of-it") and path.read_text() == text
 
 
-def test_a_lost_password_is_not_made_up_again_where_the_server_has_the_first_one(tmp_path: Path) -> None:
+def test_a_lost_password_is_not_made_up_again_where_the_server_has_the_first_one(tmp_path):
     users = tmp_path / "mlflow" / "users.db"
     users.parent.mkdir()
     users.touch()
@@ -46,9 +43,7 @@ def test_a_lost_password_is_not_made_up_again_where_the_server_has_the_first_one
     assert f"rm {users}" in str(error.value) and not (tmp_path / ".mlflow").exists()
 
 
-def test_without_the_plugin_for_passwords_no_server_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_plugin_for_passwords_no_server_is_started(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main([]) == 2
@@ -57,9 +52,7 @@ def test_without_the_plugin_for_passwords_no_server_is_started(
 
 
 @pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "takes neither the user nor the")])
-def test_a_refused_user_learns_what_to_give(
-    given: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_user_learns_what_to_give(given, problem, tmp_path, monkeypatch):
     for name in ("HOME", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, str(tmp_path) if name == "HOME" else given)
     error = unreachable("http://head:5000", ANSWER)

@@ -1,7 +1,5 @@
 """Recorded results are read back equal, over the real embedded database."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

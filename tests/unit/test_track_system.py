@@ -1,7 +1,5 @@
 """Samples of the machine's load between a trial's start and its end."""
 
-from __future__ import annotations
-
 import threading
 
 from raypar.track import system_metrics as module
@@ -13,7 +11,7 @@ NETWORK = ("network_receive_megabytes", "network_transmit_megabytes")
 KEYS = {f"system/{key}" for key in ("cpu_utilization_percentage", *MEMORY, *DISK, *NETWORK)}
 
 
-def test_a_trial_gets_every_figure_at_steps_that_count_from_0_on(monkeypatch) -> None:
+def test_a_trial_gets_every_figure_at_steps_that_count_from_0_on(monkeypatch):
     monkeypatch.setattr(module, "MIN_GAP_S", 0.0)
     with SystemMonitor(interval_s=0.001) as monitor:
         sampled = threading.Event()
@@ -30,7 +28,7 @@ def test_a_trial_gets_every_figure_at_steps_that_count_from_0_on(monkeypatch) ->
     assert all(0 <= point.value <= 100 for point in points if point.key.endswith("_percentage"))
 
 
-def test_the_shortest_trial_has_one_sample_and_one_that_never_began_none() -> None:
+def test_the_shortest_trial_has_one_sample_and_one_that_never_began_none():
     with SystemMonitor(interval_s=1000) as monitor:
         for identity in ("a", "b"):  # too soon after one another for a sample each
             monitor.begin(identity)
@@ -38,7 +36,7 @@ def test_the_shortest_trial_has_one_sample_and_one_that_never_began_none() -> No
         assert monitor.end("never") == ()
 
 
-def test_trials_at_once_each_have_what_was_sampled_in_their_own_time(monkeypatch) -> None:
+def test_trials_at_once_each_have_what_was_sampled_in_their_own_time(monkeypatch):
     monkeypatch.setattr(module, "MIN_GAP_S", 0.0)
     clock = iter(range(1000))
     monkeypatch.setattr(module.time, "time", lambda: float(next(clock)))

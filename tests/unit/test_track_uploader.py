@@ -1,7 +1,5 @@
 """Journalled records reach the store, each once, whatever fails on the way; damaged ones hold up nothing."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace
@@ -37,7 +35,7 @@ OLD_JOURNAL = Path(__file__).parents[1] / "golden" / "journal.jsonl"
 SMALL, MEDIUM, LARGE = map(make_result, (32, 64, 128))
 
 
-def statuses(uri: str) -> list[str]:
+def statuses(uri):
     return [run.info.status for run in runs(uri, kind="execution")]
 
 
@@ -157,7 +155,7 @@ def test_a_journal_of_an_older_raypar_is_read_and_brought_by_sync(project, uri):
     path.write_bytes(OLD_JOURNAL.read_bytes())
     write_ack(path, uri, 0)
 
-    def state() -> tuple[object, ...]:
+    def state():
         store = Store(uri, project)
         finished, failed = store.results("mnist")
         times = store.step_times("mnist", finished.spec.identity)

@@ -1,7 +1,5 @@
 """The saved view of a study in MLflow, and the links to it; what it shows is in tests/golden."""
 
-from __future__ import annotations
-
 from raypar.track.view import ViewContent, experiment_url, saved_view
 
 

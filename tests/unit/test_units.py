@@ -1,11 +1,7 @@
 """How numbers are shown."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +9,7 @@ from hypothesis import strategies as st
 
 from raypar import units
 
-SHOWN: dict[Callable[..., str], dict[Any, str]] = {
+SHOWN = {
     units.seconds: {0: "0 s", 0.00000123: "1.2 µs", 0.00085: "850 µs", 0.0123: "12.3 ms", 0.15: "0.15 s"}
     | {9.994: "9.99 s", 9.996: "10.0 s", 23.46: "23.5 s", 59.96: "1 min 0 s", 80: "1 min 20 s", 3599.6: "1 h 0 min"}
     | {7500: "2 h 5 min", 86399: "1 d 0 h", 97200: "1 d 3 h", -80: "-1 min 20 s"},
@@ -49,8 +45,8 @@ SHOWN: dict[Callable[..., str], dict[Any, str]] = {
 
 
 @pytest.mark.parametrize("show", SHOWN, ids=lambda show: show.__name__)
-def test_a_value_is_shown_as_a_person_would_write_it(show: Callable[..., str]) -> None:
-    def of(arguments: Any) -> str:
+def test_a_value_is_shown_as_a_person_would_write_it(show):
+    def of(arguments):
         if show is units.listed:
             texts, most, word, separator = (*arguments, *("", ", ")[len(arguments) - 2 :])
             return show(texts, most, word=word, separator=separator)
@@ -63,21 +59,21 @@ def test_a_value_is_shown_as_a_person_would_write_it(show: Callable[..., str]) -
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
-def test_what_can_not_be_shown_is_a_dash(value: float | None) -> None:
+def test_what_can_not_be_shown_is_a_dash(value):
     plain = (units.seconds, units.ratio, units.percent, units.count, units.compact, units.rate, units.size)
-    shown = [show(value) for show in (*plain, units.energy, units.number)]  # type: ignore[arg-type]
+    shown = [show(value) for show in (*plain, units.energy, units.number)]
     assert {*shown, units.ratio_interval(None), units.seconds_interval(None)} == {"–"}
 
 
 @given(st.floats(min_value=1e-6, max_value=59))
-def test_a_duration_below_a_minute_is_shown_to_one_percent(value: float) -> None:
+def test_a_duration_below_a_minute_is_shown_to_one_percent(value):
     number, unit = units.seconds(value).split()
     # 0.10 s to 0.99 s have two digits; all others at least that many.
     assert float(number) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0}[unit] == pytest.approx(value, rel=0.051)
 
 
 @given(st.floats(min_value=1e-3, max_value=1e12))
-def test_a_compact_number_is_within_half_a_percent(value: float) -> None:
+def test_a_compact_number_is_within_half_a_percent(value):
     shown = units.compact(value)
     factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(shown[-1], 1.0)
     assert float(shown.rstrip("kMG")) * factor == pytest.approx(value, rel=0.0051)
