@@ -37,6 +37,7 @@ def meet(config):
 
 def main(folder):
     os.environ["RAY_AUTH_MODE"] = "disabled"
+    import ray
     from ray.cluster_utils import Cluster
 
     from raypar import Study, Workload
@@ -77,6 +78,8 @@ def main(folder):
             while not (folder / "has begun").exists():
                 time.sleep(0.02)
             cluster.remove_node(joined[0], allow_graceful=False)
+            while sum(node["Alive"] for node in ray.nodes()) > 2:  # else the loss may be noticed after the study's end
+                time.sleep(0.02)
             cluster.add_node(**node_args("m4"))
 
     with contextlib.ExitStack() as stack:
