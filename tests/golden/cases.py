@@ -62,7 +62,6 @@ from results import curve_of, make_result, make_spec, tied
 from .page import brief, pretty
 
 Results = list[TrialResult]
-Cases = Mapping[str, str]
 WORKERS = Question("s", {"num_workers": 1}, ("num_workers",))
 NEARLY = (1.0, 1.004, 0.996)
 NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.002)

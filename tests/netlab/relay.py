@@ -23,8 +23,6 @@ VNET_HDR_BYTES = 10
 LARGEST_FRAME_BYTES = 70_000
 AT_ONCE = 64  # frames read from a port before the next port's turn
 
-Frame = tuple[float, int, bytes]  # time when due, port of arrival, bytes
-
 
 def main():
     delay_s, names = float(sys.argv[1]) / 1e3, sys.argv[2:]
@@ -34,7 +32,7 @@ def main():
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     ports = [opened(name) for name in names]
     number_of = {port: i for i, port in enumerate(ports)}
-    waiting = deque()  # in the order in which they are due: the delay is the same for all
+    waiting = deque()  # (time when due, port of arrival, bytes), in the order in which they are due: one delay for all
     port_of = {}  # by address, as learnt
     print("ready", flush=True)
     while True:

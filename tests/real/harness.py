@@ -8,7 +8,6 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 from mlflow import MlflowClient
@@ -20,7 +19,6 @@ from raypar.track.store import Store, default_tracking_uri
 from raypar.train.job import ARTIFACT_FOLDER, MODEL_FOLDER, RunSettings
 from raypar.train.saved_model import WEIGHTS_FILE
 
-E = TypeVar("E")
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 PRELOAD = ("ray.train.torch", "torchvision")

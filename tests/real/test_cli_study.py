@@ -34,8 +34,6 @@ FOREIGN = re.compile(
     r"\b(INFO|WARNING|ERROR|DEBUG)\b|\(\w*pid=|raylet|ray::|Ray Tune|alembic|mlflow\.\w|Traceback|/tmp/"
 )
 
-Done = tuple[Cli, str]
-
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):

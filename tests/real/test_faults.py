@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,6 @@ from raypar import Study
 from raypar.run import ranks
 from raypar.run.local import LocalRunner
 from raypar.study.trial import FailureKind
-
-Inject = Callable[[Faulty, int, str, int], None]
-Expected = dict[str, tuple[FailureKind | None, int]]
 
 
 def act(name):

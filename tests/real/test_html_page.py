@@ -1,11 +1,9 @@
 """The HTML report in a real browser: what its scripts do, what it asks of the network, how it fits a phone."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from browser import Page, browser
+from browser import browser
 from html_studies import question, results
 
 from raypar.analysis.analyse import analyse
@@ -14,9 +12,6 @@ from raypar.report.html import Origin, html_report
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
 DRAWN = "[...document.querySelectorAll('figure[data-figure]')].every(f => f.querySelector('.vega-embed svg'))"
 COLUMN = "[...document.querySelectorAll('#all-trials tbody tr')].map(r => r.cells[{}].textContent)"
-
-
-Open = Callable[[str | Path], Page]
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from harness import HERE, PRELOAD, RunEvents, command_line, run, settings_at, until
+from harness import HERE, PRELOAD, command_line, run, settings_at, until
 from loops import acting, lr_func
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
@@ -22,7 +21,6 @@ from raypar.train.affinity import allowed_cores
 pytestmark = pytest.mark.ray
 
 NUM_CORES = len(allowed_cores())
-RunIn = Callable[..., RunEvents]
 
 
 @pytest.fixture

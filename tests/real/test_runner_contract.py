@@ -1,7 +1,6 @@
 """Contract of every runner: each trial ends once and whole, and neither its failure nor its dirt reaches the next."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +36,6 @@ TRIALS = {
     "goes on": CHECKPOINTED,
     "goes on after a fall": {**CHECKPOINTED, "act": "fall"},
 }
-
-RunIn = Callable[..., RunEvents]
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.core])])

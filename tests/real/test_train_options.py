@@ -1,8 +1,6 @@
 """Trainings of one and two local workers: equal work, and the effects of hyperparameters."""
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from loops import NUM_VAL, acting, data, model, seeing
 
 from raypar import Study
 from raypar.run.local import LocalRunner
-from raypar.study.trial import TrialResult
 
 STEPS_PER_EPOCH, EPOCHS = 4, 3
 # With batches of 64: a last batch of 8, or of a single sample, which leaves one of two workers without any.
@@ -49,8 +46,6 @@ SEEING = {
     "from files, two": {**FROM_FILES, "num_workers": 2, "num_loader_workers": 1},
     "ahead": {"loader": "dataloader", "num_loader_workers": 1, "prefetch_factor": 3, "pin_memory": False},
 }
-
-Trial = Callable[[Any], TrialResult]
 
 
 @pytest.fixture(scope="module")

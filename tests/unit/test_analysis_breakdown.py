@@ -22,7 +22,6 @@ from raypar.analysis.breakdown import (
     mean_of,
     profile_of,
 )
-from raypar.train.spans import Span
 
 REDUCE, GATHER = "gloo:all_reduce", "gloo:gather"
 # One step of a second: data, forward, backward, optimizer, one after the other.
@@ -40,7 +39,6 @@ def reducing(start, end, wait=None, name=REDUCE):
     return [*ALONE, (name, start, end), ("wait", start if wait is None else wait, end)]
 
 
-Case = tuple[list[list[Span]], dict[str, float], float, dict[int, float]]
 MOVING = [*ALONE, (REDUCE, 0.5, 0.7)]
 COPIES = [("step", 0.0, 1.0), ("combine", 0.0, 0.6), (GATHER, 0.1, 0.5), ("wait", 0.1, 0.5)]
 WHILE_MOVING = [
