@@ -19,13 +19,15 @@ def send(number=signal.SIGINT): os.kill(os.getpid(), number); [None for _ in ran
 
 
 @pytest.fixture(autouse=True)
-def sigint_is_not_ignored(monkeypatch):
-    """Tests may be started where it is, as a shell's background jobs are."""
+def signals_are_not_ignored(monkeypatch):
+    """Tests may be started where some are, under nohup or as a shell's background job."""
     # Other tests of this process may have started something that is to stay.
     monkeypatch.setattr(interruption, "end_descendants", lambda: None)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in interruption.SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def run(code):
