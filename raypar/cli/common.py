@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 EXIT_FAILED = 1
+DRIVER_LOG = "driver.log"  # in an execution's log folder: what Ray and MLflow print in the driver
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # whatever it was given for
 
 
@@ -184,8 +185,8 @@ def quiet(log_path: Path) -> Iterator[Console]:
             for fd, original in saved.items():
                 os.dup2(original, fd)
                 os.close(original)
-            if not log_path.stat().st_size:  # nothing was run
-                log_path.unlink()
+            if not os.fstat(log.fileno()).st_size:  # nothing was run
+                log_path.unlink(missing_ok=True)
                 _remove(made)
 
 

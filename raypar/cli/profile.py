@@ -80,20 +80,21 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
 
 
 def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
-    from raypar.execution.execute import execute
+    from raypar.execution.execute import execute, new_log_dir
     from raypar.report.listings import print_failures
     from raypar.report.profile import print_profile
     from raypar.run.runner import Event, Notice
     from raypar.study.trial import point_label
     from raypar.train.job import ARTIFACT_FOLDER, PROFILE_FOLDER
 
-    with common.quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
+    log_dir = new_log_dir(options.project_dir)
+    with common.quiet(log_dir / common.DRIVER_LOG) as console:
 
         def listen(event: Event) -> None:
             if isinstance(event, Notice):
                 common.say(console, event.text)
 
-        outcome = execute(loaded, options, lambda _: contextlib.nullcontext(listen), listen)
+        outcome = execute(loaded, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
         for _, profile in outcome.analysis.profiles:
             settings = " ".join([*([point_label(point)] if point else []), *options.settings])
             at = f" at {settings}" if settings else ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run(loaded: LoadedStudy, options: Options) -> None:
     """Execute a study, print its report and exit as it ended."""
     from raypar.analysis.question import question_of
-    from raypar.execution.execute import execute
+    from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
     from raypar.report.live import LiveView
     from raypar.run.runner import Notice
@@ -37,7 +37,8 @@ def run(loaded: LoadedStudy, options: Options) -> None:
 
     if options.address is None:
         check_for_training("the trials run here")
-    with common.quiet(options.project_dir / ".raypar" / "logs" / "driver.log") as console:
+    log_dir = new_log_dir(options.project_dir)
+    with common.quiet(log_dir / common.DRIVER_LOG) as console:
 
         def view(made: ExecutionPlan) -> LiveView:
             if done := made.num_trials - made.num_missing:
@@ -50,7 +51,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             if isinstance(event, Notice):
                 common.say(console, event.text)
 
-        outcome: ExecutionOutcome = execute(loaded, options, view, notice)
+        outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, notice)
         # A terminal that was closed takes no report.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:

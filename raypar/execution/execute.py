@@ -58,10 +58,18 @@ NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into on
 ListenerOf: TypeAlias = Callable[[ExecutionPlan], contextlib.AbstractContextManager[Listener]]
 
 
-def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, notice: Listener) -> ExecutionOutcome:
+def new_log_dir(project_dir: Path) -> Path:
+    """Return a folder for the logs of one execution, which is still to be made."""
+    return project_dir / ".raypar/logs" / f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+
+
+def execute(
+    loaded: LoadedStudy, options: Options, log_dir: Path, listener_of: ListenerOf, notice: Listener
+) -> ExecutionOutcome:
     """Run what is missing of a study: plan, run, analyse, report. Raises RayparError before anything was run.
 
     Args:
+        log_dir: from `new_log_dir`.
         listener_of: called with the plan; a context manager that gives the listener to show progress with.
         notice: gets what is to be reported before there is a plan.
     """
@@ -74,7 +82,6 @@ def execute(loaded: LoadedStudy, options: Options, listener_of: ListenerOf, noti
         plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray)
         for text in _notices(loaded, options, plan, stored):
             notice(Notice(text))
-        log_dir = options.project_dir / ".raypar/logs" / f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         outcome = ExecutionOutcome(plan, log_dir, {result.spec.identity: result for result in plan.done})
         if not plan.num_missing and not _lacks_final_test(plan, store):
             outcome.analysis = with_final_test(outcome.analysis, last_final_test(store, study.name))
@@ -167,7 +174,7 @@ def _recorder(execution: Execution, options: Options, *, upload: bool) -> Iterat
 
 
 def _run(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, handler: ResultHandler, log_dir: Path) -> None:
-    log_dir.mkdir(parents=True)
+    log_dir.mkdir(parents=True, exist_ok=True)
     has_begun = False
     try:
         with runner_for(loaded, options, plan, log_dir) as runner:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from raypar import Study, Workload, grid
 from raypar.execution import execute as module
-from raypar.execution.execute import execute
+from raypar.execution.execute import execute, new_log_dir
 from raypar.execution.options import Options
 from raypar.run.cluster import Cluster
 from raypar.run.runner import TrialEnded
@@ -97,7 +97,8 @@ class Stage:
             self.shown.append(event)
 
         made = Options(project_dir=self.tmp_path, tracking_uri="sqlite:///x", **options)
-        return execute(loaded, made, lambda _: contextlib.nullcontext(show), lambda e: self.notices.append(e.text))
+        log_dir, view = new_log_dir(self.tmp_path), contextlib.nullcontext(show)
+        return execute(loaded, made, log_dir, lambda _: view, lambda e: self.notices.append(e.text))
 
     def of(self, what):
         return [entry[1] for entry in self.happened if isinstance(entry, tuple) and entry[0] == what]
