@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from os import _exit  # not the one that stands in for it while a study file is loaded
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 EXIT_CODES = tuple(128 + number for number in SIGNALS)
@@ -160,7 +161,7 @@ def exit_now(exit_code: int, message: str = "") -> None:
         os.write(_stderr_fd, message.encode())
     with contextlib.suppress(Exception):
         end_descendants()
-    os._exit(exit_code)
+    _exit(exit_code)
 
 
 def is_running(pid: int) -> bool:

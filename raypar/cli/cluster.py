@@ -97,6 +97,7 @@ def submit(
         "--isolation": options.isolation,
         "--fresh": options.rerun_all,
         "--trial-timeout": options.trial_timeout_s,
+        "--load-timeout": options.load_timeout_s,
         "--profile": bool(options.profiling.num_steps),
         "--log-model": options.log_model,
         "--system-metrics": options.system_metrics,

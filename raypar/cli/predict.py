@@ -17,6 +17,7 @@ import typer
 
 from raypar.cli import common
 from raypar.errors import NotForTraining, RayparError, check_for_training
+from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
     from raypar.predict.network import Network
@@ -238,14 +239,15 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload | Non
     A store is data: a file that it names is run only from this folder.
     """
     from raypar.execution.options import is_in_folder
-    from raypar.study.loader import load_study
+    from raypar.study.loader import LOAD_TIMEOUT_S, load_study
 
     last = store.resume_info(name)
     if last and is_in_folder(str(last.get("file", "")), Path.cwd()):
         if last.get("data_dir"):
             os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
         try:
-            loaded = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())])
+            with handle_signals():
+                loaded = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())], timeout_s=LOAD_TIMEOUT_S)
         except NotForTraining as error:
             raise NotForTraining(f"{error.message}, and {NO_LOOK}") from None
         except RayparError:

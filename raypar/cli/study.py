@@ -120,6 +120,7 @@ def study(
     fresh: common.Fresh = False,
     no_ray: common.NoRay = False,
     trial_timeout: common.Timeout = None,
+    load_timeout: common.LoadTimeout = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Look into some steps of each point, after its training.")
     ] = False,
@@ -137,7 +138,7 @@ def study(
             raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
         dashboard = cluster.dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
         try:
-            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir)
+            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, load_timeout)
             if log_model:
                 loaded = keeping_models(loaded)
             if profile:
@@ -155,6 +156,7 @@ def study(
             rerun_all=fresh,
             with_ray=not no_ray,
             trial_timeout_s=trial_timeout,
+            load_timeout_s=load_timeout,
             settings=settings or (),
             profiling=Profiling(NUM_PROFILED_STEPS if profile else 0),
             log_model=log_model,
@@ -178,9 +180,10 @@ def plan(
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
+    load_timeout: common.LoadTimeout = None,
 ) -> None:
     """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
-    loaded = load(file, settings, repeats, seed, data_dir)
+    loaded = load(file, settings, repeats, seed, data_dir, load_timeout)
     show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()))
 
 
@@ -192,6 +195,7 @@ def resume(
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
+    load_timeout: common.LoadTimeout = None,
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
     with handle_signals():
@@ -205,21 +209,30 @@ def resume(
         last = ResumeFlags.from_stored(name, stored).trusted(name, Path.cwd(), file=file, address=address)
         if data_dir is None and last.data_dir is not None:
             data_dir = Path(last.data_dir)
-        loaded = load(Path(last.file), last.set, last.repeats, last.seed, data_dir)
+        if load_timeout is not None:
+            last = replace(last, load_timeout=load_timeout)
+        loaded = load(Path(last.file), last.set, last.repeats, last.seed, data_dir, last.load_timeout)
         if last.log_model:
             loaded = keeping_models(loaded)
         run(loaded, last.applied_to(options_here(tracking_uri)))
 
 
 def load(
-    file: Path, settings: list[str] | None, repeats: int | None, seed: int | None, data_dir: Path | None
+    file: Path,
+    settings: list[str] | None,
+    repeats: int | None,
+    seed: int | None,
+    data_dir: Path | None,
+    load_timeout: float | None,
 ) -> LoadedStudy:
-    from raypar.study.loader import load_study
+    from raypar.study.loader import LOAD_TIMEOUT_S, load_study
     from raypar.trace import mark
 
     mark("cli: starts")
     common.set_data_dir(data_dir)
-    return load_study(file, settings or (), repeats, seed)
+    common.check_positive("--load-timeout", load_timeout, "60")
+    with handle_signals():
+        return load_study(file, settings or (), repeats, seed, timeout_s=load_timeout or LOAD_TIMEOUT_S)
 
 
 def options_here(tracking_uri: str | None) -> Options:

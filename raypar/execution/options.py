@@ -49,6 +49,7 @@ class Options:
     isolation: str = "warm"
     rerun_all: bool = False
     trial_timeout_s: float | None = None
+    load_timeout_s: float | None = None
     command: Sequence[str] = ()
     settings: Sequence[str] = ()
     profiling: Profiling = NO_PROFILING
@@ -97,6 +98,7 @@ class ResumeFlags:
     system_metrics: bool = False
     exclusive: bool = False
     not_before: int | float = 0.0
+    load_timeout: int | float | None = None
 
     TAG = "raypar.resume"
 
@@ -114,6 +116,7 @@ class ResumeFlags:
             no_ray=not options.with_ray,
             trial_timeout=options.trial_timeout_s,
             num_profiled_steps=options.profiling.num_steps,
+            load_timeout=options.load_timeout_s,
             not_before=started_at if options.rerun_all else options.not_before,
             **same,
         )
@@ -126,6 +129,7 @@ class ResumeFlags:
             settings=self.set,
             with_ray=not self.no_ray,
             trial_timeout_s=self.trial_timeout,
+            load_timeout_s=self.load_timeout,
             profiling=Profiling(self.num_profiled_steps),
             **same,
         )

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import faulthandler
 import hashlib
 import importlib.machinery
 import os
 import re
 import stat
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from raypar.errors import NotForTraining, RayparError, StudyError, cut, is_for_training, suggest
+from raypar.errors import EXIT_BAD_INPUT, NotForTraining, RayparError, StudyError, cut, is_for_training, suggest
+from raypar.masking import masked
 from raypar.provenance import source_files
+from raypar.signals import abort, abort_reason, end_descendants, exit_now, uninterrupted
 from raypar.study.overrides import with_flags
 from raypar.study.study import Study
 from raypar.units import listed
 
 MODULE_PREFIX = "raypar_study_"
+LOAD_TIMEOUT_S = 10.0
+_TICK_S = 0.25
+_GRACE_S = 2.0  # for what was aborted to give way
+_LOCKED_FACTOR = 6  # how much longer Python's lock may be kept: a large library that is loaded keeps it
 _MAX_NAMES_SHOWN = 8
 _MAX_SHOWN = 100  # characters of a line
 
@@ -56,11 +65,19 @@ class LoadedStudy:
 
 
 def load_study(
-    path: Path, settings: Sequence[str] = (), repeats: int | None = None, seed: int | None = None
+    path: Path,
+    settings: Sequence[str] = (),
+    repeats: int | None = None,
+    seed: int | None = None,
+    *,
+    timeout_s: float | None = None,
 ) -> LoadedStudy:
     """Run a study file and apply ``--set``, ``--repeats`` and ``--seed``.
 
     The file's folder comes first on ``sys.path`` and stays there, as when Python runs a script.
+
+    Args:
+        timeout_s: for what the file does between two imports, see `_limited`; None: no limit.
 
     Raises:
         RayparError: with the file, the line, the problem and the fix; a StudyError with all mistakes of the study, or
@@ -68,7 +85,8 @@ def load_study(
     """
     source = _read(path)
     module_name = _module_name(path)
-    module = _execute(path, source, module_name)
+    with _limited(path, timeout_s):
+        module = _execute(path, source, module_name)
     study = _find(path, module)
     defaults: dict[str, Any] = {}
     if not study.name:
@@ -166,7 +184,8 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
         sys.path.insert(0, folder)
     here = Path.cwd()
     try:
-        exec(code, module.__dict__)  # the file is the user's own program
+        with _one_process():
+            exec(code, module.__dict__)  # the file is the user's own program
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a script's sys.exit() must not end raypar without a word
@@ -179,25 +198,99 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
     return module
 
 
+@contextlib.contextmanager
+def _limited(path: Path, timeout_s: float | None) -> Iterator[None]:
+    """Abort the block where nothing new is imported for so many seconds, and raise a RayparError with the file's line.
+
+    The file is run in this process, not tried in another before: what it does, it does once, and nothing is imported
+    twice. An import counts as progress: a large package on a slow disk is no fault of the file.
+
+    Works in `raypar.signals.handle_signals` only. Code that does not give way when it is aborted ends this process. No
+    thread can see that of C code that keeps Python's lock: faulthandler ends it, with a traceback and exit code 1.
+    """
+    if timeout_s is None:
+        yield
+        return
+    is_over = threading.Event()
+    watch = threading.Thread(
+        target=_watch, args=(path, timeout_s, threading.get_ident(), is_over), daemon=True, name="load-watch"
+    )
+    watch.start()
+    try:
+        try:
+            yield
+        finally:
+            with uninterrupted():
+                is_over.set()
+                watch.join()
+                faulthandler.cancel_dump_traceback_later()
+    except BaseException:  # anything, where the file has caught the abortion
+        if abort_reason() is None:
+            raise
+    if (error := abort_reason()) is not None:
+        end_descendants()
+        raise error
+
+
+def _watch(path: Path, timeout_s: float, thread_id: int, is_over: threading.Event) -> None:
+    num_modules, idle_s = 0, 0.0
+    while idle_s < timeout_s:
+        faulthandler.dump_traceback_later(_LOCKED_FACTOR * timeout_s, exit=True, file=2)
+        if is_over.wait(_TICK_S):
+            return
+        # Ticks are counted: a process that was stopped, or had no core, is not late.
+        idle_s = idle_s + _TICK_S if len(sys.modules) == num_modules else 0.0
+        num_modules = len(sys.modules)
+    where = _where(path, traceback.extract_stack(sys._current_frames()[thread_id]))
+    hint = "a study file only declares: move work into the workload's functions, or allow more: --load-timeout "
+    error = RayparError(f"{where}: is not loaded after {timeout_s:g} s", hint=f"{hint}{6 * timeout_s:g}")
+    if abort(error) and not is_over.wait(_GRACE_S):
+        exit_now(EXIT_BAD_INPUT, f"error: {masked(str(error))}\n")
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Turn ``os._exit`` into SystemExit, and end a fork of this process that comes to the end of the block."""
+    pid, leave = os.getpid(), os._exit
+    is_over = False
+
+    def exit_visibly(status: int) -> NoReturn:
+        if is_over or os.getpid() != pid:
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = exit_visibly
+    try:
+        yield
+    finally:
+        if os.getpid() != pid:
+            leave(int(sys.exc_info()[0] is not None))
+        is_over, os._exit = True, leave
+
+
 def _load_error(path: Path, error: BaseException) -> RayparError:
     """Return an exception of the file as one message: its last line and where, without a traceback."""
     if isinstance(error, StudyError):
         return error.at(path)
     if isinstance(error, SyntaxError) and error.filename != str(path.resolve()):  # in a module that it imports
         return _syntax_error(Path(error.filename or path), error)
-    file = str(path.resolve())
-    frames = traceback.extract_tb(error.__traceback__)
-    where = str(path)
-    if lines := [f.lineno for f in frames if f.filename == file]:
-        where += f", line {lines[-1]}"
-    if helpers := [f for f in frames if f.filename != file and Path(f.filename).parent == Path(file).parent]:
-        where += f" (in {Path(helpers[-1].filename).name}, line {helpers[-1].lineno})"
+    where = _where(path, traceback.extract_tb(error.__traceback__))
     if isinstance(error, ModuleNotFoundError) and is_for_training(error):
         return NotForTraining(f"{where}: {error.name} is not in this environment")
     if isinstance(error, RayparError):
         return type(error)(f"{where}: {error.message}", hint=error.hint)
     last = cut(traceback.format_exception_only(error)[-1].strip())
     return RayparError(f"{where}: {last}", hint=_hint_for(error))
+
+
+def _where(path: Path, frames: traceback.StackSummary) -> str:
+    """Return the file with its innermost line among the frames, and that of a module beside it."""
+    file, where = str(path.resolve()), str(path)
+    if lines := [f.lineno for f in frames if f.filename == file]:
+        where += f", line {lines[-1]}"
+    if helpers := [f for f in frames if f.filename != file and Path(f.filename).parent == Path(file).parent]:
+        where += f" (in {Path(helpers[-1].filename).name}, line {helpers[-1].lineno})"
+    return where
 
 
 def _hint_for(error: BaseException) -> str:
@@ -217,7 +310,8 @@ def _hint_for(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install {error.name.split('.')[0]} into this environment, or check the spelling"
     if isinstance(error, SystemExit):
-        return "a study file is imported, not run: leave sys.exit() out"
+        call = "os._exit()" if "os._exit" in text else "sys.exit()"
+        return f"a study file is imported, not run: leave {call} out"
     return "fix that line and try again"
 
 
