@@ -1,12 +1,16 @@
 """A cluster on paper: trials take the time that they are said to take, and `decide` says where they run."""
 
-import heapq
 import itertools
+import math
+import statistics
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from raypar.run.placement import Node, NodeAssignment, needed, shares
 from raypar.run.scheduler import GangPhase, GangState, SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Placement
+
+CHECK_S = 5.0  # so often is decided anew, whatever happens
 
 
 def workers(count, cpus=1, nodes="pack", label=None):
@@ -24,20 +28,33 @@ def rules(max_trials=None, *, owns_cluster=True, max_parked=4):
 
 @dataclass(frozen=True)
 class Job:
-    """A trial: `takes_s` in truth; `expected_s` is estimated beforehand."""
+    """A trial: `takes_s` in truth; `expected_s` is estimated beforehand, or learned from ended jobs of its point."""
 
     placement: Placement
     takes_s: float
     expected_s: float | None = None
+    point: str = ""
 
 
 @dataclass
 class Ran:
     job: Job
     nth: int
+    gang_id: str
     on: NodeAssignment
     begun_s: float
     ended_s: float
+
+
+@dataclass
+class Started:
+    """The start of a gang."""
+
+    gang_id: str
+    placement: Placement
+    on: NodeAssignment
+    begun_s: float
+    ended_s: float = math.inf
 
 
 @dataclass
@@ -45,50 +62,101 @@ class Simulated:
     """What came of it."""
 
     ran: list[Ran] = field(default_factory=list)
-    num_gang_starts: int = 0
+    gang_starts: list[Started] = field(default_factory=list)
     waited: list[int] = field(default_factory=list)
+
+    @property
+    def makespan_s(self):
+        return max(ran.ended_s for ran in self.ran)
 
 
 def simulate(jobs, nodes, how, *, start_s=0.0, joins=None):
-    """Run the jobs to their end. Gangs take `start_s` to start; nodes join at the times said."""
-    outcome, now_s, ids, ties = Simulated(), 0.0, itertools.count(1), itertools.count()
-    nodes = list(nodes)
-    queue = list(enumerate(jobs))
-    gangs = {}
-    ends_at = {}
-    events = [(when_s, next(ties), "join", "") for when_s in sorted(joins or {})]
-    while True:
-        for gang_id, when_s in ends_at.items():
-            has_estimate = gangs[gang_id].ends_in_s is not None
-            gangs[gang_id] = replace(gangs[gang_id], ends_in_s=max(0.0, when_s - now_s) if has_estimate else None)
-        waiting = [Waiting(job.placement, job.expected_s) for _, job in queue]
-        plan = decide(waiting, list(gangs.values()), nodes, how)
-        for i, gang_id in plan.starts:
-            nth, job = queue[i]
-            assert gangs[gang_id].phase is GangPhase.IDLE and gangs[gang_id].placement == job.placement
-            gangs[gang_id] = replace(gangs[gang_id], phase=GangPhase.BUSY, last_used_s=now_s, ends_in_s=job.expected_s)
-            ends_at[gang_id] = now_s + job.takes_s
-            outcome.ran.append(Ran(job, nth, gangs[gang_id].nodes, now_s, now_s + job.takes_s))
-            heapq.heappush(events, (now_s + job.takes_s, next(ties), "end", gang_id))
-        queue = [entry for i, entry in enumerate(queue) if i not in {i for i, _ in plan.starts}]
-        for gang_id in plan.closes:
-            assert gangs.pop(gang_id).phase is GangPhase.IDLE
-        for placement, on in plan.opens:
-            gang_id = str(next(ids))
-            gangs[gang_id] = GangState(gang_id, placement, GangPhase.STARTING, on, now_s)
-            outcome.num_gang_starts += 1
-            heapq.heappush(events, (now_s + start_s, next(ties), "ready", gang_id))
-        if plan.closes:
-            continue  # they are gone now
+    """Run the jobs to their end.
+
+    Args:
+        start_s: seconds that a gang takes to start; twice as long where two start on one machine, and so on.
+        joins: nodes that join, by time.
+    """
+    simulation = _Simulation(jobs, nodes, how, start_s, joins or {})
+    while simulation.act():
+        pass
+    return simulation.outcome
+
+
+class _Simulation:
+    def __init__(self, jobs, nodes, how, start_s, joins):
+        self.outcome, self._now_s, self._numbers = Simulated(), 0.0, itertools.count(1)
+        self._nodes, self._how, self._start_s = list(nodes), how, start_s
+        self._queue = list(enumerate(jobs))
+        self._gangs = {}
+        self._running = {}  # by gang
+        self._starting = {}  # by gang: the start, and the seconds of it that are left
+        self._joins = sorted(joins.items())
+        self._walls_s = defaultdict(list)  # by point
+
+    def act(self):
+        """Do what is decided, then let time pass until the next event. False at the end."""
+        for gang_id, gang in self._gangs.items():
+            self._gangs[gang_id] = replace(gang, ends_in_s=self._ends_in_s(gang_id))
+        waiting = [Waiting(job.placement, self._expected_s(job)) for _, job in self._queue]
+        decisions = decide(waiting, list(self._gangs.values()), self._nodes, self._how)
+        for i, gang_id in decisions.starts:
+            self._start(*self._queue[i], gang_id)
+        self._queue = [entry for i, entry in enumerate(self._queue) if i not in {i for i, _ in decisions.starts}]
+        for gang_id in decisions.closes:
+            assert self._gangs.pop(gang_id).phase is GangPhase.IDLE
+        for placement, on in decisions.opens:
+            gang_id = str(next(self._numbers))
+            self._gangs[gang_id] = GangState(gang_id, placement, GangPhase.STARTING, on, self._now_s)
+            self._starting[gang_id] = [Started(gang_id, placement, on, self._now_s), self._start_s]
+            self.outcome.gang_starts.append(self._starting[gang_id][0])
+        return bool(decisions.closes) or self._pass_time()  # what was closed is gone now
+
+    def _start(self, nth, job, gang_id):
+        gang = self._gangs[gang_id]
+        assert gang.phase is GangPhase.IDLE and gang.placement == job.placement
+        self._gangs[gang_id] = replace(gang, phase=GangPhase.BUSY, last_used_s=self._now_s)
+        ran = Ran(job, nth, gang_id, gang.nodes, self._now_s, self._now_s + job.takes_s)
+        self._running[gang_id] = ran
+        self.outcome.ran.append(ran)
+
+    def _pass_time(self):
+        """Let time pass until the next event. False where there is none."""
+        rates = {gang_id: 1 / self._num_starts_beside(start.on) for gang_id, (start, _) in self._starting.items()}
+        events = [(ran.ended_s, "ended", gang_id) for gang_id, ran in self._running.items()]
+        events += [(self._now_s + left_s / rates[id_], "ready", id_) for id_, (_, left_s) in self._starting.items()]
+        events += [(at_s, "joined", "") for at_s, _ in self._joins[:1]]
         if not events:
-            outcome.waited = [nth for nth, _ in queue]
-            return outcome
-        now_s, _, what, gang_id = heapq.heappop(events)
-        if what == "join":
-            nodes.extend((joins or {})[now_s])
-        else:
-            gangs[gang_id] = replace(gangs[gang_id], phase=GangPhase.IDLE, last_used_s=now_s, ends_in_s=None)
-            ends_at.pop(gang_id, None)
+            self.outcome.waited = [nth for nth, _ in self._queue]
+            return False
+        if self._queue and (self._running or self._starting):
+            events.append((self._now_s + CHECK_S, "to be checked", ""))  # as the broker does
+        at_s, what, gang_id = min(events)
+        for id_, rate in rates.items():
+            self._starting[id_][1] -= (at_s - self._now_s) * rate
+        self._now_s = at_s
+        if what == "joined":
+            self._nodes.extend(self._joins.pop(0)[1])
+        elif what != "to be checked":
+            if what == "ready":
+                self._starting.pop(gang_id)[0].ended_s = at_s
+            else:
+                job = self._running.pop(gang_id).job
+                self._walls_s[job.point].append(job.takes_s)
+            self._gangs[gang_id] = replace(self._gangs[gang_id], phase=GangPhase.IDLE, last_used_s=at_s)
+        return True
+
+    def _num_starts_beside(self, on):
+        return max(sum(node_id in start.on for start, _ in self._starting.values()) for node_id in on)
+
+    def _expected_s(self, job):
+        walls_s = self._walls_s.get(job.point) if job.point else None
+        return statistics.median(walls_s) if walls_s else job.expected_s
+
+    def _ends_in_s(self, gang_id):
+        ran = self._running.get(gang_id)
+        expected_s = self._expected_s(ran.job) if ran else None
+        return None if expected_s is None else max(0.0, expected_s - (self._now_s - ran.begun_s))
 
 
 def bound_s(jobs, nodes, how):

@@ -132,7 +132,7 @@ def test_decisions(queue, gangs, cpus, how, decisions):
 def test_a_machine_of_two_nodes_is_one_machine():
     nodes = (Node("a", "m", {"CPU": 2}), Node("b", "m", {"CPU": 2}))
     outcome = simulate([Job(workers(1), 1.0)] * 3, nodes, rules())
-    assert not together(outcome.ran) and outcome.num_gang_starts == 1
+    assert not together(outcome.ran) and len(outcome.gang_starts) == 1
 
 
 def test_the_smallest_machine_that_will_do_is_taken():
