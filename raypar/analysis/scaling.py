@@ -303,6 +303,9 @@ MAX_WORKERS = 1_000_000
 # Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
 MIN_VALUE, MAX_VALUE = 1e-15, 1e15
 MAX_MISTAKES = 20  # reported one by one
+# Of a table, whose laws are fitted within seconds.
+MAX_BYTES, MAX_LINES, MAX_COUNTS = 5_000_000, 5_000, 200
+TOO_LARGE = "keep some repeats of some worker counts: a few dozen lines fit a law as well"
 EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
 
 
@@ -338,6 +341,11 @@ def read_table(path: Path) -> Runs:
         raise _error(path, mistakes)
     values: dict[int, list[float]] = {}
     for line, cells in rows:
+        if any(cells[len(head) :]):
+            problem = f"has {len(cells)} cells, the head {len(head)}"
+            hint = "write numbers with a point, such as 12.5, and name every column"
+            mistakes.append(Mistake(f"line {line}", ",".join(cells), problem, hint))
+            continue
         numbers = []
         for column, parse in zip(columns, (_workers, _value), strict=True):
             cell = cells[column] if column < len(cells) else ""
@@ -351,6 +359,8 @@ def read_table(path: Path) -> Runs:
         raise _error(path, mistakes)
     if not values:
         raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
+    if len(values) > MAX_COUNTS:
+        raise RayparError(f"{path}: the table has {len(values):,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
     quantity = Quantity.THROUGHPUT if names[columns[1]] in RATE_COLUMNS else Quantity.TIME
     return Runs({workers: tuple(repeats) for workers, repeats in values.items()}, quantity)
 
@@ -358,7 +368,12 @@ def read_table(path: Path) -> Runs:
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
     """Return each line's number, from 1, and its cells."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES or content.count(b"\n") > MAX_LINES:
+            limits = f"{MAX_LINES:,} lines or {MAX_BYTES // 10**6} MB"
+            raise RayparError(f"{path}: the table is longer than {limits}", hint=TOO_LARGE)
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise RayparError(f"{path}: there is no such file", hint="name a CSV file") from None
     except OSError as error:

@@ -279,7 +279,11 @@ def table(tmp_path):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.integers(1, 10**6), st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=4), min_size=1))
+@given(
+    st.dictionaries(
+        st.integers(1, 10**6), st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=4), min_size=1, max_size=200
+    )
+)
 def test_what_is_written_is_read(table, values):
     lines = [f"{n},{value!r}" for n, repeats in values.items() for value in repeats]
     table.write_text("\n".join(["workers,time", *lines]), encoding="utf-8")
