@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -13,17 +14,25 @@ from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
 from raypar.masking import masked
-from raypar.track.client import SERVERS, artifact_root, connect, import_mlflow, reachable, sqlite_path
+from raypar.track.client import (
+    SERVERS,
+    artifact_root,
+    connect,
+    is_blank,
+    reachable,
+    schema_version,
+    schema_versions,
+    sqlite_path,
+)
 from raypar.track.journal import journal_dir
 
 EMBEDDED = "sqlite"
 DATABASES = ("postgresql", "mysql", "mssql")
-_VERSIONS = "alembic_version"
 
 
 def check_writable(tracking_uri: str, project_dir: Path) -> None:
     """Check that results can be journalled and stored. Raises StoreError with what to do where they can't."""
-    scheme = _scheme(tracking_uri)
+    scheme = check_address(tracking_uri)
     for folder in filter(None, (journal_dir(project_dir), artifact_root(tracking_uri, project_dir))):
         _check_folder(folder)
     if scheme == EMBEDDED:
@@ -32,26 +41,34 @@ def check_writable(tracking_uri: str, project_dir: Path) -> None:
             problem = f"{tracking_uri} is a database in memory, lost with the process"
             raise StoreError(problem, hint="give it a file: sqlite:////absolute/path/mlflow.db")
         _check_folder(database.absolute().parent)
-        if database.exists() and database.stat().st_size:
+        if database.exists():
             _check_schema(database, tracking_uri, "written")
     else:
         with reachable(tracking_uri):
             connect(tracking_uri).search_experiments(max_results=1)
 
 
-def check_readable(tracking_uri: str) -> None:
-    """Check a database before MLflow opens it: MLflow would create its tables in any, or half of them in an older one.
+def check_readable(tracking_uri: str) -> bool:
+    """Return False where there is nothing to read yet: MLflow would make a database, or upgrade one halfway.
 
     Raises StoreError where no such store is possible, or its database is not one of the installed MLflow.
     """
-    scheme, database = _scheme(tracking_uri), sqlite_path(tracking_uri)
-    if scheme == EMBEDDED and database is not None:
-        _check_schema(database, tracking_uri, "read")
+    scheme, database = check_address(tracking_uri), sqlite_path(tracking_uri)
+    if scheme != EMBEDDED or database is None:
+        return True
+    return database.exists() and _check_schema(database, tracking_uri, "read")
 
 
-def _scheme(tracking_uri: str) -> str:
+def check_address(tracking_uri: str) -> str:
+    """Return the scheme of a store's address. Raises StoreError for what is none, and for a missing folder."""
     scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
     if scheme in (EMBEDDED, *SERVERS, *DATABASES):
+        database = sqlite_path(tracking_uri)
+        if database is not None and not os.path.lexists(folder := database.absolute().parent):
+            problem = f"The tracking store {tracking_uri} can't be used: there is no folder {folder}"
+            raise StoreError(
+                problem, hint=f"correct the address, or make the folder: mkdir -p {shlex.quote(str(folder))}"
+            )
         return scheme
     hint = "use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server"
     if scheme in ("", "file"):
@@ -78,9 +95,10 @@ def _check_folder(folder: Path) -> None:
 
 @contextmanager
 def _opened(database: Path, purpose: Literal["read", "written"]) -> Iterator[sqlite3.Connection]:
-    mode, fix = {"read": ("ro", "it, put a copy in its place"), "written": ("rwc", "it")}[purpose]
+    fix = {"read": "it, put a copy in its place", "written": "it"}[purpose]
     try:
-        uri = f"{database.absolute().as_uri()}?mode={mode}"
+        # Not read-only: SQLite then can't undo what a process was writing when it was killed.
+        uri = f"{database.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, timeout=2, isolation_level=None)) as connection:
             yield connection
     except sqlite3.Error as e:
@@ -88,38 +106,26 @@ def _opened(database: Path, purpose: Literal["read", "written"]) -> Iterator[sql
         raise StoreError(f"The database {database} can't be {purpose}: {e}", hint=hint) from e
 
 
-def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "written"]) -> None:
-    """Raise StoreError unless the database has MLflow's tables in the installed version, or no tables."""
+def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "written"]) -> bool:
+    """Return False for a blank database. Raises StoreError unless it, or its schema, is the installed MLflow's."""
     with _opened(database, purpose) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        rows = connection.execute(f"SELECT version_num FROM {_VERSIONS}").fetchall() if _VERSIONS in tables else []
+        versions, is_new = schema_version(connection), is_blank(connection)
         if purpose == "written":
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-    if not rows:
-        if tables - {_VERSIONS}:
-            hint = "choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db"
-            raise StoreError(f"The database {database} is not one of MLflow's", hint=hint)
-        return
+    if is_new:
+        return False
+    if not versions:
+        hint = "choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db"
+        raise StoreError(f"The database {database} is not one of MLflow's", hint=hint)
     with reachable(tracking_uri):
-        installed, upgradable = _schema_versions()
-    version = str(rows[0][0])
-    if len(rows) == 1 and version == installed:
-        return
-    if version in upgradable:
+        installed, upgradable = schema_versions()
+    if versions == [installed]:
+        return True
+    if versions[0] in upgradable:
         age, hint = "an older MLflow than the one installed", "back it up, then:"
     else:
-        age = f"a newer MLflow than the one installed (its schema: {version})"
+        age = f"a newer MLflow than the one installed (its schema: {versions[0]})"
         hint = "update MLflow (pip install -U mlflow); if the database is still too old or new for it then:"
     hint = f"{hint} mlflow db upgrade {masked(tracking_uri)}"
     raise StoreError(f"The database {database} was made by {age}", hint=hint)
-
-
-def _schema_versions() -> tuple[str, set[str]]:
-    """Return the schema version of the installed MLflow, and all that it can upgrade."""
-    mlflow = import_mlflow()
-    from alembic.script import ScriptDirectory
-
-    folder = Path(mlflow.__file__).parent / "store" / "db_migrations"
-    scripts = ScriptDirectory(str(folder))
-    return str(scripts.get_current_head()), {revision.revision for revision in scripts.walk_revisions()}

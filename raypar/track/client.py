@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
+import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,13 @@ _ENVIRONMENT = {
 SERVERS = ("http", "https", "databricks")
 MODEL_NAME = "best_model"
 _UNAUTHORIZED = "failed with error code 401"  # of MLflow's message; its error_code does not tell
+
+VERSIONS = "alembic_version"  # table
+_DEFAULT_ROWS = {"experiments": "experiment_id = 0", "workspaces": "name = 'default'", VERSIONS: "TRUE"}
+_COPY = "_alembic_tmp_"  # of a table that a migration was changing
+DATABASE_TIMEOUT_S = 5.0  # for its lock
+# MLflow writes more often than that while it makes its tables.
+ABANDONED_AFTER_S = 10.0
 
 
 class Unreachable(Exception):
@@ -86,7 +95,7 @@ def tag_filter(tags: Mapping[str, str]) -> str:
 
 
 def connect(tracking_uri: str) -> Any:
-    """Return an `MlflowClient`, whose first use makes a database's tables (2 s). Raises Unreachable without a store."""
+    """Return an `MlflowClient`, after a new database got its tables (2 s). Raises Unreachable without a store."""
     with store_errors():
         mlflow = import_mlflow()
         if urlsplit(tracking_uri).scheme not in SERVERS:
@@ -95,9 +104,96 @@ def connect(tracking_uri: str) -> Any:
             # One attempt to open a database: MLflow makes ten, over 100 s, and has no setting for it.
             if hasattr(utils, "MAX_RETRY_COUNT"):
                 utils.MAX_RETRY_COUNT = 1
-        if path := sqlite_path(tracking_uri):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        make_tables(tracking_uri)
         return mlflow.MlflowClient(tracking_uri=tracking_uri)
+
+
+def make_tables(tracking_uri: str) -> None:
+    """Give an embedded database that is blank MLflow's tables in one transaction; do nothing for any other store.
+
+    MLflow itself makes them one by one: killed meanwhile, it leaves a database that it can neither use nor upgrade.
+
+    Raises:
+        Unreachable: the database's folder does not exist; OSError, sqlite3.Error: it can't be written.
+    """
+    if (path := sqlite_path(tracking_uri)) is None:
+        return
+    if not path.absolute().parent.is_dir():  # which MLflow would make
+        raise Unreachable(f"there is no folder {path.parent}")
+    if not path.exists():
+        path.touch(mode=0o600)
+    with closing(sqlite3.connect(path, timeout=DATABASE_TIMEOUT_S, isolation_level=None)) as database:
+        while is_blank(database) and table_names(database):
+            if not 0 <= time.time() - path.stat().st_mtime < ABANDONED_AFTER_S:
+                break
+            time.sleep(0.1)  # an MLflow may be at work on it
+        if not is_blank(database) or not (statements := _statements()):
+            return
+        database.execute("BEGIN EXCLUSIVE")
+        if is_blank(database):  # else another process was quicker
+            for statement in (*(f'DROP TABLE "{table}"' for table in table_names(database)), *statements):
+                database.execute(statement)
+        database.execute("COMMIT")
+
+
+def is_blank(database: sqlite3.Connection) -> bool:
+    """Return True for a database without tables, and for MLflow's without content whose tables are not all made.
+
+    Such a one is left where MLflow is killed while it makes them, or upgrades them.
+    """
+    if not (tables := table_names(database)):
+        return True
+    for table in tables:
+        default = _DEFAULT_ROWS.get(table.removeprefix(_COPY), "FALSE")
+        if database.execute(f'SELECT 1 FROM "{table}" WHERE NOT ({default}) LIMIT 1').fetchone():
+            return False
+    versions = schema_version(database)
+    import_mlflow()
+    from mlflow.store.db.utils import Base
+
+    installed, upgradable = schema_versions()
+    is_of_mlflow = {table.removeprefix(_COPY) for table in tables} <= {*Base.metadata.tables, VERSIONS}
+    return is_of_mlflow and len(versions) <= 1 and {*versions} <= upgradable - {installed}
+
+
+def schema_version(database: sqlite3.Connection) -> list[str]:
+    """Return the one version of MLflow's schema, as a list; empty for a database that has none."""
+    if VERSIONS not in table_names(database):
+        return []
+    return [str(version) for (version,) in database.execute(f"SELECT version_num FROM {VERSIONS}")]
+
+
+def table_names(database: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+@cache
+def schema_versions() -> tuple[str, frozenset[str]]:
+    """Return the schema version of the installed MLflow, and all that it can upgrade."""
+    mlflow = import_mlflow()
+    from alembic.script import ScriptDirectory
+
+    folder = Path(mlflow.__file__).parent / "store" / "db_migrations"
+    scripts = ScriptDirectory(str(folder))
+    return str(scripts.get_current_head()), frozenset(revision.revision for revision in scripts.walk_revisions())
+
+
+def _statements() -> list[str]:
+    """Return the SQL of MLflow's tables, which it makes in memory; empty where it can't."""
+    import_mlflow()
+    from mlflow.store.db import utils
+    from sqlalchemy import create_engine
+
+    if not hasattr(utils, "_initialize_tables"):
+        return []
+    engine = create_engine("sqlite://")
+    try:
+        utils._initialize_tables(engine)
+        with closing(engine.raw_connection()) as connection:
+            dump = connection.driver_connection.iterdump()  # type: ignore[union-attr]
+            return [statement for statement in dump if statement not in ("BEGIN TRANSACTION;", "COMMIT;")]
+    finally:
+        engine.dispose()
 
 
 def has_server(tracking_uri: str) -> bool:

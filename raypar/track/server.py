@@ -33,7 +33,7 @@ import psutil
 from raypar.errors import RayparError, StoreError
 from raypar.signals import handle_signals
 from raypar.track.check import check_writable
-from raypar.track.client import artifact_root
+from raypar.track.client import artifact_root, make_tables, reachable
 
 HOST = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
@@ -151,6 +151,8 @@ def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT
     """
     # The server itself would try for minutes, and then fail without a hint.
     check_writable(tracking_uri, project_dir)
+    with reachable(tracking_uri):
+        make_tables(tracking_uri)
     port = free_port(port, host)
     arguments = ["--artifacts-destination", str(artifact_root(tracking_uri, project_dir))]
     with tempfile.TemporaryFile() as log:
@@ -207,6 +209,8 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
     }
     # `raypar ui` looks for artifacts beside a database, should the folder be copied elsewhere.
     arguments = ["--app-name", "basic-auth", "--artifacts-destination", str(folder / "mlartifacts")]
+    with reachable(environment[DATABASE]):
+        make_tables(environment[DATABASE])
     with (folder / "log").open("w+b") as log:
         server = _launch(HOST, port, arguments, environment, log, folder)
     (folder / "pid").write_text(f"{server.pid}\n")

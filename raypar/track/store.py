@@ -130,7 +130,6 @@ class MlflowRuns:
 
     @cached_property
     def client(self) -> Any:
-        check_readable(self._tracking_uri)
         with reachable(self._tracking_uri):
             return connect(self._tracking_uri)
 
@@ -325,14 +324,10 @@ class Store:
         return self._ask(lambda runs: runs.search(experiment_ids, full_tags), _NO_RUNS)
 
     def _ask(self, question: Callable[[EmbeddedRuns | MlflowRuns], T], empty: T) -> T:
-        database = sqlite_path(self._tracking_uri)
-        # Reading should not make a database.
-        if database is not None and (not database.exists() or (database.is_file() and not database.stat().st_size)):
-            return empty
         try:
             return question(self._embedded)
         except Unfamiliar:
-            return question(self._mlflow)
+            return question(self._mlflow) if check_readable(self._tracking_uri) else empty
 
     def _read_file(self, run: StoredRun, name: str) -> str | None:
         with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from raypar.errors import StoreError
 from raypar.masking import masked
 from raypar.study.trial import TrialResult
 from raypar.track import journal
+from raypar.track.check import check_address
 from raypar.track.client import (
     MODEL_NAME,
     Rejected,
@@ -422,8 +423,10 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
         lock_timeout_s: how long to wait for another upload.
 
     Raises:
-        StoreError: the journals can't be read or written, or another upload takes too long.
+        StoreError: the journals can't be read or written, another upload takes too long, or there can be no such store.
     """
+    if tracking_uri is not None:
+        check_address(tracking_uri)
     total, uploaders, outages = UploadReport(), dict[str, Uploader](), dict[str, str]()
     if not journal.journal_paths(project_dir):
         return total

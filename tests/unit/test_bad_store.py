@@ -11,7 +11,8 @@ from recording import new_store
 from test_bad_input import assert_one_message
 
 from raypar.errors import StoreError
-from raypar.track.check import _schema_versions, check_writable
+from raypar.track.check import check_writable
+from raypar.track.client import schema_versions
 from raypar.track.server import free_port
 from raypar.track.store import Store, default_tracking_uri
 
@@ -33,7 +34,8 @@ def of_version(path, version):
 
 
 def older(path):
-    installed, upgradable = _schema_versions()
+    installed, upgradable = schema_versions()
+    _altered(path, "INSERT INTO params VALUES ('lr', '0.1', 'a run')")  # an empty one is made anew
     of_version(path, min(upgradable - {installed}))
 
 
@@ -60,6 +62,7 @@ BAD_URIS = [
     *((uri, "in folders any more", "sqlite:////") for uri in ("./mlruns", "file:///tmp/mlruns", "")),
     *((uri, "no tracking store that MLflow knows", "http://") for uri in ("htpp://host:5000", "redis://x")),
     ("sqlite:///:memory:", "in memory", "sqlite:////"),
+    ("sqlite:////no/such/dir/x.db", "there is no folder /no/such/dir", "mkdir -p /no/such/dir"),
 ]
 
 
@@ -88,7 +91,11 @@ def test_a_database_that_can_not_be_read_is_reported_and_not_changed(spoiled, co
 
 
 @pytest.mark.parametrize("command", READING)
-@pytest.mark.parametrize("uri", ["foo://bar", "./mlruns", NOWHERE], ids=["unknown", "a-folder", "no-server"])
+@pytest.mark.parametrize(
+    "uri",
+    ["foo://bar", "./mlruns", NOWHERE, "sqlite:///no/such/folder/mlflow.db"],
+    ids=["unknown", "a-folder", "no-server", "in-no-folder"],
+)
 def test_an_impossible_store_is_reported_and_not_made(uri, command, tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     before = contents(tmp_path)
@@ -134,6 +141,16 @@ def test_a_folder_that_can_not_be_written_is_refused(tmp_path, where):
         (tmp_path / "mlartifacts").write_text("")
     uri = f"sqlite:///{bad if where == 'database' else tmp_path}/mlflow.db"
     assert "can't be written" in refusal(uri, bad if where == "project" else tmp_path).message
+
+
+@pytest.mark.parametrize("command", ["study good.py", "sync", "ui"])
+def test_a_store_in_a_folder_that_is_not_there_is_refused_and_not_made(command, tmp_path):
+    (tmp_path / "good.py").write_text(GOOD)
+    before = contents(tmp_path)
+    done = raypar([*command.split(), "--tracking-uri", f"sqlite:///{tmp_path}/no/such/x.db"], tmp_path)
+    assert_one_message(done)
+    assert f"there is no folder {tmp_path}/no/such" in done.err
+    assert contents(tmp_path) == before
 
 
 def test_a_missing_server_is_refused_at_once_and_without_its_password(tmp_path):
