@@ -4,17 +4,20 @@
 # make test-all      all tests, about an hour and a half: every real run, more examples per property, a soak test
 # make test-faults   only the faults: Ray's head, gangs and the broker killed during a study, its database locked
 # make test-cluster  only the cluster: `ray up` on four hosts in network namespaces; needs root, sshd, rsync
+# make cluster       create Ray's token, unless there is one, and start a cluster on AWS: `ray up cluster.yaml`;
+#                    CLUSTER=cluster-local.yaml: on machines that you have
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLUSTER ?= cluster.yaml
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 PYTEST := $(BIN)/python -m pytest
 UNIT_TESTS := -n logical --maxprocesses 4 tests/unit
 
 .DELETE_ON_ERROR:
-.PHONY: study style test test-all test-faults test-cluster clean
+.PHONY: study style test test-all test-faults test-cluster cluster clean
 
 study: $(VENV)/.installed
 	$(BIN)/raypar study studies/quickstart.py
@@ -42,6 +45,10 @@ test-faults: $(VENV)/.installed-dev
 test-cluster: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cluster tests/real
 
+cluster: $(VENV)/.installed-aws
+	@umask 077 && $(BIN)/ray get-auth-token --generate >/dev/null
+	$(BIN)/ray up $(CLUSTER)
+
 # Stamp files: install again only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing raypar into $(VENV) (torch and Ray are large: this takes minutes, once) …"
@@ -52,6 +59,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing raypar and its test tools into $(VENV) (this takes minutes, once) …"
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-aws: pyproject.toml | $(BIN)/python
+	@$(PIP) -e '.[aws]'
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("raypar needs Python 3.11 or later: make PYTHON=python3.12 …")'

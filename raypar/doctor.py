@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -287,17 +287,20 @@ def own_ray() -> CheckResult:
 
 
 def cluster(address: str) -> CheckResult:
-    """Check that the cluster's nodes have the versions of this machine, and describe it."""
+    """Check that the cluster's nodes have the versions of this machine, and describe it.
+
+    Builds of one version are alike: nodes with GPUs have CUDA's torch 2.15.0, the others 2.15.0+cpu.
+    """
     try:
         with joined_cluster(address) as joined:
-            by_node = versions_of_nodes()
+            by_node = {node: _releases(there) for node, there in versions_of_nodes().items()}
     except ClusterError as error:
         return failed("cluster", error)
     totals = {kind: sum(node.get(kind, 0) for node in joined.nodes) for kind in ("CPU", "GPU")}
     resources = ", ".join(f"{total:g} {kind}s" for kind, total in totals.items() if total)
     detail = f"{units.counted(len(joined.nodes), 'node')}{f' with {resources}' if resources else ''} at {address}"
     detail += ", and an autoscaler that may add more" * joined.may_grow
-    here = versions()
+    here = _releases(versions())
     differing = {node: there for node, there in by_node.items() if there != here}
     if not differing:
         return CheckResult("cluster", f"{detail}; the versions of this machine on each")
@@ -305,3 +308,7 @@ def cluster(address: str) -> CheckResult:
     pairs = [f"{key} {there.get(key, 'absent')} there, {here[key]} here" for key in here if there.get(key) != here[key]]
     detail += f"; other versions on {units.counted(len(differing), 'node')}, such as {name}: {'; '.join(pairs)}"
     return CheckResult("cluster", detail, False, "install the same versions everywhere: timings must not mix them")
+
+
+def _releases(installed: Mapping[str, str]) -> dict[str, str]:
+    return {name: version.partition("+")[0] for name, version in installed.items()}

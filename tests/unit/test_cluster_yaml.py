@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,11 +43,58 @@ def test_only_the_head_has_mlflow_and_studies_find_it(cluster):
 
 
 def test_nodes_install_raypar_from_the_repository(cluster):
-    packages = {"setup_commands": "~/raypar[train,client]", "head_setup_commands": "~/raypar[cluster]"}
+    extras = "cluster,aws" if "available_node_types" in cluster else "cluster"
+    packages = {"setup_commands": "~/raypar[train,client]", "head_setup_commands": f"~/raypar[{extras}]"}
     for commands, package in packages.items():
-        (install,) = [command for command in cluster[commands] if "pip install" in command]
+        *_, install = [command for command in cluster[commands] if "pip install" in command]
         assert package in shlex.split(install) and f"'{package}" not in install  # a shell doesn't expand a quoted ~
     assert cluster["file_mounts"]["~/raypar"] == "." and "docker" not in cluster
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_torch_and_torchvision_come_from_one_index_which_is_that_of_cpu_wheels_where_there_is_no_gpu(
+    cluster, has_gpu, tmp_path
+):
+    for name, script in (("nvidia-smi", f"exit {1 - has_gpu}"), ("venv/bin/pip", 'printf "%s\n" "$@"')):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    (command,) = [command for command in cluster["setup_commands"] if "torchvision" in command]
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    run = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=True)
+    train = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
+    wheels = [] if has_gpu else ["--index-url", "https://download.pytorch.org/whl/cpu"]
+    assert run.stdout.split() == ["install", "-q", *train[:2], *wheels]
+
+
+def test_on_aws_apt_waits_for_the_first_boot_and_for_other_updates(tmp_path):
+    """The machine's tools are stand-ins that log their calls; the list of packages is locked at first."""
+    log = tmp_path / "log"
+    tools = {
+        "cloud-init": "exit 2",  # it came up with warnings
+        "dpkg": "exit 1",
+        "sleep": ":",
+        "sudo": '[ "$2" != update ] || [ "$(grep -c "sudo apt-get update" $LOG)" -ge 3 ]',
+    }
+    for name, script in tools.items():
+        (tmp_path / name).write_text(f'#!/bin/bash\necho {name} "$@" >>$LOG\n{script}\n')
+        (tmp_path / name).chmod(0o755)
+    commands = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text())["setup_commands"]
+    for command in commands:
+        if re.search("cloud-init|sudo", command):
+            env = {"LOG": str(log), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+            subprocess.run(["bash", "-c", command], env=env, capture_output=True, check=True)
+    calls = log.read_text().splitlines()
+    assert calls[0] == "cloud-init status --wait" and calls.count("sudo apt-get update -qq") == 3
+    assert calls[-1] == "sudo apt-get -o DPkg::Lock::Timeout=600 install -qq -y python3-venv"
+
+
+def test_on_aws_a_cpu_is_a_core():
+    types = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text())["available_node_types"]
+    for name in types.keys() - {"head"}:
+        cpus = types[name]["resources"]["CPU"]
+        assert types[name]["node_config"]["CpuOptions"] == {"CoreCount": cpus, "ThreadsPerCore": 1}
 
 
 def test_on_aws_the_head_trains_nothing_and_idle_nodes_cost_nothing():

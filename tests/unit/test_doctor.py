@@ -2,11 +2,12 @@
 
 import json
 import socket
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 
 import pytest
 
 from raypar import doctor
+from raypar.run.cluster import Cluster
 from raypar.train.affinity import allowed_cores
 
 
@@ -79,3 +80,12 @@ def test_a_taken_port_is_named_and_the_next_one_shown():
         check = doctor.port("sqlite:////tmp/x.db")
     assert check.is_ok and "5000 is taken" in check.detail
     assert "none is needed" in doctor.port("http://127.0.0.1:5000").detail
+
+
+@pytest.mark.parametrize(("torch_there", "is_ok"), [("2.15.0", True), ("2.15.0+cpu", True), ("2.14.1+cpu", False)])
+def test_nodes_of_a_cluster_have_one_version_of_torch_built_for_cpus_or_for_gpus(monkeypatch, torch_there, is_ok):
+    monkeypatch.setattr(doctor, "joined_cluster", lambda _: nullcontext(Cluster(({"CPU": 2.0},), is_own=False)))
+    monkeypatch.setattr(doctor, "versions_of_nodes", lambda: {"node1": {"torch": torch_there}})
+    monkeypatch.setattr(doctor, "versions", lambda: {"torch": "2.15.0+cu130"})
+    check = doctor.cluster("auto")
+    assert check.is_ok == is_ok and ("node1: torch 2.14.1 there, 2.15.0 here" in check.detail) != is_ok

@@ -1,0 +1,112 @@
+"""Ray's node provider for AWS, with the checks that `ray up cluster.yaml` needs before anything costs money.
+
+Ray starts the head first and reads the files that it copies there afterwards: without the token, it would leave an
+instance running. The head then starts the workers with a role of its own, which may not read the parameters that
+``ImageId: resolve:ssm:…`` names (Ray attaches AmazonEC2FullAccess and AmazonS3FullAccess, no ``ssm:`` right). Hence the
+user's rights resolve them, and the head gets plain image ids. The head's image stays as it is written: its own launch
+is the user's, and another id would make a second `ray up` replace the running head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from click import ClickException
+from ray.autoscaler.tags import NODE_KIND_HEAD, TAG_RAY_NODE_KIND
+
+try:
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+except ImportError as error:
+    raise ClickException(f"{error}\n  → pip install 'raypar[aws]'") from error
+
+PARAMETER = "resolve:ssm:"  # EC2's prefix of an image id that is the value of a parameter
+TOKEN = "~/.ray/auth_token"
+MAKE_TOKEN = "create the token: (umask 077 && ray get-auth-token --generate >/dev/null)"
+# Of the provider's section: Ray hands a provider no other part of the config when it creates the head.
+FILES, IMAGES = "raypar_files", "raypar_images"
+
+
+class AwsProvider(AWSNodeProvider):  # type: ignore[misc]
+    """Node provider that starts no head whose files are missing, or whose workers' images can't be resolved."""
+
+    @staticmethod
+    def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """Complete the config: role, key, subnets, security group. `ray exec` and `ray down` come here too.
+
+        Raises:
+            ClickException: there are no credentials.
+        """
+        provider = cluster_config["provider"]
+        if boto3.Session(**provider.get("aws_credentials", {})).get_credentials() is None:
+            hint = "run `aws configure`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise ClickException(f"there are no AWS credentials\n  → {hint}")
+        config: dict[str, Any] = AWSNodeProvider.bootstrap_config(cluster_config)
+        images = {node_config.get("ImageId", "") for node_config in _worker_configs(config)}
+        config["provider"][FILES] = sorted(config["file_mounts"].values())
+        config["provider"][IMAGES] = sorted(image for image in images if image.startswith(PARAMETER))
+        return config
+
+    def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> Any:
+        """Start nodes.
+
+        Raises:
+            ClickException: a file that the head needs is missing, or an image of its workers can't be resolved.
+        """
+        if tags.get(TAG_RAY_NODE_KIND) == NODE_KIND_HEAD:
+            check_files(self.provider_config[FILES])
+            self._image_ids()
+        return super().create_node(node_config, tags, count)
+
+    def prepare_for_head_node(self, cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """Return the config of the head, with plain image ids for its workers."""
+        image_ids = self._image_ids()
+        for node_config in _worker_configs(cluster_config):
+            image = node_config.get("ImageId", "")
+            node_config["ImageId"] = image_ids.get(image, image)
+        config: dict[str, Any] = super().prepare_for_head_node(cluster_config)
+        return config
+
+    def _image_ids(self) -> dict[str, str]:
+        provider = self.provider_config
+        return resolve_images(provider[IMAGES], provider["region"], provider.get("aws_credentials", {}))
+
+
+def check_files(paths: Iterable[str]) -> None:
+    """Raise ClickException if one of the local files that nodes get is missing."""
+    missing = [path for path in paths if not Path(path).expanduser().exists()]
+    if missing:
+        hint = MAKE_TOKEN if TOKEN in missing else "create it, or take it out of file_mounts"
+        raise ClickException(f"no machine was started: there is no {', '.join(missing)} to copy to it\n  → {hint}")
+
+
+def resolve_images(images: Iterable[str], region: str, credentials: Mapping[str, str]) -> dict[str, str]:
+    """Return the id of each image that is given as ``resolve:ssm:NAME``, the value of a public parameter.
+
+    Args:
+        credentials: of boto3's client; empty: those of the environment.
+
+    Raises:
+        ClickException: a parameter can't be read.
+    """
+    names = [image.removeprefix(PARAMETER) for image in images]
+    if not names:
+        return {}
+    failure = "no machine was started: can't look up the workers' images"
+    try:
+        response = boto3.client("ssm", region, **credentials).get_parameters(Names=names)
+    except (BotoCoreError, ClientError) as error:
+        hint = "your credentials need ssm:GetParameters; or write ids (ami-…) into the file"
+        raise ClickException(f"{failure}: {error}\n  → {hint}") from error
+    if unknown := response["InvalidParameters"]:
+        hint = "write an id (ami-…) into the file"
+        raise ClickException(f"{failure}: {region} has no {', '.join(unknown)}\n  → {hint}")
+    return {PARAMETER + each["Name"]: each["Value"] for each in response["Parameters"]}
+
+
+def _worker_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    types = config["available_node_types"].items()
+    return [node_type["node_config"] for name, node_type in types if name != config["head_node_type"]]
