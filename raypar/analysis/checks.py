@@ -187,16 +187,25 @@ def shared_cores(evidence: Evidence) -> Iterator[str]:
 
 
 def side_by_side(evidence: Evidence) -> Iterator[str]:
-    """Trials that shared with others of the study what their times depend on: a machine, or the network."""
-    finished = evidence.finished
-    spread = [r for r in finished if len(_names(r, "node")) > 1]
-    for key, results, text in (
-        ("num_sharing", finished, "shared a machine, its memory and clock with"),
-        ("num_beside", spread, "over several machines shared the network with"),
-    ):
-        counts = [n for r in results if isinstance(n := r.environment.get(key), int) and n]
-        if counts:
-            yield f"{_share(counts, results)} {text} others of the study (up to {max(counts)} at a time)."
+    """Trials beside which others of the study ran on the same machine."""
+    counts = _positive(evidence.finished, "num_sharing")
+    if counts:
+        text = f"{_share(counts, evidence.finished)} shared a machine, its memory and clock"
+        yield f"{text} with others of the study (up to {max(counts)} at a time)."
+
+
+def shared_network(evidence: Evidence) -> Iterator[str]:
+    """Trials over several machines beside others over several machines: those on one machine send nothing."""
+    spread = [r for r in evidence.finished if len(_names(r, "node")) > 1]
+    counts = _positive(spread, "num_sharing_network")
+    if counts:
+        others = f"others of the study over several machines (up to {max(counts)} at a time)"
+        yield f"{_share(counts, spread)} over several machines shared the network with {others}."
+
+
+def _positive(results: Iterable[TrialResult], key: str) -> list[int]:
+    counts = (r.environment.get(key) for r in results)
+    return [count for count in counts if isinstance(count, int) and count]
 
 
 # ---- load while trials were timed
@@ -588,8 +597,8 @@ CHECKS: dict[Check, str] = {
     "the study with --fresh where that matters.",
     shared_cores: "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
     "about, and onto each other's cores.",
-    side_by_side: "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine. Say "
-    "1: then there is one on the whole cluster, and the network is its own.",
+    side_by_side: "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.",
+    shared_network: "Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.",
     other_load: "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "
     "much about the neighbours. Then run it again with --fresh.",
     too_many_threads: "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, "

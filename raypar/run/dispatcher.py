@@ -70,6 +70,7 @@ class Attempt:
     timers: list[asyncio.TimerHandle] = field(default_factory=list)  # what would end it later
     num_beside: int = 0  # other trials that ran on the cluster meanwhile, at most at a time
     num_sharing: int = 0  # of those on one of its machines, at most at a time
+    num_sharing_network: int = 0  # of those over several machines where this is so too, at most at a time
     is_over: bool = False
 
     @property
@@ -104,6 +105,7 @@ class Attempt:
             "nth_in_gang": self.nth_in_gang,
             "num_beside": self.num_beside,
             "num_sharing": self.num_sharing,
+            "num_sharing_network": self.num_sharing_network,
         }
 
 
@@ -415,10 +417,13 @@ class Dispatcher:
         """Note in each running attempt that these run at the same time."""
         running = [trial.attempt for trial in self._trials.values() if trial.phase is TrialPhase.RUNNING]
         hosts = {attempt: set(attempt.gang.hosts.values()) for attempt in running if attempt}
+        spread = [attempt for attempt, mine in hosts.items() if len(mine) > 1]
         for attempt, mine in hosts.items():
             num_sharing = sum(bool(mine & theirs) for theirs in hosts.values()) - 1
             attempt.num_beside = max(attempt.num_beside, len(hosts) - 1)
             attempt.num_sharing = max(attempt.num_sharing, num_sharing)
+        for attempt in spread:
+            attempt.num_sharing_network = max(attempt.num_sharing_network, len(spread) - 1)
 
     def _kill_later(self, attempt: Attempt, delay_s: float, failure: Failure | None = None) -> None:
         def kill() -> None:

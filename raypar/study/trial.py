@@ -153,8 +153,9 @@ class TrialResult:
             ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` …
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, the largest numbers of the
-            study's other trials that ran at the same time (``num_beside``) and of those on one of its machines
-            (``num_sharing``), and lists by rank: ``node``, ``cores``, ``num_threads``, ``device_name``, ``cpu_model``;
+            study's other trials that ran at the same time (``num_beside``), of those on one of its machines
+            (``num_sharing``) and, if it ran on several, of the others that did (``num_sharing_network``), and lists by
+            rank: ``node``, ``cores``, ``num_threads``, ``device_name``, ``cpu_model``;
             and what was measured while it was timed:
             ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's
             machine, busy with other work; mean), ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, and

@@ -77,7 +77,7 @@ def nodes(*names, model="EPYC 1", cores=8):
 
 
 ALONE = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # others ran elsewhere: nothing that it needs
-SPREAD = {**ALONE, "node": ["a", "b"]}
+SPREAD = {**ALONE, "node": ["a", "b"], "num_sharing_network": 0}
 FAILED = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
 BUSY = {"foreign_cpu_share": [0.01, 0.2], "other_load_cores": [1.26, 1.26], "num_node_cores": [2, 2]}
 NEIGHBOUR = {"other_load_cores": [9.0, 30.0], "num_node_cores": [16, 128]}
@@ -112,7 +112,13 @@ CASES = {
     "side_by_side": [
         (on(ALONE), None),
         (on({**ALONE, "num_sharing": 2}), "12 of 12 trials shared a machine, * (up to 2 at a time)."),
-        (on(ALONE, SPREAD), "6 of 6 trials over several machines shared the network *"),
+    ],
+    "shared_network": [
+        (
+            on(ALONE, {**SPREAD, "num_sharing_network": 1}),
+            "6 of 6 * shared the network with others * (up to 1 at a time).",
+        ),
+        (on(ALONE, SPREAD), None),  # beside trials on one machine each
     ],
     "shared_cores": [
         (on({"cores": []}), "12 of 12 trials had no cores of their own."),

@@ -23,6 +23,7 @@ CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
 LOST = "RayActorError: it died\nhints"
 CLOCK = "raypar.run.dispatcher.time.monotonic"
 FOUR_CPUS = cluster(4)
+COMPANY = ("num_beside", "num_sharing", "num_sharing_network")
 DONE = RankEnd(RankOutcome(train_time_s=1.0))
 
 
@@ -144,6 +145,16 @@ def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
     assert run.started == trials and run.running("c").nth_in_gang == 2
     assert [r.spec for r in run.results] == [trials[1]]
     assert run.results[0].state is TrialState.FINISHED and run.results[0].environment["num_beside"] == 1
+
+
+@pytest.mark.parametrize(("num_spread", "num_sharing_network"), [(1, 0), (2, 1)])
+def test_a_trial_over_several_machines_shares_the_network_with_others_of_the_kind_only(num_spread, num_sharing_network):
+    run = Run([*specs(*[2] * num_spread, nodes=2), *specs(1)], cluster(4, 4, 4, 4, 4))
+    run.workers_come_up()
+    run.define(*"abc"[: num_spread + 1])
+    spread, single = run.running("a").environment(), run.running("abc"[num_spread]).environment()
+    assert [spread[key] for key in COMPANY] == [num_spread, 0, num_sharing_network]
+    assert [single[key] for key in COMPANY] == [num_spread, 0, 0]
 
 
 def test_a_job_carries_the_trial_and_each_ranks_cores():
