@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from raypar.units import size
+
 EXIT_BAD_INPUT = 2
 TRAIN_PACKAGES = ("torch", "torchvision", "sklearn")  # of the extra `train`
 
@@ -102,8 +104,20 @@ def shortened(value: object, most: int = 200) -> str:
 
 
 def cut(text: str, most: int = 500) -> str:
-    """Return the text, without its middle where it is longer."""
-    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
+    """Return the text, the size of its middle in place of it where it is longer: ``head … 7.90 MB omitted … tail``."""
+    if len(text) <= most:
+        return text
+    head, tail = most // 2, most // 4
+    num_bytes = len(text[head : len(text) - tail].encode(errors="surrogatepass"))
+    return f"{text[:head]} … {size(num_bytes)} omitted … {text[len(text) - tail :]}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return ``str(error)``, or a note in its place where that raises."""
+    try:
+        return str(error)
+    except Exception as raised:
+        return f"(no message: its __str__ raised {type(raised).__name__})"
 
 
 def suggest(word: str, choices: Sequence[str]) -> str:

@@ -18,9 +18,10 @@ _WORDS = frozenset(
 # AUTH_TOKEN_PATH says where the secret is, AUTH_MODE whether there is one.
 _NO_SECRET_AT_THE_END = frozenset({"path", "file", "dir", "folder", "home", "sock", "mode", "url", "uri"})
 # A user and a password before the host; a password may hold an @, and a port is none.
-_USER_INFO = re.compile(r"(?P<start>[a-zA-Z][\w+.-]*://[^\s/?#@:'\"<>]*:)(?!\d+(?:[/?#]|$))[^\s'\"<>]*@")
+# (The lookbehind: tried at every letter of a long word, which an error may quote, the search would take hours.)
+_USER_INFO = re.compile(r"(?P<start>(?<![\w+.-])[\w+.-]+://[^\s/?#@:'\"<>]*:)(?!\d+(?:[/?#]|$))[^\s'\"<>]*@")
 # A token in the place of a user; git@ is none.
-_LONE_USER = re.compile(r"(?P<start>[a-zA-Z][\w+.-]*://)[^\s/?#@:'\"<>]{16,}@")
+_LONE_USER = re.compile(r"(?P<start>(?<![\w+.-])[\w+.-]+://)[^\s/?#@:'\"<>]{16,}@")
 _PARAMETER = re.compile(
     r"(?i)(?P<start>[?&;](?:password|passwd|pwd|token|access_token|api_?key|secret|sig|signature|accountkey)=)"
     r"[^\s&;'\"<>]+"

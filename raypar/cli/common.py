@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raypar.errors import EXIT_BAD_INPUT, BrokeOff, NotForTraining, RayparError, StoreError, cut, is_for_training
+from raypar.errors import (
+    EXIT_BAD_INPUT,
+    BrokeOff,
+    NotForTraining,
+    RayparError,
+    StoreError,
+    cut,
+    is_for_training,
+    message_of,
+)
 from raypar.masking import masked
 from raypar.report.text import strip_control
 from raypar.signals import Interrupted, redirected_stderr
@@ -227,7 +236,7 @@ def report_errors(debug: bool) -> Iterator[None]:
         if is_for_training(error):
             complain(str(NotForTraining(f"{getattr(error, 'name', '')} is not in this environment")))
             raise typer.Exit(EXIT_BAD_INPUT) from None
-        complain(f"{type(error).__name__}: {cut(str(error))}\n  → --debug shows where; .raypar/logs has more")
+        complain(f"{type(error).__name__}: {cut(message_of(error))}\n  → --debug shows where; .raypar/logs has more")
         raise typer.Exit(EXIT_FAILED) from None
 
 

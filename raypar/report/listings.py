@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from raypar import units
+from raypar.errors import cut
 from raypar.report.text import Column, print_line, print_table, value_column
 from raypar.study.options import OPTIONS, known_options
 from raypar.study.study import Study
@@ -75,7 +76,7 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
         print_line(console, f"failed: {result.spec.label}: {failure.message}", style="red")
         if failure.traceback:
             last = [line for line in failure.traceback.strip().splitlines() if line.strip()][-3:]
-            print_line(console, "\n".join(f"    {line}" for line in last))
+            print_line(console, "\n".join(f"    {cut(line)}" for line in last))
         if failure.log_path:
             print_line(console, f"    log: {failure.log_path}")
     print_line(console, f"all logs of this execution: {log_dir}")

@@ -22,6 +22,7 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from raypar import units
 from raypar.run.forkserver import kill_group, remove_socket
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
@@ -34,6 +35,9 @@ BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.paralle
 CLOSE_GRACE_S = 1.0
 EXIT_GRACE_S = 5.0
 LOG_TAIL_CHARS = 4000
+# Kept of each rank's log, which is looked at so often while the rank runs.
+LOG_HEAD_BYTES = LOG_TAIL_BYTES = 5 * 10**6
+LOG_CHECK_S = 1.0
 
 # A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and
 # are paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
@@ -281,12 +285,15 @@ def supervise(
     Killing the process from another thread ends this, with a failure.
     """
     end: RankEnd | None = None
-    rank, log_path = context.rank, str(job.log_path(context.rank))
+    rank, log_path = context.rank, job.log_path(context.rank)
     kills_before = num_memory_kills()
     try:
         process.connection.send((job, context))
         index = 0
         while end is None:
+            free_middle(log_path)
+            if not process.connection.poll(LOG_CHECK_S):
+                continue
             match process.connection.recv():
                 case ("report", metrics):
                     process.connection.send(on_report(index, metrics))
@@ -295,13 +302,14 @@ def supervise(
                     end = RankEnd(outcome=outcome)
                 case ("error", kind, name, message, traceback):
                     text = f"{name}: {message}" if message else name
-                    end = RankEnd(failure=Failure(kind, text, rank, traceback, log_path))
+                    end = RankEnd(failure=Failure(kind, text, rank, traceback, str(log_path)))
     except (EOFError, OSError):
         pass  # the process has ended; its exit code says more
     if (code := process.join(EXIT_GRACE_S)) is None:
         process.kill()
         code = process.join(EXIT_GRACE_S)
     process.connection.close()
+    drop_middle(log_path)
     # The kernel counts for the whole machine: what it killed may have been another's, in the same moment.
     took_too_much = not process.was_killed and num_memory_kills() > kills_before
     if end is None:
@@ -311,7 +319,7 @@ def supervise(
     return end
 
 
-def _crash(rank: int, log_path: str, code: int | None, took_too_much: bool) -> Failure:
+def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:
     kind, how = FailureKind.CRASH, f"ended with exit code {code}"
     if code == -signal.SIGKILL and took_too_much:
         kind, how = FailureKind.OUT_OF_MEMORY, "was killed by the kernel: the machine, or its group, is out of memory"
@@ -319,8 +327,36 @@ def _crash(rank: int, log_path: str, code: int | None, took_too_much: bool) -> F
         how = f"was killed by {signal.Signals(-code).name}"
     log_end = ""  # a crash leaves no traceback
     with contextlib.suppress(OSError):
-        log_end = Path(log_path).read_text(errors="replace")[-LOG_TAIL_CHARS:]
-    return Failure(kind, f"rank {rank} {how}", rank, log_end, log_path)
+        log_end = log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
+    return Failure(kind, f"rank {rank} {how}", rank, log_end, str(log_path))
+
+
+def free_middle(log_path: Path) -> None:
+    """Give the middle of a long log, which goes on being written, back to the disk, where the system can (Linux).
+
+    The rank writes to the file itself, C code included: nothing stands between, and nothing takes its time.
+    """
+    with contextlib.suppress(OSError):
+        length = log_path.stat().st_size - LOG_HEAD_BYTES - LOG_TAIL_BYTES
+        if length > 0 and sys.platform == "linux":
+            import ctypes
+
+            keep_size, punch_hole = 1, 2  # fallocate(2)
+            with log_path.open("r+b") as log:
+                hole = ctypes.c_int64(LOG_HEAD_BYTES), ctypes.c_int64(length)
+                ctypes.CDLL(None).fallocate(log.fileno(), keep_size | punch_hole, *hole)
+
+
+def drop_middle(log_path: Path) -> None:
+    """Put the size of a long log's middle in its place, once nobody writes to it any more."""
+    with contextlib.suppress(OSError), log_path.open("r+b") as log:
+        length = os.fstat(log.fileno()).st_size - LOG_HEAD_BYTES - LOG_TAIL_BYTES
+        if length > 0:
+            log.seek(-LOG_TAIL_BYTES, os.SEEK_END)
+            tail = log.read()
+            log.seek(LOG_HEAD_BYTES)
+            log.write(f"\n… {units.size(length)} omitted …\n".encode() + tail)
+            log.truncate()
 
 
 def num_memory_kills() -> int:

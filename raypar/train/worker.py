@@ -20,6 +20,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from raypar.errors import cut, message_of
 from raypar.masking import masked
 from raypar.provenance import cpu_model
 from raypar.study.trial import FailureKind
@@ -36,7 +37,7 @@ _NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of me
 
 def failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of an exception that a rank raised: ERROR unless it is recognised as something else."""
-    name, text = type(error).__name__, str(error)
+    name, text = type(error).__name__, message_of(error)
     says_so = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or says_so:
         return FailureKind.OUT_OF_MEMORY
@@ -48,6 +49,8 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 
 COLLECTIVE_TIMEOUT_S = 1800.0
+# Of what a failure says; the rank's log has more.
+MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000
 
 
 class PipeChannel:
@@ -76,7 +79,8 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
     except BaseException as error:
         text = masked(traceback.format_exc())  # it may quote a password or a key
         print(text, file=sys.stderr)
-        connection.send(("error", failure_kind(error), type(error).__name__, masked(str(error)), text))
+        message = cut(masked(message_of(error)), MAX_MESSAGE_CHARS)
+        connection.send(("error", failure_kind(error), type(error).__name__, message, cut(text, MAX_TRACEBACK_CHARS)))
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -2,18 +2,25 @@
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
 import torch
+from results import make_spec
 
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, cause, num_memory_kills
+from raypar.run import ranks
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, num_memory_kills, supervise
 from raypar.run.runner import is_retried
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind
+from raypar.train import worker
+from raypar.train.job import RankContext, RunSettings, TrialJob
 from raypar.train.worker import failure_kind
 
 
@@ -101,6 +108,78 @@ def test_failures_that_another_attempt_may_not_repeat_are_retried(kind):
     is_final = kind in (FailureKind.ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.REFUSED)
     assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is not is_final
     assert not is_retried(Failure(kind, ""), attempt=2, max_retries=1)
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+LONG = "starts, " + "x" * 8_000_000 + " at http://me:secret@host, ends"
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "message"),
+    [
+        (ValueError(LONG), "ValueError", r"starts, x+ … 8.00 MB omitted … x+ at http://me:\*\*\*@host, ends"),
+        (Unprintable(), "Unprintable", r"\(no message: its __str__ raised ValueError\)"),
+    ],
+    ids=["long", "unprintable"],
+)
+def test_a_failure_has_its_exceptions_type_and_the_ends_of_what_is_long(error, name, message, monkeypatch, capfd):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(worker, "run_rank", fail)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        ours.send(("job", "context"))
+        worker.main(theirs)
+        word, kind, shown, text, traceback = ours.recv()
+    assert (word, kind, shown) == ("error", FailureKind.ERROR, name)
+    assert re.fullmatch(message, text) and len(text) < 2100
+    assert traceback.startswith("Traceback (most recent call last):\n") and name in traceback and len(traceback) < 21000
+
+
+LOUD = """
+import os
+os.write(1, b"first" + b"x" * 10_000_000)
+os.write(2, b"y" * 10_000_000 + b"last")
+os._exit(3)
+"""
+
+
+def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "LOG_HEAD_BYTES", 1_000_000)
+    monkeypatch.setattr(ranks, "LOG_TAIL_BYTES", 2_000_000)
+    job = TrialJob(make_spec({}), 1, b"", RunSettings(tmp_path))
+    log = job.log_path(0)
+    log.parent.mkdir()
+    ours, theirs = socket.socketpair()
+    with theirs, log.open("ab") as out:
+        how = {"pass_fds": [theirs.fileno()], "stdout": out, "stderr": out, "start_new_session": True}
+        child = subprocess.Popen([sys.executable, "-c", LOUD], **how)
+    context = RankContext(0, 1, 0, 1, 0, ("", 0), 0.0)
+    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True)
+    assert end.failure.message == "rank 0 ended with exit code 3" and end.failure.traceback.endswith("ylast")
+    text = log.read_text()
+    assert re.fullmatch("firstx+\n… 17.0 MB omitted …\ny+last", text)
+    assert len(text) == pytest.approx(3_000_000, abs=100)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no holes in files elsewhere")
+def test_a_long_log_takes_no_more_of_the_disk_while_it_is_written(tmp_path):
+    path, megabyte = tmp_path / "log", bytes(range(256)) * 4000
+    with path.open("ab", buffering=0) as log:
+        for _ in range(30):
+            log.write(megabyte)
+            ranks.free_middle(path)
+        assert path.stat().st_size == 30 * len(megabyte)
+        assert path.stat().st_blocks * 512 < 11_000_000
+    ranks.drop_middle(path)
+    kept = path.read_bytes()
+    whole, marker = megabyte * 30, "\n… 20.7 MB omitted …\n".encode()
+    assert kept == whole[:5_000_000] + marker + whole[-5_000_000:]
 
 
 def test_the_kernels_count_of_memory_kills_does_not_fall():
