@@ -281,8 +281,7 @@ def own_ray() -> CheckResult:
         with private_ray(this_machine(), ()):
             start_time_s = time.monotonic() - started_s
     except ClusterError as error:
-        fix = "look into /tmp/ray/session_latest/logs; is /dev/shm large enough?"
-        return CheckResult("Ray", error.message, False, fix)
+        return failed("Ray", error)
     return CheckResult("Ray", f"starts in {units.seconds(start_time_s)}")
 
 

@@ -11,8 +11,6 @@ import contextlib
 import importlib
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,21 +25,22 @@ GIVE_TOKEN = (
 
 
 @contextlib.contextmanager
-def own_token() -> Iterator[Path]:
+def own_token(folder: Path) -> Iterator[None]:
     """Make a random token for a Ray that this process starts; its processes inherit the path, not the token.
 
-    What the user has set for a cluster is put aside meanwhile. Yields the folder of the token, which only the user can
-    look into; it is removed at the end.
+    What the user has set for a cluster is put aside meanwhile.
+
+    Args:
+        folder: for the token, which is removed at the end.
     """
-    folder = Path(tempfile.mkdtemp(prefix="raypar-"))  # 0700
     path = folder / "token"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     try:
         with _environment({MODE: "token", TOKEN: None, TOKEN_PATH: str(path)}):
-            yield folder
+            yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,8 @@ from raypar.train.affinity import CAN_PIN, allowed_cores, pin
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
 SHUTDOWN_TIMEOUT_S = 20.0
+# Of the folder that Ray's is in: macOS allows 103 characters for the path of a socket, Ray's part has up to 84.
+MAX_PARENT_LENGTH = 19
 DEFAULTS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,6 +37,8 @@ DEFAULTS = {
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
 LOST_TIMEOUT_S = 2.0  # a minute after it has lost its head, Ray ends this process
+# More than once: processes that are ending may still write into the folder.
+CLEAN_UP = 'read line || { kill -9 "$@"; for i in 1 2 3 4 5; do rm -rf -- "$0" && break; sleep 1; done; }'
 AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
 
 
@@ -56,11 +62,11 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     older = frozenset(child.pid for child in psutil.Process().children())
-    with own_token() as token_folder:
-        _start_ray(len(cores), int(machine.nodes[0].get("GPU", 0)), older)
+    with private_folder() as folder, own_token(folder):
+        _start_ray(len(cores), int(machine.nodes[0].get("GPU", 0)), folder / "ray", older)
         watch = watch_of_own(head_processes())
         try:
-            with _leavings_end_with_us(token_folder), watch.watching():
+            with _leavings_end_with_us(folder), watch.watching():
                 yield
         except KeyboardInterrupt:
             if (lost := abort_reason()) is None:
@@ -72,7 +78,28 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
                 pin(before)
 
 
-def _start_ray(num_cpus: int, num_gpus: int, older: frozenset[int]) -> None:
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """Make a folder for Ray's token, sockets and logs that only the user can look into.
+
+    It is removed at the end, unless Ray did not start or was lost: its logs may tell why.
+    """
+    parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    if len(str(parent)) > MAX_PARENT_LENGTH:
+        parent = Path("/tmp")
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="raypar-", dir=parent))  # 0700
+    try:
+        yield folder
+    except ClusterError:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_ray(num_cpus: int, num_gpus: int, folder: Path, older: frozenset[int]) -> None:
     import ray
     from ray._private import ray_constants
 
@@ -90,6 +117,7 @@ def _start_ray(num_cpus: int, num_gpus: int, older: frozenset[int]) -> None:
                 log_to_driver=False,
                 logging_level="ERROR",
                 object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(folder),  # Ray opens it to everybody, but not what it is in
             )
     except BaseException as error:
         _end_ray(older)
@@ -97,7 +125,8 @@ def _start_ray(num_cpus: int, num_gpus: int, older: frozenset[int]) -> None:
             raise Interrupted(signal.SIGTERM) from None
         if not isinstance(error, Exception):
             raise
-        raise ClusterError(f"Ray does not start here: {error}", hint="`raypar doctor` looks for the cause") from error
+        hint = f"is /dev/shm large enough? Ray's logs are in {folder}/session_latest/logs"
+        raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
     reinstall_handlers()
     mark("ray: is up")
 
@@ -150,7 +179,7 @@ def _leavings_end_with_us(folder: Path) -> Iterator[None]:
         with contextlib.suppress(psutil.Error):
             agents += [str(process.pid)] if any(name in " ".join(process.cmdline()) for name in AGENTS) else []
     shell = subprocess.Popen(
-        ["/bin/sh", "-c", 'read line || { kill -9 "$@"; rm -rf -- "$0"; }', str(folder), *agents],
+        ["/bin/sh", "-c", CLEAN_UP, str(folder), *agents],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -19,9 +19,11 @@ import ray
 from ray import tune
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.tune import TuneError
+from ray.tune.execution import class_cache
 from ray.tune.search import BasicVariantGenerator
 
 from raypar.errors import ClusterError, RayparError
+from raypar.masking import is_secret
 from raypar.run.broker import Broker
 from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import DispatchConfig
@@ -203,6 +205,11 @@ class TuneRunner:
     def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
         """Raises BrokerLost."""
         os.environ.update(QUIET)
+        # Tune gives its actors the keys of AWS, which Ray then writes into its logs and onto command lines. What a
+        # trial's code needs, its ranks have from the `RunSettings`.
+        class_cache.ENV_VARS_TO_PROPAGATE -= {
+            name for name in class_cache.ENV_VARS_TO_PROPAGATE if is_secret(name, "-")
+        }
         name = f"raypar-{os.getpid()}-{time.time_ns()}"
         config = DispatchConfig(
             workload=cloudpickle.dumps(study.workload),

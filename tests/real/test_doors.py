@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,7 +159,7 @@ def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_e
             os.killpg(int(pid_file.read_text()), signal.SIGKILL)
 
 
-SECRET = "hf_planted0123456789"
+SECRET = "planted0123456789/abcdef"
 PASSWORD = "p1anted-passw0rd"
 LEAKY = """
 import os
@@ -169,9 +170,10 @@ from raypar.workloads import digits
 
 
 def data(config):
-    assert os.environ["HF_TOKEN"].startswith("hf_planted"), "a trial's code has what its user has"
+    key = os.environ["AWS_SECRET_ACCESS_KEY"]
+    assert key == os.environ["HF_TOKEN"] and key.startswith("planted"), "a trial's code has what its user has"
     if config["leaks"]:
-        raise ValueError(f"401 for {os.environ['HF_TOKEN']} at {os.environ['DATA_URL']}")
+        raise ValueError(f"401 for {key} at {os.environ['DATA_URL']}")
     return digits.data(config)
 
 
@@ -181,8 +183,9 @@ study = Study(workload=workload, space={"leaks": grid(False, True)}, num_repeats
 
 
 def files_with(folder, *secrets):
+    """Return the files below the folder that hold one of the secrets; Ray may remove it meanwhile."""
     matches = []
-    for path in folder.rglob("*"):
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         with contextlib.suppress(OSError):  # sockets
             if path.is_file() and any(secret.encode() in path.read_bytes() for secret in secrets):
                 matches.append(str(path))
@@ -191,33 +194,37 @@ def files_with(folder, *secrets):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
-def test_a_secret_of_the_environment_stays_there(isolation, tmp_path, tmp_path_factory):
+def test_a_secret_of_the_environment_stays_there(isolation, tmp_path):
     cli = Cli(tmp_path)
     cli.write("leaky.py", LEAKY)
-    ray_folder = tmp_path_factory.mktemp("r")
-    variables = {"HF_TOKEN": SECRET, "DATA_URL": f"http://me:{PASSWORD}@nowhere:1/data"}
-    if len(str(ray_folder)) < 36:  # sockets lie in it
-        variables["RAY_TMPDIR"] = str(ray_folder)
-    is_over = threading.Event()
+    address = f"http://me:{PASSWORD}@nowhere:1/data"
+    is_over, leaks, sessions = threading.Event(), set(), {}
 
-    def look():
-        seen = []
+    def look(ray_folder):
         while not is_over.wait(0.02):  # some time for the study
             lines = map(command_line, psutil.process_iter())
-            seen += [line for line in lines if SECRET in line or PASSWORD in line]
-        return seen
+            leaks.update(line for line in lines if SECRET in line or PASSWORD in line)
+            leaks.update(files_with(ray_folder, SECRET, PASSWORD))
+            with contextlib.suppress(OSError):
+                sessions.update({path: stat.S_IMODE(path.stat().st_mode) for path in ray_folder.iterdir()})
 
-    with ThreadPoolExecutor() as pool:
-        seen = pool.submit(look)
-        done = cli.run("study", "leaky.py", "--isolation", isolation, **variables)
-        is_over.set()
+    # Short: sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="r") as ray_folder, ThreadPoolExecutor() as pool:
+        variables = {"HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET, "DATA_URL": address, "RAY_TMPDIR": ray_folder}
+        looking = pool.submit(look, Path(ray_folder))
+        try:
+            done = cli.run("study", "leaky.py", "--isolation", isolation, **variables)
+        finally:
+            is_over.set()
+        looking.result()
+        left = list(Path(ray_folder).iterdir())
     assert done.returncode == 1, done.stderr
     output = done.stdout + done.stderr
     assert re.search(r"401 for \*\*\* at http://me:\*\*\*@nowhere:1/data", output.replace("\n", " ")), output
     states = sorted(run.data.tags["raypar.state"] for run in runs_of(tmp_path, "leaky", "trial"))
     assert states == ["failed", "finished"]  # the one that finished had its token
-    assert seen.result() == []
+    assert leaks == set() and list(sessions.values()) == [0o700] and left == []
     output += cli.done("report", "leaky", "--html", "report.html") + cli.done("show", "leaky")
     assert not re.search(f"{SECRET}|{PASSWORD}", output)
-    assert files_with(tmp_path, SECRET, PASSWORD) == files_with(ray_folder, SECRET, PASSWORD) == []
+    assert files_with(tmp_path, SECRET, PASSWORD) == []
     cli.wait_for_its_processes()

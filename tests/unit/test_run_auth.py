@@ -1,13 +1,16 @@
 """Tokens: a private Ray's, the user's for a cluster, and the messages of a refusal. No Ray is started here."""
 
+import contextlib
 import os
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 from ray.exceptions import AuthenticationError
 
 from raypar.errors import ClusterError
+from raypar.run import private_ray
 from raypar.run.auth import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitted, own_token, token_source
 
 
@@ -26,22 +29,39 @@ def in_file(path, text="t" * 20):
     return path
 
 
-def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited_by_its_path(monkeypatch):
+def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited_by_its_path(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "the cluster's")
     monkeypatch.setenv(MODE, "disabled")
     tokens = set()
     for _ in range(2):
-        with own_token() as folder:
-            (file,) = folder.iterdir()
-            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with own_token(tmp_path):
+            (file,) = tmp_path.iterdir()
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             tokens.add(token := file.read_text())
             assert len(token) == 64 and token not in os.environ.values()
             assert os.environ[MODE] == "token" and os.environ[TOKEN_PATH] == str(file) and TOKEN not in os.environ
-        assert not folder.exists()
+        assert not file.exists()
     assert len(tokens) == 2
     assert (os.environ[TOKEN], os.environ[MODE]) == ("the cluster's", "disabled")
     assert TOKEN_PATH not in os.environ
+
+
+@pytest.mark.parametrize(("error", "is_kept"), [(None, False), (KeyboardInterrupt, False), (ClusterError, True)])
+def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs_explain_a_loss(
+    error, is_kept, monkeypatch, tmp_path
+):
+    parent = tmp_path / "a name too long for sockets"
+    monkeypatch.setenv("RAY_TMPDIR", str(parent))
+    monkeypatch.setattr(private_ray, "MAX_PARENT_LENGTH", len(str(parent)))
+    with contextlib.suppress(KeyboardInterrupt, ClusterError), private_ray.private_folder() as folder:
+        assert folder.parent == parent and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "ray").mkdir()
+        if error is not None:
+            raise error("lost")
+    assert (folder / "ray").is_dir() == is_kept
+    monkeypatch.setattr(private_ray, "MAX_PARENT_LENGTH", len(str(parent)) - 1)
+    with private_ray.private_folder() as folder:
+        assert folder.parent == Path("/tmp")
 
 
 def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch, tmp_path):
