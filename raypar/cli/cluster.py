@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,7 @@ from raypar.cli.common import EXIT_FAILED
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
 from raypar.report.text import ascii_fallback, strip_control
+from raypar.scratch import scratch_folder
 from raypar.signals import Interrupted, handle_signals, uninterrupted
 
 if TYPE_CHECKING:
@@ -109,10 +109,12 @@ def submit(
         num_columns, submitted_as = shutil.get_terminal_size().columns, masked(shlex.join(options.command))
         environment = {"COLUMNS": str(num_columns), SUBMITTED_AS: submitted_as}
         with detached_by_signals(study, address):
-            with uninterrupted(), tempfile.TemporaryDirectory(prefix="raypar-") as folder:
-                travels = pack(path, modules, Path(folder))
+            with uninterrupted(), scratch_folder() as scratch:
+                folder = scratch / "study"
+                folder.mkdir()
+                travels = pack(path, modules, folder)
                 try:
-                    job_id = jobs.submit(study, Path(folder), command, environment)
+                    job_id = jobs.submit(study, folder, command, environment)
                 except RunsAlready as error:
                     hint = f"`{again('attach', study, address)}` shows it, `{again('stop', study, address)}` ends it"
                     raise RayparError(error.message, hint=hint) from error

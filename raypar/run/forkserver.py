@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -42,7 +43,7 @@ def serve() -> None:
         if owner in readable:
             for pid in owners:
                 kill_group(pid)
-            remove_socket(listener.getsockname())
+            shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)  # its owner may have been killed
             os._exit(0)
         if child_ended in readable:
             os.read(child_ended, 4096)
@@ -107,13 +108,6 @@ def _send_exit_codes(owners: dict[int, Connection]) -> None:
             if (client := owners.pop(ended[0], None)) is not None:
                 with contextlib.suppress(OSError):
                     client.send((ended[0], os.waitstatus_to_exitcode(ended[1])))
-
-
-def remove_socket(address: str) -> None:
-    """Remove a fork server's socket and the folder that it is alone in."""
-    with contextlib.suppress(OSError):
-        Path(address).unlink()
-        Path(address).parent.rmdir()
 
 
 def _die_with_parent() -> None:

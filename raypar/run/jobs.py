@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from raypar import units
 from raypar.errors import ClusterError, RayparError, cut, shortened
 from raypar.masking import masked
 from raypar.run.auth import admitted
+from raypar.scratch import scratch_folder
 
 TUNNEL_HINT = (
     "the dashboard listens on the head alone: `ray attach cluster.yaml -p 8265` or "
@@ -192,8 +192,8 @@ def _not_ignored(folder: Path) -> frozenset[Path] | None:
     list_files = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = git(*list_files)
     if names is None:
-        with tempfile.TemporaryDirectory() as empty:
-            git("init", "--bare", "--quiet", empty)
+        with scratch_folder() as empty:
+            git("init", "--bare", "--quiet", str(empty))
             names = git(f"--git-dir={empty}", f"--work-tree={folder}", *list_files)
     return None if names is None else frozenset(folder / os.fsdecode(name) for name in names.split(b"\0") if name)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from raypar.errors import ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
 from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, head_processes, shut_down, watch_of_own
+from raypar.scratch import make_folder, release, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, allowed_cores, pin
@@ -82,21 +82,22 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
 def private_folder() -> Iterator[Path]:
     """Make a folder for Ray's token, sockets and logs that only the user can look into.
 
-    It is removed at the end, unless Ray did not start or was lost: its logs may tell why.
+    It is removed at the end; where Ray did not start or was lost, only at the next start, since its logs may tell why.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     if len(str(parent)) > MAX_PARENT_LENGTH:
         parent = Path("/tmp")
     parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="raypar-", dir=parent))  # 0700
+    folder = make_folder(parent)
     try:
         yield folder
     except ClusterError:
+        release(folder)
         raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
 
 
 def _start_ray(num_cpus: int, num_gpus: int, folder: Path, older: frozenset[int]) -> None:

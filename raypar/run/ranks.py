@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from raypar import units
-from raypar.run.forkserver import kill_group, remove_socket
+from raypar.run.forkserver import kill_group
+from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 from raypar.train import telemetry
@@ -160,8 +160,8 @@ class ForkServer:
     """Owns a fork server process: the server ends with its owner, and the forks with the server."""
 
     def __init__(self, preload: tuple[str, ...] = (), sys_path: tuple[str, ...] = ()) -> None:
-        # Mode 0700: nobody else can ask for a fork.
-        self.address = str(Path(tempfile.mkdtemp(prefix="raypar-")) / "fork")
+        # Nobody else can look into it, and so ask for a fork.
+        self.address = str(make_folder() / "fork")
         server_end, self._owner_end = os.pipe()
         environment = {
             **os.environ,
@@ -185,7 +185,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:  # still importing: it has forked nothing
             self._process.kill()
             self._process.wait()
-        remove_socket(self.address)  # where the server was killed
+        remove_folder(Path(self.address).parent)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import json
 import logging
 import os
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
+from raypar.scratch import scratch_folder
 from raypar.study.trial import TrialResult, latest
 from raypar.track import journal
 from raypar.track.check import check_readable, check_writable
@@ -330,8 +330,9 @@ class Store:
             return question(self._mlflow) if check_readable(self._tracking_uri) else empty
 
     def _read_file(self, run: StoredRun, name: str) -> str | None:
-        with tempfile.TemporaryDirectory() as folder:
-            path = self._artifact(run, name, Path(folder))
+        is_local = local_folder(run.artifact_uri) is not None
+        with nullcontext(Path()) if is_local else scratch_folder() as folder:
+            path = self._artifact(run, name, folder)
             try:
                 return path.read_text(encoding="utf-8") if path else None
             except (OSError, ValueError):

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 from raypar.parallel.strategy import Batch, DistContext, Span, no_span, wait_for_device
+from raypar.scratch import scratch_folder
 from raypar.train.flops import count_work
 from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
 from raypar.train.step import Stepper
@@ -79,8 +79,8 @@ class ProfiledSteps:
         context, stepper = self._context, self._new_stepper(self._mark)
         with self._profiler() as profiler:
             self._steps(stepper, NUM_TRACED_STEPS, self._mark)
-        with tempfile.TemporaryDirectory() as temporary:
-            path = Path(temporary) / "trace.json.gz"
+        with scratch_folder() as temporary:
+            path = temporary / "trace.json.gz"
             profiler.export_chrome_trace(str(path))
             traces: list[Any] = [path.read_bytes()]
         if context.world_size > 1:  # the ranks' disks may be elsewhere

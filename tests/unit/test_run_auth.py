@@ -59,6 +59,8 @@ def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs
         if error is not None:
             raise error("lost")
     assert (folder / "ray").is_dir() == is_kept
+    with private_ray.private_folder():
+        assert not folder.exists()
     monkeypatch.setattr(private_ray, "MAX_PARENT_LENGTH", len(str(parent)) - 1)
     with private_ray.private_folder() as folder:
         assert folder.parent == Path("/tmp")

@@ -1,0 +1,93 @@
+"""Scratch folders: among temporary files, locked by their process, so that those of killed processes can be removed.
+
+The lock dies with its process: a scratch folder whose lock is free has no owner any more. Nothing else in the temporary
+folder has such a lock, so other programs' files, and other users', are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+PREFIX = "raypar-"
+LOCK_FILE = "raypar.lock"
+
+_locks: dict[Path, int] = {}  # folders of this process: the file descriptor that holds the lock
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder for the duration of the block."""
+    folder = make_folder()
+    try:
+        yield folder
+    finally:
+        remove_folder(folder)
+
+
+def make_folder(parent: Path | None = None) -> Path:
+    """Remove what killed processes left, and make a folder that only this user can look into (mode 0700).
+
+    It is in use until `remove_folder`, or until this process ends.
+
+    Args:
+        parent: None: the folder of temporary files.
+    """
+    remove_abandoned(parent)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        try:
+            _locks[folder] = _lock(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL)
+        except (BlockingIOError, FileNotFoundError):  # another process took it for abandoned: it was not locked yet
+            continue
+        except OSError:  # a file system without locks: nobody will take it for abandoned
+            pass
+        return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of `make_folder`, and those that killed processes have left beside it meanwhile."""
+    shutil.rmtree(folder, ignore_errors=True)
+    release(folder)
+    remove_abandoned(folder.parent)
+
+
+def release(folder: Path) -> None:
+    """Leave a folder as if this process had ended: the next that makes one beside it removes it."""
+    if (fd := _locks.pop(folder, None)) is not None:
+        os.close(fd)
+
+
+def remove_abandoned(parent: Path | None = None) -> None:
+    """Remove this user's scratch folders whose process has ended without doing so."""
+    for lock_file in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK_FILE}"):
+        with contextlib.suppress(OSError):  # in use, another user's, or removed meanwhile
+            if lock_file.parent.lstat().st_uid != os.getuid():
+                continue
+            fd = _lock(lock_file)
+            try:
+                shutil.rmtree(lock_file.parent, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+def _lock(path: Path, flags: int = 0) -> int:
+    """Return a descriptor that holds the lock of this file. Raises OSError where another has it."""
+    if sys.platform == "win32":
+        raise OSError("no locks of this kind")
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.lstat()  # still there: its last owner has not removed it meanwhile
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

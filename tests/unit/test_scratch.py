@@ -1,0 +1,98 @@
+"""Folders of killed processes are removed at the next start; those in use, and others' files, stay."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from raypar import scratch
+from raypar.scratch import LOCK_FILE, PREFIX, make_folder, release, remove_abandoned, remove_folder, scratch_folder
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@contextmanager
+def other_process(temporary):
+    """Yield a process and its scratch folder, with something in it."""
+    code = "from raypar.scratch import make_folder as make; (f := make()).joinpath('token').touch(); "
+    code += "print(f, flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    with process:
+        yield process, temporary / process.stdout.readline().strip()
+
+
+def test_the_folder_of_a_killed_process_goes_at_the_next_start_and_no_other(temporary):
+    kept = ["raypar-results", "raypar-baseline", "ray", "session_2026-01-01_00-00-00_000000_1"]
+    for name in kept:
+        (temporary / name).mkdir()
+        (temporary / name / "mine").touch()
+    with other_process(temporary) as (process, folder), other_process(temporary) as (other, in_use):
+        ours = make_folder()
+        assert folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        process.kill()
+        process.wait()
+        with scratch_folder() as another:
+            assert {path.name for path in temporary.iterdir()} == {*kept, *(p.name for p in (ours, in_use, another))}
+        assert {path.name for path in temporary.iterdir()} == {*kept, ours.name, in_use.name}
+        other.send_signal(signal.SIGSTOP)
+        remove_abandoned()
+        assert in_use.is_dir()
+        other.kill()
+    remove_folder(ours)
+    assert {path.name for path in temporary.iterdir()} == {*kept}
+
+
+def test_one_that_another_process_takes_for_abandoned_before_it_is_locked_is_made_again(monkeypatch):
+    real, seen = scratch._lock, []
+
+    def too_late(path, flags=0):
+        if flags and len(seen) < 2:
+            seen.append(path.parent)
+            path.touch()
+            remove_abandoned()
+        return real(path, flags)
+
+    monkeypatch.setattr(scratch, "_lock", too_late)
+    folder = make_folder()
+    assert folder not in seen and (folder / LOCK_FILE).exists()
+    assert not any(path.exists() for path in seen)
+    remove_folder(folder)
+
+
+def test_a_folder_that_is_only_released_goes_with_the_next(temporary):
+    folder = make_folder()
+    (folder / "logs").mkdir()
+    release(folder)
+    assert folder.is_dir()
+    with scratch_folder():
+        assert not folder.exists()
+
+
+def test_links_and_folders_of_other_users_are_left_alone(temporary, tmp_path_factory, monkeypatch):
+    target = tmp_path_factory.mktemp("target")
+    (target / LOCK_FILE).touch()
+    (temporary / f"{PREFIX}linkedto").symlink_to(target)
+    (temporary / f"{PREFIX}ofothers").mkdir()
+    (temporary / f"{PREFIX}ofothers" / LOCK_FILE).symlink_to(target / LOCK_FILE)
+    abandoned = make_folder()
+    release(abandoned)
+    with monkeypatch.context() as patch:
+        patch.setattr(scratch.os, "getuid", lambda: os.geteuid() + 1)
+        remove_abandoned()
+    assert abandoned.is_dir()
+    remove_abandoned()
+    assert not abandoned.exists() and (target / LOCK_FILE).exists() and len(list(temporary.iterdir())) == 2
