@@ -58,7 +58,7 @@ class Evidence:
     @cached_property
     def finished(self) -> list[TrialResult]:
         """Every finished trial, point by point."""
-        return [r for p in self.points for r in p.results_in(TrialState.FINISHED)]
+        return [r for p in self.points for r in p.measured]
 
     @cached_property
     def log_times(self) -> list[list[LogTime]]:
@@ -111,14 +111,20 @@ def baseline_missing(evidence: Evidence) -> Iterator[str]:
         yield f"{num_points} without a speedup: no finished trial of the baseline {labels}."
 
 
+def diverged_trials(evidence: Evidence) -> Iterator[str]:
+    every = [r for p in evidence.points for r in p.results]
+    if diverged := [r for r in every if r.state is TrialState.DIVERGED]:
+        labels = [f"{r.spec.label} ({r.reason})" if r.reason else r.spec.label for r in diverged]
+        yield f"{_share(diverged, every)} diverged: {named(labels)}."
+
+
 def failed_trials(evidence: Evidence) -> Iterator[str]:
-    failed = [r for p in evidence.points for r in p.results_in(TrialState.FAILED)]
+    failed = [r for p in evidence.points for r in p.results if r.state is TrialState.FAILED]
     if failed:
-        failure = failed[0].failure
-        cause = failure.message.strip().splitlines() if failure else []
-        text = f"{units.counted(len(failed), 'trial')} failed; {failed[0].spec.label}"
-        log = f" (log: {failure.log_path})" if failure and failure.log_path else ""
-        yield f"{text}: {cause[0]}{log}" if cause else f"{text}.{log}"
+        first = failed[0]
+        text = f"{units.counted(len(failed), 'trial')} failed; {first.spec.label}"
+        log = f" (log: {first.failure.log_path})" if first.failure and first.failure.log_path else ""
+        yield f"{text}: {first.reason}{log}" if first.reason else f"{text}.{log}"
 
 
 def includes_start_up(evidence: Evidence) -> Iterator[str]:
@@ -587,7 +593,10 @@ CHECKS: dict[Check, str] = {
     "name.",
     other_code: "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by "
     "the code as much as by the point.",
-    baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for.",
+    diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
+    "(lr_warmup_steps) or clip gradients (clip_grad_norm).",
+    baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
+    "diverged, choose another baseline.",
     failed_trials: "Run the study again: finished trials are kept, failed ones get another try.",
     includes_start_up: "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
     "then the steps alone are timed.",

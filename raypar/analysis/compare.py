@@ -26,14 +26,14 @@ from raypar.analysis.question import (
 from raypar.analysis.stats import Estimate, difference_estimate, median_estimate
 from raypar.errors import RayparError
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, TrialState
 
 # Settings of how a trial is run, not of what it computes: they may differ between points that are compared.
 EXECUTION_KEYS = (
     *("device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads", "compile", "channels_last"),
     *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
     *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
-    *("num_warmup_steps", "eval_batch_size", "keep_model"),
+    *("num_warmup_steps", "eval_batch_size", "keep_model", "stop_on_nan"),
 )
 # Of an execution's provenance: different each time, or reported by itself.
 UNREPORTED = ("command", "load", "git.dirty")
@@ -102,6 +102,7 @@ class MatchedPoint:
     Attributes:
         point: the values of all that either study sweeps.
         num_finished: trials that ran to their end.
+        outcomes: what became of the trials of each, where none finished.
         times_s: the time metric, seconds.
         ratio: how many times as long B takes as A for the same work; None where either has no time.
         metrics: A's metric after the last epoch.
@@ -111,6 +112,7 @@ class MatchedPoint:
 
     point: Point
     num_finished: tuple[int, int]
+    outcomes: tuple[TrialState | None, TrialState | None]
     times_s: tuple[Estimate | None, Estimate | None]
     ratio: Estimate | None
     metrics: tuple[Estimate | None, Estimate | None]
@@ -255,6 +257,7 @@ def _compared(point: Point, a: PointSamples, b: PointSamples, execution_changes:
     return MatchedPoint(
         point=point,
         num_finished=(len(a.samples), len(b.samples)),
+        outcomes=(a.outcome, b.outcome),
         times_s=(time_a, time_b),
         ratio=speedup(b, a, are_blocks_shared=False),
         metrics=(metric_a, metric_b),

@@ -19,7 +19,7 @@ from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, ratio_estimate, reference
 from raypar.analysis.time_to_target import Start, Target, time_to_target
 from raypar.study.space import Value
-from raypar.study.trial import TrialState, gain
+from raypar.study.trial import gain
 
 BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 
@@ -92,8 +92,7 @@ def common_target(question: Question, gathered: Sequence[PointSamples]) -> Targe
         [report[question.metric] for report in result.reports if question.metric in report]
         for samples in gathered
         if any(key in samples.point for key in BATCH_KEYS)
-        for result in samples.results
-        if result.state is TrialState.FINISHED
+        for result in samples.measured
     ]
     values = [[v for v in series if math.isfinite(v)] for series in reports]
     if not values or not all(values):

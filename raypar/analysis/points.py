@@ -20,7 +20,7 @@ import numpy as np
 from raypar.analysis.pairwise import speedup
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialResult
 from raypar.units import HOUR_S
 
 PACKAGES = "CPU packages"
@@ -63,7 +63,7 @@ def why_energy_unknown(results: Sequence[TrialResult]) -> str:
 
 
 def _measured(samples: PointSamples) -> list[TrialResult]:
-    return [r for r in samples.results_in(TrialState.FINISHED) if r.energy_j is not None]
+    return [r for r in samples.measured if r.energy_j is not None]
 
 
 def num_nodes(samples: PointSamples) -> int | None:
@@ -123,7 +123,7 @@ def _analysed(question: Question, samples: PointSamples, base: PointSamples | No
         ratio = reference(len(times))
     elif base is not None:
         ratio = speedup(base, samples)
-    steps = [t for r in samples.results_in(TrialState.FINISHED) for t in r.gang_step_times_s]
+    steps = [t for r in samples.measured for t in r.gang_step_times_s]
     time_s = median_estimate(times) if times else None
     return PointAnalysis(
         **vars(samples),

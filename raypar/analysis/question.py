@@ -121,7 +121,7 @@ def question_from_dict(raw: Mapping[str, Any]) -> Question:
 
 @dataclass(frozen=True)
 class Sample:
-    """Measurements of one finished trial.
+    """Measurements of one finished trial (see `TrialResult.is_measured`).
 
     Attributes:
         time_s: the study's time metric, greater than 0; None where the trial has none.
@@ -175,11 +175,23 @@ class PointSamples:
         """The point without its number of workers."""
         return {key: value for key, value in self.point.items() if key != "num_workers"}
 
-    def results_in(self, state: TrialState) -> list[TrialResult]:
-        return [result for result in self.results if result.state is state]
+    @property
+    def measured(self) -> list[TrialResult]:
+        """Its finished trials."""
+        return [result for result in self.results if result.is_measured]
 
-    def num_in(self, state: TrialState) -> int:
-        return len(self.results_in(state))
+    @property
+    def unusable(self) -> list[TrialResult]:
+        """Its trials that diverged."""
+        return [result for result in self.results if result.is_unusable]
+
+    @property
+    def outcome(self) -> TrialState | None:
+        """State of its trials where none finished, the most telling one of several; None for other points."""
+        if not self.results or self.measured:
+            return None
+        states = [result.state for result in self.results]
+        return min(states, key=lambda state: (state.traits.is_usable, not state.traits.is_result))
 
     def by_repeat(self, quantity: str) -> dict[int, float]:
         """Return every known `quantity` (an attribute of `Sample`) by repeat, in order."""
@@ -202,8 +214,7 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
     """Return ``train_time_s`` if every finished trial has it, else ``wall_s`` (train loops that can't be timed)."""
-    finished = [r for r in results if r.state is TrialState.FINISHED]
-    return TRAIN_TIME if all(r.train_time_s is not None for r in finished) else WALL_TIME
+    return TRAIN_TIME if all(r.train_time_s is not None for r in results if r.is_measured) else WALL_TIME
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:
@@ -243,7 +254,7 @@ def _point_samples(
             metric=_finite(result.final.get(question.metric)),
         )
 
-    samples = {r.spec.repeat: sample(r) for r in results if r.state is TrialState.FINISHED}
+    samples = {r.spec.repeat: sample(r) for r in results if r.is_measured}
     return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results))
 
 

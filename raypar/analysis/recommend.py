@@ -4,6 +4,8 @@ A limit is compared with the median. Where the interval encloses the limit, an e
 target, points are excluded whose metric is significantly worse than the best one, block by block, and by more than a
 report shows; where there are no two blocks to compare, the values decide, and that is a close call too.
 
+A point of which a trial diverged is excluded, however fast the others were.
+
 Of the points that no limit excludes, the one with the smallest median time leads. Those whose times don't differ
 significantly from its are its rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest
 workers is chosen: equals should not cost more. If no rival can be much faster than the chosen one, it is a tie and no
@@ -52,7 +54,7 @@ from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, reported_metrics, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState, gain
+from raypar.study.trial import TrialResult, gain
 
 MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
@@ -63,11 +65,13 @@ Differs: TypeAlias = Callable[[int, int, int], bool]
 def front_of(points: Sequence[PointAnalysis], mode: str) -> frozenset[int]:
     """Return the indices of the points on the front of time, metric, cost and energy, of those that have a time.
 
+    Points of which a trial diverged are neither on the front nor do they beat others.
+
     Args:
         points: of one study; the metric, the cost and the energy count where all of those with a time have one.
         mode: "max" or "min" of the metric is better.
     """
-    indices = [i for i, point in enumerate(points) if point.time_s is not None]
+    indices = [i for i, point in enumerate(points) if point.time_s is not None and not point.unusable]
     timed = [points[i] for i in indices]
     every = {name: [getattr(p, name) for p in timed] for name in ("time_s", "metric", "cost", "energy_j")}
     columns: dict[str, list[Estimate]] = {name: column for name, column in every.items() if None not in column}
@@ -216,10 +220,13 @@ def _candidate(question: Question, constraints: Constraints, analysed: PointAnal
 
 def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tuple[str, bool]:
     """Return the first reason why it can't be chosen, empty for none, and whether that is a close call."""
+    if num_unusable := len(c.unusable):
+        of_all = f" in {num_unusable} of {len(c.results)}" if num_unusable < len(c.results) else ""
+        return f"{c.unusable[0].state}{of_all}", False
     if c.to_target is not None and not c.to_target.is_always_reached:
         return _why_missed(c.to_target), False
     if c.time_s is None:
-        return "failed" if c.num_in(TrialState.FAILED) else "no time known" if c.results else "not run yet", False
+        return c.outcome or ("no time known" if c.results else "not run yet"), False
     metric = question.metric
     limits: tuple[tuple[str, float | None, Estimate | None, bool, Callable[[float], str]], ...] = (
         ("time", constraints.max_time_s, c.time_s, True, units.seconds),

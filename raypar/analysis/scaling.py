@@ -34,7 +34,7 @@ from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, Floats, median_estimate, ratio_estimate, reference, spread_medians
 from raypar.errors import Mistake, RayparError
 from raypar.study.space import Value
-from raypar.study.trial import TrialState, point_label
+from raypar.study.trial import point_label
 
 
 class Quantity(StrEnum):
@@ -286,11 +286,7 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
 
 
 def _why_no_time(samples: PointSamples) -> str:
-    if samples.num_in(TrialState.FAILED):
-        return "failed"
-    if samples.num_in(TrialState.STOPPED):
-        return "stopped early"
-    return "finished without a time" if samples.results else "not run yet"
+    return samples.outcome or ("finished without a time" if samples.results else "not run yet")
 
 
 # ---- tables from elsewhere

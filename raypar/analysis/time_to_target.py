@@ -6,7 +6,8 @@ processes; only what lies between the parts (barriers, reports) is not in it. Th
 evaluations: a target that is met between two of them is reached at the second.
 
 A trial that ends without reaching the target is censored: it takes longer, nobody knows how much. So it counts in the
-median, which is known where more than half have reached the target (`raypar.analysis.stats`).
+median, which is known where more than half have reached the target (`raypar.analysis.stats`). A trial that diverged has
+missed it, whatever it had reached before.
 """
 
 from __future__ import annotations
@@ -136,10 +137,10 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
     values = [report.get(target.metric) for report in result.reports]
     reported = [value for value in values if _is_finite(value)]
     if not reported:
-        return TrialToTarget(repeat, TargetStatus.UNKNOWN)
+        return TrialToTarget(repeat, TargetStatus.MISSED if result.is_unusable else TargetStatus.UNKNOWN)
     best = max(reported, key=partial(gain, target.mode))
     at = next((i for i, value in enumerate(values) if target.is_reached_by(value)), None)
-    if at is None:
+    if at is None or result.is_unusable:
         return TrialToTarget(repeat, TargetStatus.MISSED, best=best)
     time_s, num_samples = _spent(result, at, start)
     if time_s is None or time_s <= 0:

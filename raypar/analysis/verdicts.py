@@ -20,7 +20,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
-from raypar.study.trial import gain, point_label
+from raypar.study.trial import TrialState, gain, point_label
 
 Compared: TypeAlias = tuple[PointAnalysis, Estimate]  # a point and its speedup over its baseline
 
@@ -30,7 +30,9 @@ MAX_SPEEDUP_LINES = 4
 def verdicts(question: Question, points: Sequence[PointAnalysis]) -> tuple[str, ...]:
     """Return at most nine sentences: speedups, break-even points, then the fastest point and the best one."""
     if not any(p.samples for p in points):
-        return ("No trial finished: there is nothing to compare.",)
+        outcomes = {p.outcome for p in points if p.results}
+        what = f"Every trial {outcomes.pop()}" if outcomes == {TrialState.DIVERGED} else "No trial finished"
+        return (f"{what}: there is nothing to compare.",)
     lines = _speedups(question, points) + break_even_lines(question, points)
     return (*lines, *_fastest(points), *_best(question, points))
 
@@ -79,8 +81,11 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
 
 
 def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
-    """Name the point that trains fastest: by time where all did the same work, by throughput otherwise."""
-    timed = [p for p in points if p.time_s]
+    """Name the point that trains fastest: by time where all did the same work, by throughput otherwise.
+
+    Not one of which a trial diverged.
+    """
+    timed = [p for p in points if p.time_s and not p.unusable]
     works = [s.num_samples for p in timed for s in p.samples.values()]
     is_equal_work = all(same_work(works[0], work) for work in works)
     if is_equal_work:
@@ -104,8 +109,8 @@ def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
 
 
 def _best(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
-    """Name the point with the best metric."""
-    scored = [(p, p.metric) for p in points if p.metric is not None]
+    """Name the point with the best metric, but for those of which a trial diverged."""
+    scored = [(p, p.metric) for p in points if p.metric is not None and not p.unusable]
     if len(scored) < 2:
         return []
     (best, metric), *others = sorted(scored, key=lambda entry: gain(question.mode, entry[1].value), reverse=True)

@@ -23,7 +23,7 @@ def list_studies(tracking_uri: common.TrackingUri = None) -> None:
     if not studies:
         common.stdout().print("no studies yet: `raypar study FILE` makes one")
         return
-    rows = [(s.name, s.num_executions, s.num_finished, s.num_failed, s.last_used_at) for s in studies]
+    rows = [(s.name, s.num_executions, s.num_finished, s.num_diverged, s.num_failed, s.last_used_at) for s in studies]
     print_studies(common.stdout(), rows)
 
 

@@ -17,7 +17,7 @@ from raypar.provenance import versions
 from raypar.run.runner import Listener, Notice
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialSpec, TrialState, best_first, gain, point_label
+from raypar.study.trial import TrialResult, TrialSpec, best_first, gain, point_label
 from raypar.track.recorder import Recorder
 from raypar.track.store import Store
 
@@ -69,8 +69,11 @@ def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAn
 
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
-    """Return the point with the best median of the study's metric, the first of equals; None where no point has it."""
-    scored = [(p, p.metric) for p in analysis.points if p.metric is not None]
+    """Return the point with the best median of the study's metric, the first of equals; None where no point has it.
+
+    One of which a trial diverged is not chosen.
+    """
+    scored = [(p, p.metric) for p in analysis.points if p.metric is not None and not p.unusable]
     return max(scored, key=lambda entry: gain(analysis.question.mode, entry[1].value))[0] if scored else None
 
 
@@ -165,7 +168,7 @@ def final_test(
     """
     if (point := chosen_point(analysis)) is None:
         return analysis
-    mine = [r.spec for r in results.values() if r.state is TrialState.FINISHED and r.spec.point == point.point]
+    mine = [r.spec for r in results.values() if r.is_measured and r.spec.point == point.point]
     folders = [(spec, store.model_folder(study.name, spec.identity)) for spec in mine]
     from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE

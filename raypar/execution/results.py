@@ -31,7 +31,7 @@ from raypar.signals import Interrupted, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Choice, Domain, Grid, Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialResult
 from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.system_metrics import SystemMonitor
 from raypar.track.view import IDEAL
@@ -149,7 +149,7 @@ class ResultHandler:
             (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
             (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
         self.recorder.record(result, artifact_dir=artifact_dir, system=system)
-        if result.state is TrialState.FAILED:
+        if not result.is_complete:
             self.outcome.failures.append(result)
         self.outcome.results[result.spec.identity] = result
         if profile is not None:

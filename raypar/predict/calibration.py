@@ -25,7 +25,7 @@ from raypar.errors import RayparError
 from raypar.predict.network import Floats, Network
 from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState, latest
+from raypar.study.trial import TrialResult, latest
 from raypar.units import value_of
 
 # A prediction is for other values of these, so points may differ in them: everything else has to be chosen.
@@ -66,7 +66,7 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     if unknown := [key for key in settings if key not in keys]:
         raise RayparError(f"--set {unknown[0]}: no trial has such a hyperparameter", hint="check its name")
     filters = {key: value for key, value in settings.items() if key not in FREE_KEYS}
-    finished = [r for r in latest(results) if r.state is TrialState.FINISHED]
+    finished = [r for r in latest(results) if r.is_measured]
     timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s]
     if finished and not timed:
         raise RayparError(

@@ -112,8 +112,8 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
     if not comparison.keys:
         yield Column("point", ["the only point"] * len(points))
     for i, name in enumerate("AB"):
-        times = [p.times_s[i] for p in points]
-        yield Column(f"{name}\ntime", [units.seconds_interval(t, bounds=False) for t in times], True)
+        shown = [p.outcomes[i] or units.seconds_interval(p.times_s[i], bounds=False) for p in points]
+        yield Column(f"{name}\ntime", shown, True)
     yield Column("B/A\ntime", [units.ratio_interval(p.ratio) for p in points], True)
     for i, name in enumerate("AB"):
         scores = [p.metrics[i] for p in points]

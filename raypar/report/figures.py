@@ -29,7 +29,7 @@ from raypar.report import vega
 from raypar.report.profile import NAMES, WORTH_A_WORD
 from raypar.report.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
+from raypar.study.trial import TrialResult, gain, latest, point_label
 
 MakeFigure: TypeAlias = Callable[[StudyAnalysis, Sequence[TrialResult]], Figure | OmittedFigure]
 
@@ -202,7 +202,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
             "series": ON_FRONT if id(point) in front else OFF_FRONT,
         }
         for point in analysis.points
-        if point.time_s is not None and point.metric is not None
+        if point.time_s is not None and point.metric is not None and not point.unusable
     ]
     if not rows:
         return OmittedFigure(title, f"no point has both a time and a {metric}")
@@ -268,9 +268,11 @@ def _heat_map(
 ) -> Figure | OmittedFigure:
     """The figure of points with their values; `shows`: one as written on a cell, and as shown in words."""
     keys = analysis.question.space_keys
+    blanks = [(p.point, p.outcome) for p in analysis.points if p.outcome is not None]
+    points = [point for point, _ in (*cells, *blanks)]
     reason = f"it shows two swept hyperparameters, and there are {len(keys)}"
     if len(keys) == 2:
-        across, down = ([units.value_of(point.get(k)) for point, _ in cells] for k in keys)
+        across, down = ([units.value_of(point.get(k)) for point in points] for k in keys)
         columns, lines = len(set(across)), len(set(down))
         fills = MIN_FILLED * columns * lines <= len(cells) <= columns * lines <= MAX_CELLS
         reason = "" if fills else f"the points don't fill a grid of at most {MAX_CELLS} cells"
@@ -285,12 +287,14 @@ def _heat_map(
     rows: list[Row] = [
         {"across": x, "down": y, "value": e.value, "short": one(e.value), "shown": interval(e)}
         | {"ink": INKS[e.value > middle]}
-        for (_, e), x, y in zip(cells, across, down, strict=True)
+        for (_, e), x, y in zip(cells, across, down, strict=False)
     ]
+    rest = zip(blanks, across[len(cells) :], down[len(cells) :], strict=True)
+    empty = [{"across": x, "down": y, "short": outcome, "shown": outcome} for (_, outcome), x, y in rest]
     is_broad = sum(map(len, set(across))) > MAX_AXIS_LETTERS
     axis = {"labelAngle": -45, "labelLimit": 120} if is_broad else {"labelAngle": 0}
     x = nominal("across", keys[0], sort=None, axis=axis)
-    y = nominal("down", keys[1], sort=_ordered([point.get(keys[1]) for point, _ in cells]))
+    y = nominal("down", keys[1], sort=_ordered([point.get(keys[1]) for point in points]))
     gradient = {"orient": "top", "gradientLength": 200, **vega.metric_axis(legend)}
     colour = {**quantity("value", legend), "scale": {"scheme": "cividis"}, "legend": gradient}
     drawn = [layer("rect", x=x, y=y, color=colour, tooltip=vega.tooltip(across=keys[0], down=keys[1], shown=what))]
@@ -298,9 +302,12 @@ def _heat_map(
         mark, ink = {"type": "text", "fontSize": 12 if columns <= 5 else 10}, {"field": "ink", "type": "nominal"}
         text = {"field": "short", "type": "nominal"}
         drawn.append(layer(mark, x=x, y=y, text=text, color={**ink, "scale": None}))
+        if empty:
+            drawn.append({"data": {"values": empty}, **layer({**mark, "color": vega.GREY}, x=x, y=y, text=text)})
     spec = layers(rows, *drawn, height=max(120, 40 * lines))
     spec["resolve"] = {"scale": {"color": "independent"}}
-    written = vega.listed([f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in rows], 24)
+    shown = [f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in (*rows, *empty)]
+    written = vega.listed(shown, 24)
     title = f"{what} over both hyperparameters"
     return Figure(key, title, f"The median of each point, dark is {dark_is}. {written}.", spec)
 
@@ -375,7 +382,8 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
     if not timed:
         return OmittedFigure(title, "no trial finished with a time")
     drawn, more = _fastest(timed)
-    y, names = vega.point_axis([p.point for p, _ in drawn])
+    blanks = [(p.point, p.outcome) for p in analysis.points if p.outcome is not None][: MAX_BARS - len(drawn)]
+    y, names = vega.point_axis([*(p.point for p, _ in drawn), *(point for point, _ in blanks)])
     rows = [
         {
             "point": name,
@@ -384,8 +392,15 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
             "repeats": time_s.num_samples,
             "kind": "baseline" if point.is_baseline else "point",
         }
-        for (point, time_s), name in zip(drawn, names, strict=True)
+        for (point, time_s), name in zip(drawn, names, strict=False)
     ]
+    empty = [{"point": name, "shown": outcome} for (_, outcome), name in zip(blanks, names[len(drawn) :], strict=True)]
+    text_layer = {"data": {"values": empty}} | layer(
+        {"type": "text", "align": "left", "color": vega.GREY},
+        y=y,
+        x={"datum": 0, "type": "quantitative"},
+        text={"field": "shown", "type": "nominal"},
+    )
     shown, cut = vega.within(rows)
     kinds = ["baseline", "point"]
     legend = {"orient": "top", **OFF_AXIS} if any(row["kind"] == "baseline" for row in rows) else None
@@ -402,9 +417,11 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
             shape={**colour, "scale": {"domain": kinds, "range": ["square", "circle"]}},
             tooltip=vega.tooltip(point="point", shown=what, repeats="repeats"),
         ),
-        height=max(80, 24 * len(rows)),
+        *([text_layer] if empty else []),
+        height=max(80, 24 * len(names)),
     )
-    words = vega.listed([f"{point_label(p.point)}: {row['shown']}" for (p, _), row in zip(drawn, rows, strict=True)])
+    shown_points = [f"{point_label(p.point)}: {row['shown']}" for (p, _), row in zip(drawn, rows, strict=True)]
+    words = vega.listed([*shown_points, *(f"{point_label(point)}: {outcome}" for point, outcome in blanks)])
     text = f"The median of each point's {what}, with its interval.{more} {words}.{cut}"
     return Figure("times", title, text, spec)
 
@@ -461,7 +478,7 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
     """The parts of a finished trial, in seconds; empty where they are not known."""
-    if result.state is not TrialState.FINISHED or not result.wall_s or result.train_time_s is None:
+    if not result.is_measured or not result.wall_s or result.train_time_s is None:
         return {}
     data = result.data_time_s or 0.0
     parts = {
@@ -561,7 +578,7 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
     for r in latest(results):
         time_s = r.train_time_s if analysis.time_metric == TRAIN_TIME else r.wall_s
         median_s = medians.get(point_key(r.spec.point))
-        if r.state is TrialState.FINISHED and r.started_at > 0 and median_s and time_s and vega.is_number(time_s):
+        if r.is_measured and r.started_at > 0 and median_s and time_s and vega.is_number(time_s):
             seen.append((r.started_at, r.spec.label, time_s, time_s / median_s))
     if len(seen) < 3:
         return OmittedFigure(title, "fewer than three finished trials are of a point with repeats")
@@ -590,7 +607,7 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
     """The metric at each report, over the training time so far, or else over the reports; empty where that lacks."""
     so_far, rows = 0.0, []
     trial = {"series": point_label(result.spec.point), "trial": result.spec.label}
-    if result.state is TrialState.FAILED:
+    if not result.is_complete:
         return []
     for report in result.reports:
         time_s, value = report.get(TRAIN_TIME) if is_timed else 1.0, report.get(analysis.question.metric)

@@ -33,7 +33,7 @@ from raypar.report.points import legend, point_columns
 from raypar.report.recommend import answer_lines, objective, settling_line
 from raypar.report.text import Column, as_utf8, no_break_values, strip_control, value_column
 from raypar.report.vega import Figure, OmittedFigure, for_page, is_number, static_svg
-from raypar.study.trial import TrialResult, TrialState, latest, point_label
+from raypar.study.trial import TrialResult, latest, point_label
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -241,7 +241,7 @@ def _started(trials: Sequence[TrialResult]) -> Column:
 
 
 def _failures(trials: Sequence[TrialResult]) -> list[str]:
-    messages = [r.failure.message if r.failure and r.state is TrialState.FAILED else "" for r in trials]
+    messages = [r.failure.message if r.failure else r.reason for r in trials]
     share = MAX_FAILURE_BYTES // max(1, sum(map(bool, messages)))
     longest = max(MIN_FAILURE_LENGTH, min(MAX_FAILURE_LENGTH, share))
     return [text if len(text) <= longest else text[: longest - 1] + "…" for text in messages]

@@ -17,7 +17,7 @@ from raypar.errors import cut
 from raypar.report.text import Column, print_line, print_table, value_column
 from raypar.study.options import OPTIONS, known_options
 from raypar.study.study import Study
-from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState, point_label
+from raypar.study.trial import Placement, TrialResult, TrialSpec, point_label
 from raypar.study.workload import Workload
 
 if TYPE_CHECKING:
@@ -82,11 +82,11 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
     print_line(console, f"all logs of this execution: {log_dir}")
 
 
-def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, float]]) -> None:
-    """One line per study: name, executions, finished and failed trials, when it was last used (Unix time)."""
-    names, *counts, moments = map(list, zip(*studies, strict=True)) if studies else ([],) * 5
+def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, int, float]]) -> None:
+    """One line per study: name, executions, finished, diverged and failed trials, when it was last used (Unix time)."""
+    names, *counts, moments = map(list, zip(*studies, strict=True)) if studies else ([],) * 6
     used = [datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") for at in moments]
-    numbers = map(value_column, ("executions", "finished", "failed"), counts)
+    numbers = map(value_column, ("executions", "finished", "diverged", "failed"), counts)
     print_table(console, [Column("study", names), *numbers, Column("last used", used)])
 
 
@@ -106,8 +106,7 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: str) 
 
 
 def _state(result: TrialResult) -> str:
-    failure = result.failure if result.state is TrialState.FAILED else None
-    return f"failed: {failure.message.splitlines()[0][:60]}" if failure else result.state.value
+    return f"{result.state}: {result.reason[:60]}" if result.reason else result.state.value
 
 
 def print_workloads(console: Console, workloads: Iterable[Workload]) -> None:

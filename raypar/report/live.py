@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -46,12 +47,12 @@ def ended_text(result: TrialResult) -> str:
     """One line about a trial that has ended."""
     parts = [result.spec.label]
     if result.failure:
-        parts.append(f"FAILED: {(result.failure.message.strip() or result.failure.kind).splitlines()[0]}")
+        parts.append(f"FAILED: {result.reason or result.failure.kind}")
         if result.failure.log_path:
             parts.append(f"log: {result.failure.log_path}")
         return "  ".join(parts)
-    if result.state is not TrialState.FINISHED:
-        parts.append(result.state.value)
+    if not result.is_measured:
+        parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
     if result.train_time_s is not None:
         parts.append(f"trained {units.seconds(result.train_time_s)}")
     if result.wall_s is not None:
@@ -109,7 +110,7 @@ class LiveView:
         self._console = console
         self._num_trials = num_trials
         self._num_done = len(done)
-        self._num_failed = 0
+        self._num_lost: Counter[TrialState] = Counter()  # trials that failed or diverged
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._starting: dict[Placement, float] = {}
@@ -195,8 +196,9 @@ class LiveView:
         self._queued.pop(result.spec.identity, None)
         self._num_done += 1
         self._results.append(result)
-        failed, late_s = result.state is TrialState.FAILED, 0.0
-        self._num_failed += failed
+        failed, late_s = not result.is_complete, 0.0
+        is_lost = failed or result.is_unusable
+        self._num_lost[result.state] += is_lost
         if not failed:
             seen_s = now_s - started.since_s if started else 0.0
             took_s = seen_s if result.wall_s is None else result.wall_s
@@ -206,13 +208,13 @@ class LiveView:
                 self._interim = interim_best(self._question, self._results)
         if not self._running:
             self._idle_since_s = now_s - late_s
-        if self._live and not failed:
+        if self._live and not is_lost:
             return None
         width = len(str(self._num_trials))
         parts = [f"[{self._num_done:>{width}}/{self._num_trials}] {ended_text(result)}"]
         if not failed and self._num_done < self._num_trials and (left_s := self.remaining_s()) is not None:
             parts.append(f"{units.seconds(round(left_s))} left")
-        if self._interim and not failed:
+        if self._interim and not is_lost:
             parts.append(interim_text(self._interim))
         return "; ".join(parts)
 
@@ -257,8 +259,7 @@ class LiveView:
 
     def _summary(self) -> RenderableType:
         text = f"{self._num_done}/{self._num_trials} trials, {len(self._running)} running, {self._num_queued} queued"
-        if self._num_failed:
-            text += f", {self._num_failed} failed"
+        text += "".join(f", {num} {state}" for state, num in self._num_lost.items() if num)
         if (remaining := self.remaining_s()) is not None:
             text += f", {units.seconds(round(remaining))} left"
         row = Table.grid(padding=(0, 2))

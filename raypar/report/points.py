@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,7 +42,8 @@ LAYOUTS = (
 def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: int | None = None) -> list[Column]:
     """Return the table's columns: swept values, time, speedup, efficiency, metric, cost, energy, throughput, counts.
 
-    A quantity that no point has is left out, time excepted.
+    A quantity that no point has is left out, time excepted. Instead of a time stands what became of the trials of a
+    point of which none finished: "diverged".
     """
     points = analysis.points[:max_points]
     columns = [value_column(key, [p.point.get(key) for p in points]) for key in analysis.question.space_keys]
@@ -53,6 +55,8 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
         estimates = [of(p) for p in points]
         if any(estimates) or head == "time":
             cells = [show(e) if e else units.MISSING for e in estimates]
+            if head == "time":
+                cells = [p.outcome or cell for p, cell in zip(points, cells, strict=True)]
             columns.append(Column(head, cells, True, [e.value if e else None for e in estimates]))
 
     brief, bounds = layout.is_brief, layout.bounds
@@ -116,8 +120,9 @@ def legend(analysis: StudyAnalysis) -> str:
         at_least = "at least " if len(levels) > 1 else ""
         text += f"; intervals: {at_least}{level}, {' or '.join(methods)}"
     if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
-        stopped = sum(p.num_in(TrialState.STOPPED) for p in analysis.points)
-        text += "; n: finished of all" + (f" ({stopped} stopped early, not in the times)" if stopped else "")
+        states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
+        others = ", ".join(f"{states[state]} {state}" for state in TrialState if states[state])
+        text += "; n: finished of all" + (f" ({others}: not in the times)" if others else "")
     if any(p.cost for p in analysis.points):
         price = f"{analysis.question.price_per_node_hour:g}"
         text += f"; cost: nodes × hours of that time × {price}, the price of a node-hour"

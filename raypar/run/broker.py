@@ -97,11 +97,12 @@ class Broker:
         return gang.turn if gang.num_turns > num_turns else None
 
     async def report(self, uid: str, attempt: int, rank: int, index: int, metrics: Mapping[str, float] | None) -> bool:
-        """Take a rank's report. The answer (go on?) is the same for every rank: the first one to ask fixes it."""
+        """Take a rank's report. The answer (go on?) is the same for every rank, and depends on rank 0's report."""
         if (running := self._dispatcher.attempt(uid, attempt)) is None:
             return False
         if rank == 0 and metrics is not None:
             self._dispatcher.report(running, metrics)
+        await self._until(lambda: running.is_reported(index))
         if self._config.in_lockstep:
             await self._until(lambda: running.is_decided(index))
         return running.goes_on(index)

@@ -33,6 +33,7 @@ from raypar.run.runner import (
     TrialReported,
     TrialRetried,
     TrialStarted,
+    ends_training,
     is_retried,
 )
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
@@ -76,6 +77,10 @@ class Attempt:
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_s
+
+    def is_reported(self, index: int) -> bool:
+        """Return whether rank 0 has made a report, or makes no more."""
+        return len(self.reports) > index or 0 in self.ends or self.kill_requested or self.is_over
 
     def is_decided(self, index: int) -> bool:
         """Return whether Tune has decided on a report, or nobody does any more."""
@@ -146,6 +151,7 @@ class DispatchConfig:
     max_retries: int
     in_lockstep: bool  # after each report a trial waits for Tune's decision (a scheduler decides on it)
     max_trials: int | None = None  # so many at a time; None: every trial has its machines to itself
+    metric: str = ""  # the study's
 
 
 class Dispatcher:
@@ -278,6 +284,8 @@ class Dispatcher:
         """Rank 0 of a running trial reports."""
         attempt.reports.append(metrics)
         self._tell(TrialReported(attempt.trial.spec, metrics), attempt.trial.uid)
+        if ends_training(attempt.trial.spec, metrics, self._config.metric):
+            self._stop(attempt.trial)
         self._on_change()
 
     def rank_ended(self, attempt: Attempt, rank: int, end: RankEnd) -> None:
@@ -461,6 +469,7 @@ class Dispatcher:
         result = trial_result(
             trial.spec,
             ends,
+            metric=self._config.metric,
             reports=trial.reports,
             attempts=max(1, trial.num_attempts),
             started_at=attempt.started_at if attempt else 0.0,

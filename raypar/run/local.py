@@ -13,7 +13,15 @@ import cloudpickle
 
 from raypar.run.placement import CoreLeases
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, spawn, supervise, trial_result
-from raypar.run.runner import Listener, TrialEnded, TrialReported, TrialRetried, TrialStarted, is_retried
+from raypar.run.runner import (
+    Listener,
+    TrialEnded,
+    TrialReported,
+    TrialRetried,
+    TrialStarted,
+    ends_training,
+    is_retried,
+)
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import host_cores
@@ -42,7 +50,8 @@ class LocalRunner:
         for spec in specs:
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
-                result = _LocalAttempt(TrialJob(spec, attempt, workload, self._settings), listener, self._server).run()
+                job = TrialJob(spec, attempt, workload, self._settings)
+                result = _LocalAttempt(job, study.metric, listener, self._server).run()
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break
                 listener(TrialRetried(spec, result.failure.message))
@@ -52,13 +61,14 @@ class LocalRunner:
 class _LocalAttempt:
     """One attempt at a trial: its ranks are started, supervised and killed together."""
 
-    def __init__(self, job: TrialJob, listener: Listener, server: ForkServer | None) -> None:
-        self._job, self._listener, self._server = job, listener, server
+    def __init__(self, job: TrialJob, metric: str, listener: Listener, server: ForkServer | None) -> None:
+        self._job, self._metric, self._listener, self._server = job, metric, listener, server
         self._world_size = job.spec.placement.num_workers
         self._reports: list[Mapping[str, float]] = []
         self._processes: list[RankProcess] = []
         self._failure: Failure | None = None
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # what its ranks have reported, and why it failed
+        self._has_first_ended = False  # rank 0
 
     def run(self) -> TrialResult:
         started_at, spec = time.time(), self._job.spec
@@ -73,6 +83,7 @@ class _LocalAttempt:
         return trial_result(
             spec,
             ends,
+            metric=self._metric,
             reports=self._reports,
             attempts=self._job.attempt,
             started_at=started_at,
@@ -114,22 +125,33 @@ class _LocalAttempt:
         self._processes.append(start(log_path, listen))
 
     def _supervise(self, process: RankProcess, context: RankContext) -> RankEnd:
-        def on_report(_: int, metrics: Mapping[str, float]) -> bool:
+        spec = self._job.spec
+
+        def on_report(index: int, metrics: Mapping[str, float]) -> bool:
+            with self._changed:
+                if context.rank == 0:
+                    self._reports.append(metrics)
+                    self._changed.notify_all()
+                # All ranks stop at the same report, which rank 0's decides.
+                self._changed.wait_for(lambda: len(self._reports) > index or self._has_first_ended)
+                decisive = self._reports[index] if index < len(self._reports) else {}
             if context.rank == 0:
-                self._reports.append(metrics)
-                self._listener(TrialReported(self._job.spec, metrics))
-            return True
+                self._listener(TrialReported(spec, metrics))
+            return not ends_training(spec, decisive, self._metric)
 
         end = supervise(process, self._job, context, on_report)
-        if end.failure is not None:
-            with self._lock:
+        with self._changed:
+            self._has_first_ended |= context.rank == 0
+            self._changed.notify_all()
+            if end.failure is not None:
                 self._failure = cause(self._failure, end)
+        if end.failure is not None:
             self._kill()  # others may hang in a collective
         return end
 
     def _time_out(self, limit_s: float) -> None:
         hung = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=str(self._job.log_path(0)))
-        with self._lock:
+        with self._changed:
             self._failure = self._failure or hung
         self._kill()
 

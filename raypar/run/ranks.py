@@ -25,7 +25,7 @@ from raypar import units
 from raypar.run.forkserver import kill_group
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
 from raypar.train.job import RankContext, RankOutcome, TrialJob
 
@@ -217,6 +217,7 @@ def trial_result(
     spec: TrialSpec,
     ends: Mapping[int, RankEnd],
     *,
+    metric: str = "",
     reports: Sequence[Mapping[str, float]] = (),
     attempts: int = 1,
     started_at: float = 0.0,
@@ -226,14 +227,19 @@ def trial_result(
     """Combine the ends of a trial's ranks: the slowest rank's of each time, a list of each environment value.
 
     Args:
+        metric: the study's.
         started_at: Unix time.
         environment: the runner's values, besides the ranks' own.
-        failure: why the trial as a whole failed; None: it did not, where a rank has an outcome.
+        failure: why the trial as a whole failed; None: it did not, where a rank has an outcome, or it diverged.
     """
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None]
-    if failure is None and not outcomes:
-        failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
     ended = TrialState.STOPPED if any(outcome.stopped for outcome in outcomes) else TrialState.FINISHED
+    ended = end_state(ended, reports, metric)
+    if ended is TrialState.DIVERGED:
+        # A rank that waits for those that have stopped loses its connections, or is killed.
+        failure = None if failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST) else failure
+    elif failure is None and not outcomes:
+        failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
     times = {name: [value for o in outcomes if (value := getattr(o, name)) is not None] for name in TIMES}
     slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)

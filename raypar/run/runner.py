@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from raypar.study.study import Study
-from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
+from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, bad_losses
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,15 @@ class Runner(Protocol):
             ClusterError: the runner itself can't go on.
         """
         ...
+
+
+def ends_training(spec: TrialSpec, report: Mapping[str, float], metric: str) -> bool:
+    """Return whether a trial is over with a report of rank 0, because its loss is not finite.
+
+    Args:
+        metric: the study's.
+    """
+    return bool(spec.config.get("stop_on_nan", True) and bad_losses(report, metric))
 
 
 def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:

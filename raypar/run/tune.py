@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import time
 from collections import Counter
@@ -32,7 +33,7 @@ from raypar.run.runner import ClusterChanged, Event, Listener, Notice, TrialEnde
 from raypar.signals import Interrupted, abort_reason, uninterrupted, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
-from raypar.study.trial import TrialSpec, TrialState
+from raypar.study.trial import TrialSpec, TrialState, bad_losses
 from raypar.trace import mark
 from raypar.train.job import RunSettings
 
@@ -41,29 +42,40 @@ ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
 
 
 class TrialFailed(RuntimeError):
-    """Failure of a trial, for Tune (and a searcher); the broker's result has the reason."""
+    """End of a trial without a usable result, for Tune (and a searcher); the broker's result has the reason."""
 
 
 class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
-    """Tune's trainable: waits for a trial's reports at the broker, and passes them on."""
+    """Tune's trainable: waits for a trial's reports at the broker, and passes on those that can be compared.
+
+    A loss or metric that is not finite is kept from searchers and schedulers: ASHA would let it go on for ever, as NaN
+    is not less than any other value, and Optuna never hear of the trial's end. A trial that ends with one is an error
+    to them, which all know how to take.
+    """
+
+    _last: Mapping[str, float]
 
     def setup(self, config: dict[str, Any]) -> None:
         # By name: a handle in the config would make Tune treat every restart as a new study.
         self._broker = ray.get_actor(config["broker"])
-        self._seen = 0
+        self.reset_config(config)
 
     def step(self) -> dict[str, Any]:
+        in_lockstep, metric = self.config["in_lockstep"], self.config["study_metric"]
         while True:
             reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
-            if reports and self.config["in_lockstep"]:
+            for report in reports:
                 self._seen += 1
-                return {**reports[0], "done": False}
-            self._seen += len(reports)
-            self._last = reports[-1] if reports else getattr(self, "_last", {})
-            if state == TrialState.FAILED:
+                if not is_comparable(report, metric):
+                    continue
+                if in_lockstep:
+                    return {**report, "done": False}
+                self._last = report
+            if state is None:
+                continue
+            if not TrialState(state).traits.is_usable:
                 raise TrialFailed(self.trial_id)
-            if state is not None:
-                return {**self._last, "done": True}
+            return {**self._last, "done": True}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._seen, self._last = 0, {}
@@ -74,6 +86,11 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         pass
+
+
+def is_comparable(report: Mapping[str, float], metric: str) -> bool:
+    """Return whether a searcher or scheduler can compare a report with others: its losses and metric are finite."""
+    return not bad_losses(report) and math.isfinite(report.get(metric, 0.0))
 
 
 class ResultCallback(tune.Callback):  # type: ignore[misc]
@@ -218,6 +235,7 @@ class TuneRunner:
             max_retries=study.max_retries,
             in_lockstep=study.scheduler is not None,
             max_trials=study.max_concurrent_trials,
+            metric=study.metric,
         )
         mark("tuner: broker asked for")
         options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
@@ -258,7 +276,11 @@ class TuneRunner:
             drawn[tuple(point.items())] += 1
             return study.trial(point, repeat, order=next(order), default_device=self._settings.default_device)
 
-        space: dict[str, Any] = {"broker": name, "in_lockstep": study.scheduler is not None}
+        space: dict[str, Any] = {
+            "broker": name,
+            "in_lockstep": study.scheduler is not None,
+            "study_metric": study.metric,
+        }
         count, spec_of, generator = 1, None, None
         if study.is_search:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}

@@ -276,10 +276,14 @@ OPTIONS: Mapping[str, Option] = {
         "a trial that is started again goes on where it was, this many epochs back at most; None: from the beginning",
     ),
     "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
+    "stop_on_nan": Option(True, bool, "end a trial at its first report of a loss that is not finite; False: train on"),
 }
 
 # A train_loop_per_worker's batches and optimizer are its own.
-LOOP_OPTIONS = ("num_workers", "device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads")
+LOOP_OPTIONS = (
+    *("num_workers", "device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads"),
+    "stop_on_nan",
+)
 
 
 def known_options(workload: Workload) -> dict[str, Option]:

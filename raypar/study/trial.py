@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -17,13 +18,43 @@ from raypar.units import counted, value_of
 # Options that change nothing about a trial's result.
 IDENTITY_IGNORED = frozenset(("checkpoint_every_epochs",))
 # Options that came after results were stored: at these values a trial is the one that it was without them.
-IDENTITY_DEFAULTS = {"nodes": "pack", "node_label": None}
+IDENTITY_DEFAULTS = {"nodes": "pack", "node_label": None, "stop_on_nan": True}
 
 
 class TrialState(StrEnum):
+    """End of a trial; `STATES` has what each is good for."""
+
     FINISHED = "finished"
     STOPPED = "stopped"  # by a scheduler: complete up to its last epoch
+    DIVERGED = "diverged"  # its loss is no longer a finite number
     FAILED = "failed"
+
+    @property
+    def traits(self) -> StateTraits:
+        return STATES[self]
+
+
+@dataclass(frozen=True)
+class StateTraits:
+    """Uses of a trial that ended in some state.
+
+    Attributes:
+        is_result: it need not be run again.
+        is_usable: its model and metrics are what the point gives: a searcher may learn from them.
+        is_measured: it ran to its end as well, so that its time counts.
+    """
+
+    is_result: bool = True
+    is_usable: bool = False
+    is_measured: bool = False
+
+
+STATES: Mapping[TrialState, StateTraits] = {
+    TrialState.FINISHED: StateTraits(is_usable=True, is_measured=True),
+    TrialState.STOPPED: StateTraits(is_usable=True),
+    TrialState.DIVERGED: StateTraits(),
+    TrialState.FAILED: StateTraits(is_result=False),
+}
 
 
 class FailureKind(StrEnum):
@@ -189,7 +220,32 @@ class TrialResult:
     @property
     def is_complete(self) -> bool:
         """True if the trial need not be run again."""
-        return self.state is not TrialState.FAILED
+        return self.state.traits.is_result
+
+    @property
+    def is_measured(self) -> bool:
+        """True if its time and its metrics count."""
+        return self.state.traits.is_measured
+
+    @property
+    def is_unusable(self) -> bool:
+        """True if the trial need not be run again, and yet its point gives no model: it diverged."""
+        return self.is_complete and not self.state.traits.is_usable
+
+    @property
+    def reason(self) -> str:
+        """Reason why it failed or diverged, in a line; empty for others, or where nothing is known."""
+        if self.failure is not None:
+            return (self.failure.message.strip().splitlines() or [""])[0]
+        if not self.is_unusable:
+            return ""
+        bad = next(((report, losses) for report in self.reports if (losses := bad_losses(report))), None)
+        if bad is None:
+            return ""
+        report, losses = bad
+        key, value = next(iter(losses.items()))
+        epoch = report.get("epoch")
+        return f"{key}={value}" + (f" at epoch {epoch:g}" if isinstance(epoch, (int, float)) else "")
 
     @property
     def other_load_cores(self) -> float | None:
@@ -213,14 +269,17 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> TrialResult:
-        """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError or AttributeError where it is none."""
+        """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError or AttributeError where it is none.
+
+        Of results from before there was a state for it, those whose loss is not finite are diverged.
+        """
         raw = json.loads(text)
         failure = raw["failure"]
         return cls(
             **{
                 **raw,
                 "spec": spec_from_dict(raw["spec"]),
-                "state": TrialState(raw["state"]),
+                "state": end_state(TrialState(raw["state"]), raw["reports"]),
                 "reports": tuple(raw["reports"]),
                 "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
                 "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
@@ -235,6 +294,38 @@ def spec_from_dict(raw: Mapping[str, Any]) -> TrialSpec:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in mapping.items()}
 
     return TrialSpec(**{**raw, "point": values(raw["point"]), "config": values(raw["config"])})
+
+
+# In a key such as best_val_loss (infinite before the first evaluation) or loss_scale: no loss of the report's epoch.
+_NO_LOSS = frozenset(("best", "min", "lowest", "scale", "scaler"))
+
+
+def bad_losses(report: Mapping[str, float], metric: str = "") -> dict[str, float]:
+    """Return the losses of a report that are not finite, by their keys.
+
+    Args:
+        metric: the study's, which stands for the loss in a report without any.
+    """
+    losses = {key: value for key, value in report.items() if _is_loss(key)}
+    if not losses and metric in report:
+        losses = {metric: report[metric]}
+    return {key: value for key, value in losses.items() if isinstance(value, float) and not math.isfinite(value)}
+
+
+def _is_loss(key: str) -> bool:
+    """Return whether a key names a loss: ``loss``, ``train_loss``, ``eval/loss``, ``valLoss``."""
+    words = {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", key)}
+    return "loss" in words and not words & _NO_LOSS
+
+
+def end_state(state: TrialState, reports: Sequence[Mapping[str, float]], metric: str = "") -> TrialState:
+    """Return the state of a trial that ended in `state` with these reports: diverged where its last loss is not finite.
+
+    Args:
+        metric: as for `bad_losses`.
+    """
+    is_diverged = state.traits.is_usable and reports and bad_losses(reports[-1], metric)
+    return TrialState.DIVERGED if is_diverged else state
 
 
 def latest(results: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
@@ -259,4 +350,4 @@ def best_first(results: Iterable[TrialResult], metric: str, mode: str) -> list[T
         gains = (gain(mode, report[metric]) for report in result.reports if metric in report)
         return max((value for value in gains if math.isfinite(value)), default=-math.inf)
 
-    return sorted((r for r in results if r.state is TrialState.FINISHED), key=best, reverse=True)
+    return sorted((r for r in results if r.is_measured), key=best, reverse=True)

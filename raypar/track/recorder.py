@@ -85,7 +85,7 @@ class Recorder:
         self._clock, self._now = clock, now
         self._retry_after_s, self._retry_at_s = retry_after_s, float("-inf")
         self._shown: ViewContent | None = None
-        self._totals = {"num_finished": 0, "num_failed": 0}
+        self._totals = {"num_finished": 0, "num_diverged": 0, "num_failed": 0}
         self._path = journal.journal_path(project_dir, execution.study, execution.uid)
         self._uploader = Uploader(writer or RunWriter(tracking_uri, project_dir))
         self._journal: journal.Journal | None = None
@@ -135,7 +135,7 @@ class Recorder:
         Args:
             system: samples of the machine's load during the trial.
         """
-        counter = "num_finished" if result.is_complete else "num_failed"
+        counter = "num_failed" if not result.is_complete else "num_diverged" if result.is_unusable else "num_finished"
         totals = {**self._totals, counter: self._totals[counter] + 1}
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
         if system:

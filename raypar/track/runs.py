@@ -23,7 +23,9 @@ RESULT_FILE = "trial.json"
 SOURCE_FILE = "study.py"
 TRACEBACK_FILE = "traceback.txt"
 
-RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED", TrialState.FAILED: "FAILED"}
+# Whoever selects finished runs in MLflow wants results to work with; the tag ``raypar.state`` says which is which.
+RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED"}
+NO_RESULT_STATUS = "FAILED"
 SCALARS = (
     *("train_time_s", "eval_time_s", "startup_s", "data_time_s", "warmup_s", "wall_s", "throughput_samples_per_s"),
     *("energy_j", "other_load_cores"),
@@ -100,7 +102,7 @@ def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> C
         name=clip(result.spec.label, MAX_NAME_LENGTH),
         start_ms=start_ms,
         end_ms=end_ms,
-        status=RUN_STATUS[result.state],
+        status=RUN_STATUS.get(result.state, NO_RESULT_STATUS),
         params=_params(result),
         points=[*_scalars(result, end_ms), *_series(result, start_ms, end_ms)],
         tags={**_tags(result), **(result_tags(result) or {})},
@@ -241,6 +243,8 @@ def _tags(result: TrialResult) -> dict[str, str]:
     }
     environment = {f"raypar.env.{key}": tag_text(value) for key, value in result.environment.items()}
     tags |= {key: environment[name] for name, key in key_names(environment).items()}
+    if result.is_unusable:
+        tags["mlflow.note.content"] = f"{result.state}: {result.reason}" if result.reason else result.state.value
     if failure := result.failure:
         tags["raypar.failure"] = tags["mlflow.note.content"] = failure.message
         tags["raypar.failure_kind"] = failure.kind.value

@@ -178,6 +178,7 @@ class StudySummary:
     name: str
     num_executions: int
     num_finished: int
+    num_diverged: int
     num_failed: int
     last_used_at: float
     experiment_id: str = ""
@@ -252,21 +253,23 @@ class Store:
         """Return every study, the last used first. Looks at executions only, not at trials."""
         pending = list(self._all_pending())
         experiment_ids = self._ask(lambda runs: runs.experiments(), _NO_EXPERIMENTS)
-        # By execution: study, numbers of finished and failed trials, Unix time of last use.
-        executions: dict[str, tuple[str, int, int, float]] = {}
+        # By execution: study, numbers of trials (an older one did not count those that diverged), time of last use.
+        counters = ("num_finished", "num_diverged", "num_failed")
+        executions: dict[str, tuple[str, list[int], float]] = {}
         for run in self._search(list(experiment_ids.values()), kind="execution"):
             tags = run.tags
-            finished, failed = (int(tags.get(f"raypar.{key}", 0)) for key in ("num_finished", "num_failed"))
+            counts = [int(tags.get(f"raypar.{key}", 0)) for key in counters]
             used_at = float(tags.get("raypar.last_used_at", run.start_ms / 1000))
-            executions[tags.get("raypar.uid", run.run_id)] = (tags.get("raypar.study", ""), finished, failed, used_at)
+            executions[tags.get("raypar.uid", run.run_id)] = (tags.get("raypar.study", ""), counts, used_at)
         for record in pending:  # later than what the store has of the same execution
-            finished, failed = (record["totals"][key] for key in ("num_finished", "num_failed"))
-            executions[record["execution"]] = (record["study"], finished, failed, record["at"])
+            counts = [record["totals"].get(key, 0) for key in counters]
+            executions[record["execution"]] = (record["study"], counts, record["at"])
         by_study: dict[str, StudySummary] = {}
-        for study, finished, failed, at in executions.values():
-            s = by_study.get(study) or StudySummary(study, 0, 0, 0, at, experiment_ids.get(study, ""))
-            counts = s.num_executions + 1, s.num_finished + finished, s.num_failed + failed
-            by_study[study] = StudySummary(study, *counts, max(s.last_used_at, at), s.experiment_id)
+        for study, counts, at in executions.values():
+            s = by_study.get(study) or StudySummary(study, 0, 0, 0, 0, at, experiment_ids.get(study, ""))
+            finished, diverged, failed = (getattr(s, key) + n for key, n in zip(counters, counts, strict=True))
+            sums = s.num_executions + 1, finished, diverged, failed
+            by_study[study] = StudySummary(study, *sums, max(s.last_used_at, at), s.experiment_id)
         return tuple(sorted(by_study.values(), key=lambda s: (-s.last_used_at, s.name)))
 
     def study_source(self, study_name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -252,14 +253,17 @@ class Training:
         totals.eval_time_s += eval_time_s
         totals.num_samples += sum(sizes)
         totals.num_steps += len(sizes)
-        weighted = sum(a * b for a, b in zip(step_losses, sizes, strict=True))
-        loss_sum, count = context.sum(torch.tensor([weighted, sum(sizes)], dtype=torch.float64)).tolist()
+        # Of a step that was skipped for an overflow the loss says nothing about the weights.
+        skips = stepper.skips_overflows
+        taken = [(a, b) for a, b in zip(step_losses, sizes, strict=True) if math.isfinite(a) or not skips]
+        sums = [sum(a * b for a, b in taken), sum(b for _, b in taken), sum(sizes)]
+        loss_sum, num_trained, count = context.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
         epoch = totals.num_steps / self.batches.steps_per_epoch
         report = {
             "epoch": int(epoch) if epoch.is_integer() else epoch,
             "step": totals.num_steps,
-            "train_loss": loss_sum / count,
+            "train_loss": loss_sum / num_trained if num_trained else math.nan,
             **scores,
             "lr": self._stepper.lr,
             **self._stepper.take_grad_norm(),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raypar.study.trial import gain
+from raypar.study.trial import bad_losses, gain
 from raypar.study.workload import Config, Data, Workload
 from raypar.train.precision import Numerics, numerics_of
 
@@ -29,7 +29,7 @@ class BestWeights:
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
         """Copy the weights if this report is the best so far; the last one counts as best if it lacks the metric."""
-        if self._folder is None:
+        if self._folder is None or bad_losses(report):
             return
         score, mode = report.get(self._workload.metric), self._workload.mode
         if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):

@@ -24,6 +24,7 @@ class Stepper:
 
     Attributes:
         lr: learning rate of the last step.
+        skips_overflows: a step whose gradients overflow changes nothing but the scale of the losses to come.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Stepper:
         self._optimizer = strategy.wrap_optimizer(optimizer)
         self._max_norm = config["clip_grad_norm"]
         self._scaler = torch.amp.GradScaler(numerics.device.type) if numerics.needs_scaling else None
+        self.skips_overflows = self._scaler is not None
         scaled = self._scaler.scale if self._scaler else lambda loss: loss
         self._pass = ForwardBackward(loss_of, numerics.autocast, scaled, span)
         self.lr = float(self._optimizer.param_groups[0]["lr"])

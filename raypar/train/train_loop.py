@@ -17,7 +17,7 @@ from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
 from raypar.train.telemetry import Telemetry
 
 # raypar's entries of a config, which the loop does not get.
-OWN_KEYS = ("device", "cpus_per_worker", "num_threads")
+OWN_KEYS = ("device", "cpus_per_worker", "num_threads", "stop_on_nan")
 
 
 class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]

@@ -85,6 +85,23 @@ def printed(show, *args, width=80, **more):
     return console.file.getvalue()
 
 
+def diverged(*args):
+    """A trial as `make_result` makes it, but that it diverged after its first epoch."""
+    reports = ({"epoch": 1, "train_loss": math.nan, "val_loss": math.nan, "accuracy": 0.098},)
+    return replace(make_result(*args), reports=reports, state=TrialState.DIVERGED)
+
+
+def some_diverged():
+    """A question of two batch sizes and worker counts, and trials: of one point all diverged, of one the last."""
+    points = [{"batch_size": b, "num_workers": w} for b in (32, 64) for w in (1, 2)]
+    trials = [
+        make_result(p, r, t + r / 10) for p, t in zip(points, (4.0, 0, 1.0, 2.0), strict=True) if t for r in (0, 1)
+    ]
+    trials += [diverged(points[1], r, 0.5) for r in range(3)]
+    trials += [make_result(points[0], 2, 4.2), diverged(points[2], 2, 0.3), make_result(points[3], 2, 2.2)]
+    return Question("s", {"num_workers": 1}, ("batch_size", "num_workers"), points=tuple(points), num_repeats=3), trials
+
+
 def at_workers(times, noise=NOISE[:3], accuracy=0.97):
     return [
         make_result({"num_workers": n}, r, time_s * noise[(r + i) % len(noise)], accuracy)
@@ -113,6 +130,8 @@ def reports():
     cases = {
         "no results": (both, []),
         "failed, stopped and missing points": (both, unfinished),
+        "diverged trials, of one point all": some_diverged(),
+        "nothing but diverged trials": (WORKERS, [diverged({"num_workers": w}) for w in (1, 2)]),
         "nothing is swept": (Question("s", {}, ()), [make_result({}, r, 4.0 + 0.1 * r) for r in range(3)]),
         "no baseline, a name like markup": (Question("s", {}, ("note",)), [make_result({"note": "[red]hot[/red]"})]),
         "one repeat": (WORKERS, at_workers({1: 4.0, 2: 2.0}, (1.0,))),
@@ -352,6 +371,8 @@ def recommendations():
         "batch sizes": advice(batch_sizes(), reached, Question("s", {}, ("batch_size",))),
         "a price": advice(worse, Constraints(max_time_s=30.0), priced),
         "a price, 40 columns": advice(worse, Constraints(max_time_s=30.0), priced, width=40),
+        "diverged trials": advice(some_diverged()[1], question=some_diverged()[0]),
+        "diverged trials and a target": advice(some_diverged()[1], reached, some_diverged()[0]),
         "many points": advice([make_result({"lr": i / 100}, 0, 4.0 + i) for i in range(20)], question=lr),
     }
 
@@ -381,6 +402,7 @@ def comparisons():
         "slower, faster, tied, no interval": shown(five, changed),
         "worse, 100 columns": shown(trials(1), trials(1, accuracy=0.9), width=100),
         "no finished trial": shown(trials(1), failed),
+        "diverged trials": shown(trials(1), [diverged({"num_workers": 1}, r) for r in range(3)]),
         "one trial each": shown(trials(1, num=1), trials(1, num=1)),
         "the same": shown(same, same),
         "excluded": shown([*trials(1), *trials(2), *trials(4, epochs=1)], other),
@@ -482,6 +504,7 @@ def figures():
         thinned = drawn("learning", full, both)
     return {
         "no results": drawn("omitted", [], both),
+        "diverged trials": drawn("times pareto heat_map metric_heat_map", some_diverged()[1], some_diverged()[0]),
         "points that fill no grid": drawn("omitted", drawn_lr, Question("s", {}, ("lr", "momentum"), num_repeats=1)),
         "more groups than colours": drawn("speedup", groups, both),
         "too few worker counts for a law": drawn("speedup efficiency", at_workers({1: 4.0, 2: 2.5})),
@@ -567,6 +590,8 @@ def live():
         "a pipe": watched(12, *piped, terminal=False),
         "done before": watched(5, ended(3), terminal=False, done=[make_result(POINT, r) for r in range(3)]),
         "a gang, a trial": watched(10, starting, 12.0, PICTURE, ready, PICTURE, ended(1), report, PICTURE),
+        "diverged": watched(3, started(0), runner.TrialEnded(diverged(POINT, 0)), started(1), PICTURE),
+        "diverged, a pipe": watched(3, ended(0), runner.TrialEnded(diverged(POINT, 1)), terminal=False),
         "failed and retried": watched(3, started(0), started(1), started(2), failed, retried, PICTURE),
         "many trials run": watched(50, *map(started, range(7)), PICTURE),
         "40 columns": watched(10, report, PICTURE, width=40),

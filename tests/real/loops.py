@@ -6,6 +6,7 @@ for it in a collective.
 
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -163,6 +164,15 @@ def train_func(config):
             num_seen += len(targets)
         where = {"world_size": context.get_world_size(), "rank": context.get_world_rank(), "note": "not a number"}
         ray.train.report({"loss": loss_value.item(), "num_seen": num_seen, **where})
+
+
+def diverging_func(config):
+    """Report a loss that is not finite from the second of five reports on: by rank 0 alone."""
+    import ray.train
+
+    rank = ray.train.get_context().get_world_rank()
+    for epoch in range(1, 6):
+        ray.train.report({"loss": math.nan if rank == 0 and epoch > 1 else 1.0})
 
 
 def lr_func(config):

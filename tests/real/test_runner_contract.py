@@ -1,13 +1,14 @@
 """Contract of every runner: each trial ends once and whole, and neither its failure nor its dirt reaches the next."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 from harness import RunEvents, losses, run, settings_at, until
-from loops import NUM_TRAIN, acting, train_func
+from loops import NUM_TRAIN, acting, diverging_func, train_func
 
 from raypar import Study, Workload
 from raypar.run.local import LocalRunner
@@ -29,6 +30,7 @@ TRIALS = {
     "dies": {"act": "kill", "num_workers": 2},
     "after it died": {"num_workers": 2, "num_samples": 200},
     "heals": {"act": "heal", "num_workers": 2},
+    "diverges": {"num_workers": 2, "lr": 1e30},
     "soils": {"act": "soil"},
     "after it soiled": {"dropout": 0.5},
     "strays": {"act": "stray", "loader": "dataloader", "num_loader_workers": 2},
@@ -125,6 +127,13 @@ def test_a_trial_that_raises_fails_with_its_traceback_and_its_log_and_is_not_ret
     assert "Traceback" in failure.traceback and "loops.py" in failure.traceback
     assert "no such luck" in Path(failure.log_path).read_text()
     assert study_run.specs["raises"] not in [event.spec for event in study_run.events.of(TrialRetried)]
+
+
+def test_a_trial_that_diverges_stops_at_its_first_report_and_is_not_retried(study_run):
+    result = study_run["diverges"]
+    assert (result.state, result.attempts, result.failure) == (TrialState.DIVERGED, 1, None)
+    assert [report["epoch"] for report in result.reports] == [1] and math.isnan(result.final["train_loss"])
+    assert {len(steps) for steps in result.step_times_s} == {NUM_TRAIN // 64}
 
 
 def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run):
@@ -236,3 +245,10 @@ def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in, tmp_path):
         assert result.final["loss"] < result.reports[0]["loss"]
         assert "note" not in result.final
         assert result.train_time_s is None and result.startup_s is not None and result.wall_s is not None
+
+
+def test_a_diverging_train_loop_stops_at_the_same_report_on_all_ranks(run_in, tmp_path):
+    study = Study(workload=Workload.from_train_loop(diverging_func), name="diverging")
+    spec = study.trial({"num_workers": 2}, 0)
+    (result,) = run_in(study, [spec], tmp_path).results
+    assert (result.state, result.failure, len(result.reports)) == (TrialState.DIVERGED, None, 2)

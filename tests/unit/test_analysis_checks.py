@@ -79,6 +79,8 @@ def nodes(*names, model="EPYC 1", cores=8):
 ALONE = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # others ran elsewhere: nothing that it needs
 SPREAD = {**ALONE, "node": ["a", "b"], "num_sharing_network": 0}
 FAILED = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
+NAN_REPORT = {"epoch": 1, "train_loss": float("nan"), "accuracy": 0.1}
+DIVERGED = replace(make_result({"num_workers": 2}, 9, state=TrialState.DIVERGED), reports=(NAN_REPORT,))
 BUSY = {"foreign_cpu_share": [0.01, 0.2], "other_load_cores": [1.26, 1.26], "num_node_cores": [2, 2]}
 NEIGHBOUR = {"other_load_cores": [9.0, 30.0], "num_node_cores": [16, 128]}
 UNPINNED = {"foreign_cpu_share": None, "other_load_cores": [0.6], "num_node_cores": [8]}
@@ -98,6 +100,10 @@ CASES = {
     ],
     "short_times": [(sound(time_s=0.5), "2 of 2 points took less than 1 s (num_workers=2: 0.25 s): *")],
     "not_separated": [(TIED, "1 of 1 speedup can't be told from 1: num_workers=2.")],
+    "diverged_trials": [
+        ([*sound(), DIVERGED], "1 of 13 trials diverged: num_workers=2 #10 (train_loss=nan at epoch 1)."),
+        ([*sound(), replace(DIVERGED, reports=())], "1 of 13 trials diverged: num_workers=2 #10."),
+    ],
     "failed_trials": [([*sound(), FAILED], "1 trial failed; num_workers=2 #10: CUDA out of memory")],
     "baseline_missing": [(sound()[6:], "1 point without a speedup: no * the baseline num_workers=1.")],
     "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials: *")],

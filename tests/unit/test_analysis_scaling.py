@@ -243,7 +243,7 @@ def test_a_worker_count_without_a_finished_trial_is_excluded_and_a_failed_baseli
     ]
     group = only(Question("s", {"num_workers": 1}, ("num_workers",), points=listed), results)
     assert tuple(group.speedups) == (2, 4, 8) and (group.baseline, speedups(group)[2]) == (2, 1)
-    assert group.excluded == {1: "failed", 16: "stopped early", 32: "not run yet"}
+    assert group.excluded == {1: "failed", 16: "stopped", 32: "not run yet"}
 
 
 def test_another_baseline_can_be_asked_for_and_has_to_have_finished():

@@ -1,5 +1,6 @@
 """A run's trials through all their states, with gangs on paper and a clock of its own."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,8 +125,8 @@ def specs(*num_workers, **config):
     return [make_result(point, 0, 1.0).spec for point in points]
 
 
-def one_running(num_workers=1, **options):
-    run = Run(specs(num_workers), **options)
+def one_running(num_workers=1, stop_on_nan=True, **options):
+    run = Run(specs(num_workers, stop_on_nan=stop_on_nan), **options)
     run.define("a")
     run.workers_come_up()
     return run
@@ -285,6 +286,33 @@ def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
     run.end("a", RankEnd(RankOutcome(stopped=True), failure=CRASH, was_killed=True))
     assert (run.results[0].state, run.results[0].failure) == (TrialState.STOPPED, None)
     assert run.it.trial("a") is None and run.of(TrialRetried) == []
+
+
+@pytest.mark.parametrize("in_lockstep", [False, True])
+def test_a_trial_whose_loss_is_not_finite_stops_at_that_report_on_every_rank(in_lockstep):
+    run = one_running(2, in_lockstep=in_lockstep)
+    attempt = run.running("a")
+    run.it.report(attempt, {"train_loss": 1.0})
+    run.it.follow(attempt.trial, 1)
+    assert attempt.is_decided(0) and attempt.goes_on(0)
+    assert not attempt.is_reported(1)  # rank 1 is there first, and waits for rank 0
+    run.it.report(attempt, {"train_loss": math.nan})
+    assert attempt.is_reported(1) and attempt.is_decided(1) and not attempt.goes_on(1)
+    # Rank 1, which made no such report, waited for rank 0 in vain and was killed.
+    run.end("a", RankEnd(RankOutcome(stopped=True)), RankEnd(failure=CRASH, was_killed=True))
+    (result,) = run.results
+    assert (result.state, result.failure, result.attempts) == (TrialState.DIVERGED, None, 1)
+    assert not run.of(TrialRetried)
+
+
+def test_a_diverged_trial_trains_on_where_the_study_says_so():
+    run = one_running(1, stop_on_nan=False)
+    attempt = run.running("a")
+    for i in range(2):
+        run.it.report(attempt, {"loss": math.nan})
+        assert attempt.goes_on(i)
+    run.end("a")
+    assert [result.state for result in run.results] == [TrialState.DIVERGED]
 
 
 def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial():

@@ -1,0 +1,207 @@
+"""States of a trial: what each is good for, and when a trial has diverged."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from results import make_result
+from torch import nn
+
+from raypar import Data, Split, Workload
+from raypar.parallel.strategy import DistContext
+from raypar.run.ranks import RankEnd, trial_result
+from raypar.run.runner import ends_training
+from raypar.run.tune import BrokeredTrial, TrialFailed
+from raypar.study.options import resolve
+from raypar.study.trial import STATES, Failure, FailureKind, TrialResult, TrialState, bad_losses, best_first, end_state
+from raypar.train import loop
+from raypar.train.job import RankOutcome
+
+NAN, INF = math.nan, math.inf
+FINISHED, STOPPED, DIVERGED, FAILED = TrialState
+ALONE = DistContext(0, 1, torch.device("cpu"))
+
+
+def test_every_state_has_its_traits_and_only_finished_trials_are_measured():
+    assert list(STATES) == list(TrialState)
+    assert [state for state in TrialState if state.traits.is_measured] == [FINISHED]
+    assert [state for state in TrialState if state.traits.is_usable] == [FINISHED, STOPPED]
+    assert [state for state in TrialState if not state.traits.is_result] == [FAILED]
+
+
+@pytest.mark.parametrize(
+    ("report", "metric", "bad"),
+    [
+        ({"train_loss": NAN, "val_loss": 0.5, "accuracy": 0.1}, "accuracy", ["train_loss"]),
+        ({"train_loss": 0.1, "val_loss": INF}, "accuracy", ["val_loss"]),
+        ({"train_loss": -INF, "val_loss": NAN}, "", ["train_loss", "val_loss"]),
+        ({"loss": NAN}, "accuracy", ["loss"]),
+        ({"eval/loss": NAN}, "accuracy", ["eval/loss"]),
+        ({"Loss/train": NAN}, "accuracy", ["Loss/train"]),
+        ({"valLoss": NAN}, "accuracy", ["valLoss"]),
+        ({"loss_epoch": NAN}, "accuracy", ["loss_epoch"]),
+        ({"discriminator_loss": NAN}, "accuracy", ["discriminator_loss"]),
+        # No loss of the report's epoch.
+        ({"best_val_loss": INF, "loss_scale": INF, "loss": 1.0}, "accuracy", []),
+        ({"glossary": NAN}, "accuracy", []),
+        # The metric of a study stands for the loss only where there is none.
+        ({"mse": NAN, "lr": 0.1}, "mse", ["mse"]),
+        ({"macro_f1": NAN, "train_loss": 0.1}, "macro_f1", []),
+        ({"accuracy": 0.1, "grad_norm": NAN}, "accuracy", []),
+        ({"epoch": 1, "loss": 3}, "accuracy", []),
+        ({}, "accuracy", []),
+    ],
+)
+def test_a_report_has_diverged_by_its_losses(report, metric, bad):
+    assert list(bad_losses(report, metric)) == bad
+
+
+def test_a_trial_is_diverged_by_its_last_report_unless_it_failed():
+    finite, bad = {"train_loss": 1.0}, {"train_loss": NAN}
+    assert [end_state(state, [finite, bad]) for state in TrialState] == [DIVERGED, DIVERGED, DIVERGED, FAILED]
+    assert [end_state(state, [bad, finite]) for state in TrialState] == list(TrialState)
+    assert end_state(FINISHED, []) is FINISHED
+
+
+@pytest.mark.parametrize("state", [FINISHED, STOPPED])
+def test_a_stored_trial_whose_last_loss_is_not_finite_reads_as_diverged(state):
+    stored = replace(make_result({"lr": 1e9}, state=state), reports=({"train_loss": NAN, "accuracy": 0.1},))
+    assert json.loads(stored.to_json())["state"] == state.value
+    read = TrialResult.from_json(stored.to_json())
+    assert read.state is DIVERGED and read.is_complete and not read.is_measured
+    assert read.spec.identity == stored.spec.identity
+
+
+def test_the_option_that_lets_a_diverged_trial_train_on_makes_another_trial_only_when_it_is_used():
+    spec = make_result({"lr": 0.1}).spec
+    with_option = [replace(spec, config={**spec.config, "stop_on_nan": value}).identity for value in (True, False)]
+    assert with_option[0] == spec.identity != with_option[1]
+    assert ends_training(spec, {"loss": NAN}, "") and not ends_training(spec, {"loss": 1.0}, "")
+    assert not ends_training(replace(spec, config={"stop_on_nan": False}), {"loss": NAN}, "")
+
+
+@pytest.mark.parametrize("kind", [None, FailureKind.CRASH, FailureKind.PEER_LOST])
+def test_a_rank_that_lost_those_that_had_stopped_is_no_failure_of_a_diverged_trial(kind):
+    failure = kind and Failure(kind, "gone")
+    ends = {0: RankEnd(RankOutcome(stopped=True)), 1: RankEnd(failure=failure)}
+    result = trial_result(make_result({"lr": 1.0}).spec, ends, reports=[{"loss": NAN}], failure=failure)
+    assert result.state is DIVERGED and result.failure is None
+    by_metric = trial_result(result.spec, ends, metric="mse", reports=[{"mse": NAN}], failure=failure)
+    assert by_metric.state is DIVERGED
+
+
+def test_an_error_of_a_diverged_trial_is_a_failure():
+    failure = Failure(FailureKind.ERROR, "assert not loss.isnan()")
+    ends = {0: RankEnd(failure=failure)}
+    result = trial_result(make_result({"lr": 1.0}).spec, ends, reports=[{"loss": NAN}], failure=failure)
+    assert result.state is FAILED
+
+
+def test_a_diverged_trial_has_no_best_model():
+    good = replace(make_result({"lr": 0.1}), reports=({"accuracy": 0.5},))
+    diverged = replace(make_result({"lr": 1e9}, state=DIVERGED), reports=({"accuracy": 0.9}, {"loss": NAN}))
+    assert best_first([diverged, good], "accuracy", "max") == [good]
+
+
+# ---- searchers and schedulers
+
+
+class Followed(BrokeredTrial):
+    """A trial of Tune's whose broker gives these answers to `follow`, one after the other."""
+
+    def __init__(self, answers, *, in_lockstep):
+        self.config = {"in_lockstep": in_lockstep, "study_metric": "accuracy"}
+        self.asked, self._trial_info = [], SimpleNamespace(trial_id="t")
+
+        def follow(_, after):
+            self.asked.append(after)
+            return answers.pop(0)
+
+        self._broker = SimpleNamespace(follow=SimpleNamespace(remote=follow))
+        self.reset_config(self.config)
+
+
+GOOD, BAD = {"loss": 1.0, "accuracy": 0.5}, {"loss": NAN, "accuracy": 0.1}
+NO_METRIC = {"loss": 1.0, "accuracy": NAN}
+
+
+@pytest.fixture(autouse=True)
+def answers_are_there_at_once(monkeypatch):
+    monkeypatch.setattr("raypar.run.tune.ray.get", lambda answer: answer)
+
+
+@pytest.mark.parametrize("state", [DIVERGED, FAILED])
+@pytest.mark.parametrize("in_lockstep", [True, False])
+def test_a_trial_that_diverged_is_an_error_to_searchers_and_schedulers(state, in_lockstep):
+    trial = Followed([([GOOD], None), ([BAD], None), ([], state.value)], in_lockstep=in_lockstep)
+    if in_lockstep:
+        assert trial.step() == {**GOOD, "done": False}
+    with pytest.raises(TrialFailed):
+        trial.step()
+    assert trial.asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [BAD, NO_METRIC])
+def test_what_is_not_finite_is_kept_from_searchers_and_schedulers(bad):
+    trial = Followed([([GOOD, bad], None), ([], "finished")], in_lockstep=False)
+    assert trial.step() == {**GOOD, "done": True}
+    scheduled = Followed([([bad], None), ([GOOD], None), ([], "finished")], in_lockstep=True)
+    assert scheduled.step() == {**GOOD, "done": False}
+    assert scheduled.step() == {"done": True} and scheduled.asked == [0, 1, 2]
+
+
+# ---- training
+
+
+class Reports(list):
+    def report(self, metrics):
+        self.append(metrics)
+        return not ends_training(SPEC, metrics, "accuracy")
+
+
+def blobs(_):
+    inputs = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
+    split = Split(inputs, inputs.argmax(1))
+    return Data(train=split, val=split)
+
+
+WORKLOAD = Workload(
+    name="blobs",
+    model=lambda config: nn.Linear(4, 4),
+    data=blobs,
+    loss=lambda outputs, targets: outputs.square().mean(),
+    defaults={"epochs": 4, "lr": 1e30, "batch_size": 32, "keep_model": True},
+)
+SPEC = make_result({}).spec
+
+
+@pytest.mark.parametrize(("stop_on_nan", "num_reports"), [(True, 1), (False, 4)])
+def test_a_diverging_training_stops_at_its_first_such_report_and_keeps_no_model(
+    monkeypatch, tmp_path, stop_on_nan, num_reports
+):
+    config, reports = resolve(WORKLOAD, {"stop_on_nan": stop_on_nan}), Reports()
+    monkeypatch.setitem(globals(), "SPEC", replace(SPEC, config=config))
+    outcome = loop.train(WORKLOAD, config, 0, ALONE, reports, start_s=0.0, artifact_dir=tmp_path)
+    assert (len(reports), outcome.stopped) == (num_reports, stop_on_nan)
+    assert bad_losses(reports[-1]) and not list(tmp_path.rglob("*.pt"))
+
+
+def test_a_step_that_loss_scaling_skips_is_no_divergence(monkeypatch):
+    class Scaled(loop.Stepper):
+        """Of every 3 steps, the scaler skips the second one."""
+
+        num_steps = 0
+
+        def step(self, batch):
+            self.skips_overflows = True
+            type(self).num_steps += 1
+            return torch.tensor(INF if self.num_steps % 3 == 2 else 2.0)
+
+    monkeypatch.setattr(loop, "Stepper", Scaled)
+    reports = Reports()
+    outcome = loop.train(WORKLOAD, resolve(WORKLOAD, {"num_warmup_steps": 0}), 0, ALONE, reports, start_s=0.0)
+    assert [report["train_loss"] for report in reports] == [2.0] * 4 and not outcome.stopped
+    assert outcome.num_samples == 4 * 96
