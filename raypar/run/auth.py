@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from raypar.errors import ClusterError
+from raypar.signals import redirected_stderr
 
 MODE, TOKEN, TOKEN_PATH = VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 GIVE_TOKEN = (
     "`ray get-auth-token` on the cluster's head shows it; give it in RAY_AUTH_TOKEN, in a file that "
     "RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token"
 )
+# Ray's limits of the first contact, in seconds. By default they add up to 40.
+FIRST_CONTACT = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_py_gcs_connect_timeout_s": "3"}
 
 
 @contextlib.contextmanager
@@ -56,6 +59,7 @@ def admitted(address: str, connect: Callable[[str], object] | None = None) -> It
 
     Raises:
         ClusterError: it refuses us.
+        Exception: whatever else `connect` raises.
     """
     from ray.exceptions import AuthenticationError
 
@@ -64,8 +68,6 @@ def admitted(address: str, connect: Callable[[str], object] | None = None) -> It
             (connect or _connect)(address)
         except AuthenticationError:
             return True
-        except Exception:
-            return False  # something else is wrong, which connecting will show
         return False
 
     mode, source = os.environ.get(MODE, "").lower(), token_source()
@@ -92,8 +94,34 @@ def admitted(address: str, connect: Callable[[str], object] | None = None) -> It
 
 
 def _connect(address: str) -> None:
+    """Let Ray connect to a cluster, briefly: `ray.init` would try for minutes.
+
+    Raises:
+        AuthenticationError: the cluster refuses us.
+        TimeoutError: whoever listens there doesn't answer.
+    """
+    from ray.exceptions import RpcError
+
     raylet: Any = importlib.import_module("ray._raylet")
-    raylet.GcsClient(address=address)  # `ray.init` would try for half a minute
+    try:
+        with _environment(dict(FIRST_CONTACT)), _silenced():
+            raylet.GcsClient(address=address)
+    except RpcError as error:
+        raise TimeoutError("it accepts connections, but does not answer as a Ray does") from error
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Discard standard error: Ray's core logs there that it was refused."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        with redirected_stderr(saved):
+            yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
 
 
 def token_source() -> str | None:
@@ -111,7 +139,7 @@ def token_source() -> str | None:
 @contextlib.contextmanager
 def _environment(changes: dict[str, str | None]) -> Iterator[None]:
     """Change Ray's variables (None: unset); restore them at the end."""
-    before = {name: os.environ.get(name) for name in VARIABLES}
+    before = {name: os.environ.get(name) for name in (*VARIABLES, *changes)}
     _set(changes)
     try:
         yield

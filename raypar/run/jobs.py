@@ -31,6 +31,8 @@ TUNNEL_HINT = (
     "the dashboard listens on the head alone: `ray attach cluster.yaml -p 8265` or "
     "`ssh -N -L 8265:127.0.0.1:8265 HEAD` brings it to http://127.0.0.1:8265"
 )
+CONNECT_TIMEOUT_S = 4.0
+ANSWER_TIMEOUT_S = 4.0
 OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray would take them instead of what it is given
 # They write of every upload, and of the end.
 TALKATIVE = (
@@ -84,9 +86,13 @@ def connected(address: str, notice: Callable[[str], object]) -> Iterator[Jobs]:
         raise ClusterError(f"--address {address}: {error.name} is missing here", hint=hint) from None
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    with admitted(address, lambda address: _client(address).list_jobs()) as takes_everybody:
+    with contextlib.ExitStack() as stack:
         try:
+            _check_answers(address)
+            takes_everybody = stack.enter_context(admitted(address, lambda address: _client(address).list_jobs()))
             client = _client(address)
+        except ClusterError:
+            raise
         except Exception as error:
             raise ClusterError(
                 f"no Ray dashboard at --address {address}: {cut(str(error))}", hint=TUNNEL_HINT
@@ -97,6 +103,18 @@ def connected(address: str, notice: Callable[[str], object]) -> Iterator[Jobs]:
                 "(start it with RAY_AUTH_MODE=token)"
             )
         yield Jobs(client, address)
+
+
+def _check_answers(address: str) -> None:
+    """Raise TimeoutError where nothing answers in time: Ray's client would wait without end."""
+    import requests
+
+    try:
+        requests.get(address, timeout=(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S), stream=True).close()
+    except requests.Timeout:
+        raise TimeoutError(f"nothing answers within {CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s") from None
+    except requests.RequestException:
+        return  # Ray's own message is better
 
 
 def _client(address: str) -> Any:

@@ -1,5 +1,7 @@
-"""The processes that a private Ray can't do without are looked after; where one ends, the study breaks off at once."""
+"""Clusters that don't answer, and processes of a Ray that ended: the study ends with one message, and in time."""
 
+import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -8,7 +10,8 @@ import time
 import pytest
 
 from raypar.errors import ClusterError
-from raypar.run.cluster import watch_of_cluster, watch_of_own
+from raypar.run import auth, cluster, jobs
+from raypar.run.cluster import joined_cluster, watch_of_cluster, watch_of_own
 from raypar.signals import abort_reason, handle_signals
 
 
@@ -65,6 +68,40 @@ def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_
     with patient.watching():
         pass
     assert not patient.lost
+
+
+@contextlib.contextmanager
+def black_hole(takes_connections):
+    """The address of a host that says nothing: it accepts, or drops what would connect."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=50 if takes_connections else 0))
+        address = server.getsockname()
+        for _ in range(0 if takes_connections else 4):  # its queue is full: the kernel drops what comes
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        yield f"127.0.0.1:{address[1]}"
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("takes_connections", [True, False], ids=["accepts", "drops"])
+@pytest.mark.parametrize("scheme", ["", "http://"])
+def test_an_address_at_which_nothing_answers_is_given_up_soon(scheme, takes_connections, monkeypatch, tmp_path, capfd):
+    for name in auth.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    limits_s = [*map(float, auth.FIRST_CONTACT.values()), cluster.CONNECT_TIMEOUT_S]
+    assert sum(limits_s) + 1 <= 10 and jobs.CONNECT_TIMEOUT_S + jobs.ANSWER_TIMEOUT_S <= 10  # Ray connects twice
+    for module, name in ((cluster, "CONNECT_TIMEOUT_S"), (jobs, "CONNECT_TIMEOUT_S"), (jobs, "ANSWER_TIMEOUT_S")):
+        monkeypatch.setattr(module, name, 0.2)
+    monkeypatch.setattr(auth, "FIRST_CONTACT", dict.fromkeys(auth.FIRST_CONTACT, "1"))
+    with black_hole(takes_connections) as host_port:
+        address = scheme + host_port
+        connecting = jobs.connected(address, print) if scheme else joined_cluster(address)
+        with pytest.raises(ClusterError) as refused, connecting:
+            pass
+    assert f"--address {address}: " in refused.value.message and refused.value.hint
+    assert capfd.readouterr() == ("", "") and not auth.FIRST_CONTACT.keys() & os.environ.keys()
 
 
 STUCK = """
