@@ -183,6 +183,14 @@ def resumed(evidence: Evidence) -> Iterator[str]:
         yield f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure: {named(labels)}."
 
 
+def retried(evidence: Evidence) -> Iterator[str]:
+    """Trials that were started again and began from scratch."""
+    results = [r for r in evidence.finished if r.attempts > 1 and not r.environment.get("resumed_at_epoch")]
+    if results:
+        labels = [f"{r.spec.label} (attempt {r.attempts})" for r in results]
+        yield f"{_share(results, evidence.finished)} finished after a failure and a retry: {named(labels)}."
+
+
 def shared_cores(evidence: Evidence) -> Iterator[str]:
     """Trials of which a rank's list of cores is empty; unknown counts as no."""
     cores = [r.environment.get("cores") for r in evidence.finished]
@@ -604,6 +612,7 @@ CHECKS: dict[Check, str] = {
     "point.",
     resumed: "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run "
     "the study with --fresh where that matters.",
+    retried: "Their times are of the last attempt alone, which may have had other machines than the first.",
     shared_cores: "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
     "about, and onto each other's cores.",
     side_by_side: "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from raypar.run.gang import Greeting, Turn
+from raypar.run.gang import Greeting, Turn, loss_reason
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
 from raypar.run.placement import num_machines, refusal
 from raypar.run.ranks import RankEnd, cause, trial_result
@@ -43,8 +43,6 @@ from raypar.train.job import RunSettings, TrialJob
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
 LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
 HORIZON = 500  # queued trials that a decision looks at, however many there are
-MAX_ERROR_CHARS = 500
-MAX_START_ERROR_CHARS = 2000
 
 
 class TrialPhase(Enum):
@@ -105,7 +103,7 @@ class Attempt:
     def environment(self) -> dict[str, Any]:
         """Return what its result says of where it ran."""
         return {
-            "node": [self.gang.workers[rank].hostname for rank in sorted(self.gang.workers)],
+            "node": list(self.gang.hostnames.values()),
             "gang": self.gang.id,
             "nth_in_gang": self.nth_in_gang,
             "num_beside": self.num_beside,
@@ -301,21 +299,22 @@ class Dispatcher:
             self._retry_or_conclude(attempt.trial, failure)
         self.dispatch()
 
-    def gang_ended(self, gang: Gang, error: str) -> None:
+    def gang_ended(self, gang: Gang, error: BaseException | None) -> None:
         """A gang is no more: it was closed, was lost, or has never come up."""
+        reason = loss_reason(error, gang.hostnames)
         trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)
-            reason = f"its gang was lost: {error.partition(chr(10))[0][:MAX_ERROR_CHARS]}"  # Ray's errors go on and on
-            self._retry_or_conclude(trial, Failure(FailureKind.GANG_LOST, reason, None, error))
+            failure = Failure(FailureKind.GANG_LOST, f"its gang was lost: {reason}", None, str(error or ""))
+            self._retry_or_conclude(trial, failure)
         elif not gang.num_turns and not gang.is_closing:
             # It never served a trial: to try again for ever would help nobody.
             same = (trial for trial in self._queue[:HORIZON] if trial.spec.placement == gang.placement)
             if (first := next(filter(self._bind, same), None)) is not None:
                 self._queue.remove(first)
                 first.num_attempts += 1
-                reason = f"its gang did not start: {error[:MAX_START_ERROR_CHARS]}"
-                self._retry_or_conclude(first, Failure(FailureKind.GANG_LOST, reason))
+                failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {reason}", None, str(error or ""))
+                self._retry_or_conclude(first, failure)
         self.dispatch()
 
     # ---- inside

@@ -110,6 +110,35 @@ def train_gang(
     ).fit()
 
 
+def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> str:
+    """Return in one line on which nodes a gang has lost workers, and why.
+
+    Args:
+        error: raised by `train_gang`; None: it has returned.
+        hostnames: of each rank's node, as far as the workers have come up.
+    """
+    if error is None:
+        return "its workers have left"
+    ranks_by_reason: dict[str, list[int]] = {}
+    for rank, failure in sorted(getattr(error, "worker_failures", {}).items()):
+        # Train wraps what Ray raised, and what the worker's own code did.
+        cause = getattr(failure, "health_check_failure", None) or getattr(failure, "_base_exc", None) or failure
+        ranks_by_reason.setdefault(_in_one_line(cause), []).append(rank)
+    if not ranks_by_reason:
+        return _in_one_line(error)
+    parts = []
+    for reason, ranks in ranks_by_reason.items():
+        nodes = dict.fromkeys(hostnames[rank] for rank in ranks if rank in hostnames)
+        parts.append(f"{', '.join(nodes) or 'a node'}: {reason}")
+    return "; ".join(parts)
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return an error's name and text, without the ids that Ray lists on indented lines."""
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("\t")]
+    return f"{type(error).__name__}: {' '.join(filter(None, lines))}"
+
+
 def serve(config: Mapping[str, Any]) -> None:
     """The ``train_loop_per_worker`` of a gang: greet the broker, then run its trials until it closes the gang."""
     mark("gang: worker serves")

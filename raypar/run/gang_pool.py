@@ -63,6 +63,10 @@ class Gang(GangState):
     def hosts(self) -> dict[int, str]:
         return {rank: self.workers[rank].host for rank in sorted(self.workers)}
 
+    @property
+    def hostnames(self) -> dict[int, str]:
+        return {rank: self.workers[rank].hostname for rank in sorted(self.workers)}
+
     def worker_is_up(self, greeting: Greeting) -> None:
         self.workers[greeting.rank] = greeting
         if self.is_complete:
@@ -164,14 +168,16 @@ class GangPool:
                 return False
             time.sleep(0.1)
 
-    def start(self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, str], object]) -> Gang:
-        """Start a gang on these nodes, in a thread of its own; `on_end` gets it and an error, after it has ended."""
+    def start(
+        self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, BaseException | None], object]
+    ) -> Gang:
+        """Start a gang on these nodes, in a thread of its own; `on_end` gets it, and why it was lost, after its end."""
         gang = Gang(f"{next(self._numbers)}", placement, GangPhase.STARTING, nodes, serves_once=not self._is_warm)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
 
         def run() -> None:
-            error = "it ended"
+            error: BaseException | None = None
             try:
                 train_gang(
                     self._broker,
@@ -183,7 +189,7 @@ class GangPool:
                     fresh=not self._is_warm,
                 )
             except BaseException as e:
-                error = f"{type(e).__name__}: {e}"
+                error = e
             self._loop.call_soon_threadsafe(self._ended, gang, error, on_end)
 
         threading.Thread(target=run, daemon=True, name=f"gang-{gang.id}").start()
@@ -227,7 +233,9 @@ class GangPool:
             self._cores.release(gang.hosts, gang.turn.cores)
             gang.end_turn()
 
-    def _ended(self, gang: Gang, error: str, on_end: Callable[[Gang, str], object]) -> None:
+    def _ended(
+        self, gang: Gang, error: BaseException | None, on_end: Callable[[Gang, BaseException | None], object]
+    ) -> None:
         del self.gangs[gang.id]
         group = next((w.placement_group for w in gang.workers.values() if w.placement_group), None)
         if not gang.is_closing and group is not None:

@@ -112,6 +112,7 @@ CASES = {
         (of_code("py3.11:2", "py3.11:2"), None),
         (of_code("an unknown digest", "py3.11:2"), None),
     ],
+    "retried": [(changed(3, attempts=2), "1 of 12 trials * num_workers=1 #4 (attempt 2).")],
     "resumed": [
         (changed(3, environment={"cores": [[0]], "resumed_at_epoch": [2.0]}), "1 of 12 trials * num_workers=1 #4.")
     ],

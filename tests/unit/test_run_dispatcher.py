@@ -6,11 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.train import WorkerGroupError
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from results import make_result
 from scheduled import cluster
 
 from raypar.run.dispatcher import COME_BACK_S, LEASE_S, DispatchConfig, Dispatcher, TrialPhase
-from raypar.run.gang import Greeting
+from raypar.run.gang import Greeting, loss_reason
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
 from raypar.run.placement import CoreLeases
 from raypar.run.ranks import RankEnd
@@ -21,7 +24,8 @@ from raypar.train.affinity import Core
 from raypar.train.job import RankOutcome, RunSettings
 
 CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
-LOST = "RayActorError: it died\nhints"
+HEALTH = WorkerHealthCheckFailedError("Worker info: …", ActorUnavailableError("it refused", None))
+LOST = WorkerGroupError("[Rank 1 Error Snippet]: …", {0: HEALTH})
 CLOCK = "raypar.run.dispatcher.time.monotonic"
 FOUR_CPUS = cluster(4)
 COMPANY = ("num_beside", "num_sharing", "num_sharing_network")
@@ -214,7 +218,9 @@ def test_nodes_are_requested_where_the_cluster_may_grow_and_no_longer_than_neede
     assert not run.pool.requested and not run.results
 
 
-GANG_LOST = Failure(FailureKind.GANG_LOST, "its gang was lost: RayActorError: it died", None, LOST)
+UNAVAILABLE = str(ActorUnavailableError("it refused", None))
+REASON = f"its gang was lost: n0: ActorUnavailableError: {UNAVAILABLE}"
+GANG_LOST = Failure(FailureKind.GANG_LOST, REASON, None, str(LOST))
 
 
 @pytest.mark.parametrize("failure", [CRASH, GANG_LOST])
@@ -238,6 +244,19 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
     assert run.running("b").number == 1
 
 
+def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
+    killed = "The actor died unexpectedly.\n\tclass_name: W\n\tpid: 7\nIts process has died.\n" + "Exit detail. " * 60
+    died = WorkerHealthCheckFailedError("Worker info: …", RayActorError(None, killed))
+    own = UserExceptionWithTraceback(RuntimeError("the fork server has ended"), "Traceback …")
+    error = WorkerGroupError("…", {0: own, 1: died, 2: died, 3: died})
+    whole = f"RayActorError: The actor died unexpectedly. Its process has died. {'Exit detail. ' * 60}".strip()
+    nodes = {0: "node0", 1: "node1", 2: "node2", 3: "node2"}
+    assert loss_reason(error, nodes) == f"node0: RuntimeError: the fork server has ended; node1, node2: {whole}"
+    assert loss_reason(error, {}).startswith("a node: RuntimeError: ")
+    assert loss_reason(OSError("no\nspace"), {}) == "OSError: no space"
+    assert loss_reason(None, {}) == "its workers have left"
+
+
 def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
     run = one_running(2)
     attempt, error = run.running("a"), Failure(FailureKind.ERROR, "ValueError: no", 1)
@@ -257,8 +276,8 @@ def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_th
     assert not run.of(TrialRetried) and run.pool.num_started == 2
     for _ in range(2):
         (gang,) = run.pool.gangs.values()
-        run.lose_gang(gang, "no")
-    assert run.results[0].failure == Failure(FailureKind.GANG_LOST, "its gang did not start: no")
+        run.lose_gang(gang, OSError("no"))
+    assert run.results[0].failure == Failure(FailureKind.GANG_LOST, "its gang did not start: OSError: no", None, "no")
     assert run.results[0].attempts == 2 and not run.pool.gangs
 
 
