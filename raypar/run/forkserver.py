@@ -1,4 +1,9 @@
-"""Main functions of a fork server, and of the ranks that it (or a fresh interpreter) becomes."""
+"""Main function of a fork server, and of the ranks that it becomes.
+
+What a rank starts ends with it. A process group holds most of that, but not processes in sessions of their own. On
+Linux these become children of their rank when their parent ends, and of the server when the rank has ended: every
+child of the server's that is no rank was left by one. (Elsewhere they go on.)
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
@@ -30,6 +36,8 @@ def serve() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     mark("fork server: imported")
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    helpers = _children()  # of what was imported
     gc.freeze()  # what is here stays: a fork's collector need not touch (and so copy) its pages
     child_ended, wake_up = os.pipe()
     os.set_blocking(wake_up, False)
@@ -41,13 +49,12 @@ def serve() -> None:
     while True:
         readable = wait([listener, owner, child_ended, *clients])
         if owner in readable:
-            for pid in owners:
-                kill_group(pid)
             shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)  # its owner may have been killed
+            _end_all(owners)
             os._exit(0)
         if child_ended in readable:
             os.read(child_ended, 4096)
-            _send_exit_codes(owners)
+            _reap(owners, helpers)
         if listener in readable:
             clients.append(Connection(listener.accept()[0].detach()))
         for client in [client for client in clients if client in readable]:
@@ -71,18 +78,13 @@ def serve() -> None:
                 _become_rank(fds, (listener.fileno(), owner, child_ended, wake_up, *(c.fileno() for c in clients)))
 
 
-def spawned_main() -> None:
-    """Run a rank in a fresh interpreter. Arguments: the connection's descriptor, and rank 0's listening socket."""
-    _die_with_parent()
-    _run_rank(*map(int, sys.argv[1:]))
-
-
 def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
     try:
         signal.set_wakeup_fd(-1)
         for fd in server_fds:
             os.close(fd)
-        _die_with_parent()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
         os.setpgid(0, 0)  # a group of its own: loader processes can be ended with the rank
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -90,32 +92,55 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        _run_rank(connection, *listen)
+        from raypar.train.worker import main
+
+        main(Connection(connection), *listen)
+        os._exit(0)  # no finalizers: there is nothing to save, and the next trial waits
     finally:
         os._exit(70)
 
 
-def _run_rank(connection_fd: int, listen_fd: int | None = None) -> None:
-    from raypar.train.worker import main
-
-    main(Connection(connection_fd), listen_fd)
-    os._exit(0)  # no finalizers: there is nothing to save, and the next trial waits
-
-
-def _send_exit_codes(owners: dict[int, Connection]) -> None:
+def _reap(owners: dict[int, Connection], helpers: set[int]) -> None:
+    """Send the exit codes of the ranks that have ended, after what they left was killed."""
+    exit_codes: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):  # there is none left
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if (client := owners.pop(ended[0], None)) is not None:
-                with contextlib.suppress(OSError):
-                    client.send((ended[0], os.waitstatus_to_exitcode(ended[1])))
+            exit_codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    for pid in _children() - owners.keys() - helpers:
+        kill_group(pid)  # what it leaves in turn comes here at its end
+    for pid in exit_codes.keys() & owners.keys():
+        with contextlib.suppress(OSError):
+            owners.pop(pid).send((pid, exit_codes[pid]))
 
 
-def _die_with_parent() -> None:
+def _end_all(ranks: Iterable[int]) -> None:
+    """Kill the ranks and all that they started, and wait for the end of it."""
+    for pid in ranks:
+        kill_group(pid)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for pid in _children():
+                kill_group(pid)
+            os.waitpid(-1, 0)
+
+
+def _children() -> set[int]:
+    """Return the ids of this process's children; of none where the kernel doesn't list them."""
+    children: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            children.update(map(int, path.read_text().split()))
+    return children
+
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         import ctypes
 
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def kill_group(pid: int) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from raypar import units
 from raypar.run.forkserver import kill_group
@@ -45,7 +45,12 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MAL
 
 
 class RankProcess:
-    """A started rank. `connection` leads to `raypar.train.worker.main`; `was_killed`: `kill` has ended it.
+    """A started rank.
+
+    Attributes:
+        connection: leads to `raypar.train.worker.main`.
+        was_killed: `kill` has ended it.
+        resources: closed when it has ended.
 
     Args:
         exit_code: waits for its end, so many seconds at most (None: it goes on).
@@ -54,6 +59,7 @@ class RankProcess:
     def __init__(self, pid: int, connection: socket.socket, exit_code: Callable[[float], int | None]) -> None:
         self.pid, self.connection, self._exit_code = pid, Connection(connection.detach()), exit_code
         self.was_killed = False
+        self.resources = contextlib.ExitStack()
 
     def kill(self) -> None:
         """End the rank and every process that it started; harmless where it has ended."""
@@ -65,37 +71,8 @@ class RankProcess:
         code = self._exit_code(timeout_s)
         if code is not None:
             kill_group(self.pid)  # loader processes that outlived the rank
+            self.resources.close()
         return code
-
-
-def spawn(log_path: Path, listen: socket.socket | None = None) -> RankProcess:
-    """Start a rank in a fresh interpreter: what a fork is compared with, and the way where forking is unsafe."""
-    ours, theirs = socket.socketpair()
-    fds = [theirs.fileno(), *([listen.fileno()] if listen else [])]
-    with theirs, log_path.open("ab") as log:
-        process = _python("spawned_main", *fds, fds=fds, output=log, env={**os.environ, **ALLOCATOR})
-
-    def exit_code(timeout_s: float) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout_s)
-        return None
-
-    return RankProcess(process.pid, ours, exit_code)
-
-
-def _python(
-    main: str, *arguments: object, fds: Sequence[int], output: int | BinaryIO, env: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a main function of `raypar.run.forkserver`, in a session of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", f"from raypar.run.forkserver import {main}; {main}()", *map(str, arguments)],
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=env,
-        start_new_session=True,
-    )
 
 
 class ForkClient:
@@ -159,22 +136,37 @@ def answers(address: str) -> bool:
 class ForkServer:
     """Owns a fork server process: the server ends with its owner, and the forks with the server."""
 
-    def __init__(self, preload: tuple[str, ...] = (), sys_path: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        preload: tuple[str, ...] = (),
+        sys_path: tuple[str, ...] = (),
+        *,
+        base_preload: tuple[str, ...] = BASE_PRELOAD,
+    ) -> None:
         # Nobody else can look into it, and so ask for a fork.
         self.address = str(make_folder() / "fork")
         server_end, self._owner_end = os.pipe()
+        modules = (*base_preload, *preload)
         environment = {
             **os.environ,
             # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
-            "OPENBLAS_NUM_THREADS": "1",
+            **({"OPENBLAS_NUM_THREADS": "1"} if modules else {}),
             **ALLOCATOR,
             "PYTHONPATH": os.pathsep.join([*sys_path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         }
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.address)
             listener.listen(64)
-            fds, modules = (listener.fileno(), server_end), (*BASE_PRELOAD, *preload)
-            self._process = _python("serve", *fds, *modules, fds=fds, output=subprocess.DEVNULL, env=environment)
+            fds = (listener.fileno(), server_end)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", "from raypar.run.forkserver import serve; serve()", *map(str, fds), *modules],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
         self.pid = self._process.pid
         os.close(server_end)
 
@@ -186,6 +178,16 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         remove_folder(Path(self.address).parent)
+
+
+def spawn(log_path: Path, listen: socket.socket | None = None) -> RankProcess:
+    """Start a rank in a fresh interpreter, a fork server that imports nothing and has one rank."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(contextlib.closing(ForkServer(base_preload=())))
+        client = stack.enter_context(contextlib.closing(ForkClient(server.address)))
+        process = client.fork(log_path, listen)
+        process.resources = stack.pop_all()
+    return process
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -108,10 +109,20 @@ def _act(config):
         case "soil":
             _soil()
         case "stray" | "stray and kill" as act:
-            stray = subprocess.Popen(["sleep", "600"])
-            print(json.dumps({"stray": stray.pid}), flush=True)
+            for pid in _strays():
+                print(json.dumps({"stray": pid}), flush=True)
             if act == "stray and kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _strays():
+    """Start processes that go on: in the rank's group and, on Linux, in sessions of their own, one without a parent."""
+    command = ["sleep", "600"]
+    yield subprocess.Popen(command).pid
+    if sys.platform == "linux":
+        yield subprocess.Popen(command, start_new_session=True).pid
+        orphan = ["sh", "-c", "setsid sleep 600 > /dev/null & echo $!"]
+        yield int(subprocess.run(orphan, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def _first_time(config):

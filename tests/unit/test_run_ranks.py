@@ -10,6 +10,7 @@ import sys
 from multiprocessing import Pipe
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from results import make_spec
@@ -49,6 +50,30 @@ def test_who_waits_for_a_fork_server_that_dies_is_told():
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):
             client.wait_until_ready()
+
+
+class Leaves:
+    """What starts a process in a session of its own, without a parent, where it is unpickled; its id into a FIFO."""
+
+    def __init__(self, fifo):
+        self.fifo = fifo
+
+    def __reduce__(self):
+        return os.system, (f"setsid sleep 600 & echo $! > {self.fifo}",)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process adopts the orphans of its descendants")
+@pytest.mark.parametrize("first", ["client", "server"])
+def test_what_a_rank_has_started_ends_when_nobody_waits_for_the_rank_any_more(tmp_path, first):
+    os.mkfifo(tmp_path / "fifo")
+    server = ForkServer(base_preload=())
+    client = ForkClient(server.address)
+    rank = client.fork(tmp_path / "log")
+    rank.connection.send(Leaves(tmp_path / "fifo"))
+    left = psutil.Process(int((tmp_path / "fifo").read_text()))
+    for end in (client, server) if first == "client" else (server, client):
+        end.close()
+        assert psutil.wait_procs([left], timeout=60)[1] == [] and not is_running(rank.pid)
 
 
 class DistBackendError(RuntimeError):
