@@ -347,7 +347,7 @@ def _validate_setting(where: str, key: Any, value: Any, options: Mapping[str, Op
 
 
 def _validate_baseline(
-    baseline: Mapping[str, Any], space: Mapping[str, Any], options: Collection[str]
+    baseline: Mapping[str, Any], space: Mapping[str, Any], options: Mapping[str, Option]
 ) -> Iterator[Mistake]:
     misspelt = [key for key in space if isinstance(key, str) and key not in options]
     for key, value in baseline.items():
@@ -365,7 +365,8 @@ def _validate_baseline(
             wrong, hint = "no point of a drawn range is sure to match it", "a baseline needs grid(...) or choice(...)"
             yield Mistake(where, value, wrong, hint=hint)
         elif not any(_is_same(value, v) for v in domain.values):
-            hint = f"take one of {_listed(domain.values)}, or add it to the space"
+            valid = [v for v in domain.values if _validate_setting(where, key, v, options) is None]
+            hint = f"take one of {_listed(valid)}, or add it to the space" if valid else "add it to the space"
             yield Mistake(where, value, "matches no point", hint=hint)
 
 

@@ -169,6 +169,12 @@ STUDIES = (
     study("a grid for a searcher", "space={'lr': grid(0.1, 0.2)}, searcher=object()", "write choice(0.1, 0.2)"),
     study("values out of bounds", "space={'epochs': grid(0), 'lr': uniform(-1, 1)}", "epochs'] = 0 | space['lr'] = -1"),
     study("a baseline of a range", "space={'lr': uniform(0.1, 1)}, baseline={'lr': 0.1}", "needs grid(...)"),
+    study(
+        "a baseline beside values that are wrong themselves",
+        "space={'num_workers': grid(1, 0, 2), 'lr': grid(-1.)}, baseline={'num_workers': 4, 'lr': 0.1}",
+        "4 mistakes | baseline['num_workers'] = 4: matches no point → take one of 1, 2, or",
+        "baseline['lr'] = 0.1: matches no point → add it to the space",
+    ),
     study("two batch sizes", "config={'per_worker_batch_size': 32, 'batch_size': 64}", "leave one out"),
     study("a loop's base", "workload=LOOP, space={'a': grid(1, 2)}, baseline={'a': 9}", "a'] = 9 | take one of 1, 2"),
 )
