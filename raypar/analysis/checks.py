@@ -222,6 +222,13 @@ def _positive(results: Iterable[TrialResult], key: str) -> list[int]:
     return [count for count in counts if isinstance(count, int) and count]
 
 
+def shared_with_studies(evidence: Evidence) -> Iterator[str]:
+    """Trials on cores that another study used at the same time."""
+    others = [text for r in evidence.finished if isinstance(text := r.environment.get("shared_with"), str) and text]
+    if others:
+        yield f"{_share(others, evidence.finished)} shared cores with other studies: {named(sorted({*others}))}."
+
+
 # ---- load while trials were timed
 
 MAX_TAKEN = 0.05  # of the time of a worker's cores
@@ -615,6 +622,8 @@ CHECKS: dict[Check, str] = {
     retried: "Their times are of the last attempt alone, which may have had other machines than the first.",
     shared_cores: "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
     "about, and onto each other's cores.",
+    shared_with_studies: "Leave --share-machine out: then studies wait for each other's cores. Then run it again with "
+    "--fresh.",
     side_by_side: "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.",
     shared_network: "Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.",
     other_load: "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "

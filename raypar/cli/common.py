@@ -284,6 +284,12 @@ LogModel = Annotated[
 Exclusive = Annotated[
     bool, typer.Option("--exclusive", help="Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.")
 ]
+ShareMachine = Annotated[
+    bool,
+    typer.Option(
+        "--share-machine", help="Don't wait for cores that another study has: share them, and mark the times."
+    ),
+]
 SystemMetrics = Annotated[
     bool, typer.Option("--system-metrics", help="Record how busy this machine is during each trial.")
 ]

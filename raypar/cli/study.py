@@ -127,6 +127,7 @@ def study(
     log_model: common.LogModel = False,
     system_metrics: common.SystemMetrics = False,
     exclusive: common.Exclusive = False,
+    share_machine: common.ShareMachine = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
@@ -136,6 +137,9 @@ def study(
 
         if exclusive and not address:
             raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
+        if share_machine and address:
+            hint = "leave it out: it is about the cores of this machine"
+            raise RayparError(f"--share-machine and --address {address} exclude each other", hint=hint)
         dashboard = cluster.dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
         try:
             loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, load_timeout)
@@ -162,6 +166,7 @@ def study(
             log_model=log_model,
             system_metrics=system_metrics,
             exclusive=exclusive,
+            share_machine=share_machine,
         )
         if dashboard:
             other_flags = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}

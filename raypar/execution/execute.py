@@ -30,16 +30,18 @@ from raypar.execution.results import ExecutionOutcome, ResultHandler, execution_
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, watch_of_cluster
+from raypar.run.locks import Holder, leased_cores, one_execution
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Listener, Notice, Runner
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import TrialResult
-from raypar.track.client import MODEL_NAME
+from raypar.track.client import MODEL_NAME, sqlite_path
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
+from raypar.train.affinity import host_cores
 from raypar.train.job import RunSettings
 
 CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that others share
@@ -74,9 +76,11 @@ def execute(
         notice: gets what is to be reported before there is a plan.
     """
     study, store = loaded.study, Store(options.tracking_uri, options.project_dir)
-    check_data(study)
-    store.check_writable()
+    me, database = Holder.here(study.name, options.command), sqlite_path(options.tracking_uri)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(one_execution(me, str(database.resolve()) if database else options.tracking_uri))
+        check_data(study)
+        store.check_writable()
         cluster = stack.enter_context(cluster_at(options.address))
         stored = stored_results(study.name, options)
         plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray)
@@ -89,11 +93,18 @@ def execute(
                 _log_model_alone(loaded, options, outcome, store, notice)
             return outcome
 
+        companions: Callable[[], frozenset[Holder]] = frozenset
+        if plan.num_missing and (machine := plan.cluster.cores) is not None:
+            cores = machine or host_cores()  # of a system that can't pin their number, at least
+            lease = leased_cores(me, cores, plan.choose_cores, notice, share=options.share_machine)
+            leased = stack.enter_context(lease)
+            stack.enter_context(leased.keeping_off_others())
+            plan, companions = plan.within(leased.cores), leased.companions
         execution = execution_record(loaded, options)
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
         view = stack.enter_context(listener_of(plan))
-        handler = ResultHandler(outcome, recorder, view, monitor=monitor, code=loaded.code)
+        handler = ResultHandler(outcome, recorder, view, monitor=monitor, code=loaded.code, companions=companions)
         with outcome.noting_the_end():
             if plan.num_missing:
                 _run(loaded, options, plan, handler, log_dir)
@@ -230,7 +241,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
     if not options.with_ray:
         from raypar.run.local import LocalRunner
 
-        with LocalRunner(settings) as local:
+        with LocalRunner(settings, plan.cluster.cores) as local:
             yield local
         return
     with contextlib.ExitStack() as stack:
@@ -243,10 +254,12 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
             # Ray's start is mostly waiting; Tune's import is not.
             importing = threading.Thread(target=importlib.import_module, args=["raypar.run.tune"])
             importing.start()
-            stack.enter_context(private_ray(plan.cluster, plan.trial_cores))
+            stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))
             importing.join()
         else:
             stack.enter_context(watch_of_cluster().watching())
         from raypar.run.tune import TuneRunner
 
-        yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address)
+        yield TuneRunner(
+            settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address, cores=plan.cluster.cores
+        )

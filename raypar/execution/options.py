@@ -34,6 +34,7 @@ class Options:
         with_ray: False: ranks are forked on this machine, without Ray.
         rerun_all: run trials too whose results the store has.
         exclusive: nobody else uses the cluster at ``address``.
+        share_machine: run on cores that another study has, where too few are free.
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
         command, settings: the command line and its ``--set``, for the record and a later ``resume``.
         profiling: of every trial of the first repeat.
@@ -56,6 +57,7 @@ class Options:
     log_model: bool = False
     system_metrics: bool = False
     exclusive: bool = False
+    share_machine: bool = False
     not_before: float = 0.0
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class Options:
         check_address(self.address)
 
 
-_SAME = ("isolation", "log_model", "system_metrics", "exclusive")  # options that are flags as they are
+_SAME = ("isolation", "log_model", "system_metrics", "exclusive", "share_machine")  # options that are flags as they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class ResumeFlags:
     exclusive: bool = False
     not_before: int | float = 0.0
     load_timeout: int | float | None = None
+    share_machine: bool = False
 
     TAG = "raypar.resume"
 

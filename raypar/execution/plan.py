@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 import traceback
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raypar.analysis.question import current_results, question_of
@@ -19,6 +19,7 @@ from raypar.study.study import Study
 from raypar.study.trial import Placement, TrialResult, TrialSpec
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
+from raypar.train.affinity import Core
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,34 @@ class ExecutionPlan:
     def placements(self) -> tuple[Placement, ...]:
         return tuple(dict.fromkeys(spec.placement for spec in self.specs))
 
-    @property
-    def trial_cores(self) -> frozenset[int]:
-        """Cores of this machine that trials are to have to themselves; empty where that isn't known beforehand."""
-        trial_cores: set[int] = set()
-        for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in self.specs}:
+    def choose_cores(self, free: Sequence[Core]) -> frozenset[int]:
+        """Choose the cores that trials will be on, out of free ones of this machine; none where they are too few.
+
+        A search, which may draw more than there are, takes them all then, and refuses the trial.
+        """
+        chosen: set[int] = set()
+        num_widest = 0
+        specs = self.missing or _drawable(self.study, self.cluster)
+        for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in specs}:
+            num_cores = min(placement.num_workers * placement.cpus_per_worker, int(self.cluster.num_cpus))
+            if num_cores > len(free):
+                return frozenset()
             leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
-            leases.add_host("here", self.cluster.cores or ())
-            for cores in (leases.lease(ranks, placement.cpus_per_worker, affinity) or {}).values():
-                trial_cores.update(cores)
-        return frozenset(trial_cores)
+            leases.add_host("here", free)
+            cores = leases.lease(ranks, placement.cpus_per_worker, affinity)
+            if cores is None:  # those that it lists are not all free
+                return frozenset()
+            chosen.update(*cores.values() if cores else [[core.number for core in free]])
+            num_widest = max(num_widest, num_cores)
+        num_left_over = num_widest * (self.study.max_concurrent_trials or 1) - len(chosen)
+        others = [core.number for core in free if core.number not in chosen]
+        return frozenset([*chosen, *others[: max(0, num_left_over)]])
+
+    def within(self, cores: Collection[int]) -> ExecutionPlan:
+        """Return the plan on these cores of the machine alone."""
+        node = {**self.cluster.nodes[0], "CPU": len(cores)}
+        kept = tuple(core for core in self.cluster.cores or () if core.number in cores)
+        return replace(self, cluster=replace(self.cluster, nodes=(node,), cores=kept))
 
     def estimated_s(self) -> float | None:
         """Return seconds for what is missing, by the mean wall time of each placement's trials that are done.

@@ -10,7 +10,8 @@ import signal
 import tarfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from raypar.execution.options import Options, ResumeFlags
 from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
+from raypar.run.locks import Holder
 from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import Interrupted, uninterrupted
 from raypar.study.loader import LoadedStudy
@@ -40,6 +42,7 @@ from raypar.units import value_of
 
 PARTIAL = "Partial: {} when {} of {} were done."
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
+JOINED = "{} shares cores of this study (--share-machine): trials that run meanwhile are marked"
 BREAKDOWN_FILE = "breakdown.json"
 
 
@@ -110,6 +113,7 @@ class ResultHandler:
     Attributes:
         monitor: measures how busy the driver's machine is during each trial.
         code: digests of the study's source files, kept with each result.
+        companions: returns who shares the study's cores at the moment.
     """
 
     outcome: ExecutionOutcome
@@ -117,20 +121,40 @@ class ResultHandler:
     view: Listener
     monitor: SystemMonitor | None = None
     code: Mapping[str, str] = field(default_factory=dict)
+    companions: Callable[[], frozenset[Holder]] = frozenset
 
     def __post_init__(self) -> None:
         self._question = question_of(self.outcome.plan.study)
         self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
+        self._announced = self.companions()
+        self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by the trial's identity
 
     def __call__(self, event: Event) -> None:
         with uninterrupted():
             if isinstance(event, TrialStarted) and self.monitor:
                 self.monitor.begin(event.spec.identity)
+            if isinstance(event, TrialStarted):
+                self._note_companions(event.spec.identity)
             if isinstance(event, TrialEnded):
-                event = replace(event, result=replace(_without_secrets(event.result), code=self.code))
+                self._note_companions(event.result.spec.identity)
+                result = self._with_companions(_without_secrets(event.result))
+                event = replace(event, result=replace(result, code=self.code))
                 self._keep(event)
                 self._drop_checkpoints(event.result.spec.identity)
             self.view(event)
+
+    def _note_companions(self, identity: str) -> None:
+        """Note who shares the cores at a trial's start or end."""
+        companions = self.companions()
+        for new in sorted(companions - self._announced, key=str):
+            self.view(Notice(JOINED.format(new)))
+        self._announced |= companions
+        self._shared_with[identity].update(companion.study for companion in companions)
+
+    def _with_companions(self, result: TrialResult) -> TrialResult:
+        studies = self._shared_with.pop(result.spec.identity)
+        shared = {"shared_with": ", ".join(sorted(studies))} if studies else {}
+        return replace(result, environment={**result.environment, **shared})
 
     def close(self) -> None:
         """Drop the checkpoints of interrupted trials: they are of no use to a later run."""

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from raypar.run.scheduler import ROUNDING, GangPhase, GangState
 from raypar.study.options import node_label_of
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
+from raypar.train.affinity import Core
 from raypar.train.job import RunSettings
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
@@ -40,6 +41,7 @@ class GangPolicy:
     owns_cluster: bool  # this Ray was started for the run, on one machine
     max_parked: int  # idle gangs on a machine; where another is to start, the one that is needed last is closed
     fork_address: str = ""  # the fork server of this machine, where the driver has started one
+    cores: Sequence[Core] | None = None  # that trials may use; None: all of each machine
 
 
 @dataclass(eq=False)
@@ -215,7 +217,7 @@ class GangPool:
         if node is not None:
             name = node.labels.get(MACHINE_LABEL) or greeting.hostname
             greeting = replace(greeting, host=node.machine, hostname=name)
-        self._cores.add_host(greeting.host, greeting.cores)
+        self._cores.add_host(greeting.host, greeting.cores if self._policy.cores is None else self._policy.cores)
         gang.worker_is_up(greeting)
         return gang
 

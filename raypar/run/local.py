@@ -24,15 +24,19 @@ from raypar.run.runner import (
 )
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
-from raypar.train.affinity import host_cores
+from raypar.train.affinity import Core, host_cores
 from raypar.train.job import RankContext, RunSettings, TrialJob
 
 
 class LocalRunner:
-    """Runs one trial after the other; a search needs Ray."""
+    """Runs one trial after the other; a search needs Ray.
 
-    def __init__(self, settings: RunSettings) -> None:
-        self._settings = settings
+    Args:
+        cores: that trials may use; None: all of this machine.
+    """
+
+    def __init__(self, settings: RunSettings, cores: Sequence[Core] | None = None) -> None:
+        self._settings, self._cores = settings, host_cores() if cores is None else cores
         self._server: ForkServer | None = None
 
     def __enter__(self) -> LocalRunner:
@@ -51,7 +55,7 @@ class LocalRunner:
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
                 job = TrialJob(spec, attempt, workload, self._settings)
-                result = _LocalAttempt(job, study.metric, listener, self._server).run()
+                result = _LocalAttempt(job, study.metric, listener, self._server, self._cores).run()
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break
                 listener(TrialRetried(spec, result.failure.message))
@@ -61,8 +65,10 @@ class LocalRunner:
 class _LocalAttempt:
     """One attempt at a trial: its ranks are started, supervised and killed together."""
 
-    def __init__(self, job: TrialJob, metric: str, listener: Listener, server: ForkServer | None) -> None:
-        self._job, self._metric, self._listener, self._server = job, metric, listener, server
+    def __init__(
+        self, job: TrialJob, metric: str, listener: Listener, server: ForkServer | None, cores: Sequence[Core]
+    ) -> None:
+        self._job, self._metric, self._listener, self._server, self._cores = job, metric, listener, server, cores
         self._world_size = job.spec.placement.num_workers
         self._reports: list[Mapping[str, float]] = []
         self._processes: list[RankProcess] = []
@@ -74,7 +80,7 @@ class _LocalAttempt:
         started_at, spec = time.time(), self._job.spec
         hosts, affinity = dict.fromkeys(range(self._world_size), "here"), spec.config.get("cpu_affinity")
         leases = CoreLeases()
-        leases.add_host("here", host_cores())
+        leases.add_host("here", self._cores)
         ends: dict[int, RankEnd] = {}
         if (reason := leases.refusal(hosts, affinity)) is not None:
             self._failure = Failure(FailureKind.REFUSED, reason)

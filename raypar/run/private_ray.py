@@ -22,7 +22,7 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, head_processes, shut_
 from raypar.scratch import make_folder, release, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
-from raypar.train.affinity import CAN_PIN, allowed_cores, pin
+from raypar.train.affinity import CAN_PIN, pin
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
 SHUTDOWN_TIMEOUT_S = 20.0
@@ -48,22 +48,21 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
 
     Args:
         machine: from `this_machine`.
-        taken: the cores that trials will be on. Where they leave some free, this process (and so Ray's own, which
-            inherit it) keeps to those.
+        taken: the cores that trials will be on. Where this process may use others too, it keeps to those, and so do
+            Ray's own, which inherit it.
 
     Raises:
         ClusterError: Ray doesn't start.
     """
-    cores = allowed_cores()
     before = os.sched_getaffinity(0) if CAN_PIN else set()
-    if CAN_PIN and taken and (free := set(cores).difference(taken)):
+    if CAN_PIN and taken and (free := before.difference(taken)):
         pin(free)
     os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     older = frozenset(child.pid for child in psutil.Process().children())
     with private_folder() as folder, own_token(folder):
-        _start_ray(len(cores), int(machine.nodes[0].get("GPU", 0)), folder / "ray", older)
+        _start_ray(int(machine.num_cpus), int(machine.nodes[0].get("GPU", 0)), folder / "ray", older)
         watch = watch_of_own(head_processes())
         try:
             with _leavings_end_with_us(folder), watch.watching():

@@ -35,6 +35,7 @@ from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Unifor
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState, bad_losses
 from raypar.trace import mark
+from raypar.train.affinity import Core
 from raypar.train.job import RunSettings
 
 # A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
@@ -186,13 +187,20 @@ class TuneRunner:
     Args:
         owns_cluster: nobody else uses that Ray (see `GangPolicy`).
         fork_address: of the fork server of this machine, if there is one already.
+        cores: that trials may use, of the machine of a Ray that nobody else uses; None: all.
     """
 
     def __init__(
-        self, settings: RunSettings, *, owns_cluster: bool, fork_address: str = "", max_parked_gangs: int = 4
+        self,
+        settings: RunSettings,
+        *,
+        owns_cluster: bool,
+        fork_address: str = "",
+        max_parked_gangs: int = 4,
+        cores: Sequence[Core] | None = None,
     ) -> None:
         self._settings = settings
-        self._policy = GangPolicy(owns_cluster, max_parked_gangs, fork_address)
+        self._policy = GangPolicy(owns_cluster, max_parked_gangs, fork_address, cores)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
         """Run the specs (see `raypar.run.runner.Runner`); replace a broker that is lost, and run again what ran."""

@@ -185,9 +185,9 @@ class TrialResult:
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, the largest numbers of the
             study's other trials that ran at the same time (``num_beside``), of those on one of its machines
-            (``num_sharing``) and, if it ran on several, of the others that did (``num_sharing_network``), and lists by
-            rank: ``node``, ``cores``, ``num_threads``, ``device_name``, ``cpu_model``;
-            and what was measured while it was timed:
+            (``num_sharing``) and, if it ran on several, of the others that did (``num_sharing_network``), the other
+            studies that used its cores (``shared_with``), and lists by rank: ``node``, ``cores``, ``num_threads``,
+            ``device_name``, ``cpu_model``; and what was measured while it was timed:
             ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's
             machine, busy with other work; mean), ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, and
             ``energy_of`` what, or ``no_energy``: why not.

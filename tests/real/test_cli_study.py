@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import Cli, client_of, report_in, run, runs_of, settings_at, weights_path
+from harness import TIMEOUT_S, Cli, client_of, report_in, run, runs_of, settings_at, weights_path
 from loops import acting
 
 from raypar import Study
 from raypar.run.runner import TrialEnded
 from raypar.run.tune import TuneRunner
+from raypar.track.store import Store, default_tracking_uri
+from raypar.train.affinity import allowed_cores
 from raypar.train.job import MODEL_FOLDER
 from raypar.train.saved_model import WEIGHTS_FILE
 
@@ -92,6 +94,37 @@ def test_asked_again_it_runs_what_is_new_and_everything_is_read_from_the_store(f
     (line,) = [line for line in cli.done("list").splitlines() if line.startswith("tiny")]
     assert line.split()[:4] == ["tiny", "2", "6", "0"]
     assert len(re.findall(r"^\s*[12]\s+[123]\s+finished\s", cli.done("show", "tiny"), re.MULTILINE)) == 6
+
+
+NUM_CORES = len(allowed_cores())
+WIDE = f"""
+from raypar import Study, grid
+from raypar.workloads import digits
+
+config = {{"epochs": 2, "batch_size": 256, "cpus_per_worker": {NUM_CORES}}}
+study = Study(workload=digits, space={{"lr": grid(0.1)}}, num_repeats=2, config=config)
+"""
+
+
+def test_of_two_studies_that_need_all_cores_one_waits_for_the_other_and_names_it(tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    processes = {}
+    for folder in folders:
+        folder.mkdir()
+        cli = Cli(folder)
+        cli.write(f"{folder.name}.py", WIDE)
+        processes[cli] = cli.start("study", f"{folder.name}.py", "--no-ray")
+    outputs = {}
+    for cli, process in processes.items():
+        assert process.wait(TIMEOUT_S) == 0, cli.output()
+        outputs[cli] = cli.output()
+    (waited,) = [cli for cli, output in outputs.items() if "waiting" in output]
+    (first,) = {*processes} - {waited}
+    has = f"study `{first.folder.name}` (process {processes[first].pid}) has {NUM_CORES} of {NUM_CORES} cores"
+    assert f"waiting for cores: {has}; Ctrl-C ends this" in outputs[waited]
+    stores = [Store(default_tracking_uri(cli.folder), cli.folder).results(cli.folder.name) for cli in (first, waited)]
+    ends, starts = [r.started_at + r.wall_s for r in stores[0]], [r.started_at for r in stores[1]]
+    assert len(ends) == len(starts) == 2 and max(ends) <= min(starts)
 
 
 KEPT = '''

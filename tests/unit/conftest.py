@@ -1,7 +1,9 @@
 """What several tests look at and takes long to make, and how properties are tried."""
 
+import atexit
 import os
 import sys
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,6 +11,11 @@ from recording import new_store
 
 # Small layers only wait for a second thread, and very long beside other tests; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Tests wait for no study of this machine, nor for each other.
+_locks = tempfile.TemporaryDirectory()
+atexit.register(_locks.cleanup)
+os.environ["RAYPAR_LOCK_DIR"] = f"{_locks.name}/locks"
 
 # A busy machine is no failure. `make test` draws few examples, the same every time; `make test-all` draws many, others
 # each time (`--hypothesis-profile=thorough`).

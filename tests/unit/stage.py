@@ -39,7 +39,7 @@ class Stage:
         self.happened, self.stored, self.shown, self.notices, self.code = [], [], [], [], {}
         self.trial, self.report = finished, lambda: "<html>"
         self.error, self.error_at = None, 1  # instead of a trial's result
-        self.num_unsent, self.tmp_path = 0, tmp_path
+        self.num_unsent, self.tmp_path, self.machine = 0, tmp_path, TWO_CORES
         store = SimpleNamespace(
             check_writable=lambda: self.happened.append("checked"),
             results=lambda _: tuple(self.stored),
@@ -50,7 +50,7 @@ class Stage:
         monkeypatch.setattr(module, "Store", lambda *_: store)
         monkeypatch.setattr(module, "Recorder", self._recorder)
         monkeypatch.setattr(module, "runner_for", self._runner)
-        monkeypatch.setattr(module, "this_machine", lambda: TWO_CORES)
+        monkeypatch.setattr(module, "this_machine", lambda: self.machine)
 
     def _recorder(self, execution, **_):
         self.execution = execution
@@ -73,7 +73,7 @@ class Stage:
 
     @contextlib.contextmanager
     def _runner(self, *given):
-        self.log_dir = given[-1]
+        self.cluster, self.log_dir = given[2].cluster, given[-1]
         self.happened.append("runner up")
         try:
             yield SimpleNamespace(run=self._run)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -13,12 +14,17 @@ from stage import Stage, a_study, failed, finished
 
 from raypar import grid
 from raypar.cli.study import print_outcome
-from raypar.errors import DataError, StoreError, StudyError
+from raypar.errors import DataError, RayparError, StoreError, StudyError
 from raypar.execution import execute as module
 from raypar.execution.execute import CHANGED_CODE, STOPPING
+from raypar.execution.results import JOINED
+from raypar.run import locks
+from raypar.run.cluster import Cluster
+from raypar.run.locks import CoreLease, Holder
 from raypar.run.runner import Notice, TrialEnded
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.trial import TrialResult
+from raypar.train.affinity import Core
 
 
 @pytest.fixture
@@ -203,3 +209,81 @@ def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(sta
     stage.stored = [finished(spec) for spec in study.trials()]
     stage.execute(study)
     assert stage.happened == ["checked"]  # nothing to test
+
+
+# ---- other studies on the machine
+
+CORES = [Core(number, 0, number) for number in range(4)]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Four cores, of which another study may take some."""
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setattr(locks, "CAN_PIN", False)  # they are not this machine's
+    lease = CoreLease(Holder("other", os.getppid(), "", ""), CORES)
+    yield lease
+    lease.release()
+
+
+@pytest.fixture
+def on_four_cores(stage):
+    stage.machine = Cluster(({"CPU": 4},), is_own=True, cores=tuple(CORES))
+    return stage
+
+
+def test_a_study_runs_on_cores_that_no_other_has(on_four_cores, machine):
+    assert machine.take(lambda free: [0, 2])
+    outcome = on_four_cores.execute(a_study())
+    assert (on_four_cores.cluster.num_cpus, on_four_cores.cluster.cores) == (2, (CORES[1], CORES[3]))
+    assert on_four_cores.notices == [] and not any("shared_with" in r.environment for r in outcome.results.values())
+    on_four_cores.execute(a_study(name="again"))  # they are free again
+
+
+def test_a_study_waits_for_cores_before_anything_is_started(on_four_cores, machine, monkeypatch):
+    assert machine.take(lambda free: [0, 1, 2])
+    waits = on_four_cores.notices.append
+
+    def notice(text):
+        waits(text)
+        assert on_four_cores.happened == ["checked"]
+        machine.release()
+
+    monkeypatch.setattr(locks, "POLL_S", 0.0)
+    monkeypatch.setattr(on_four_cores, "notices", SimpleNamespace(append=notice))
+    on_four_cores.execute(a_study())
+    assert len(on_four_cores.of("recorded")) == 8
+
+
+def test_a_study_is_executed_once_at_a_time_and_shown_meanwhile(stage):
+    def again(spec):
+        with pytest.raises(RayparError, match=f"study `s` is being run already, by process {os.getpid()} "):
+            stage.execute(a_study())
+        return finished(spec)
+
+    stage.trial = again
+    assert stage.execute(a_study()).num_done == 8
+    stage.trial = finished
+    stage.execute(a_study())
+
+
+def test_trials_that_shared_cores_are_marked_and_it_is_announced_once(on_four_cores, machine):
+    assert machine.take(lambda free: [0, 1, 2, 3])
+    outcome = on_four_cores.execute(a_study(), share_machine=True)
+    assert on_four_cores.notices == [locks.SHARING.format(f"study `other` (process {os.getppid()} of )")]
+    assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
+    assert not [event for event in on_four_cores.shown if isinstance(event, Notice)]
+
+
+def test_trials_that_others_come_to_share_cores_with_are_marked_from_then_on(on_four_cores, machine):
+    def joined(spec):
+        if spec.order == 5:
+            machine.share(lambda cores: [0, 1] if len(cores) == 4 else [])
+        return finished(spec)
+
+    on_four_cores.trial = joined
+    outcome = on_four_cores.execute(a_study())
+    marked = [order for order, r in enumerate(outcome.results.values()) if "shared_with" in r.environment]
+    assert marked == [5, 6, 7]
+    notices = [event.text for event in on_four_cores.shown if isinstance(event, Notice)]
+    assert notices == [JOINED.format(f"study `other` (process {os.getppid()} of )")]

@@ -79,16 +79,42 @@ def test_what_may_still_run_is_planned():
     assert make_plan(a_study(workload=loop, config={"precision": "tf32"}), TWO_CORES, ()).num_missing == 4
 
 
-def test_the_cores_of_the_trials_are_listed_so_that_others_keep_off_them():
-    four = own(4, tuple(Core(n, n // 2, n) for n in range(4)))
+FOUR_CORES = tuple(Core(n, n // 2, n) for n in range(4))
 
-    def cores(cluster, **space):
-        return set(make_plan(a_study(space=space), cluster, ()).trial_cores)
 
-    assert cores(four, num_workers=grid(1, 2)) == {0, 1}
-    assert cores(four, cpu_affinity=grid((3,), "1")) == {1, 3}
-    assert cores(four, cpu_affinity=grid("spread"), num_workers=grid(2)) == {0, 2}
-    assert cores(four, lr=choice(0.1, 0.2)) == cores(ELSEWHERE, num_workers=grid(1, 2)) == set()
+@pytest.mark.parametrize(
+    ("free", "space", "chosen"),
+    [
+        ((0, 1, 2, 3), {"num_workers": grid(1, 2)}, {0, 1}),
+        ((1, 2, 3), {"num_workers": grid(1, 2)}, {1, 2}),
+        ((3,), {"num_workers": grid(1, 2)}, set()),
+        ((0, 1, 2, 3), {"cpu_affinity": grid((3,), "1")}, {1, 3}),
+        ((0, 1, 2), {"cpu_affinity": grid((3,), "1")}, set()),
+        ((0, 1, 2, 3), {"cpu_affinity": grid("spread"), "num_workers": grid(2)}, {0, 2}),
+        ((1, 2, 3), {"cpu_affinity": grid("spread"), "num_workers": grid(2)}, {1, 2}),
+        ((2, 3), {"lr": choice(0.1, 0.2)}, {2}),
+        ((2, 3), {"num_workers": choice(1, 2)}, {2, 3}),
+        ((1, 2, 3), {"num_workers": choice(1, 9)}, set()),  # it takes them all, and refuses the draw
+        ((0, 1, 2, 3), {"num_workers": choice(1, 9)}, {0, 1, 2, 3}),
+    ],
+)
+def test_a_study_takes_the_cores_of_its_largest_trial_out_of_the_free_ones(free, space, chosen):
+    plan = make_plan(a_study(space=space), own(4, FOUR_CORES), ())
+    assert plan.choose_cores([core for core in FOUR_CORES if core.number in free]) == chosen
+
+
+def test_trials_side_by_side_take_cores_for_as_many_as_there_may_be_or_as_are_free():
+    plan = make_plan(a_study(max_concurrent_trials=3, space={"lr": choice(0.1, 0.2)}), own(4, FOUR_CORES), ())
+    assert [len(plan.choose_cores(FOUR_CORES[:count])) for count in range(5)] == [0, 1, 2, 3, 3]
+
+
+def test_what_is_done_takes_no_cores_and_a_plan_is_kept_within_those_that_it_has():
+    study = a_study()
+    wide = [spec for spec in study.trials() if spec.placement.num_workers == 2]
+    plan = make_plan(study, own(4, FOUR_CORES), [TrialResult(spec, TrialState.FINISHED) for spec in wide])
+    assert plan.choose_cores(FOUR_CORES) == {0}
+    within = plan.within({2, 3}).cluster
+    assert (within.num_cpus, within.cores) == (2, FOUR_CORES[2:])
 
 
 def test_a_search_is_refused_without_ray_and_for_what_it_could_draw_and_never_run():

@@ -40,7 +40,7 @@ class Pool(GangPool):
     def __init__(self, nodes):
         self.nodes = self.seen = nodes
         self.gangs, self.requested, self.num_started = {}, [], 0
-        self._cores, self._is_exclusive = CoreLeases(), True
+        self._cores, self._is_exclusive, self._policy = CoreLeases(), True, GangPolicy(True, 4)
 
     def refresh(self):
         changed, self.seen = self.seen != self.nodes, self.nodes
@@ -170,6 +170,15 @@ def test_a_job_carries_the_trial_and_each_ranks_cores():
     assert (gang.turn.master_address, gang.turn.cores) == (("host", 1), {0: (0,), 1: (1,)})
     run.end("a")
     assert gang.phase is GangPhase.IDLE and gang.turn is None
+
+
+def test_trials_stay_on_the_cores_that_the_study_has_of_its_machine():
+    run = Run(specs(1))
+    run.pool._policy = GangPolicy(True, 4, cores=[Core(2, 0, 2)])
+    run.define("a")
+    run.workers_come_up()
+    (gang,) = run.pool.gangs.values()
+    assert gang.turn.cores == {0: (2,)}
 
 
 def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_by_then():

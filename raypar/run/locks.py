@@ -1,0 +1,358 @@
+"""Locks between the studies of a machine: one execution of a study at a time, and one study on a core.
+
+A lock is a file in a folder that all users of the machine can write to. `flock(2)` holds it, so that it ends with its
+process, however that ends; its text says who holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import hashlib
+import json
+import os
+import shlex
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
+
+import psutil
+
+from raypar import units
+from raypar.errors import RayparError, cut
+from raypar.masking import masked
+from raypar.run.runner import Listener, Notice
+from raypar.signals import is_running
+from raypar.train.affinity import CAN_PIN, Core, pin
+
+# Not in the user's own folder of temporary files: users have to agree on it.
+FOLDER = Path("/tmp/.raypar-locks")
+FOLDER_VARIABLE = "RAYPAR_LOCK_DIR"
+POLL_S = 1.0
+WAITING = "waiting for cores: {}; Ctrl-C ends this, `raypar study --share-machine` would run at the same time"
+SHARING = "--share-machine: shares cores with {}; the trials of both are marked in their results"
+_MAX_TEXT_BYTES = 4096
+_MAX_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Process that holds a lock: the study that it runs, its user and its command line."""
+
+    study: str
+    pid: int
+    user: str
+    command: str
+
+    @classmethod
+    def here(cls, study: str, command: Sequence[str]) -> Holder:
+        """Return this process."""
+        return cls(study, os.getpid(), _user(), cut(masked(shlex.join(command)), _MAX_CHARS))
+
+    @classmethod
+    def parse(cls, text: bytes) -> Holder | None:
+        """Return whom a lock's file names; None where it names nobody. Others may have written anything there."""
+        try:
+            stored = json.loads(text)
+            values = {name.name: stored[name.name] for name in fields(cls)}
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        pid = values.pop("pid")
+        if type(pid) is not int or not 0 < pid < 2**31 or not all(isinstance(value, str) for value in values.values()):
+            return None
+        return cls(pid=pid, **{name: _printable(value) for name, value in values.items()})
+
+    @property
+    def process(self) -> str:
+        return f"process {self.pid}" + ("" if self.user == _user() else f" of {self.user}")
+
+    def __str__(self) -> str:
+        return f"study `{self.study}` ({self.process})"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return str(os.getuid())
+
+
+def _printable(text: str) -> str:
+    return cut("".join(character for character in text if character.isprintable()), _MAX_CHARS)
+
+
+class Lock:
+    """Lock of this name, which one process at a time can hold."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._fd = name, -1
+
+    def acquire(self) -> bool:
+        """Take the lock; return False where another process has it. Raises RayparError without a usable folder."""
+        fd = _open(self._name, create=True)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    def sign(self, holder: Holder) -> None:
+        """Let others read who holds the lock."""
+        self._write(json.dumps(asdict(holder)).encode())
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            self._write(b"")
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk, or a file that another user keeps from us: it is locked still
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text, 0)
+
+    def holder(self) -> Holder | None:
+        """Return who has signed it and still runs; None where nobody has."""
+        fd = _open(self._name, create=False)
+        if fd < 0:
+            return None
+        try:
+            signed = Holder.parse(os.pread(fd, _MAX_TEXT_BYTES, 0))
+        finally:
+            os.close(fd)
+        return signed if signed and is_running(signed.pid) else None
+
+
+def _open(name: str, *, create: bool) -> int:
+    """Open a lock's file; return -1 where there is none and none is to be made.
+
+    Links are not followed, nor files taken that have a second name elsewhere: other users can put what they like there.
+    """
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(0o1777)  # whatever the umask
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fd = _open_in(folder_fd, name, create)
+        finally:
+            os.close(folder_fd)
+        if fd < 0:
+            return fd
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            os.close(fd)
+            raise OSError(0, f"{name} is no plain file")
+    except OSError as error:
+        hint = f"have that fixed by its owner, or name another folder for all users in {FOLDER_VARIABLE}"
+        raise RayparError(f"{folder}: studies can't lock cores there: {error.strerror}", hint=hint) from error
+    return fd
+
+
+def _open_in(folder_fd: int, name: str, create: bool) -> int:
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a child that outlives this process must not hold the lock
+    while True:
+        # With O_CREAT alone, Linux refuses others' files in such a folder (fs.protected_regular).
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                return os.open(name, flags | os.O_RDWR, dir_fd=folder_fd)
+            except PermissionError:  # its owner was killed before it let others write
+                return os.open(name, flags | os.O_RDONLY, dir_fd=folder_fd)
+        if not create:
+            return -1
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(name, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder_fd)
+            os.fchmod(fd, 0o666)  # whatever the umask
+            return fd
+
+
+@contextlib.contextmanager
+def one_execution(me: Holder, store: str) -> Iterator[None]:
+    """Hold the lock of a study's executions on this machine.
+
+    Args:
+        store: where its results go; studies of other stores are other studies.
+
+    Raises:
+        RayparError: another process runs the study.
+    """
+    lock = Lock("study-" + hashlib.sha256(f"{store}\n{me.study}".encode()).hexdigest()[:16])
+    if not lock.acquire():
+        by = lock.holder()
+        who = f"{by.process} (`{by.command}`)" if by else "another process"
+        hint = "wait for its end, or end it: finished trials are kept"
+        raise RayparError(f"study `{me.study}` is being run already, by {who}", hint=hint)
+    try:
+        lock.sign(me)
+        yield
+    finally:
+        lock.release()
+
+
+# Chooses cores for a study out of free ones; none where they are too few.
+Choice: TypeAlias = Callable[[Sequence[Core]], Collection[int]]
+
+
+class CoreLease:
+    """Lease of cores of this machine to the study of this process.
+
+    Args:
+        machine: the cores that the study may use.
+
+    Attributes:
+        cores: numbers of those that it has.
+    """
+
+    def __init__(self, me: Holder, machine: Sequence[Core]) -> None:
+        self.cores: frozenset[int] = frozenset()
+        self._me, self._machine = me, machine
+        self._locks: list[Lock] = []
+
+    def take(self, choose: Choice) -> bool:
+        """Take free cores; none where they are too few. Those whose physical core is free as a whole come first."""
+        locks = {core: _core_lock(core.number) for core in self._machine}
+        self._locks += locks.values()
+        free = [core for core in self._machine if locks[core].acquire()]
+        in_use = {core.physical for core in set(self._machine).difference(free)}
+        chosen = choose([core for core in free if core.physical not in in_use]) or choose(free)
+        self.cores = frozenset(chosen)
+        for core in free:
+            if core.number in self.cores:
+                locks[core].sign(self._me)
+            else:
+                locks[core].release()
+        return bool(chosen)
+
+    def wait(self, choose: Choice, notice: Listener) -> None:
+        """Take cores as soon as they are free, one waiting study after the other."""
+        turn, has_turn, last_text = Lock("turn"), False, ""
+        try:
+            while True:
+                has_turn = has_turn or turn.acquire()
+                if has_turn and self.take(choose):
+                    return
+                if has_turn:
+                    turn.sign(self._me)
+                if ahead := turn.holder():  # else another study is just choosing its cores
+                    text = self._obstacles(ahead)
+                    if text != last_text:
+                        notice(Notice(WAITING.format(text)))
+                    last_text = text
+                time.sleep(POLL_S)
+        finally:
+            turn.release()
+
+    def _obstacles(self, ahead: Holder) -> str:
+        num_cores = Counter(holder for core in self._machine if (holder := _core_lock(core.number).holder()))
+        total = units.counted(len(self._machine), "core")
+        texts = [f"{holder} has {count} of {total}" for holder, count in num_cores.items()]
+        return ", ".join(
+            [*texts, f"{ahead} is next"] if ahead.pid != self._me.pid else texts or ["another process has them"]
+        )
+
+    def share(self, choose: Choice) -> None:
+        """Take cores at once: free ones, or where they are too few, those of other studies too."""
+        if self.take(choose):
+            return
+        self.cores = frozenset(choose(self._machine))
+        for lock in chain.from_iterable((_core_lock(number), _guest_lock(number)) for number in self.cores):
+            self._locks.append(lock)
+            if lock.acquire():
+                lock.sign(self._me)
+
+    def release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+
+    def companions(self) -> frozenset[Holder]:
+        """Return the other studies that share some of the cores at the moment."""
+        locks = chain.from_iterable((_core_lock(number), _guest_lock(number)) for number in self.cores)
+        return frozenset(holder for lock in locks if (holder := lock.holder()) and holder.pid != self._me.pid)
+
+    def _foreign(self) -> frozenset[int]:
+        """Return the cores that other studies have to themselves."""
+        others = (core.number for core in self._machine if core.number not in self.cores)
+        return frozenset(number for number in others if _core_lock(number).holder())
+
+    @contextlib.contextmanager
+    def keeping_off_others(self) -> Iterator[None]:
+        """Keep this process, and what it starts, off the cores of other studies, also those that begin later."""
+        if not CAN_PIN:
+            yield
+            return
+        before, over, foreign = os.sched_getaffinity(0), threading.Event(), self._foreign()
+        pin({core.number for core in self._machine} - foreign)
+        watch = threading.Thread(target=self._move_when_needed, args=(foreign, over), daemon=True, name="core-watch")
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+            pin(before)
+
+    def _move_when_needed(self, avoided: frozenset[int], over: threading.Event) -> None:
+        num_moves = 0
+        while not over.wait(POLL_S):
+            if (foreign := self._foreign()) != avoided:
+                avoided, num_moves = foreign, 2  # again for what was started meanwhile
+            if num_moves:
+                _move_off(avoided, self.cores)
+                num_moves -= 1
+
+
+def _core_lock(number: int) -> Lock:
+    return Lock(f"core-{number}")
+
+
+def _guest_lock(number: int) -> Lock:
+    """The lock of a study that shares a core which another study has."""
+    return Lock(f"guest-{number}")
+
+
+def _move_off(avoided: Collection[int], last_resort: Collection[int]) -> None:
+    """Move the threads of this process and its descendants off some cores."""
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            for thread in process.threads():
+                with contextlib.suppress(OSError):  # it has ended
+                    cores = os.sched_getaffinity(thread.id)
+                    if not cores.isdisjoint(avoided):
+                        os.sched_setaffinity(thread.id, cores.difference(avoided) or last_resort)
+
+
+@contextlib.contextmanager
+def leased_cores(
+    me: Holder, machine: Sequence[Core], choose: Choice, notice: Listener, *, share: bool = False
+) -> Iterator[CoreLease]:
+    """Lease cores of this machine to a study, for as long as the context lasts. Raises RayparError where none can be.
+
+    Args:
+        machine: the cores that it may use.
+        choose: has to find some where all cores are free.
+        notice: gets what the study waits for, or with whom it shares.
+        share: take cores that other studies have, where too few are free, instead of waiting for them.
+    """
+    lease = CoreLease(me, machine)
+    try:
+        if share:
+            lease.share(choose)
+            if companions := lease.companions():
+                notice(Notice(SHARING.format(", ".join(sorted(map(str, companions))))))
+        else:
+            lease.wait(choose, notice)
+        yield lease
+    finally:
+        lease.release()
