@@ -37,7 +37,7 @@ test-all: style
 	$(PYTEST) -rs --durations=25 -m 'not faults and not cluster' tests/real
 	$(MAKE) test-faults test-cluster
 	$(BIN)/python .ci/check_quickstart.py
-	$(BIN)/python benchmarks/soak.py --trials 100
+	$(BIN)/python benchmarks/soak.py --trials 60 --memory-trials 0
 
 test-faults: $(VENV)/.installed-dev
 	$(PYTEST) -m faults tests/real

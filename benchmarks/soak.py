@@ -1,8 +1,12 @@
-"""Soak test: a long study of short trials whose processes are killed at random.
+"""Soak test: a long study whose processes get signals at random, the driver included, from its first second on.
 
-`raypar study` runs many trials on a private Ray; every 20 to 40 seconds a rank, or a process that serves the trials, is
-killed (drawn with a seed). At the end every trial must be in the store, finished, exactly once. The memory of the
-driver and of Ray's head (gcs_server and raylet) is sampled throughout.
+A signal, KILL, SEGV, STOP or TERM, goes to a process of the study every 2 to 20 seconds, both drawn with a seed. A
+driver that has ended is started again; where no trial ends for a minute, all that was stopped is continued. At the end
+every trial must be in the store, finished, exactly once; nothing may run any more, and the temporary folder must be
+empty. Locked out is a driver that fails though neither it nor a process of its own got a signal.
+
+Then the memory: a study of its own that nothing disturbs, of which the driver and Ray's head (gcs_server and raylet)
+must not grow from the 100th trial to the last.
 
 Needs two cores.
 """
@@ -10,18 +14,22 @@ Needs two cores.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from common import Figure, begin, parser_for, print_bar, print_row, progress, scratch
-from faultlab import VICTIMS, find, kill, kill_rank
+from common import begin, parser_for, print_bar, print_row, progress, scratch
+from faultlab import VICTIMS, find
 from study_process import finished, num_duplicates, output, start
 
 from raypar import units
@@ -32,17 +40,22 @@ from raypar.workloads import digits
 
 study = Study(
     workload=digits,
-    space={"lr": grid(*(n / 1000 for n in range(1, NUM_TRIALS + 1)))},
+    space={"lr": grid(*(n / 1000 for n in range(1, NUM_POINTS + 1))), "num_workers": grid(1, 2)},
     num_repeats=1,
     max_retries=20,
-    config={"epochs": EPOCHS, "batch_size": 64, "num_workers": 2},
+    config={"epochs": EPOCHS, "batch_size": 64},
 )
 """
-RANK = "rank"
-SERVING = ("gang worker", "gang controller", "fork server", "Tune trainable", "broker")
+NAME = "soak"
+MARK = "RAYPAR_SOAK"  # a variable that all processes of the study inherit
+SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGTERM)
+PAUSE_S = (2.0, 20.0)
+CONTINUE_S, GIVE_UP_S = 60.0, 300.0  # without a trial that has ended
+END_S = 15.0  # for processes whose driver was killed
+SAMPLE_S = 0.5
+MAX_LOCKED_OUT = 3
 HEAD = ("Ray's head", "raylet")
-PAUSE_S = (20.0, 40.0)
-SAMPLE_S = 1.0
+EARLY_TRIAL = 100
 MAX_GROWTH_BYTES = 50e6
 DONE = re.compile(r"^\[ *(\d+)/\d+\]", re.MULTILINE)
 
@@ -50,92 +63,184 @@ DONE = re.compile(r"^\[ *(\d+)/\d+\]", re.MULTILINE)
 def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--trials", type=int, default=500, help="[default: %(default)s]")
+    parser.add_argument("--memory-trials", type=int, default=250, help="0: none [default: %(default)s]")
     parser.add_argument(
         "--epochs", type=int, default=2, help="per trial, about half a second each on two cores [default: %(default)s]"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the kills [default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="of the signals [default: %(default)s]")
     args = begin(parser)
-    num_trials = 40 if args.quick else args.trials
+    num_trials, num_for_memory = (20, 120) if args.quick else (args.trials, args.memory_trials)
     with scratch() as folder:
-        text = STUDY.replace("NUM_TRIALS", str(num_trials)).replace("EPOCHS", str(args.epochs))
-        (folder / "soak.py").write_text(text)
-        begun_s = time.monotonic()
-        process = start(folder, "study", "soak.py")
-        try:
-            killed, memory = watch(folder, process, num_trials, random.Random(args.seed))
-        finally:
-            if process.poll() is None:
-                process.kill()
-        time_s = time.monotonic() - begun_s
-        stored = finished(folder, "soak")
-        num_lost, duplicates = num_trials - len(stored), num_duplicates(folder, "soak")
-        exit_code = process.wait()
-        print_row(f"{num_trials} trials", f"{units.seconds(time_s)}, exit code {exit_code}")
-        print_row("killed", ", ".join(f"{name} {count}×" for name, count in sorted(killed.items())) or "nothing")
-        print_row("trials repeated", str(sum(result.attempts > 1 for result in stored)))
-        print_row("finished trials in the store; lost; duplicates", f"{len(stored)}; {num_lost}; {duplicates}")
-        for name, values in memory.items():
-            tenth = max(1, len(values) // 10)
-            early, late = values[tenth : 2 * tenth] or values, values[-tenth:]
-            print_row(f"{name}'s memory after a tenth", units.size(statistics.median(early)))
-            growth = Figure.of([value - statistics.median(early) for value in late])
-            print_bar(f"{name}: growth to the last tenth", growth, units.size, at_most=MAX_GROWTH_BYTES)
-        is_complete = exit_code == 0 and not num_lost and not duplicates
-        print("nothing lost" if is_complete else f"NOT COMPLETE:\n{output(folder)[-3000:]}", flush=True)
+        is_complete = soak(folder, 2 * (num_trials // 2), args.epochs, random.Random(args.seed))
+    if num_for_memory:
+        with scratch() as folder:
+            measure_memory(folder, num_for_memory)
     sys.exit(not is_complete)
 
 
-def watch(
-    folder: Path, process: subprocess.Popen[str], num_trials: int, rng: random.Random
-) -> tuple[Counter[str], dict[str, list[float]]]:
-    """Kill processes and sample memory until the study ends.
+def write_study(folder: Path, num_trials: int, epochs: int) -> None:
+    text = STUDY.replace("NUM_POINTS", str(num_trials // 2)).replace("EPOCHS", str(epochs))
+    (folder / f"{NAME}.py").write_text(text)
 
-    Args:
-        folder: of the study.
-        process: of `raypar study`.
-        num_trials: of the study.
-        rng: draws the time and victim of each kill.
 
-    Returns:
-        The number of kills by victim, and the resident bytes of the driver and Ray's head over time.
-    """
-    killed: Counter[str] = Counter()
-    memory: dict[str, list[float]] = {"driver": [], "Ray's head": []}
-    next_s, num_reported = time.monotonic() + rng.uniform(*PAUSE_S), 0
-    driver = psutil.Process(process.pid)
-    while process.poll() is None:
+# ---- signals
+
+
+@dataclass
+class Soak:
+    """Tally of a study under signals."""
+
+    signals: Counter[str] = field(default_factory=Counter)
+    num_drivers: int = 0
+    num_locked_out: int = 0
+    num_continued: int = 0
+    num_stuck: int = 0  # ended by force: no trial for minutes, though all was continued
+
+
+def soak(folder: Path, num_trials: int, epochs: int, rng: random.Random) -> bool:
+    """Run a study under signals, print its figures; return whether it held."""
+    temporary = folder / "t"
+    temporary.mkdir()
+    write_study(folder, num_trials, epochs)
+    os.environ |= {MARK: folder.name, "TMPDIR": str(temporary), "RAY_TMPDIR": str(temporary)}
+    begun_s, tally = time.monotonic(), Soak()
+    try:
+        while tally.num_locked_out < MAX_LOCKED_OUT:
+            exit_code = drive(folder, rng, tally)
+            stored = finished(folder, NAME)
+            progress(f"{len(stored)}/{num_trials} after {units.seconds(time.monotonic() - begun_s)}, exit {exit_code}")
+            if len(stored) >= num_trials and exit_code == 0:
+                break
+        _, running = psutil.wait_procs(processes(), timeout=END_S)
+        stored, duplicates = finished(folder, NAME), num_duplicates(folder, NAME)
+        # But for the folder that Ray keeps its sessions in, and torch's cache of compiled kernels.
+        others = {temporary / "ray", *temporary.glob("torchinductor_*")}
+        left = sorted({*temporary.iterdir(), *temporary.glob("ray/*")} - others)
+    finally:
+        for process in processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for name in (MARK, "TMPDIR", "RAY_TMPDIR"):
+            del os.environ[name]
+    num_lost = num_trials - len({result.spec.identity for result in stored})
+    print_row(f"{num_trials} trials", f"{units.seconds(time.monotonic() - begun_s)}, {tally.num_drivers} drivers")
+    print_row("signals", ", ".join(f"{name} {count}×" for name, count in sorted(tally.signals.items())) or "none")
+    print_row("trials repeated", str(sum(result.attempts > 1 for result in stored)))
+    print_row("continued after a minute without progress; ended by force", f"{tally.num_continued}; {tally.num_stuck}")
+    figures = {
+        "finished trials lost": num_lost,
+        "finished trials doubled": duplicates,
+        "locked out": tally.num_locked_out,
+        "processes that run on": len(running),
+        "left in the temporary folder": len(left),
+    }
+    for title, count in figures.items():
+        print_bar(title, count, "{:g}".format, at_most=0)
+    if any(figures.values()):
+        print("\n".join([*map(str, left[:20]), *map(str, running), output(folder)[-3000:]]), flush=True)
+    return not any(figures.values())
+
+
+def drive(folder: Path, rng: random.Random, tally: Soak) -> int:
+    """Run `raypar study` once, with signals, until it has ended; return its exit code."""
+    driver = start(folder, "study", f"{NAME}.py")
+    tally.num_drivers += 1
+    num_before, num_done, progress_s = sum(tally.signals.values()), 0, time.monotonic()
+    next_s = time.monotonic() + rng.uniform(0, PAUSE_S[1])
+    was_continued = False
+    while driver.poll() is None:
         time.sleep(SAMPLE_S)
-        done = [int(number) for number in DONE.findall((folder / "stdout").read_text())]
-        if done:  # before the first trial ends, everything still grows
-            with contextlib.suppress(psutil.Error, LookupError):
-                head = [find(process.pid, VICTIMS[name]).memory_info().rss for name in HEAD]
-                memory["driver"].append(driver.memory_info().rss)
-                memory["Ray's head"].append(sum(head))
-        if done and done[-1] >= num_reported + num_trials // 10:
-            num_reported = done[-1]
-            progress(f"{num_reported} trials, {sum(killed.values())} kills")
-        if time.monotonic() >= next_s and done:
-            next_s = time.monotonic() + rng.uniform(*PAUSE_S)
-            victim = rng.choice((RANK, *SERVING))
-            with contextlib.suppress(psutil.Error, LookupError):  # the victim is being replaced, or no trial runs
-                if victim == RANK:
-                    kill_rank(find_rank(process.pid))
-                else:
-                    kill(process.pid, victim)
-                killed[victim] += 1
-    return killed, memory
+        now_s, count = time.monotonic(), num_ended(folder)
+        if count > num_done:
+            num_done, progress_s, was_continued = count, now_s, False
+        elif now_s - progress_s > GIVE_UP_S:
+            tally.num_stuck += 1
+            driver.kill()
+        elif now_s - progress_s > CONTINUE_S and not was_continued:
+            was_continued = True
+            tally.num_continued += 1
+            continue_all()
+        if now_s >= next_s:
+            next_s = now_s + rng.uniform(*PAUSE_S)
+            victims = sorted(processes(), key=lambda process: process.pid)
+            if victims:
+                number = rng.choice(SIGNALS)
+                with contextlib.suppress(psutil.Error):
+                    rng.choice(victims).send_signal(number)
+                    tally.signals[number.name] += 1
+    exit_code = driver.wait()
+    if exit_code and sum(tally.signals.values()) == num_before:
+        tally.num_locked_out += 1
+        progress(f"locked out: {output(folder)[-2000:]}")
+    continue_all()
+    psutil.wait_procs(processes(), timeout=END_S)
+    return exit_code
 
 
-def find_rank(driver: int) -> int:
-    """Return the process id of a rank that runs.
+def processes() -> list[psutil.Process]:
+    """Return the processes of the study, whoever is their parent by now."""
+    return [process for process in psutil.process_iter() if is_marked(process)]
 
-    Raises:
-        LookupError: no trial runs.
-    """
-    ranks = find(driver, VICTIMS["fork server"]).children()
-    if not ranks:
-        raise LookupError("no trial runs")
-    return ranks[-1].pid
+
+def is_marked(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        is_here = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+        return is_here and process.environ().get(MARK) == os.environ[MARK]
+    return False
+
+
+def continue_all() -> None:
+    for process in processes():
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGCONT)
+
+
+def num_ended(folder: Path) -> int:
+    """Return the number of the last trial that the driver has reported."""
+    numbers = DONE.findall((folder / "stdout").read_text())
+    return int(numbers[-1]) if numbers else 0
+
+
+# ---- memory
+
+
+def measure_memory(folder: Path, num_trials: int) -> None:
+    """Run a study that nothing disturbs, and print how far the driver and Ray's head have grown."""
+    write_study(folder, num_trials, 1)
+    driver = start(folder, "study", f"{NAME}.py")
+    early: dict[str, list[int]] = {}
+    late: dict[str, list[int]] = {}
+    try:
+        for num_done in samples(folder, driver):
+            for name, size in sizes(driver.pid).items():
+                if EARLY_TRIAL <= num_done <= EARLY_TRIAL + 10:
+                    early.setdefault(name, []).append(size)
+                elif num_done >= num_trials - 10:
+                    late.setdefault(name, []).append(size)
+    finally:
+        if driver.poll() is None:
+            driver.kill()
+    if driver.wait():
+        raise SystemExit(f"the study failed:\n{output(folder)[-3000:]}")
+    for name in early:
+        grown = statistics.median(late[name]) - statistics.median(early[name])
+        title = f"memory of {name}: growth from trial {EARLY_TRIAL} to {num_trials}"
+        print_bar(title, grown, units.size, at_most=MAX_GROWTH_BYTES)
+
+
+def samples(folder: Path, driver: subprocess.Popen[str]) -> Iterator[int]:
+    """Yield the number of trials that have ended, twice a second, until the study has."""
+    while driver.poll() is None:
+        time.sleep(SAMPLE_S)
+        yield num_ended(folder)
+
+
+def sizes(driver: int) -> dict[str, int]:
+    """Return the resident bytes of the driver and of Ray's head; nothing where they are ending."""
+    with contextlib.suppress(psutil.Error, LookupError):
+        head = [find(driver, VICTIMS[name]).memory_info().rss for name in HEAD]
+        return {"the driver": psutil.Process(driver).memory_info().rss, "Ray's head": sum(head)}
+    return {}
 
 
 if __name__ == "__main__":
