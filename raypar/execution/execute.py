@@ -251,7 +251,9 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
                 # Before Ray, so that its imports run while Ray starts.
                 server = stack.enter_context(contextlib.closing(ForkServer(settings.preload, settings.sys_path)))
                 fork_address = server.address
-            # Ray's start is mostly waiting; Tune's import is not.
+            # Ray's start is mostly waiting; Tune's import is not. Ray itself comes first: of two threads that import
+            # it at once, one may see half of it.
+            importlib.import_module("ray")
             importing = threading.Thread(target=importlib.import_module, args=["raypar.run.tune"])
             importing.start()
             stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))

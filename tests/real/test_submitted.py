@@ -1,5 +1,6 @@
 """Studies that are submitted from outside to a cluster that asks for a token run without their client."""
 
+import re
 import shutil
 import signal
 import tempfile
@@ -14,6 +15,7 @@ from harness import Cli, command_line, ray_head, runs_of, until
 from raypar.track.server import free_port
 
 pytest.importorskip("aiohttp", reason="a dashboard needs raypar[client]")
+RAYPAR = re.compile(r"\braypar[ .]")  # the program or a module of it, not a folder of that name
 TOKEN = "a-token-of-the-cluster-and-of-nobody-else"
 STUDY = """
 from dataclasses import replace
@@ -59,7 +61,7 @@ class Head:
     def drivers(self):
         """Return the command lines of the studies that run, and of what they have forked."""
         lines = map(command_line, self.process.children(recursive=True))
-        return [line for line in lines if "raypar" in line and "JobSupervisor" not in line]
+        return [line for line in lines if RAYPAR.search(line) and "JobSupervisor" not in line]
 
 
 @pytest.fixture
