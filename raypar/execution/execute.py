@@ -41,6 +41,7 @@ from raypar.track.client import MODEL_NAME, sqlite_path
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
+from raypar.track.uploader import end_abandoned
 from raypar.train.affinity import host_cores
 from raypar.train.job import RunSettings
 
@@ -91,6 +92,7 @@ def execute(
             outcome.analysis = with_final_test(outcome.analysis, last_final_test(store, study.name))
             if options.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
                 _log_model_alone(loaded, options, outcome, store, notice)
+            end_abandoned(options.project_dir, options.tracking_uri)
             return outcome
 
         companions: Callable[[], frozenset[Holder]] = frozenset
@@ -118,6 +120,8 @@ def execute(
             if outcome.results and not options.profiling.instead_of_training:
                 _add_report(recorder, execution, outcome, handler)
             outcome.num_unsent = recorder.close(outcome.status)
+        if not (outcome.was_interrupted or outcome.num_unsent):
+            end_abandoned(options.project_dir, options.tracking_uri)
     return outcome
 
 

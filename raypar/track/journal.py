@@ -188,6 +188,15 @@ def kept_folder(project_dir: Path, recorded: object) -> Path | None:
     return folder if is_inside and folder.is_dir() else None
 
 
+def is_abandoned(path: Path) -> bool:
+    """Return whether a journal's writing process has ended. Raises OSError where its lock can't be tried."""
+    if not path.exists():
+        return False
+    with suppress(TimeoutError), owner_lock(path).acquire(timeout=0):
+        return True
+    return False
+
+
 def upload_lock(project_dir: Path) -> BaseFileLock:
     """Return the lock of whoever uploads from this project."""
     return owner_lock(journal_dir(project_dir) / "upload", ".lock")

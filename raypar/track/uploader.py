@@ -48,7 +48,9 @@ from raypar.track.view import VIEW_TAG, ViewContent, experiment_path, saved_view
 
 # Limits of one log_batch call.
 _MAX_POINTS, _MAX_PAIRS = 1000, 100
+INCOMPLETE = "incomplete trial"
 LOCK_TIMEOUT_S = 60.0
+ABANDONED_LOCK_TIMEOUT_S = 5.0  # of an upload that need not be now
 
 log = logging.getLogger(__name__)
 Record = Mapping[str, Any]
@@ -59,6 +61,10 @@ class RunRef(NamedTuple):
 
     run_id: str
     artifact_uri: str
+
+
+def _filter(tags: Mapping[str, str]) -> str:
+    return tag_filter({f"raypar.{key}": value for key, value in tags.items()})
 
 
 class RunWriter:
@@ -95,12 +101,19 @@ class RunWriter:
         """Return the latest run of the study with these ``raypar.`` tags, deleted ones included."""
         runs = self._client.search_runs(
             [self.experiment(study)],
-            tag_filter({f"raypar.{key}": value for key, value in tags.items()}),
+            _filter(tags),
             run_view_type=import_mlflow().entities.ViewType.ALL,
             max_results=1,
             order_by=["attributes.start_time DESC"],
         )
         return RunRef(runs[0].info.run_id, runs[0].info.artifact_uri) if runs else None
+
+    @store_errors()
+    def find_running(self, study: str, **tags: str) -> list[RunRef]:
+        """Return the runs of the study with these ``raypar.`` tags that have not ended."""
+        running = f"{_filter(tags)} AND attributes.status = 'RUNNING'"
+        runs = self._client.search_runs([self.experiment(study)], running, max_results=1000)
+        return [RunRef(run.info.run_id, run.info.artifact_uri) for run in runs]
 
     @store_errors()
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
@@ -307,9 +320,14 @@ class Uploader:
         self._writer.write_file(self._parent(record), record["path"], record["text"])
 
     def _close(self, record: Record, _is_new: bool) -> None:
-        parent = self._parent(record)
+        parent, end_ms = self._parent(record), round(record["at"] * 1000)
+        if record["status"] != "FINISHED":
+            # Of a trial that broke off while it was written to the store, and is in no journal: it counts as not run.
+            for run in self._writer.find_running(record["study"], execution=_quotable(record["execution"])):
+                self._writer.log(run, tags={"raypar.kind": INCOMPLETE})
+                self._writer.end(run, "KILLED", end_ms)
         self._writer.log(parent, tags=_totals(record))
-        self._writer.end(parent, record["status"], round(record["at"] * 1000))
+        self._writer.end(parent, record["status"], end_ms)
 
     def _view(self, record: Record) -> None:
         """Update the study's saved view, where the record brings one. Optional: any failure is ignored."""
@@ -450,6 +468,23 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
         raise StoreError(problem, hint="make the folder writable, then try again") from e
     total.problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
     return total
+
+
+def end_abandoned(project_dir: Path, tracking_uri: str) -> None:
+    """Bring a store the journals of executions whose process was killed; their runs, RUNNING until then, become KILLED.
+
+    A journal's lock dies with the process that writes it, and the journal lies in that process's folder: an execution
+    that goes on, here or from another machine on the same server, is left alone. What fails is left to `sync`.
+    """
+    paths = [p for p in journal.journal_paths(project_dir) if journal.read_ack(p)[0] == tracking_uri]
+    with suppress(OSError):  # the lock is held by another upload, or the folder can't be written
+        if not any(map(journal.is_abandoned, paths)):
+            return
+        uploader = Uploader(RunWriter(tracking_uri, project_dir))
+        with journal.upload_lock(project_dir).acquire(timeout=ABANDONED_LOCK_TIMEOUT_S):
+            for path in filter(journal.is_abandoned, paths):
+                if _sync_one(path, uploader, tracking_uri).outage:
+                    return
 
 
 def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> UploadReport:

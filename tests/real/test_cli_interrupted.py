@@ -72,6 +72,8 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
     cli.wait_for_its_processes()
     assert len(re.findall(r"\bfinished\b", cli.done("show", "faulty"))) == 2
     check_rest(cli, study, "study", "faulty.py", "--no-ray")
+    assert {run.info.status for run in runs_of(cli.folder, "faulty", "execution")} == {"KILLED", "FINISHED"}
+    assert {run.info.status for run in runs_of(cli.folder, "faulty", "trial")} == {"FINISHED"}
 
 
 @pytest.mark.ray

@@ -96,6 +96,21 @@ def test_where_nothing_is_missing_nothing_is_started(stage):
     assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists()
 
 
+def test_killed_executions_are_ended_in_the_store_by_the_next_unless_that_is_interrupted_too(stage, monkeypatch):
+    monkeypatch.setattr(module, "end_abandoned", lambda *where: stage.happened.append(("ended those in", where)))
+    study = a_study()
+    stage.execute(study)
+    assert stage.happened[-2:] == [("closed", "finished"), ("ended those in", (stage.tmp_path, "sqlite:///x"))]
+    stage.happened.clear()
+    stage.stored = [finished(spec) for spec in study.trials()]
+    stage.execute(study)
+    assert len(stage.of("ended those in")) == 1
+    stage.happened.clear()
+    stage.stored, stage.error = [], Interrupted(15)
+    stage.execute(study)
+    assert stage.of("ended those in") == []
+
+
 def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage):
     first, second, *_ = a_study().trials()
     stage.code = {"model.py": "py3.11:1", "s.py": "py3.11:1"}

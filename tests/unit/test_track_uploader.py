@@ -29,7 +29,7 @@ from raypar.track import journal
 from raypar.track.client import Unreachable
 from raypar.track.journal import Journal, journal_paths, write_ack
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.uploader import RunWriter, Uploader, UploadReport, sync
+from raypar.track.uploader import RunWriter, Uploader, UploadReport, end_abandoned, sync
 
 OLD_JOURNAL = Path(__file__).parents[1] / "golden" / "journal.jsonl"
 SMALL, MEDIUM, LARGE = map(make_result, (32, 64, 128))
@@ -222,6 +222,54 @@ def test_a_sync_to_another_store_brings_the_complete_execution_there(project, ur
     sync(project, other)
     assert (results_of(other, project), statuses(other)) == (stripped(SMALL), ["KILLED"])
     assert journal_paths(project) == ()
+
+
+def test_executions_whose_process_was_killed_become_killed_and_no_others(project, uri, tmp_path_factory):
+    killed, alive = recorder(project, uri, "killed"), recorder(project, uri, "alive")
+    elsewhere = recorder(tmp_path_factory.mktemp("elsewhere"), uri, "elsewhere")
+    for rec, result in ((killed, SMALL), (alive, MEDIUM), (elsewhere, LARGE)):
+        rec.record(result)
+    killed._release()  # as the end of its process would
+    end_abandoned(project, uri)
+    by_uid = {run.data.tags["raypar.uid"]: run.info.status for run in runs(uri, kind="execution")}
+    assert by_uid == {"killed": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING"}
+    assert results_of(uri, project) == stripped(SMALL, MEDIUM, LARGE)
+    assert [journal.read_ack(path)[0] for path in journal_paths(project)] == [uri]
+    assert (alive.close("finished"), elsewhere.close("finished")) == (0, 0)
+
+
+def test_a_trial_that_was_being_written_when_its_process_was_killed_is_completed_or_not_counted(
+    project, uri, monkeypatch
+):
+    rec = recorder(project, uri)
+    rec.record(SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "end", Mock(side_effect=Unreachable("killed")))
+        rec.record(MEDIUM)
+        patch.setattr(Journal, "append", Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(StoreError):
+            rec.record(LARGE)
+    rec._release()
+    assert [run.info.status for run in runs(uri)].count("RUNNING") == 2
+    end_abandoned(project, uri)
+    assert (statuses(uri), {run.info.status for run in runs(uri)}) == (["KILLED"], {"FINISHED"})
+    (lost,) = runs(uri, kind="incomplete trial")
+    assert lost.info.status == "KILLED" and results_of(uri, project) == stripped(SMALL, MEDIUM)
+    assert journal_paths(project) == ()
+
+
+def test_what_can_not_be_brought_to_the_store_waits(project, monkeypatch):
+    monkeypatch.setattr("raypar.track.uploader.ABANDONED_LOCK_TIMEOUT_S", 0)
+    uri = block(project)
+    recorder(project, uri).record(SMALL)
+    end_abandoned(project, uri)
+    unblock(project)
+    assert results_of(uri, project) == stripped(SMALL)
+    with journal.upload_lock(project):
+        end_abandoned(project, uri)
+    assert len(journal_paths(project)) == 1
+    end_abandoned(project, uri)
+    assert (statuses(uri), journal_paths(project)) == (["KILLED"], ())
 
 
 # ---- damage
