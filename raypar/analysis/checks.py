@@ -108,7 +108,7 @@ def baseline_missing(evidence: Evidence) -> Iterator[str]:
     if missing:
         labels = named([point_label(base) for base in {point_key(base): base for base in missing}.values()])
         num_points = units.counted(len(missing), "point")
-        yield f"{num_points} without a speedup: no finished trial of the baseline {labels}."
+        yield f"{num_points} without a speedup: no timed trial of the baseline {labels}."
 
 
 def diverged_trials(evidence: Evidence) -> Iterator[str]:
@@ -125,6 +125,15 @@ def failed_trials(evidence: Evidence) -> Iterator[str]:
         text = f"{units.counted(len(failed), 'trial')} failed; {first.spec.label}"
         log = f" (log: {first.failure.log_path})" if first.failure and first.failure.log_path else ""
         yield f"{text}: {first.reason}{log}" if first.reason else f"{text}.{log}"
+
+
+def stalled(evidence: Evidence) -> Iterator[str]:
+    """Trials that stood still within a step, whose times `raypar.analysis.question.collect` excludes."""
+    trials = [r for r in evidence.finished if r.stalls_s]
+    if trials:
+        labels = [f"{r.spec.label} ({' + '.join(map(units.seconds, r.stalls_s))})" for r in trials]
+        share = _share(trials, evidence.finished)
+        yield f"{share} stalled within a step, {named(labels)}: excluded from times and speedups."
 
 
 def includes_start_up(evidence: Evidence) -> Iterator[str]:
@@ -613,6 +622,8 @@ CHECKS: dict[Check, str] = {
     baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
     "diverged, choose another baseline.",
     failed_trials: "Run the study again: finished trials are kept, failed ones get another try.",
+    stalled: "Look for a cut network link, a suspended process or a full disk at that time. Metrics of these trials "
+    "count; add repeats to replace their times.",
     includes_start_up: "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
     "then the steps alone are timed.",
     mixed_hardware: "Run the study on machines of one kind: else times say as much about the hardware as about the "

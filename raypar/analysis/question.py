@@ -242,7 +242,7 @@ def with_baselines(
 def _point_samples(
     question: Question, point: Mapping[str, Value], results: list[TrialResult], time_metric: str
 ) -> PointSamples:
-    results = sorted(results, key=lambda r: (r.spec.repeat, r.started_at))
+    results = [_without_stalled_times(r) for r in sorted(results, key=lambda r: (r.spec.repeat, r.started_at))]
     is_train_time = time_metric == TRAIN_TIME
 
     def sample(result: TrialResult) -> Sample:
@@ -256,6 +256,16 @@ def _point_samples(
 
     samples = {r.spec.repeat: sample(r) for r in results if r.is_measured}
     return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results))
+
+
+def _without_stalled_times(result: TrialResult) -> TrialResult:
+    """Return the result, without times and what follows from them if it stood still: they are no property of the point.
+
+    What it learned counts.
+    """
+    if not result.stalls_s:
+        return result
+    return replace(result, train_time_s=None, wall_s=None, throughput_samples_per_s=None, energy_j=None)
 
 
 def _finite(value: float | None, above: float = -math.inf) -> float | None:

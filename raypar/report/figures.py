@@ -478,7 +478,7 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
     """The parts of a finished trial, in seconds; empty where they are not known."""
-    if not result.is_measured or not result.wall_s or result.train_time_s is None:
+    if not result.is_measured or result.stalls_s or not result.wall_s or result.train_time_s is None:
         return {}
     data = result.data_time_s or 0.0
     parts = {

@@ -250,7 +250,7 @@ def trial_result(
     by_rank = {key: [outcome.environment.get(key) for outcome in outcomes] for key in keys}
     measured, energy_j = _measured([outcome.counters for outcome in outcomes])
     profiles = [outcome.profile for outcome in outcomes]
-    return TrialResult(
+    result = TrialResult(
         spec=spec,
         state=TrialState.FAILED if failure else ended,
         attempts=attempts,
@@ -265,6 +265,10 @@ def trial_result(
         profile={"recorded": profiles} if profiles and all(profiles) else {},
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
     )
+    period = spec.config["sync_every"] if spec.config.get("strategy") == "local_sgd" else 1
+    if stalls_s := telemetry.stalls(result.gang_step_times_s, period):
+        result = replace(result, environment={**result.environment, "stalls_s": stalls_s})
+    return result
 
 
 def _measured(counters: Sequence[telemetry.RankCounters | None]) -> tuple[dict[str, Any], float | None]:

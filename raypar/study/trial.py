@@ -187,7 +187,8 @@ class TrialResult:
             study's other trials that ran at the same time (``num_beside``), of those on one of its machines
             (``num_sharing``) and, if it ran on several, of the others that did (``num_sharing_network``), the other
             studies that used its cores (``shared_with``), and lists by rank: ``node``, ``cores``, ``num_threads``,
-            ``device_name``, ``cpu_model``; and what was measured while it was timed:
+            ``device_name``, ``cpu_model``; and what was measured while it was timed: ``stalls_s`` (steps in
+            which it stood still, see `raypar.train.telemetry`; absent if there were none),
             ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's
             machine, busy with other work; mean), ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, and
             ``energy_of`` what, or ``no_energy``: why not.
@@ -253,6 +254,12 @@ class TrialResult:
         by_rank = self.environment.get("other_load_cores")
         loads = [load for load in by_rank if load is not None] if isinstance(by_rank, (list, tuple)) else []
         return max(loads, default=None)
+
+    @property
+    def stalls_s(self) -> tuple[float, ...]:
+        """Seconds of each timed step in which it stood still; empty where there was none, or it is unknown."""
+        stalls_s = self.environment.get("stalls_s")
+        return tuple(s for s in stalls_s if isinstance(s, float)) if isinstance(stalls_s, (list, tuple)) else ()
 
     @property
     def final(self) -> Mapping[str, float]:

@@ -126,6 +126,8 @@ def reports():
     ]
     profiled = at_workers({1: 4.0, 2: 2.0})
     profiled[4] = replace(profiled[4], profile=TWO_RANKS.to_dict())
+    stalled = at_workers({1: 4.0, 2: 2.0})
+    stalled[4] = replace(stalled[4], train_time_s=12.4, environment={**stalled[4].environment, "stalls_s": [10.4]})
     hours = replace(WORKERS, price_per_node_hour=2.5)
     cases = {
         "no results": (both, []),
@@ -138,6 +140,7 @@ def reports():
         "six repeats": (WORKERS, at_workers({1: 4.0, 2: 2.0}, NOISE)),
         "a price of a node-hour": (hours, on_nodes),
         "whole trials": (WORKERS, [replace(r, train_time_s=None) for r in at_workers({1: 4.0, 2: 2.0})]),
+        "a stalled trial": (WORKERS, stalled),
         "a profile": (WORKERS, profiled),
         "batch sizes": (Question("s", {}, ("batch_size",)), batch_sizes()),
     }

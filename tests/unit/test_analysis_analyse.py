@@ -13,6 +13,7 @@ from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.stats import reference
 from raypar.analysis.time_to_target import Start, Target
 from raypar.errors import RayparError
+from raypar.predict.calibration import choose_results
 from raypar.study.trial import TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
@@ -99,6 +100,20 @@ def test_trials_are_paired_unless_they_share_one_block_at_most(base, num_samples
     assert (estimate.num_samples, estimate.value) == (num_samples, pytest.approx(ratio))
     # Pairs say 2 exactly; independent samples scatter.
     assert (estimate.high - estimate.low > 0.1) == (num_samples == 3)
+
+
+def test_a_stalled_trial_counts_for_its_metric_and_not_for_its_time():
+    results = [make_result({"num_workers": w}, r, 4.0 / w, 0.9 + 0.01 * r) for w in (1, 2) for r in range(4)]
+    stalled = replace(results[5], train_time_s=12.0, energy_j=9.0, environment={"stalls_s": [10.0]})
+    results[5] = stalled
+    point = analyse(WORKERS, results).points[1]
+    assert point.time_s.value == pytest.approx(2.0) and point.time_s.num_samples == point.speedup.num_samples == 3
+    assert point.throughput.num_samples == 3 and point.energy_j is None
+    assert point.metric.num_samples == 4 and len(point.results) == 4
+    assert stalled.spec.identity not in pair_speedups(WORKERS, results) and stalled.is_complete
+    target = recommend(WORKERS, results, Constraints(target=Target("accuracy", 0.9))).candidates
+    assert {c.point["num_workers"]: c.time_s.num_samples for c in target} == {1: 4, 2: 3}
+    assert len(choose_results(results, {})) == 7  # that a prediction rests on
 
 
 def test_a_trial_that_was_run_again_counts_once_and_by_its_last_complete_result():

@@ -105,7 +105,7 @@ CASES = {
         ([*sound(), replace(DIVERGED, reports=())], "1 of 13 trials diverged: num_workers=2 #10."),
     ],
     "failed_trials": [([*sound(), FAILED], "1 trial failed; num_workers=2 #10: CUDA out of memory")],
-    "baseline_missing": [(sound()[6:], "1 point without a speedup: no * the baseline num_workers=1.")],
+    "baseline_missing": [(sound()[6:], "1 point without a speedup: no timed * the baseline num_workers=1.")],
     "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials: *")],
     "other_code": [
         (of_code("py3.11:1", "py3.11:2"), "6 of 12 trials ran other code than the latest one: model.py changed *"),
@@ -113,6 +113,13 @@ CASES = {
         (of_code("an unknown digest", "py3.11:2"), None),
     ],
     "retried": [(changed(3, attempts=2), "1 of 12 trials * num_workers=1 #4 (attempt 2).")],
+    "stalled": [
+        (
+            changed(7, environment={"cores": [[0]], "stalls_s": [10.4, 4.0]}),
+            "1 of 12 trials stalled within a step, num_workers=2 #2 (10.4 s + 4.00 s): excluded from times and *",
+        ),
+        (changed(7, environment={"cores": [[0]], "stalls_s": "?"}), None),
+    ],
     "resumed": [
         (changed(3, environment={"cores": [[0]], "resumed_at_epoch": [2.0]}), "1 of 12 trials * num_workers=1 #4.")
     ],

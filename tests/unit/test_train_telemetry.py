@@ -16,7 +16,7 @@ from raypar.study.trial import TrialResult
 from raypar.train import loop
 from raypar.train import telemetry as module
 from raypar.train.job import RankOutcome
-from raypar.train.telemetry import ClockMonitor, CpuMonitor, RankCounters, energy, other_loads
+from raypar.train.telemetry import ClockMonitor, CpuMonitor, RankCounters, energy, other_loads, stalls
 
 
 @pytest.fixture
@@ -129,6 +129,53 @@ def test_a_trials_times_are_those_of_its_slowest_rank():
     result = trial_result(make_spec({"num_workers": 2}), dict(enumerate(ends)))
     assert (result.train_time_s, result.wall_s, result.eval_time_s) == (4.0, 5.0, 0.5)
     assert result.throughput_samples_per_s == 30.0  # of both ranks' samples
+
+
+def steps(num, *, usual_s=0.02, **at):
+    """Step times that waver by a fifth, but for those at some index."""
+    times = [usual_s * (1 + 0.1 * (i % 3)) for i in range(num)]
+    for i, time_s in at.items():
+        times[int(i.removeprefix("at"))] = time_s
+    return times
+
+
+AVERAGES = {f"at{i}": 4.0 for i in range(99, 300, 100)}  # over a slow network
+
+
+@pytest.mark.parametrize(
+    ("step_times_s", "stalls_s"),
+    [
+        (steps(200, at120=10.4), [10.4]),
+        (steps(200, at120=10.4, at190=6.0), [10.4, 6.0]),
+        (steps(20, usual_s=1.0, at5=11.0), [11.0]),
+        (steps(5, at3=10.0), [10.0]),
+        (steps(200, at120=1.4), []),  # a busy machine
+        (steps(20, usual_s=1.0, at5=4.0), []),
+        (steps(50_000, at120=10.4), []),  # 1 % of all
+        (steps(200, at0=10.0), []),  # done once
+        (steps(30, at7=4.0, at15=4.0, at23=4.0), []),  # regular, as loaders that fetch ahead
+        (steps(4, at3=10.0), []),  # what is usual?
+        (steps(0), []),
+    ],
+)
+def test_a_step_is_a_stall_if_it_is_far_longer_than_all_but_a_few(step_times_s, stalls_s):
+    assert stalls(step_times_s) == stalls_s
+
+
+def test_averages_of_local_sgd_are_no_stalls_and_a_stall_among_them_is():
+    assert stalls(steps(600, **AVERAGES), 100) == []
+    assert stalls(steps(600, **AVERAGES, at250=10.0), 100) == [10.0]
+    assert stalls(steps(600, **AVERAGES)) == [4.0] * 3
+
+
+@pytest.mark.parametrize(("strategy", "stalls_s"), [("ddp", [4.0]), ("local_sgd", None)])
+def test_a_trials_stalls_are_those_of_its_slowest_rank(strategy, stalls_s):
+    ranks = steps(400), steps(400, at99=4.0)
+    ends = {
+        rank: RankEnd(RankOutcome(train_time_s=20.0, step_times_s=tuple(times))) for rank, times in enumerate(ranks)
+    }
+    spec = make_spec({"num_workers": 2, "strategy": strategy, "sync_every": 100})
+    assert trial_result(spec, ends).environment.get("stalls_s") == stalls_s
 
 
 GPU = replace(RANK, gpu="G", gpu_j=50.0)
