@@ -24,6 +24,7 @@ from raypar.errors import (
     is_for_training,
     message_of,
 )
+from raypar.files import close_to_others
 from raypar.masking import masked
 from raypar.report.text import strip_control
 from raypar.signals import Interrupted, redirected_stderr
@@ -174,6 +175,8 @@ def quiet(log_path: Path) -> Iterator[Console]:
     made = [folder for folder in log_path.parents if not folder.exists()]
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in made:
+            close_to_others(folder)
         log_path.touch()
     except OSError as error:
         _remove(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -114,26 +115,36 @@ def ui(
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Listen there; another than the default lets others in.")
     ] = "127.0.0.1",
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let in whoever reaches it, other users of this machine too.")
+    ] = False,
 ) -> None:
-    """Open MLflow's UI on the store, for this machine only, until Ctrl-C, and link to a study's charts.
+    """Open MLflow's UI on the store, for you on this machine only, until Ctrl-C, and link to a study's charts.
 
-    Of a store that is a server already, it tells the links.
+    The link opens once, in one browser. Of a store that is a server already, its links are shown.
     """
     from raypar.track.client import has_server
+    from raypar.track.one_time_link import Access
     from raypar.track.server import home_url, serve
 
     uri = common.uri_of(tracking_uri)
     common.charts_url(uri, "", name)  # a study that isn't there is reported before anything is started
 
-    def announce(home: str) -> None:
-        typer.echo(home)
-        if (charts := common.charts_url(uri, home.partition("/?")[0], name)) is not None:
-            common.say(common.stdout(), "charts of {}: {}".format(*charts))
+    access = None if no_auth or has_server(uri) else Access()
+
+    def announce(server_url: str) -> None:
+        link = access.link if access else str
+        typer.echo(link(home_url(server_url)))
+        if (charts := common.charts_url(uri, server_url, name)) is not None:
+            common.say(common.stdout(), f"charts of {charts[0]}: {link(charts[1])}")
+        if access:
+            common.say(common.stdout(), "a link opens once, in one browser; run `raypar ui` again for another")
 
     if has_server(uri):
-        announce(home_url(masked(uri)))
+        announce(masked(uri))
     else:
-        serve(uri, Path.cwd(), port=port, host=host, announce=announce, warn=lambda text: typer.echo(text, err=True))
+        warn = partial(typer.echo, err=True)
+        serve(uri, Path.cwd(), port=port, host=host, access=access, announce=announce, warn=warn)
 
 
 def doctor(

@@ -21,6 +21,7 @@ import ray
 import ray.train
 from ray.train.backend import BackendConfig
 
+from raypar.files import make_private_folder
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, answers, spawn, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
@@ -189,7 +190,7 @@ def _run_turn(
     """Run this worker's rank of a trial."""
     job, rank = turn.job, greeting.rank
     log_path = job.log_path(rank)
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(log_path.parent)
     # Ray sets this for the worker's own GPUs; the rank, which is no child of the worker, has to see the same. A trial
     # on the CPU sees none, whatever its code asks torch.cuda.
     on_gpu = job.spec.placement.device == "cuda"

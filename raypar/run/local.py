@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 
+from raypar.files import make_private_folder
 from raypar.run.placement import CoreLeases
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, spawn, supervise, trial_result
 from raypar.run.runner import (
@@ -124,7 +125,7 @@ class _LocalAttempt:
 
     def _start(self, rank: int, listen: socket.socket | None, stack: contextlib.ExitStack) -> None:
         log_path = self._job.log_path(rank)
-        log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(log_path.parent)
         start = spawn
         if self._server:
             start = stack.enter_context(contextlib.closing(ForkClient(self._server.address))).fork

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from raypar.errors import StoreError
+from raypar.files import close_to_others, make_private_folder
 from raypar.masking import masked
+from raypar.track.one_time_link import log_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,6 +106,7 @@ def connect(tracking_uri: str) -> Any:
             # One attempt to open a database: MLflow makes ten, over 100 s, and has no setting for it.
             if hasattr(utils, "MAX_RETRY_COUNT"):
                 utils.MAX_RETRY_COUNT = 1
+        log_in(tracking_uri)
         make_tables(tracking_uri)
         return mlflow.MlflowClient(tracking_uri=tracking_uri)
 
@@ -217,6 +220,21 @@ def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
         return None
     database = sqlite_path(tracking_uri)
     return (database.absolute().parent if database else project_dir.absolute()) / "mlartifacts"
+
+
+def close_store(tracking_uri: str, project_dir: Path) -> None:
+    """Close a project's journals, logs, database and files to other users. Raises OSError.
+
+    A database outside the project, named by its user, stays as open as it was made: several users may share it.
+    """
+    close_to_others(project_dir / ".raypar")
+    if (root := artifact_root(tracking_uri, project_dir)) is None:
+        return
+    if root.parent == project_dir.absolute():
+        close_to_others(root.parent / "mlflow.db")
+        make_private_folder(root)
+    elif not root.exists():
+        make_private_folder(root)
 
 
 def local_folder(artifact_uri: str) -> Path | None:

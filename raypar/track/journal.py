@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from raypar.fsync import sync_folder
+from raypar.files import make_private_folder, open_private, sync_folder
 from raypar.track.names import safe_name
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Journal:
     """Appends lines to a journal file; a line is on disk when `append` returns. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         self.path = path
         # It may hold a store's address with a password: for the owner only.
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -152,7 +152,7 @@ def read_ack(path: Path) -> tuple[str | None, int]:
 def write_ack(path: Path, tracking_uri: str, offset: int) -> None:
     """Replace the ack atomically. Not synced: an older one only means that something is sent twice."""
     draft = path.with_suffix(".ack-new")
-    with _open_private(draft, os.O_TRUNC) as file:
+    with os.fdopen(open_private(draft, os.O_TRUNC), "w") as file:
         json.dump({"tracking_uri": tracking_uri, "offset": offset}, file)
     draft.replace(path.with_suffix(".ack"))
 
@@ -160,14 +160,9 @@ def write_ack(path: Path, tracking_uri: str, offset: int) -> None:
 def keep_rejected(path: Path, record: dict[str, Any], reason: str) -> Path:
     """Append a record that the store will never take to a file beside the journal; return that file."""
     rejected = path.with_suffix(".rejected")
-    with _open_private(rejected, os.O_APPEND) as file:
+    with os.fdopen(open_private(rejected, os.O_APPEND), "w") as file:
         file.write(json.dumps({"reason": reason, "record": record}) + "\n")
     return rejected
-
-
-def _open_private(path: Path, flag: int) -> IO[str]:
-    """Open a file for writing that, if it is new, only its owner can read: as the journal itself."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600), "w")
 
 
 def remove(path: Path) -> None:
@@ -206,5 +201,5 @@ def owner_lock(path: Path, suffix: str = ".owner") -> BaseFileLock:
     """Return the lock that a journal's writing process holds as long as it lives."""
     from filelock import FileLock
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     return FileLock(path.with_suffix(suffix), thread_local=False)

@@ -21,23 +21,23 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 import psutil
 
 from raypar.errors import RayparError, StoreError
+from raypar.files import make_private_folder
 from raypar.signals import handle_signals
 from raypar.track.check import check_writable
-from raypar.track.client import artifact_root, make_tables, reachable
+from raypar.track.client import artifact_root, close_store, make_tables, reachable
+from raypar.track.one_time_link import APP_NAME, LOOPBACK, Access
 
 HOST = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
-LOOPBACK = ("127.0.0.1", "localhost")
 FIRST_PORT = 5000
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
@@ -53,11 +53,13 @@ SERVER_ENVIRONMENT = {
 DATABASE = "MLFLOW_BACKEND_STORE_URI"
 # A password check takes a tenth of a second by design, at each call unless it is cached.
 AUTH_CONFIG = "[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///users.db\nauth_cache_ttl_seconds = 60\n"
-EXPOSED = (
-    "warning: --host {host}: whoever reaches port {port} of this machine can read, change and delete every run and "
-    "file of the store, without a password; leave --host out to keep it to this machine, and come from elsewhere by "
-    "`ssh -L {port}:localhost:{port} {name}`"
+EXPOSED = "warning: --host {host}: {danger}; leave --host out to keep it to this machine, and come from elsewhere by "
+EXPOSED += "`ssh -L {port}:localhost:{port} {name}`"
+WITHOUT_LINK = (
+    "whoever reaches port {port} of this machine can read, change and delete every run and file of the store, without "
+    "a password"
 )
+UNENCRYPTED = "link and pages travel unencrypted: whoever listens on the network can use the link and read the store"
 
 
 def home_url(server_url: str) -> str:
@@ -144,8 +146,13 @@ def _launch(
     return server
 
 
-def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST) -> Server:
+def start_server(
+    tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST, access: Access | None = None
+) -> Server:
     """Start a server over a store, on the port or the next free one; return when it answers.
+
+    Args:
+        access: what the server asks for; None: everybody who reaches it may use it.
 
     Raises StoreError where the store can't be used, or the server doesn't start.
     """
@@ -153,10 +160,15 @@ def start_server(tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT
     check_writable(tracking_uri, project_dir)
     with reachable(tracking_uri):
         make_tables(tracking_uri)
+        close_store(tracking_uri, project_dir)
     port = free_port(port, host)
     arguments = ["--artifacts-destination", str(artifact_root(tracking_uri, project_dir))]
+    environment = {DATABASE: tracking_uri}
+    if access is not None:
+        arguments += ["--app-name", APP_NAME]
+        environment |= access.environment
     with tempfile.TemporaryFile() as log:
-        return _launch(host, port, arguments, {DATABASE: tracking_uri}, log, None)
+        return _launch(host, port, arguments, environment, log, None)
 
 
 def serve(
@@ -165,18 +177,26 @@ def serve(
     *,
     port: int = FIRST_PORT,
     host: str = HOST,
+    access: Access | None = None,
     announce: Callable[[str], None] = print,
     warn: Callable[[str], None] = print,
 ) -> None:
-    """Start a server, announce its page, and stay until a signal or its end. Raises as `start_server` does.
+    """Start a server, announce its address, and stay until a signal or its end. Raises as `start_server` does.
 
     Warns of a host that other machines can reach.
     """
-    flags: dict[str, Any] = {"port": port, "host": host}
-    with handle_signals(), suppress(KeyboardInterrupt), start_server(tracking_uri, project_dir, **flags) as server:
+    flags: dict[str, Any] = {"port": port, "host": host, "access": access}
+    with ExitStack() as stack:
+        stack.enter_context(handle_signals())
+        stack.enter_context(suppress(KeyboardInterrupt))
+        server = stack.enter_context(start_server(tracking_uri, project_dir, **flags))
+        port = int(server.url.rpartition(":")[2])
+        if access is not None:
+            stack.enter_context(access.shared_by_file(port))
         if not is_loopback(host):
-            warn(EXPOSED.format(host=host, port=urlsplit(server.url).port, name=socket.gethostname()))
-        announce(home_url(server.url))
+            danger = WITHOUT_LINK.format(port=port) if access is None else UNENCRYPTED
+            warn(EXPOSED.format(host=host, danger=danger, port=port, name=socket.gethostname()))
+        announce(server.url)
         server.wait()
 
 
@@ -191,7 +211,7 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
     if find_spec("flask_wtf") is None:
         raise StoreError("MLflow can't ask for a password here", hint="pip install 'raypar[cluster]'")
     folder = home / "mlflow"
-    _make_private(folder)
+    make_private_folder(folder)
     with suppress(OSError, ValueError, psutil.Error):
         command = psutil.Process(int((folder / "pid").read_text())).cmdline()
         if "mlflow" in command and str(port) in command:
@@ -232,16 +252,11 @@ def credentials(home: Path) -> tuple[str, str]:
     if (users := home / "mlflow" / "users.db").exists():
         raise StoreError(f"{path}: the password of {users} is lost", hint=f"to start anew: rm {users}")
     user, password = "admin", secrets.token_urlsafe(24)
-    _make_private(path.parent)
+    make_private_folder(path.parent)
     path.touch()
     path.chmod(0o600)
     path.write_text(f"[mlflow]\nmlflow_tracking_username = {user}\nmlflow_tracking_password = {password}\n")
     return user, password
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
 
 
 def is_loopback(host: str) -> bool:

@@ -23,6 +23,7 @@ from raypar.track.client import (
     Rejected,
     Unreachable,
     artifact_root,
+    close_store,
     connect,
     import_mlflow,
     local_folder,
@@ -82,7 +83,9 @@ class RunWriter:
 
     @cached_property
     def _client(self) -> Any:
-        return connect(self._tracking_uri)
+        client = connect(self._tracking_uri)
+        close_store(self._tracking_uri, self.project_dir)
+        return client
 
     @store_errors()
     def experiment(self, study: str) -> str:

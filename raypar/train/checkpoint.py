@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from raypar.fsync import sync_folder
+from raypar.files import sync_folder
 from raypar.parallel.strategy import DistContext
 
 _SPLIT = "split"  # marks this rank's part of a tensor that is split among ranks

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import psutil
 import pytest
@@ -103,18 +103,32 @@ def test_mlflows_page_answers_to_this_machines_names_only(tmp_path, monkeypatch)
 
 
 @pytest.mark.mlflow
-def test_a_page_for_others_is_announced_with_what_it_exposes(tmp_path):
+def test_a_page_admits_who_has_its_link_and_its_users_own_commands_and_warns_of_a_network(tmp_path):
     cli = Cli(tmp_path)
-    with cli.start("ui", "--host", "0.0.0.0", "--port", "23400") as process:
-        cli.wait(process, lambda: "workflowType" in cli.output())
-        url, warning = ((tmp_path / name).read_text().strip() for name in ("stdout", "stderr"))
-        server, port = url.partition("/?")[0], urlsplit(url).port
-        assert warning.startswith("warning: --host 0.0.0.0: ")
-        assert f"port {port}" in warning and "without a password" in warning
-        assert status(server, f"{socket.gethostname()}:{port}") == 200
-        assert status(server, "10.evil.example") == 403
-        process.terminate()
-        assert process.wait(30) == 0
+    with cli.start("ui", "--host", "0.0.0.0", "--port", "23400") as process, contextlib.ExitStack() as stack:
+        stack.callback(process.terminate)
+        cli.wait(process, lambda: "opens once" in cli.output())
+        link, warning = ((tmp_path / name).read_text().splitlines()[0] for name in ("stdout", "stderr"))
+        server, port = link.partition("/?")[0], urlsplit(link).port
+        assert warning.startswith("warning: --host 0.0.0.0: ") and "unencrypted" in warning
+        page = f"{server}/ajax-api/2.0/mlflow/experiments/search?max_results=1"
+        session, other = (stack.enter_context(requests.Session()) for _ in range(2))
+        for each in (session, other):
+            each.trust_env = False  # no proxy, no password of a .netrc
+            each.headers["Host"] = f"{socket.gethostname()}:{port}"
+            assert each.get(page).status_code == 401
+            assert each.get(link).status_code == 200
+        assert (session.get(page).status_code, other.get(page).status_code) == (200, 401)
+        assert session.get(page, headers={"Host": "10.evil.example"}).status_code == 401
+        (key,) = [cookie.value for cookie in session.cookies]
+        started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        lines = str(list(map(command_line, started)))
+        assert key not in lines and parse_qs(urlsplit(link).query)["token"][0] not in lines
+
+        assert cli.run("list", "--tracking-uri", server).returncode == 0
+        stranger = cli.run("list", "--tracking-uri", server, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+        assert stranger.returncode == 2 and "asks for a user and a password" in stranger.stderr
+    assert process.returncode == 0
     cli.wait_for_its_processes()
 
 

@@ -110,14 +110,16 @@ SHOWN = """Object.fromEntries([...document.querySelectorAll('.js-plotly-plot')].
     plot.data.reduce((sum, trace) => sum + (trace.x || []).length, 0)]))"""
 
 
-def test_the_charts_are_there_without_a_click(studied):
+def test_the_charts_are_there_without_a_click_for_the_one_browser_that_opens_the_link(studied):
     experiment = client_of(studied.folder).get_experiment_by_name("tiny")
     with studied.start("ui", "--port", "22700") as process, browser() as chromium:
         try:
             studied.wait(process, lambda: "charts of tiny: " in studied.output())
+            studied.wait(process, lambda: "opens once" in studied.output())
             links = [line.rpartition(" ")[2] for line in studied.output().splitlines()]
-            assert links[0] == "http://127.0.0.1:22700/?workflowType=machine_learning"
-            assert f"/#/experiments/{experiment.experiment_id}/runs?" in links[1]
+            token = r"token=[\w-]{43}"
+            assert re.fullmatch(rf"http://127.0.0.1:22700/\?{token}&workflowType=machine_learning", links[0])
+            assert re.search(rf"/\?{token}#/experiments/{experiment.experiment_id}/runs\?", links[1])
             page = chromium("about:blank")
             page.resize(1600, 4000)  # charts out of sight are not drawn
             page.go(links[1])
@@ -130,6 +132,11 @@ def test_the_charts_are_there_without_a_click(studied):
             drawn = page.run(SHOWN)
             scatters = ("train_time_s by num_workers", "train_time_s by batch_size", "accuracy by train_time_s")
             assert [drawn.get(scatter) for scatter in scatters] == [4, 4, 4]
+            assert "token" not in page.run("location.href") and page.run("document.cookie") == ""
+            page.go(links[0])  # again, in the same browser
+            page.until("document.title === 'MLflow' && document.body.innerText.includes('Experiments')")
+            other = chromium(links[0])
+            other.until("document.body && document.body.innerText.includes('works once')")
         finally:
             process.terminate()
     studied.wait_for_its_processes()

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
-ORDER = "units errors masking fsync scratch trace signals provenance study workloads parallel train run track analysis "
-ORDER = (ORDER + "predict report execution doctor cli").split()
+ORDER = "units errors masking files scratch trace signals provenance study workloads parallel train run track "
+ORDER = (ORDER + "analysis predict report execution doctor cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("report", "cli")}

@@ -1,5 +1,7 @@
 """Recorded results are read back equal, over the real embedded database."""
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from recording import (
     data_sets,
     history,
     make_result,
+    new_store,
     record,
     recorder,
     results_of,
@@ -30,6 +33,35 @@ def test_results_come_back_equal(project, uri):
     record(project, uri, *written)
     assert results_of(uri, project) == stripped(*written)
     assert Store(uri, project).step_times("mnist", "' OR 1=1 --") == ()
+
+
+def modes(*paths):
+    return [stat.S_IMODE(path.stat().st_mode) for path in paths]
+
+
+def test_a_projects_store_is_its_users_alone_and_one_from_before_is_closed_at_the_next_write(project, uri):
+    kept = [project / ".raypar", project / ".raypar" / "spool", project / "mlartifacts"]
+    before = os.umask(0o022)
+    try:
+        record(project, uri, SMALL)
+        assert modes(*kept, project / "mlflow.db") == [0o700, 0o700, 0o700, 0o600]
+        for path in (*kept, project / "mlflow.db"):
+            path.chmod(0o777)
+        record(project, uri, MEDIUM, uid="e2")
+        assert modes(*kept, project / "mlflow.db") == [0o700, 0o700, 0o700, 0o700]
+    finally:
+        os.umask(before)
+
+
+def test_a_database_that_several_users_share_stays_open_to_them(project, tmp_path_factory):
+    team = tmp_path_factory.mktemp("team")
+    new_store(team)
+    (team / "mlartifacts").mkdir()
+    shared = (team / "mlflow.db", team / "mlartifacts")
+    for path in shared:
+        path.chmod(0o777)
+    record(project, f"sqlite:///{team}/mlflow.db", SMALL)
+    assert modes(*shared) == [0o777] * 2
 
 
 FAILURE = Failure(FailureKind.CRASH, "died\0\n" * 2000, 1, "trace\n" * 5000, "/log")

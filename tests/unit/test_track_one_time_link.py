@@ -1,0 +1,176 @@
+"""The one-time link to MLflow's page, its key, and the file by which raypar itself has the key."""
+
+import asyncio
+import base64
+import contextlib
+import os
+import re
+import stat
+
+import pytest
+from command import raypar
+
+import raypar.track.server as server_module
+from raypar.track.client import connect
+from raypar.track.one_time_link import Access, OneTimeLink, create_app, log_in
+
+PAGE = b"the runs"
+HOST = {"host": "127.0.0.1:5000"}
+
+
+class Server:
+    """MLflow's place behind the link; `get` returns the status, the headers and the body of an answer."""
+
+    def __init__(self):
+        self.access = Access()
+        self.token = self.access.token
+        self.app = OneTimeLink(self._page, self.access)
+
+    async def _page(self, scope, receive, send):
+        self.passed_on = scope
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": PAGE})
+
+    def get(self, path="/", query="", method="GET", kind="http", **headers):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        fields = [(key.encode(), value.encode("latin-1")) for key, value in {**HOST, **headers}.items()]
+        self.scope = {"type": kind, "method": method, "path": path, "query_string": query.encode(), "headers": fields}
+        asyncio.run(self.app(self.scope, None, send))
+        body = b"".join(message.get("body", b"") for message in sent)
+        fields = dict(sent[0].get("headers", ()))
+        return sent[0].get("status"), {key.decode(): value.decode() for key, value in fields.items()}, body
+
+    def status(self, *args, **kwargs):
+        return self.get(*args, **kwargs)[0]
+
+    def enter(self, **how):
+        """Open the link; return the cookie."""
+        return self.get(query=f"token={self.token}", **how)[1].get("set-cookie", "").partition(";")[0]
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+@pytest.mark.parametrize("path", ["/", "/ajax-api/2.0/mlflow/runs/search", "/get-artifact", "/static-files/a.js"])
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS"])
+def test_nothing_is_shown_without_the_key_and_the_refusal_says_where_the_link_is(server, path, method):
+    status, _, body = server.get(path, method=method, cookie="raypar-ui-5000=x", authorization="Basic eDp4")
+    assert status == 401 and b"raypar ui" in body and PAGE not in body
+    assert server.status(path, method=method, cookie=f"a=b; {server.enter()}") == 200
+
+
+def test_the_link_gives_one_browser_a_cookie_that_scripts_and_other_sites_do_not_see(server):
+    status, headers, body = server.get(query=f"token={server.token}&workflowType=machine_learning")
+    assert status == 200 and PAGE not in body and b'searchParams.delete("token")' in body
+    assert re.fullmatch(
+        r"raypar-ui-5000=[\w-]{43}; HttpOnly; Max-Age=86400; Path=/; SameSite=strict", headers["set-cookie"]
+    )
+    assert (headers["cache-control"], headers["referrer-policy"]) == ("no-store", "no-referrer")
+    assert server.token.encode() not in server.scope["query_string"], "the server logs what it is asked for"
+    assert "set-cookie" not in server.get(query=f"token={server.token}")[1], "used up"
+    assert server.status(cookie=headers["set-cookie"].partition(";")[0]) == 200
+
+
+@pytest.mark.parametrize(("query", "method", "path"), [("token=", "GET", "/"), ("token=\u00fc", "GET", "/")])
+def test_a_wrong_token_gives_none(server, query, method, path):
+    assert "set-cookie" not in server.get(path, query, method)[1]
+    assert server.enter() != ""
+
+
+def test_only_opening_the_link_uses_it_up(server):
+    query = f"token={server.token}"
+    assert server.status(query=query, method="HEAD") == server.status("/other", query) == 401
+    assert server.enter() != ""
+
+
+@pytest.mark.parametrize("host", ["x:y", "", "[::1]:80"])
+def test_an_odd_host_does_no_harm(server, host):
+    cookie = server.enter(host=host)
+    assert re.fullmatch(r"raypar-ui-80=[\w-]{43}", cookie) and server.status(cookie=cookie, host=host) == 200
+
+
+@pytest.mark.parametrize("header", ["", "Basic", "Basic \xff", "Bearer {key}", "basic {user}", "Basic {key}"])
+def test_raypar_gives_the_key_as_a_password(server, header):
+    encoded = {
+        name: base64.b64encode(f"raypar:{value}".encode()).decode()
+        for name, value in {"key": server.access.key, "user": server.access.key[:-1]}.items()
+    }
+    status = server.status("/api/2.0/mlflow/runs/search", method="POST", authorization=header.format(**encoded))
+    assert status == (200 if header == "Basic {key}" else 401)
+
+
+def test_the_servers_health_is_no_secret_and_other_protocols_are_refused(server):
+    assert server.get("/", kind="websocket", cookie=server.enter())[0] is None and not hasattr(server, "passed_on")
+    assert server.status("/health") == 200
+
+
+def test_the_command_asks_for_the_link_unless_it_is_switched_off(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    given = []
+    monkeypatch.setattr(server_module, "start_server", lambda *args, access, **flags: given.append(access) or Stopped())
+    for flags in ([], ["--no-auth"]):
+        code, out, _ = raypar("ui", "--port", "5999", *flags, width=200)
+        assert code == 0 and ("?token=" in out, "opens once" in out) == (not flags,) * 2
+        assert out.startswith("http://127.0.0.1:5999/?") and "workflowType=machine_learning\n" in out
+    assert isinstance(given[0], Access) and given[1] is None
+
+
+class Stopped(contextlib.nullcontext):
+    """A server that has ended."""
+
+    url = "http://127.0.0.1:5999"
+
+    def __enter__(self):
+        return self
+
+    def wait(self):
+        return 0
+
+
+def test_secrets_are_in_no_representation():
+    access = Access()
+    assert access != Access() and access.token not in repr(access) and access.key not in repr(access)
+    link = access.link("http://h:1/#/experiments/2?a=b")
+    assert link == f"http://h:1/?token={access.token}#/experiments/2?a=b"
+    assert access.link("http://h:1/?w=m") == f"http://h:1/?token={access.token}&w=m"
+
+
+VARIABLES = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+
+
+def test_raypar_finds_the_key_of_its_users_server_while_that_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "before")
+    access, folder = Access(), tmp_path / "raypar" / "ui"
+    with access.shared_by_file(5000):
+        (file,) = folder.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for other in ("http://127.0.0.1:5001", "https://127.0.0.1:5000", "http://elsewhere:5000", "sqlite:////a:5000"):
+            log_in(other)
+        text = file.read_text()
+        file.write_text(text.replace(str(os.getpid()), str(2**30)))  # a server that was killed
+        log_in("http://127.0.0.1:5000")
+        assert [os.environ[name] for name in VARIABLES] == ["before"] * 2
+        file.write_text(text)
+        connect("http://localhost:5000")
+        assert [os.environ[name] for name in VARIABLES] == ["raypar", access.key]
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi")
+def test_mlflows_server_is_behind_the_link_and_leaves_no_secret_to_its_children(monkeypatch):
+    access = Access()
+    for name, value in access.environment.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(create_app(), OneTimeLink)
+    assert not {*access.environment} & {*os.environ}
+    with pytest.raises(KeyError):
+        create_app()
