@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,16 @@ import pytest
 from harness import HERE
 from netlab import BURST_BYTES, Lab, Shape, why_not
 
+from raypar import Study, grid
+from raypar.analysis.analyse import Question, analyse
+from raypar.run.ranks import RankEnd, trial_result
+from raypar.train.job import RankOutcome
+from raypar.train.telemetry import MIN_STALL_S
+from raypar.workloads import digits
+
 WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
+CUT_S = MIN_STALL_S + 1.0
 
 # Counts what it receives, and answers every connection's end with the count.
 COUNTER = """
@@ -39,6 +48,27 @@ connected_s = time.monotonic() - begun_s
 line.sendall(bytes(int(sys.argv[2])))
 line.shutdown(socket.SHUT_WR)
 print(json.dumps([line.recv(100).decode(), connected_s, time.monotonic() - begun_s]))
+"""
+# Trains on two hosts, as a rank of a trial does.
+RANK = """
+import json, sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from raypar.parallel.strategy import DistContext
+from raypar.study.options import resolve
+from raypar.train.loop import train
+from raypar.workloads import digits
+class Channel:
+    def report(self, metrics):
+        print("reported", flush=True)
+        return True
+rank = int(sys.argv[1])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", f"tcp://{sys.argv[2]}:5001", timedelta(seconds=120), 2, rank)
+config = resolve(digits, {"num_workers": 2, "epochs": 100, "batch_size": 128})
+outcome = train(digits, config, 0, DistContext(rank, 2, torch.device("cpu")), Channel(), start_s=0.0)
+print(json.dumps(outcome.step_times_s))
 """
 OWNER = """
 import sys
@@ -95,6 +125,27 @@ def test_a_rate_limits_both_ends_of_every_link(lab, delay_s):
     assert sent(lab, lab.address(1), num_bytes)[1] >= (num_bytes - 2 * BURST_BYTES) * 8 / rate_bit_per_s
     lab.shape(Shape())
     assert "tbf" not in lab.run(None, ["tc", "qdisc", "show"]) + lab.run(0, ["tc", "qdisc", "show"])
+
+
+def test_a_link_that_is_cut_while_a_trial_is_timed_is_a_stall_of_it(lab):
+    lab.shape(Shape())
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(HERE.parents[1])}
+    command = [sys.executable, "-c", RANK]
+    how = {"stdout": subprocess.PIPE, "text": True, "env": env}
+    ranks = [lab.popen(host, [*command, str(host), lab.address(0)], **how) for host in (0, 1)]
+    for rank in ranks:
+        assert rank.stdout.readline() == "reported\n"
+    lab.run(None, ["ip", "link", "set", "port1", "down"])
+    time.sleep(CUT_S)
+    lab.run(None, ["ip", "link", "set", "port1", "up"])
+    printed = [rank.communicate()[0].splitlines()[-1] for rank in ranks]
+    ends = {i: RankEnd(RankOutcome(step_times_s=tuple(json.loads(line)))) for i, line in enumerate(printed)}
+    result = trial_result(Study(workload=digits, space={"num_workers": grid(2)}).trials()[0], ends)
+    (stall_s,) = result.stalls_s
+    assert stall_s >= CUT_S
+    assert (
+        analyse(Question("cut", {}, ()), [result]).warnings[0].detail.startswith("1 of 1 trial stalled within a step")
+    )
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
