@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,6 +159,17 @@ def shipped_workload(name: str) -> Workload:
 
 def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def notices_on(console: Console) -> Callable[[Any], None]:
+    """Return a listener of runs that prints notices, and nothing else."""
+    from raypar.run.runner import Notice
+
+    def listen(event: Any) -> None:
+        if isinstance(event, Notice):
+            say(console, event.text)
+
+    return listen
 
 
 def stdout() -> Console:

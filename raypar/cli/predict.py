@@ -158,8 +158,8 @@ def _link(
 
         typer.echo("measuring all-reduces between two workers …", err=True)
         logs = Path.cwd() / ".raypar" / "logs"
-        with common.quiet(logs / "probe.log"):
-            samples = probe_all_reduces(2, logs / "probe", str(config["device"]))
+        with common.quiet(logs / "probe.log") as console:
+            samples = probe_all_reduces(2, logs / "probe", str(config["device"]), common.notices_on(console))
         return fit_network(samples, 2), "measured between two workers of this machine"
     return fit(communication_of(config, Network(0.0, math.inf), "ring"))
 

@@ -85,17 +85,12 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
     from raypar.execution.execute import execute, new_log_dir
     from raypar.report.listings import print_failures
     from raypar.report.profile import print_profile
-    from raypar.run.runner import Event, Notice
     from raypar.study.trial import point_label
     from raypar.train.job import ARTIFACT_FOLDER, PROFILE_FOLDER
 
     log_dir = new_log_dir(options.project_dir)
     with common.quiet(log_dir / common.DRIVER_LOG) as console:
-
-        def listen(event: Event) -> None:
-            if isinstance(event, Notice):
-                common.say(console, event.text)
-
+        listen = common.notices_on(console)
         outcome = execute(loaded, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
         for _, profile in outcome.analysis.profiles:
             settings = " ".join([*([point_label(point)] if point else []), *options.settings])

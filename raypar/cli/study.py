@@ -8,7 +8,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,7 +32,6 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
     from raypar.report.live import LiveView
-    from raypar.run.runner import Notice
     from raypar.track.client import has_server
 
     if options.address is None:
@@ -47,11 +46,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             question = question_of(made.study)
             return LiveView(console, made.num_trials, done=made.done, queued=made.missing, question=question)
 
-        def notice(event: Any) -> None:
-            if isinstance(event, Notice):
-                common.say(console, event.text)
-
-        outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, notice)
+        outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, common.notices_on(console))
         # A terminal that was closed takes no report.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from raypar.errors import RayparError
 from raypar.parallel.strategy import wait_for_device
 from raypar.run.local import LocalRunner
-from raypar.run.runner import Event, TrialEnded
+from raypar.run.locks import Holder, first_cores, leased_cores
+from raypar.run.runner import Event, Listener, TrialEnded
 from raypar.study.study import Study
 from raypar.study.workload import Workload
-from raypar.train.affinity import allowed_cores
+from raypar.train.affinity import host_cores
 from raypar.train.job import RunSettings
 
 # From pure latency to a large bucket of gradients.
@@ -26,28 +27,34 @@ NUM_WARMUPS, NUM_REPEATS = 2, 9
 FLOAT_BYTES = 4
 
 
-def probe_all_reduces(num_workers: int, log_dir: Path, device: str = "cpu") -> tuple[tuple[float, float], ...]:
-    """Measure (bytes, seconds) of all-reduces of several sizes among workers with a core each.
+def probe_all_reduces(
+    num_workers: int, log_dir: Path, device: str = "cpu", notice: Listener = lambda _: None
+) -> tuple[tuple[float, float], ...]:
+    """Measure (bytes, seconds) of all-reduces of several sizes among workers with a core each, which no study has.
 
     Args:
         num_workers: at least 2.
         log_dir: folder of the ranks' output.
         device: of the gradients.
+        notice: gets which study's end it waits for.
 
     Raises:
         RayparError: this machine has fewer cores, or a rank failed.
     """
-    num_cores = len(allowed_cores())
-    if num_workers > num_cores:  # the runner takes as many ranks as it is given
+    machine = host_cores()
+    if num_workers > len(machine):  # the runner takes as many ranks as it is given
         raise RayparError(
-            f"the network between {num_workers} workers can't be measured on {num_cores} cores",
+            f"the network between {num_workers} workers can't be measured on {len(machine)} cores",
             hint="give it: --network 100Gbit",
         )
     workload = Workload.from_train_loop(_loop, name="probe", preload=("ray.train.torch",))
     study = Study(workload=workload, config={"num_workers": num_workers, "device": device}, name="probe", num_repeats=1)
     events: list[Event] = []
-    with LocalRunner(RunSettings(log_dir=log_dir, isolation="fresh")) as runner:
-        runner.run(study, [study.trial({}, 0)], events.append)
+    me, settings = Holder.here("probe", ("raypar", "predict")), RunSettings(log_dir=log_dir, isolation="fresh")
+    with leased_cores(me, machine, first_cores(num_workers), notice) as lease:
+        cores = [core for core in machine if core.number in lease.cores]
+        with LocalRunner(settings, cores) as runner:
+            runner.run(study, [study.trial({}, 0)], events.append)
     (result,) = (event.result for event in events if isinstance(event, TrialEnded))
     if (failure := result.failure) is not None:
         raise RayparError(

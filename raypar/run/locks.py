@@ -203,6 +203,11 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
 Choice: TypeAlias = Callable[[Sequence[Core]], Collection[int]]
 
 
+def first_cores(count: int) -> Choice:
+    """Return the choice of the first free cores."""
+    return lambda free: [core.number for core in free[:count]] if len(free) >= count else []
+
+
 class CoreLease:
     """Lease of cores of this machine to the study of this process.
 

@@ -11,6 +11,7 @@ import pytest
 from faultlab import Faulty, next_held
 from harness import TIMEOUT_S, Cli, finished, runs_of, until
 
+from raypar.cli.common import DRIVER_LOG
 from raypar.signals import is_running
 
 RATES = ["0.01", "0.02", "0.03", "0.04"]
@@ -67,8 +68,14 @@ def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
 
 @WAYS
 def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cli, study, flags):
-    code = interrupt_third_trial(cli, study, flags, lambda pid: os.kill(pid, signal.SIGKILL))
-    assert code == -signal.SIGKILL
+    def refuse_another_and_kill(pid):
+        second = cli.run("study", "faulty.py", "--no-ray")
+        assert second.returncode == 2 and len(study.starts()) == 3
+        assert f"study `faulty` is being run already, by process {pid} (`raypar study faulty.py" in second.stderr
+        assert len(list(cli.folder.glob(f".raypar/logs/*/{DRIVER_LOG}"))) == 1
+        os.kill(pid, signal.SIGKILL)
+
+    assert interrupt_third_trial(cli, study, flags, refuse_another_and_kill) == -signal.SIGKILL
     cli.wait_for_its_processes()
     assert len(re.findall(r"\bfinished\b", cli.done("show", "faulty"))) == 2
     check_rest(cli, study, "study", "faulty.py", "--no-ray")

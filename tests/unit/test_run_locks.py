@@ -15,26 +15,26 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import RayparError
+from raypar.predict import probe
 from raypar.run import locks
-from raypar.run.locks import CoreLease, Holder, Lock, leased_cores, one_execution
+from raypar.run.locks import CoreLease, Holder, Lock, first_cores, leased_cores, one_execution
+from raypar.run.runner import TrialEnded
+from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, host_cores
 
 HOLDS = """
 import sys
-from raypar.run.locks import Holder, leased_cores, one_execution
+from raypar.run.locks import Holder, first_cores, leased_cores, one_execution
 from raypar.train.affinity import Core
 
 name, num_cores, size, share = sys.argv[1], *map(int, sys.argv[2:])
 me = Holder.here(name, ["raypar", "study", f"{name}.py"])
 machine = [Core(n, 0, n % max(2, size // 2)) for n in range(size)]
 
-def first(free):
-    return [core.number for core in free[:num_cores]] if len(free) >= num_cores else []
-
 def tell(event):
     print(event.text, flush=True)
 
-with one_execution(me, "store"), leased_cores(me, machine, first, tell, share=bool(share)) as lease:
+with one_execution(me, "store"), leased_cores(me, machine, first_cores(num_cores), tell, share=bool(share)) as lease:
     print(sorted(lease.cores), flush=True)
     sys.stdin.read()
 """
@@ -74,10 +74,6 @@ def me(study="s"):
 def other(study):
     """Somebody else: a process that runs as long as this one."""
     return Holder(study, os.getppid(), me().user, "raypar")
-
-
-def at_least(count):
-    return lambda free: [core.number for core in free[:count]] if len(free) >= count else []
 
 
 FOUR = [Core(number, 0, number) for number in range(4)]
@@ -147,7 +143,7 @@ def test_a_study_that_waits_holds_no_core_and_those_that_come_later_wait_behind_
     words = f"has 3 of 4 cores, study `second` (process {second.pid}) is next; "
     assert words in line_of(late)
     lease = CoreLease(me(), FOUR)
-    assert lease.take(at_least(1)) and lease.cores == {3}
+    assert lease.take(first_cores(1)) and lease.cores == {3}
     lease.release()
 
 
@@ -158,17 +154,17 @@ def test_a_study_that_is_interrupted_while_it_waits_leaves_no_lock(start):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), leased_cores(me(), FOUR, at_least(1), interrupt):
+    with pytest.raises(KeyboardInterrupt), leased_cores(me(), FOUR, first_cores(1), interrupt):
         pass
     first.kill()
     first.wait()
-    with leased_cores(me(), FOUR, at_least(4), interrupt) as lease:
+    with leased_cores(me(), FOUR, first_cores(4), interrupt) as lease:
         assert lease.cores == {0, 1, 2, 3}
 
 
 def test_a_machine_is_shared_on_request_and_both_studies_know(start):
     guest_of = "--share-machine: shares cores with study `first` (process {}); "
-    with leased_cores(other("first"), FOUR, at_least(4), print) as host:
+    with leased_cores(other("first"), FOUR, first_cores(4), print) as host:
         assert host.companions() == frozenset()
         guest = start("guest", 2, 4, share=1)
         assert line_of(guest).startswith(guest_of.format(os.getppid())) and line_of(guest) == "[0, 1]"
@@ -178,7 +174,7 @@ def test_a_machine_is_shared_on_request_and_both_studies_know(start):
         guest.wait()
         assert host.companions() == frozenset()
     told = []
-    with leased_cores(me(), FOUR, at_least(2), told.append, share=True) as lease:
+    with leased_cores(me(), FOUR, first_cores(2), told.append, share=True) as lease:
         assert told == [] and lease.cores == {0, 1} and lease.companions() == frozenset()
 
 
@@ -209,6 +205,27 @@ def test_a_study_s_processes_leave_the_cores_that_another_study_takes(monkeypatc
     assert os.sched_getaffinity(0) == before
     first.release()
     second.release()
+
+
+def test_the_network_is_probed_on_cores_that_no_study_has(monkeypatch, tmp_path):
+    leased = []
+
+    class Runner(contextlib.nullcontext):
+        """Stands in for the ranks."""
+
+        def __init__(self, _, cores):
+            super().__init__(self)
+            leased.extend(core.number for core in cores)
+
+        def run(self, _, specs, listener):
+            assert not any(Lock(f"core-{number}").acquire() for number in leased)
+            listener(TrialEnded(TrialResult(*specs, TrialState.FINISHED, reports=({"num_bytes": 4, "time_s": 1.0},))))
+
+    monkeypatch.setattr(probe, "LocalRunner", Runner)
+    monkeypatch.setattr(probe, "host_cores", lambda: FOUR)
+    with leased_cores(other("first"), FOUR, first_cores(1), print):
+        assert probe.probe_all_reduces(2, tmp_path) == ((4, 1.0),)
+    assert leased == [1, 2]
 
 
 # ---- a folder that others write to
