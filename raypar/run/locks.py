@@ -96,22 +96,29 @@ class Lock:
 
     def acquire(self) -> bool:
         """Take the lock; return False where another process has it. Raises RayparError without a usable folder."""
-        fd = _open(self._name, create=True)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        self._fd = fd
-        return True
+        while True:
+            fd = _open(self._name, create=True)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            if os.fstat(fd).st_nlink:
+                self._fd = fd
+                return True
+            os.close(fd)  # its last holder has removed it meanwhile
 
     def sign(self, holder: Holder) -> None:
         """Let others read who holds the lock."""
         self._write(json.dumps(asdict(holder)).encode())
 
-    def release(self) -> None:
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock back, if it is held here; `remove`: nobody may need it soon."""
         if self._fd >= 0:
             self._write(b"")
+            if remove:
+                with contextlib.suppress(OSError):  # another user's
+                    (_folder() / self._name).unlink()
             os.close(self._fd)
             self._fd = -1
 
@@ -121,8 +128,11 @@ class Lock:
             os.pwrite(self._fd, text, 0)
 
     def holder(self) -> Holder | None:
-        """Return who has signed it and still runs; None where nobody has."""
-        fd = _open(self._name, create=False)
+        """Return who has signed it and still runs; None where nobody has, or it can't be read."""
+        try:
+            fd = _open(self._name, create=False)
+        except RayparError:  # somebody tampers with the folder: that ends no study
+            return None
         if fd < 0:
             return None
         try:
@@ -132,12 +142,16 @@ class Lock:
         return signed if signed and is_running(signed.pid) else None
 
 
+def _folder() -> Path:
+    return Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
+
+
 def _open(name: str, *, create: bool) -> int:
     """Open a lock's file; return -1 where there is none and none is to be made.
 
     Links are not followed, nor files taken that have a second name elsewhere: other users can put what they like there.
     """
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
+    folder = _folder()
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
@@ -150,7 +164,7 @@ def _open(name: str, *, create: bool) -> int:
         if fd < 0:
             return fd
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             os.close(fd)
             raise OSError(0, f"{name} is no plain file")
     except OSError as error:
@@ -196,7 +210,7 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
         lock.sign(me)
         yield
     finally:
-        lock.release()
+        lock.release(remove=True)
 
 
 # Chooses cores for a study out of free ones; none where they are too few.
@@ -226,7 +240,7 @@ class CoreLease:
     def take(self, choose: Choice) -> bool:
         """Take free cores; none where they are too few. Those whose physical core is free as a whole come first."""
         locks = {core: _core_lock(core.number) for core in self._machine}
-        self._locks += locks.values()
+        self._locks = [*locks.values()]
         free = [core for core in self._machine if locks[core].acquire()]
         in_use = {core.physical for core in set(self._machine).difference(free)}
         chosen = choose([core for core in free if core.physical not in in_use]) or choose(free)
@@ -248,7 +262,8 @@ class CoreLease:
                     return
                 if has_turn:
                     turn.sign(self._me)
-                if ahead := turn.holder():  # else another study is just choosing its cores
+                ahead = None if has_turn else turn.holder()
+                if has_turn or ahead:  # else another study is just choosing its cores
                     text = self._obstacles(ahead)
                     if text != last_text:
                         notice(Notice(WAITING.format(text)))
@@ -257,13 +272,13 @@ class CoreLease:
         finally:
             turn.release()
 
-    def _obstacles(self, ahead: Holder) -> str:
+    def _obstacles(self, ahead: Holder | None) -> str:
         num_cores = Counter(holder for core in self._machine if (holder := _core_lock(core.number).holder()))
         total = units.counted(len(self._machine), "core")
         texts = [f"{holder} has {count} of {total}" for holder, count in num_cores.items()]
-        return ", ".join(
-            [*texts, f"{ahead} is next"] if ahead.pid != self._me.pid else texts or ["another process has them"]
-        )
+        if ahead is not None:
+            texts.append(f"{ahead} is next")
+        return ", ".join(texts) or "another process has them"
 
     def share(self, choose: Choice) -> None:
         """Take cores at once: free ones, or where they are too few, those of other studies too."""

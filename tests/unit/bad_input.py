@@ -199,6 +199,9 @@ FLAGS = (
     flags("no time for a plan", "plan good.py --load-timeout 0", "--load-timeout 0.0: must be greater than 0"),
     flags("an odd isolation", "study good.py --isolation cold", "--isolation cold", "warm, fresh"),
     flags("a cluster without Ray", "study good.py --no-ray --address x:1", "--address x:1", "--no-ray", "leave one"),
+    flags(
+        "a cluster's cores to share", "study good.py --share-machine --address auto", "--share-machine", "leave it out"
+    ),
     flags("nobody's cluster for oneself", "study good.py --exclusive", "--exclusive without --address", "leave it out"),
     flags("a local address", "plan good.py --address local", "--address 'local'", "leave it out"),
     flags("an address without a port", "plan good.py --address head", "--address 'head'", "no port", "host:6379"),
@@ -281,6 +284,7 @@ ENVIRONMENTS = (
     data("data of another kind", IMAGES, b"<html>no such page</html>", "train-images-idx3-ubyte", "header"),
     data("data that is a folder", IMAGES + "/x", b"", "train-images-idx3-ubyte", "can't be read"),
     flags("no cache", "plan mnist.py", "MNIST is not in the cache", "--data-dir", XDG_CACHE_HOME="/dev/null"),
+    flags("no folder of locks", "study good.py", "can't lock", "RAYPAR_LOCK_DIR", RAYPAR_LOCK_DIR="good.py"),
     flags("an odd store", "study good.py", "foo://bar", "sqlite:///", MLFLOW_TRACKING_URI="foo://bar"),
     flags("a folder as store", "study good.py", "mlruns", "sqlite:///", MLFLOW_TRACKING_URI="./mlruns"),
     flags("no port in a store's address", "study good.py", "http://h:x", MLFLOW_TRACKING_URI="http://h:x"),

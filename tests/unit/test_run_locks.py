@@ -82,7 +82,7 @@ FOUR = [Core(number, 0, number) for number in range(4)]
 # ---- one execution of a study
 
 
-def test_a_second_execution_is_refused_with_process_and_command_of_the_first_until_that_is_killed(start):
+def test_a_second_execution_is_refused_with_process_and_command_of_the_first_until_that_is_killed(start, folder):
     first = start("mine", 1, 2)
     line_of(first)
     with pytest.raises(RayparError) as refused, one_execution(me("mine"), "store"):
@@ -95,6 +95,22 @@ def test_a_second_execution_is_refused_with_process_and_command_of_the_first_unt
     first.wait()
     with one_execution(me("mine"), "store"):
         pass
+    assert [*folder.glob("study-*")] == []
+
+
+def test_a_lock_that_its_holder_removes_is_not_taken_over():
+    first, late = Lock("study-0"), Lock("study-0")
+    assert first.acquire() and not late.acquire()
+    flock = locks.fcntl.flock
+
+    def released_in_between(fd, how):
+        locks.fcntl.flock = flock
+        first.release(remove=True)
+        flock(fd, how)
+
+    locks.fcntl.flock = released_in_between
+    assert late.acquire() and not Lock("study-0").acquire()
+    late.release(remove=True)
 
 
 def test_children_of_a_killed_study_do_not_hold_its_lock(folder):
@@ -242,6 +258,7 @@ def test_files_that_other_users_could_have_put_there_are_neither_followed_nor_wr
     for number in range(4):
         with pytest.raises(RayparError, match="studies can't lock cores there") as refused:
             Lock(f"core-{number}").acquire()
+        assert Lock(f"core-{number}").holder() is None
         assert locks.FOLDER_VARIABLE in str(refused.value)
     assert victim.read_text() == "precious"
 
