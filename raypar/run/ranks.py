@@ -265,7 +265,8 @@ def trial_result(
         profile={"recorded": profiles} if profiles and all(profiles) else {},
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
     )
-    period = spec.config["sync_every"] if spec.config.get("strategy") == "local_sgd" else 1
+    config: Mapping[str, Any] = spec.config
+    period = config["sync_every"] if config.get("strategy") == "local_sgd" else 1
     if stalls_s := telemetry.stalls(result.gang_step_times_s, period):
         result = replace(result, environment={**result.environment, "stalls_s": stalls_s})
     return result
