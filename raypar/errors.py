@@ -120,6 +120,16 @@ def message_of(error: BaseException) -> str:
         return f"(no message: its __str__ raised {type(raised).__name__})"
 
 
+class WorkloadError(RayparError):
+    """Data or model of a workload that no trial can be trained with."""
+
+    @classmethod
+    def of(cls, workload: str, mistakes: Sequence[Mistake]) -> WorkloadError:
+        """Return the error of all mistakes of the workload of this name."""
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        return cls("\n".join([f"workload {workload}: {count} in its data and model", *(f"  {m}" for m in mistakes)]))
+
+
 def suggest(word: str, choices: Sequence[str]) -> str:
     """Return ``did you mean 'x'?`` where one of the choices is close, else all of them."""
     close = get_close_matches(word, choices, n=1, cutoff=0.6)

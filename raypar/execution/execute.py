@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raypar import units
-from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError
+from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError, WorkloadError
 from raypar.execution.best_model import (
     final_test,
     is_logged,
@@ -200,7 +200,7 @@ def _run(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, handler: Re
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
                 raise
     except RayparError as error:
-        if has_begun and not isinstance(error, NotForTraining):
+        if has_begun and not isinstance(error, (NotForTraining, WorkloadError)):
             raise BrokeOff.by(error) from error
         raise
     finally:

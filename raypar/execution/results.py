@@ -22,7 +22,7 @@ from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
 from raypar.analysis.stats import Estimate
-from raypar.errors import BrokeOff, StoreError
+from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
 from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
@@ -33,7 +33,7 @@ from raypar.signals import Interrupted, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Choice, Domain, Grid, Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult
+from raypar.study.trial import FailureKind, TrialResult
 from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.system_metrics import SystemMonitor
 from raypar.track.view import IDEAL
@@ -136,6 +136,10 @@ class ResultHandler:
             if isinstance(event, TrialStarted):
                 self._note_companions(event.spec.identity)
             if isinstance(event, TrialEnded):
+                failure = event.result.failure
+                if failure is not None and failure.kind is FailureKind.INVALID:
+                    # One message, and no result: no other trial would fare better.
+                    raise WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
                 self._note_companions(event.result.spec.identity)
                 result = self._with_companions(_without_secrets(event.result))
                 event = replace(event, result=replace(result, code=self.code))

@@ -115,6 +115,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self._num_events = 0
         self._reply: Any = None
         self.num_ended = 0
+        self.error: RayparError | None = None  # the listener's, which Tune wraps into one of its own
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore that is not used here
@@ -161,7 +162,11 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
                 elif isinstance(event, TrialEnded):
                     self._ended.add(uid)
                     self.num_ended += 1
-                self._listener(event)
+                try:
+                    self._listener(event)
+                except RayparError as error:
+                    self.error = self.error or error
+                    raise
 
 
 QUIET = {
@@ -325,6 +330,10 @@ class TuneRunner:
         except Interrupted:
             callback.pass_on(timeout_s=0)  # what has ended is kept, though Tune has not noticed
             raise
+        except TuneError:
+            if callback.error is None:
+                raise
+            raise callback.error from None
         mark("tuner: fit is over")
         expected = len(specs) if not study.is_search else len(results)
         if callback.num_ended < expected:

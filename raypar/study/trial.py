@@ -65,6 +65,7 @@ class FailureKind(StrEnum):
     HUNG = "hung"  # took longer than it may
     GANG_LOST = "gang_lost"  # a worker, node or controller of the gang died
     REFUSED = "refused"  # could never be placed
+    INVALID = "invalid"  # no trial can be trained with the workload's data or model: ends the study
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from raypar.trace import mark
 from raypar.train import checkpoint
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.data import TrainBatches, fingerprint
+from raypar.train.data_check import check_workload
 from raypar.train.evaluate import Evaluation
 from raypar.train.flops import peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
@@ -191,8 +192,12 @@ class Training:
         data_start_s = time.monotonic()
         self.data = workload.data(config)
         self.data_time_s = time.monotonic() - data_start_s
-        torch.manual_seed(seed)  # the same weights on every rank
-        self.full_model = self._numerics.convert(workload.model(config))
+
+        def build() -> Any:
+            torch.manual_seed(seed)  # the same weights on every rank
+            return workload.model(config)  # type: ignore[misc]
+
+        self.full_model: nn.Module = check_workload(workload, self.data, build, self._numerics)
         self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
         sample = self._evaluation.sample()
         self._strategy = build_strategy(Task(workload, config, self.full_model, sample, context))

@@ -20,7 +20,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from raypar.errors import cut, message_of
+from raypar.errors import WorkloadError, cut, message_of
 from raypar.masking import masked
 from raypar.provenance import cpu_model
 from raypar.study.trial import FailureKind
@@ -38,6 +38,8 @@ _NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of me
 def failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of an exception that a rank raised: ERROR unless it is recognised as something else."""
     name, text = type(error).__name__, message_of(error)
+    if isinstance(error, WorkloadError):
+        return FailureKind.INVALID
     says_so = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or says_so:
         return FailureKind.OUT_OF_MEMORY

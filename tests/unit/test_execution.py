@@ -14,7 +14,7 @@ from stage import Stage, a_study, failed, finished
 
 from raypar import grid
 from raypar.cli.study import print_outcome
-from raypar.errors import DataError, RayparError, StoreError, StudyError
+from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import execute as module
 from raypar.execution.execute import CHANGED_CODE, STOPPING
 from raypar.execution.results import JOINED
@@ -23,7 +23,7 @@ from raypar.run.cluster import Cluster
 from raypar.run.locks import CoreLease, Holder
 from raypar.run.runner import Notice, TrialEnded
 from raypar.signals import Interrupted, handle_signals
-from raypar.study.trial import TrialResult
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.train.affinity import Core
 
 
@@ -148,6 +148,16 @@ def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage):
     outcome = stage.execute(study)
     assert [result.spec for result in outcome.failures] == [bad]
     assert len(stage.of("recorded")) == 8 and stage.of("closed") == ["failed"]
+
+
+def test_a_workload_that_no_trial_can_be_trained_with_ends_the_study_with_one_message_and_no_result(stage):
+    message = "workload w: 1 mistake in its data and model\n  data.val = 0 samples: is empty"
+    failure = Failure(FailureKind.INVALID, f"WorkloadError: {message}")
+    stage.trial = lambda spec: TrialResult(spec, TrialState.FAILED, failure=failure)
+    with pytest.raises(WorkloadError) as caught:  # no BrokeOff: exit code 2
+        stage.execute(a_study())
+    assert str(caught.value) == message
+    assert not stage.of("recorded") and not stage.shown and stage.of("closed") == ["failed"]
 
 
 @pytest.mark.parametrize(("error", "number"), [(Interrupted(15), 15), (KeyboardInterrupt(), 2)], ids=repr)

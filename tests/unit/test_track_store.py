@@ -1,5 +1,6 @@
 """Recorded results are read back equal, over the real embedded database."""
 
+import math
 import os
 import stat
 from dataclasses import replace
@@ -73,6 +74,7 @@ RESULTS = {
     "too long for tags": {"environment": {"noise": "".join(chr(0x4E00 + i * 7919 % 20000) for i in range(300_000))}},
     "retried": {"attempts": 3, "environment": {}},
     "failed": {"state": TrialState.FAILED, "failure": FAILURE},
+    "diverged": {"state": TrialState.DIVERGED, "reports": ({"epoch": 1, "train_loss": 2.0, "val_loss": math.inf},)},
 }
 
 
@@ -84,6 +86,18 @@ def test_every_kind_of_result_comes_back_equal(project, uri, changes):
     assert Store(uri, project).step_times("mnist", result.spec.identity) == result.step_times_s
     is_too_long = "noise" in result.environment
     assert ("raypar.result" in runs(uri)[0].data.tags) is not is_too_long
+
+
+def test_a_diverged_trial_is_none_of_the_finished_runs_and_counted_by_itself(project, uri):
+    """A journal from before there was such a state, which is uploaded only now, included."""
+    bad = {"reports": ({"epoch": 1, "train_loss": math.nan},)}
+    new, old = make_result(32, state=TrialState.DIVERGED, **bad), make_result(64, **bad)
+    record(project, uri, SMALL, new, old, make_result(128, state=TrialState.STOPPED))
+    diverged = [run for run in runs(uri) if run.data.tags["raypar.state"] == "diverged"]
+    assert [run.info.status for run in diverged] == ["FAILED"] * 2
+    assert {run.data.tags["mlflow.note.content"] for run in diverged} == {"diverged: train_loss=nan at epoch 1"}
+    (summary,) = Store(uri, project).studies()
+    assert (summary.num_finished, summary.num_diverged, summary.num_failed) == (3, 1, 0)
 
 
 def test_plain_mlflow_sees_the_execution_its_trial_and_the_experiment(project, uri):

@@ -3,22 +3,45 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from ray.tune import TuneError
 from results import make_result
+from stage import TWO_CORES
 from torch import nn
 
-from raypar import Data, Split, Workload
+from raypar import Data, Split, Study, Workload, grid
+from raypar.analysis.analyse import analyse, pair_speedups
+from raypar.analysis.compare import Side, compare
+from raypar.analysis.progress import interim_best
+from raypar.analysis.question import Question
+from raypar.analysis.recommend import Constraints, front_of, recommend
+from raypar.analysis.time_to_target import Target
+from raypar.errors import WorkloadError
+from raypar.execution.best_model import chosen_point
+from raypar.execution.plan import make_plan
 from raypar.parallel.strategy import DistContext
 from raypar.run.ranks import RankEnd, trial_result
-from raypar.run.runner import ends_training
-from raypar.run.tune import BrokeredTrial, TrialFailed
+from raypar.run.runner import Notice, ends_training
+from raypar.run.tune import BrokeredTrial, TrialFailed, TuneRunner
 from raypar.study.options import resolve
-from raypar.study.trial import STATES, Failure, FailureKind, TrialResult, TrialState, bad_losses, best_first, end_state
+from raypar.study.trial import (
+    STATES,
+    Failure,
+    FailureKind,
+    TrialResult,
+    TrialState,
+    bad_losses,
+    best_first,
+    end_state,
+    point_label,
+)
 from raypar.train import loop
-from raypar.train.job import RankOutcome
+from raypar.train.job import RankOutcome, RunSettings
+from raypar.workloads import digits
 
 NAN, INF = math.nan, math.inf
 FINISHED, STOPPED, DIVERGED, FAILED = TrialState
@@ -104,6 +127,77 @@ def test_a_diverged_trial_has_no_best_model():
     good = replace(make_result({"lr": 0.1}), reports=({"accuracy": 0.5},))
     diverged = replace(make_result({"lr": 1e9}, state=DIVERGED), reports=({"accuracy": 0.9}, {"loss": NAN}))
     assert best_first([diverged, good], "accuracy", "max") == [good]
+
+
+# ---- claims
+
+POINTS = [{"batch_size": b, "num_workers": w} for b in (32, 64) for w in (1, 2)]
+QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"), points=tuple(POINTS), num_repeats=3)
+NAN_REPORT = {"epoch": 1, "train_loss": NAN, "val_loss": NAN, "accuracy": 0.99}
+
+
+def diverged(point, repeat, time_s=0.1):
+    return replace(make_result(point, repeat, time_s, 0.99, state=DIVERGED), reports=(NAN_REPORT,))
+
+
+def trials(*times, num_diverged=(0, 0, 0, 0)):
+    """Three trials of each point, the last ones of which diverged: they are the fastest and the most accurate."""
+    return [
+        diverged(point, r) if r >= 3 - num else make_result(point, r, time_s * (1 + r / 100), 0.9)
+        for point, time_s, num in zip(POINTS, times, num_diverged, strict=True)
+        for r in range(3)
+    ]
+
+
+ALL_OF_ONE = trials(4.0, 1.0, 3.0, 2.0, num_diverged=(0, 3, 0, 0))
+ONE_OF_ONE = trials(4.0, 1.0, 3.0, 2.0, num_diverged=(0, 1, 0, 0))
+
+
+@pytest.mark.parametrize(("results", "why"), [(ALL_OF_ONE, "diverged"), (ONE_OF_ONE, "diverged in 1 of 3")])
+def test_a_point_that_diverged_is_neither_recommended_nor_the_fastest_nor_the_best(results, why):
+    advice, analysis = recommend(QUESTION, results, Constraints()), analyse(QUESTION, results)
+    assert advice.chosen.point == POINTS[3]
+    assert {c.exclusion for c in advice.candidates if c.point == POINTS[1]} == {why}
+    assert front_of(analysis.points, "max") == {3}
+    assert chosen_point(analysis).point != POINTS[1]
+    (fastest,) = [text for text in analysis.verdicts if " is the fastest" in text]
+    assert fastest.startswith("batch_size=64 num_workers=2")
+    findings = [finding.detail for finding in analysis.warnings if finding.check == "diverged_trials"]
+    assert findings and point_label(POINTS[1]) in findings[0]
+    reached = recommend(QUESTION, results, Constraints(target=Target("accuracy", 0.85)))
+    assert reached.chosen.point == POINTS[3]
+
+
+def test_a_diverged_trial_counts_in_no_time_speedup_scaling_effect_or_metric():
+    analysis = analyse(QUESTION, ALL_OF_ONE)
+    one = analysis.points[1]
+    assert (one.time_s, one.speedup, one.metric, one.samples, one.outcome) == (None, None, None, {}, DIVERGED)
+    assert [group.label for group in analysis.worker_groups] == ["batch_size=64"]
+    without = analyse(QUESTION, [r for r in ALL_OF_ONE if r.is_measured])
+    assert analysis.effects == without.effects and interim_best(QUESTION, ALL_OF_ONE).point == POINTS[3]
+    assert pair_speedups(QUESTION, ALL_OF_ONE).keys() == {r.spec.identity for r in ALL_OF_ONE if r.is_measured}
+    partly = analyse(QUESTION, ONE_OF_ONE).points[1]
+    assert sorted(partly.times.values()) == [1.0, 1.01] and partly.metric.value == 0.9
+
+
+def test_a_baseline_that_diverged_leaves_its_points_without_a_speedup():
+    analysis = analyse(QUESTION, trials(4.0, 1.0, 3.0, 2.0, num_diverged=(3, 0, 0, 0)))
+    assert [p.speedup is None for p in analysis.points] == [True, True, False, False]
+    assert "baseline_missing" in {finding.check for finding in analysis.warnings}
+
+
+def test_a_comparison_has_no_time_of_a_diverged_point():
+    sides = [Side(QUESTION, tuple(results), {}) for results in (trials(4.0, 1.0, 3.0, 2.0), ALL_OF_ONE)]
+    matched = compare(*sides).matched[1]
+    assert (matched.ratio, matched.num_finished, matched.outcomes) == (None, (3, 0), (None, DIVERGED))
+
+
+def test_a_search_or_study_that_goes_on_does_not_run_a_diverged_trial_again():
+    study = Study(workload=digits, space={"lr": grid(0.1, 1e9)}, num_repeats=1, name="s")
+    specs = study.trials()
+    stored = [TrialResult(specs[0], FINISHED), TrialResult(specs[1], DIVERGED, reports=(NAN_REPORT,))]
+    plan = make_plan(study, TWO_CORES, stored)
+    assert plan.num_missing == 0 and len(plan.done) == 2
 
 
 # ---- searchers and schedulers
@@ -205,3 +299,33 @@ def test_a_step_that_loss_scaling_skips_is_no_divergence(monkeypatch):
     outcome = loop.train(WORKLOAD, resolve(WORKLOAD, {"num_warmup_steps": 0}), 0, ALONE, reports, start_s=0.0)
     assert [report["train_loss"] for report in reports] == [2.0] * 4 and not outcome.stopped
     assert outcome.num_samples == 4 * 96
+
+
+# ---- what ends a run
+
+
+def test_an_error_of_the_driver_ends_the_run_as_itself_though_tune_wraps_it(monkeypatch):
+    wrong = WorkloadError("workload mine: 1 mistake")
+
+    def listener(event):
+        raise wrong
+
+    broker = SimpleNamespace(events=SimpleNamespace(remote=lambda after: [("", Notice("hello"))]))
+    monkeypatch.setattr("raypar.run.tune.ray.wait", lambda replies, timeout: (replies, []))
+
+    class Tuner:
+        def __init__(self, *args, run_config, **kwargs):
+            (self.callback,) = run_config.callbacks
+
+        def fit(self):
+            try:
+                self.callback.pass_on(timeout_s=0)
+            except WorkloadError as error:
+                raise TuneError("Traceback") from error
+
+    monkeypatch.setattr("raypar.run.tune.tune.Tuner", Tuner)
+    runner = TuneRunner(RunSettings(Path("/logs")), owns_cluster=True)
+    study = Study(workload=digits, space={"lr": grid(0.1, 0.2)}, num_repeats=1, name="s")
+    with pytest.raises(WorkloadError) as caught:
+        runner._tune(study, study.trials(), "broker", broker, 1, listener)
+    assert caught.value is wrong
