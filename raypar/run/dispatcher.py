@@ -42,6 +42,7 @@ from raypar.train.job import RunSettings, TrialJob
 
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
 LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
+GANG_START_S = 10.0  # how long a gang takes to start, before any has
 HORIZON = 500  # queued trials that a decision looks at, however many there are
 
 
@@ -176,6 +177,8 @@ class Dispatcher:
         self._unbound: list[str] = []  # Tune's trials that run whatever comes next
         self._trials: dict[str, Trial] = {}  # by Tune's trial
         self._walls_s: defaultdict[str, list[float]] = defaultdict(list)  # of the trials of a point that have ended
+        self._first_gang_ready_s: float | None = None
+        self._gang_starts_s: list[float] = []
         self._placeable_s: dict[Placement, float] = {}  # when there was last a place for it
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
         self._events: list[tuple[str, Event]] = []
@@ -185,6 +188,11 @@ class Dispatcher:
     def num_slots(self) -> int:
         """Trials that can run at a time; a `ClusterChanged` event says when that changes."""
         return self._config.max_trials or max(1, num_machines(self._pool.nodes))
+
+    @property
+    def gang_start_s(self) -> float:
+        """Seconds that a gang is expected to take to start."""
+        return statistics.median(self._gang_starts_s or [GANG_START_S])
 
     def trial(self, uid: str) -> Trial | None:
         """Return the trial of a Tune trial, None where it is bound to none, or both were forgotten."""
@@ -268,7 +276,12 @@ class Dispatcher:
     def worker_is_up(self, gang_id: str, greeting: Greeting) -> None:
         gang = self._pool.greet(gang_id, greeting)
         if gang.is_complete:
-            self._tell(GangReady(gang.placement, time.monotonic() - gang.started_s))
+            now_s = time.monotonic()
+            if self._first_gang_ready_s is None:
+                self._first_gang_ready_s = now_s
+            elif gang.started_s > self._first_gang_ready_s:  # those before also waited for the nodes' fork servers
+                self._gang_starts_s.append(now_s - gang.started_s)
+            self._tell(GangReady(gang.placement, now_s - gang.started_s))
             self._on_change()
 
     def worker_is_ready(self, gang_id: str, rank: int, master_address: tuple[str, int] | None) -> Gang:
@@ -338,6 +351,7 @@ class Dispatcher:
             list(self._pool.gangs.values()),
             self._pool.nodes,
             self._policy,
+            gang_start_s=self.gang_start_s,
             is_short_of_memory=self._pool.is_short_of_memory,
         )
         gang_of = {candidates[i]: self._pool.gangs[gang_id] for i, gang_id in decisions.starts}
@@ -398,9 +412,10 @@ class Dispatcher:
     def _expect_end(self, gang: Gang) -> None:
         trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
         expected_s = self._expected_s(trial.spec) if trial else None
-        gang.ends_in_s = None
-        if trial is not None and trial.attempt is not None and expected_s is not None:
-            gang.ends_in_s = max(0.0, expected_s - trial.attempt.elapsed_s)
+        gang.ends_in_s, gang.busy_s = None, 0.0
+        if trial is not None and trial.attempt is not None:
+            gang.busy_s = trial.attempt.elapsed_s
+            gang.ends_in_s = None if expected_s is None else abs(expected_s - gang.busy_s)
 
     def _start(self, trial: Trial, gang: Gang) -> None:
         """Let a queued trial run in the gang, where the cores that it needs are free."""

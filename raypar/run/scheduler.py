@@ -6,23 +6,33 @@ run side by side, they may share machines, though never cores.
 
 Trials start in their order as far as resources are free. Blocks are not waited for: a barrier after each would leave
 every machine but the slowest idle, and what runs side by side was started within minutes. The first trial that has to
-wait, a gang over several machines maybe, gets a *reservation*: the place that is expected to be free first is kept for
+wait, a gang over several machines maybe, gets a *reservation*: the place that is expected to be ready first is kept for
 it. Others pass it only where they don't delay it (backfilling; Lifka, "The ANL/IBM SP scheduling system", 1995): on
 other machines, or on its own if trials alike have been short enough to be over in time. So nobody waits for ever. How
 far they may come from is bounded, so that a drift meets all points of a block alike.
+
+The start of a gang is a set-up time: it takes seconds of its machines' cores, so that no exclusive trial runs there
+meanwhile, and once it is over the gang stays parked. Three rules follow. A trial waits for a gang of its placement that
+is expected to be free sooner than a new one would have started. Gangs that later trials need are started *ahead* on
+machines that are idle for long enough. And at the beginning, when nothing is timed, one gang of each placement starts
+at once, not one after the other.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from raypar.run.placement import FreeResources, Node, NodeAssignment, num_machines
+from raypar.run.placement import FreeResources, Node, NodeAssignment, needed, num_machines, shares
 from raypar.study.trial import Placement
 
 LOOKAHEAD = 8  # trials per machine that may come after one that has to wait, and start before it
+SLACK = 0.1  # of a trial's time: estimates are out by so much anyway
+MAX_STARTS = 2  # gangs that start on a machine at a time: one imports while the other waits for its machines
+MIN_TRIALS = 2  # that wait for each gang of a placement, where more than one is started ahead
 ROUNDING = 1e-6  # of sums of Ray's fractions of a CPU
 
 
@@ -51,7 +61,9 @@ class GangState:
     phase: GangPhase
     nodes: NodeAssignment  # of its workers; empty for one that Ray places, and that has not said where
     last_used_s: float = 0.0  # of a clock that all gangs share
-    ends_in_s: float | None = None  # until its trial will be over, going by trials alike; None: unknown
+    # Until its trial will be over, going by trials alike; one that is overdue, as long again as it is. None: unknown.
+    ends_in_s: float | None = None
+    busy_s: float = 0.0  # since its trial has begun
 
 
 @dataclass(frozen=True)
@@ -83,110 +95,298 @@ def decide(
     nodes: Sequence[Node],
     policy: SchedulingPolicy,
     *,
+    gang_start_s: float = 0.0,
     is_short_of_memory: bool = False,
 ) -> Decisions:
-    """Decide what to do now; see the module. What has to wait for a gang's end is decided at the next call."""
-    this_round = _Round(queue, gangs, nodes, policy)
+    """Decide what to do now; see the module. What has to wait for a gang's end is decided at the next call.
+
+    Args:
+        gang_start_s: how long a gang is expected to take until it can run a trial.
+    """
+    this_round = _Round(queue, gangs, nodes, policy, gang_start_s)
     this_round.match()
+    if not is_short_of_memory:
+        this_round.start_ahead()
     return this_round.decisions(is_short_of_memory)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A place that is taken for a while."""
+
+    placement: Placement
+    nodes: NodeAssignment
+    ends_in_s: float | None
+    busy_s: float
+
+    @property
+    def likely_s(self) -> float:
+        """Return the seconds for which it will be taken; by a trial of unknown length, as long again as it has run."""
+        return self.busy_s if self.ends_in_s is None else self.ends_in_s
 
 
 class _Round:
     """One decision, from the first trial of the queue to the last that may start."""
 
     def __init__(
-        self, queue: Sequence[Waiting], gangs: Sequence[GangState], nodes: Sequence[Node], policy: SchedulingPolicy
+        self,
+        queue: Sequence[Waiting],
+        gangs: Sequence[GangState],
+        nodes: Sequence[Node],
+        policy: SchedulingPolicy,
+        gang_start_s: float,
     ) -> None:
         self._queue, self._nodes, self._policy, self._all_gangs = queue, nodes, policy, gangs
+        self._gang_start_s = gang_start_s
+        self._machine_of = {node.id: node.machine for node in nodes}
         self._gangs = [gang for gang in gangs if gang.phase is not GangPhase.CLOSING]
-        # What has a place for a while: placement, nodes, the seconds until it leaves it.
-        self._held: list[tuple[Placement, NodeAssignment, float | None]] = []
         self._available = {gang.id: gang for gang in self._gangs if gang.phase is not GangPhase.BUSY}
-        self._starts: list[tuple[int, str]] = []
-        self._to_open: list[tuple[Placement, NodeAssignment]] = []
         self._num_active = len(self._gangs) - len(self._available)
+        self._awaited: list[GangState] = []  # kept for trials until their machines are free
+        self._last = len(queue)  # the last trial that may start before those that wait
+        self._held: list[_Held] = []
+        self._free = FreeResources(nodes, policy.exclusive)
+        self._unreserved = FreeResources(nodes, policy.exclusive)
         for gang in self._gangs:
             if gang.phase in (GangPhase.BUSY, GangPhase.STARTING):
-                self._held.append((gang.placement, gang.nodes, gang.ends_in_s))
+                self._hold(gang.placement, gang.nodes, gang.ends_in_s, gang.busy_s)
+        self._starts: list[tuple[int, str]] = []
+        self._to_open: list[tuple[Placement, NodeAssignment]] = []
+        self._ahead: list[tuple[Placement, NodeAssignment]] = []  # to be opened where that is in nobody's way
+        self._without_place: list[Placement] = []
         self._reservation: tuple[Placement, NodeAssignment] | None = None
         self._ready_s = 0.0
 
+    # ---- places for trials
+
     def match(self) -> None:
         """Give the trials places, in their order."""
-        free, last = self._free(), len(self._queue)
-        stuck: set[tuple[Placement, bool]] = set()
+        stuck: set[tuple[Placement, bool, bool]] = set()
         for i, trial in enumerate(self._queue):
-            if i > last or (self._policy.max_trials is not None and self._num_active >= self._policy.max_trials):
+            if i > self._last or (self._policy.max_trials is not None and self._num_active >= self._policy.max_trials):
                 return
             takes_s = math.inf if trial.expected_s is None else trial.expected_s
-            is_short = self._reservation is not None and takes_s <= self._ready_s
-            if (trial.placement, is_short) in stuck:
+            kind = (
+                trial.placement,
+                self._is_over_in_time(takes_s),
+                self._reservation is not None and self._gang_start_s + takes_s <= self._ready_s,
+            )
+            if kind not in stuck and self._place(i, trial, in_time=kind[1], in_time_if_started=kind[2]):
                 continue
-            unreserved = self._free(but_for_reservation=True) if self._reservation else free
-            if self._place(i, trial, unreserved) or (is_short and self._place(i, trial, self._free(), only_idle=True)):
-                free = self._free()
-                continue
-            stuck.add((trial.placement, is_short))
+            stuck.add(kind)
+            self._without_place.append(trial.placement)
             if self._reservation is None and self._reserve(trial):
-                last = i + LOOKAHEAD * max(1, num_machines(self._nodes))
-                stuck = {(trial.placement, False)}
+                self._note_waiting(i)
+                stuck = {(trial.placement, False, False)}
 
-    def _place(self, i: int, trial: Waiting, free: FreeResources, *, only_idle: bool = False) -> bool:
-        """Give the trial a place now, in a gang that is there or one to be started. False where there is none."""
-        phases = (GangPhase.IDLE,) if only_idle else (GangPhase.IDLE, GangPhase.RETURNING, GangPhase.STARTING)
+    def _is_over_in_time(self, takes_s: float) -> bool:
+        """Return whether what takes so long now delays the trial that a place is kept for by no more than estimates
+        are out anyway."""
+        return self._reservation is not None and takes_s * (1 - SLACK) <= self._ready_s
+
+    def _place(self, i: int, trial: Waiting, *, in_time: bool, in_time_if_started: bool) -> bool:
+        """Give the trial a place, in a gang that is there or one to be started. False where there is none.
+
+        Args:
+            in_time: it may have the place that is kept for another one.
+            in_time_if_started: it may have that place even if a gang is to be started there first.
+        """
         alike = [gang for gang in self._available.values() if gang.placement == trial.placement]
-        # One that is starting has its place already.
-        places = (
-            gang
-            for phase in phases
-            for gang in alike
-            if gang.phase is phase and (phase is GangPhase.STARTING or free.has(gang.placement, gang.nodes))
-        )
-        gang = next(places, None)
-        nodes = gang.nodes if gang else None if only_idle else free.find(trial.placement)
-        if nodes is None:
-            return False
+        gang = self._first_at_hand(alike, self._unreserved)
+        if gang is None and in_time:
+            gang = self._first_at_hand(alike, self._free)
+        if gang is None and (coming := self._gang_that_comes_free(trial.placement)) is not None:
+            if coming.id in self._available:
+                return False  # its machines may be used meanwhile, as those of any place that is kept
+            self._awaited.append(coming)
+            ends_in_s = next(held.ends_in_s for held in self._held if held.nodes is coming.nodes)
+            self._hold(trial.placement, coming.nodes, _sum(ends_in_s, trial.expected_s))
+            self._note_waiting(i)
+            return True
         if gang is None:
+            nodes = (self._free if in_time_if_started else self._unreserved).find(trial.placement)
+            if nodes is None:
+                return False
             self._to_open.append((trial.placement, nodes))
+            self._hold(trial.placement, nodes, _sum(self._gang_start_s, trial.expected_s))
         else:
             del self._available[gang.id]
             if gang.phase is GangPhase.IDLE:
                 self._starts.append((i, gang.id))
-        if gang is None or gang.phase is not GangPhase.STARTING:
-            self._held.append((trial.placement, nodes, trial.expected_s))
+            if gang.phase is not GangPhase.STARTING:
+                self._hold(trial.placement, gang.nodes, trial.expected_s)
         self._num_active += 1
         return True
+
+    def _first_at_hand(self, gangs: Sequence[GangState], free: FreeResources) -> GangState | None:
+        """Return the gang that can run a trial soonest; one that is starting has its place already."""
+        places = (
+            gang
+            for phase in (GangPhase.IDLE, GangPhase.RETURNING, GangPhase.STARTING)
+            for gang in gangs
+            if gang.phase is phase and (phase is GangPhase.STARTING or free.has(gang.placement, gang.nodes))
+        )
+        return next(places, None)
+
+    def _gang_that_comes_free(self, placement: Placement) -> GangState | None:
+        """Return a gang whose machines are expected to be free before a new one could run a trial."""
+        kept = self._machines(self._reservation[1]) if self._reservation else set[str]()
+        for gang in self._gangs:
+            machines = self._machines(gang.nodes)
+            if (
+                gang.placement != placement
+                or gang.phase is GangPhase.STARTING
+                or gang in self._awaited
+                or kept & machines
+            ):
+                continue
+            until_s = [held.likely_s for held in self._held if machines & self._machines(held.nodes)]
+            if until_s and max(until_s) < self._gang_start_s:
+                return gang
+        return None
+
+    def _note_waiting(self, i: int) -> None:
+        """Bound how far those may come from that start before a trial that waits."""
+        self._last = min(self._last, i + LOOKAHEAD * max(1, num_machines(self._nodes)))
+
+    def _hold(self, placement: Placement, nodes: NodeAssignment, ends_in_s: float | None, busy_s: float = 0.0) -> None:
+        self._held.append(_Held(placement, nodes, ends_in_s, busy_s))
+        for free in (self._free, self._unreserved):
+            free.take(placement, nodes)
 
     def _reserve(self, trial: Waiting) -> bool:
         """Keep the place that is free first. False for a trial that doesn't even fit on the empty cluster: it waits for
         nodes."""
-        leaving = sorted(self._held, key=lambda held: math.inf if held[2] is None else held[2])
+        leaving = sorted(self._held, key=lambda held: (held.ends_in_s is None, held.likely_s))
         gangs = [gang.nodes for gang in self._gangs if gang.placement == trial.placement]
+        place, ready_s = None, 0.0
         for num_gone in range(len(leaving) + 1):
+            free_s = max((held.likely_s for held in leaving[:num_gone]), default=0.0)
+            if place is not None and free_s > ready_s + self._gang_start_s:
+                break  # a new gang is ready sooner
             free = FreeResources(self._nodes, self._policy.exclusive)
-            for placement, nodes, _ in leaving[num_gone:]:
-                free.take(placement, nodes)
+            for held in leaving[num_gone:]:
+                free.take(held.placement, held.nodes)
             warm = next((nodes for nodes in gangs if free.has(trial.placement, nodes)), None)
-            place = warm or free.find(trial.placement)
-            if place is not None:
-                self._reservation = (trial.placement, place)
-                ends_in_s = [held[2] for held in leaving[:num_gone]]
+            new = free.find(trial.placement) if place is None else None
+            if warm is not None or new is not None:
+                place, ready_s = warm or new, free_s
                 # Where it is unknown when it will be free, it may be at once: nobody is short enough.
-                self._ready_s = max((s or 0.0 for s in ends_in_s), default=0.0) if None not in ends_in_s else 0.0
+                self._ready_s = 0.0 if any(held.ends_in_s is None for held in leaving[:num_gone]) else free_s
+            if warm is not None:
+                break
+        if place is None:
+            return False
+        self._reservation = (trial.placement, place)
+        self._unreserved.take(trial.placement, place)
+        return True
+
+    # ---- gangs for trials that come later
+
+    def start_ahead(self) -> None:
+        """Have gangs started that trials without a place need, on machines where that delays no trial.
+
+        First one gang of each placement; then more, where several of its trials could run side by side. Only gangs that
+        are parked next to nothing: others would hold what trials that come before theirs need.
+        """
+        if not self._policy.exclusive:
+            return
+        num_gangs = Counter([gang.placement for gang in self._gangs] + [placement for placement, _ in self._to_open])
+        num_waiting = Counter(filter(self._is_parked_for_nothing, self._without_place))
+        for placement in num_waiting:
+            if not num_gangs[placement] and self._open_ahead(placement, is_first=True):
+                num_gangs[placement] += 1
+        most = self._most_side_by_side()
+        for placement, count in num_waiting.items():
+            while (
+                0 < num_gangs[placement] < most[placement]
+                and count >= MIN_TRIALS * (num_gangs[placement] + 1)
+                and self._open_ahead(placement, is_first=False)
+            ):
+                num_gangs[placement] += 1
+
+    def _is_parked_for_nothing(self, placement: Placement) -> bool:
+        reserved = self._policy.reserved(placement)
+        return all(reserved.get(kind, 0) < amount for kind, amount in needed(placement).items())
+
+    def _open_ahead(self, placement: Placement, *, is_first: bool) -> bool:
+        """Have a gang started on machines that are idle or, at the run's beginning, where other gangs start as well."""
+        opens = [*self._to_open, *self._ahead]
+        all_gangs = [(gang.placement, gang.nodes) for gang in self._gangs] + opens
+        num_parked = Counter(machine for _, nodes in all_gangs for machine in self._machines(nodes))
+        alike = {machine for other, nodes in all_gangs if other == placement for machine in self._machines(nodes)}
+        idle = self._idle_machines(placement) - {m for _, nodes in opens for m in self._machines(nodes)}
+        beside = (
+            set()
+            if self._gangs
+            else self._machines_with_starts([self._machines(nodes) for _, nodes in opens], is_first)
+        )
+        for usable in (idle, idle | beside):
+            free = FreeResources(self._nodes, self._policy.exclusive)
+            for node in self._nodes:
+                is_full = num_parked[node.machine] >= self._policy.max_parked
+                if node.machine not in usable - alike or is_full:
+                    free.take(placement, {node.id: 0})
+            if (nodes := free.find(placement)) is not None:
+                self._ahead.append((placement, nodes))
                 return True
         return False
 
-    def _free(self, *, but_for_reservation: bool = False) -> FreeResources:
-        free = FreeResources(self._nodes, self._policy.exclusive)
-        for placement, nodes, _ in self._held:
-            free.take(placement, nodes)
-        if but_for_reservation and self._reservation:
-            free.take(*self._reservation)
-        return free
+    def _idle_machines(self, placement: Placement) -> set[str]:
+        """Return the machines that nobody uses, nor will before a gang of the placement has started there."""
+        machines = set(self._machine_of.values()) - {m for held in self._held for m in self._machines(held.nodes)}
+        if self._reservation is None:
+            return machines
+        kept_for, nodes = self._reservation
+        is_warm = any(gang.placement == kept_for for gang in self._gangs)
+        if placement == kept_for or not is_warm or self._is_over_in_time(self._gang_start_s):
+            return machines
+        return machines - self._machines(nodes)
+
+    @staticmethod
+    def _machines_with_starts(opens: Sequence[set[str]], is_first: bool) -> set[str]:
+        """Return the machines where one more gang may start beside those that start there now.
+
+        Args:
+            opens: the machines of each gang that starts now.
+            is_first: there is no gang of its placement yet. Another must not make those wait that start now: it may
+                only use machines that are ready sooner than others of the same gang.
+        """
+        num_starts = Counter(machine for machines in opens for machine in machines)
+        if is_first:
+            return {machine for machine, count in num_starts.items() if count < MAX_STARTS}
+        slowest = {m: max(num_starts[n] for machines in opens if m in machines for n in machines) for m in num_starts}
+        return {machine for machine, count in num_starts.items() if count < slowest[machine]}
+
+    def _most_side_by_side(self) -> Counter[Placement]:
+        """Return how many trials of each placement run at a time at most, if they come in rounds that each fill the
+        machines."""
+        empty = [node.has for node in self._nodes]
+        rest = [trial.placement for trial in self._queue[: self._last + 1]]
+        num_needed = {p: sum(1 for count in shares(p, needed(p), empty) or () if count) for p in set(rest)}
+        rest = [placement for placement in rest if num_needed[placement]]
+        most = Counter[Placement]()
+        while rest:
+            num_left, now, later = len(set(self._machine_of.values())), Counter[Placement](), list[Placement]()
+            for placement in rest:
+                if num_needed[placement] <= num_left:
+                    num_left -= num_needed[placement]
+                    now[placement] += 1
+                else:
+                    later.append(placement)
+            if not now:
+                break  # nodes share machines: it needs more of these than there are
+            most |= now
+            rest = later
+        return most
+
+    def _machines(self, nodes: NodeAssignment) -> set[str]:
+        return {self._machine_of[node_id] for node_id in nodes if node_id in self._machine_of}
+
+    # ---- gangs to start and to close
 
     def decisions(self, is_short_of_memory: bool) -> Decisions:
         """Return the trials and the gangs to start that have what they need, and the idle gangs to close for others."""
-        machine_of = {node.id: node.machine for node in self._nodes}
         left = {node.id: dict(node.has) for node in self._nodes}  # for gangs
         coming = {node.id: dict(node.has) for node in self._nodes}  # with what closing gangs leave
         for gang in self._all_gangs:
@@ -207,10 +407,15 @@ class _Round:
 
         for placement, nodes in self._to_open:
             self._take(coming, placement, nodes)
-            machines = {machine_of[node_id] for node_id in nodes}
-            near = [gang for gang in idle if machines & {machine_of.get(node_id) for node_id in gang.nodes}]
-            if near and (is_short_of_memory or len(near) >= self._policy.max_parked):
+            machines = self._machines(nodes)
+            near = [gang for gang in idle if machines & self._machines(gang.nodes)]
+            if near and is_short_of_memory:
                 close(near.pop(0))
+            for machine in machines:
+                parked = [gang for gang in near if machine in self._machines(gang.nodes)]
+                if len(parked) >= self._policy.max_parked:
+                    near.remove(parked[0])
+                    close(parked[0])
             for gang in near:
                 if any(_is_over(coming[node_id]) for node_id in set(nodes) & set(gang.nodes)):
                     close(gang)
@@ -218,6 +423,10 @@ class _Round:
             if any(_is_over(left[node_id]) for node_id in nodes):
                 self._take(left, placement, nodes, -1)  # not before those are gone
             else:
+                opens.append((placement, nodes))
+        for placement, nodes in self._ahead:
+            self._take(left, placement, nodes)
+            if not any(_is_over(left[node_id]) for node_id in nodes):
                 opens.append((placement, nodes))
         return Decisions(tuple(self._starts), tuple(opens), tuple(closes))
 
@@ -231,6 +440,10 @@ class _Round:
     def _next_use(self, placement: Placement) -> float:
         """Return the position in the queue of the first trial of the placement; infinity where there is none."""
         return next((i for i, trial in enumerate(self._queue) if trial.placement == placement), math.inf)
+
+
+def _sum(*seconds: float | None) -> float | None:
+    return None if None in seconds else sum(s or 0.0 for s in seconds)
 
 
 def _is_over(left: Mapping[str, float]) -> bool:

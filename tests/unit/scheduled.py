@@ -54,6 +54,8 @@ class Started:
     placement: Placement
     on: NodeAssignment
     begun_s: float
+    num_starting: int  # gangs of the placement that were starting then, itself among them
+    num_waiting: int  # trials of the placement
     ended_s: float = math.inf
 
 
@@ -97,9 +99,11 @@ class _Simulation:
     def act(self):
         """Do what is decided, then let time pass until the next event. False at the end."""
         for gang_id, gang in self._gangs.items():
-            self._gangs[gang_id] = replace(gang, ends_in_s=self._ends_in_s(gang_id))
+            ran = self._running.get(gang_id)
+            busy_s = self._now_s - ran.begun_s if ran else 0.0
+            self._gangs[gang_id] = replace(gang, ends_in_s=self._ends_in_s(gang_id), busy_s=busy_s)
         waiting = [Waiting(job.placement, self._expected_s(job)) for _, job in self._queue]
-        decisions = decide(waiting, list(self._gangs.values()), self._nodes, self._how)
+        decisions = decide(waiting, list(self._gangs.values()), self._nodes, self._how, gang_start_s=self._start_s)
         for i, gang_id in decisions.starts:
             self._start(*self._queue[i], gang_id)
         self._queue = [entry for i, entry in enumerate(self._queue) if i not in {i for i, _ in decisions.starts}]
@@ -108,8 +112,11 @@ class _Simulation:
         for placement, on in decisions.opens:
             gang_id = str(next(self._numbers))
             self._gangs[gang_id] = GangState(gang_id, placement, GangPhase.STARTING, on, self._now_s)
-            self._starting[gang_id] = [Started(gang_id, placement, on, self._now_s), self._start_s]
-            self.outcome.gang_starts.append(self._starting[gang_id][0])
+            num_starting = sum(start.placement == placement for start, _ in self._starting.values()) + 1
+            num_waiting = sum(job.placement == placement for _, job in self._queue)
+            start = Started(gang_id, placement, on, self._now_s, num_starting, num_waiting)
+            self._starting[gang_id] = [start, self._start_s]
+            self.outcome.gang_starts.append(start)
         return bool(decisions.closes) or self._pass_time()  # what was closed is gone now
 
     def _start(self, nth, job, gang_id):
@@ -156,7 +163,7 @@ class _Simulation:
     def _ends_in_s(self, gang_id):
         ran = self._running.get(gang_id)
         expected_s = self._expected_s(ran.job) if ran else None
-        return None if expected_s is None else max(0.0, expected_s - (self._now_s - ran.begun_s))
+        return None if expected_s is None else abs(expected_s - (self._now_s - ran.begun_s))
 
 
 def bound_s(jobs, nodes, how):

@@ -12,7 +12,7 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 from results import make_result
 from scheduled import cluster
 
-from raypar.run.dispatcher import COME_BACK_S, LEASE_S, DispatchConfig, Dispatcher, TrialPhase
+from raypar.run.dispatcher import COME_BACK_S, GANG_START_S, LEASE_S, DispatchConfig, Dispatcher, TrialPhase
 from raypar.run.gang import Greeting, loss_reason
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
 from raypar.run.placement import CoreLeases
@@ -87,11 +87,14 @@ class Run:
     def workers_come_up(self):
         """All gangs that are starting are ready for their first trial."""
         for gang in [gang for gang in self.pool.gangs.values() if gang.phase is GangPhase.STARTING]:
-            size, on = gang.placement.num_workers, [n for n, count in gang.nodes.items() for _ in range(count)]
-            for rank, node in enumerate(on):
-                cores = tuple(Core(n, 0, n) for n in range(4))
-                self.it.worker_is_up(gang.id, Greeting(node, "", node, "ip", rank, size, 0, rank, size, None, cores))
-            self.workers_return(gang)
+            self.comes_up(gang)
+
+    def comes_up(self, gang):
+        size, on = gang.placement.num_workers, [n for n, count in gang.nodes.items() for _ in range(count)]
+        for rank, node in enumerate(on):
+            cores = tuple(Core(n, 0, n) for n in range(4))
+            self.it.worker_is_up(gang.id, Greeting(node, "", node, "ip", rank, size, 0, rank, size, None, cores))
+        self.workers_return(gang)
 
     def workers_return(self, gang):
         for rank in range(gang.placement.num_workers):
@@ -160,6 +163,37 @@ def test_a_trial_over_several_machines_shares_the_network_with_others_of_the_kin
     spread, single = run.running("a").environment(), run.running("abc"[num_spread]).environment()
     assert [spread[key] for key in COMPANY] == [num_spread, 0, num_sharing_network]
     assert [single[key] for key in COMPANY] == [num_spread, 0, 0]
+
+
+def test_gangs_of_all_placements_start_at_once_and_no_trial_begins_before_the_last_on_its_machine_is_ready():
+    run = Run(specs(1, 2))
+    run.define("a", "b")
+    one, two = run.pool.gangs.values()
+    assert (one.placement.num_workers, two.placement.num_workers) == (1, 2)
+    run.comes_up(one)
+    assert one.phase is GangPhase.IDLE and not run.started
+    run.comes_up(two)
+    assert run.started == run.specs[:1]
+    run.end("a")
+    assert run.started == run.specs and run.pool.num_started == 2
+
+
+def test_a_start_is_expected_to_take_as_long_as_those_since_the_first_gang_was_ready(monkeypatch):
+    run = Run(specs(1, 1), cluster(1, 1))
+    monkeypatch.setattr(CLOCK, lambda: run.now_s)
+    for gang in run.pool.gangs.values():
+        gang.started_s = run.now_s
+    run.now_s += 60.0  # the nodes' fork servers were starting as well
+    run.workers_come_up()
+    assert run.it.gang_start_s == GANG_START_S
+    for gang in list(run.pool.gangs.values()):
+        run.lose_gang(gang)
+    for gang in run.pool.gangs.values():
+        gang.started_s = run.now_s + 1.0
+    run.now_s += 4.0
+    run.workers_come_up()
+    assert run.it.gang_start_s == 3.0
+    assert [event.seconds for event in run.of(GangReady)] == [60.0, 60.0, 3.0, 3.0]
 
 
 def test_a_job_carries_the_trial_and_each_ranks_cores():

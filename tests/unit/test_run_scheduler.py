@@ -3,6 +3,8 @@
 import itertools
 import random
 import statistics
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from scheduled import Job, bound_s, cluster, on_empty, rules, simulate, workers
 
 from raypar.run.placement import Node, num_machines
-from raypar.run.scheduler import LOOKAHEAD, Decisions, GangPhase, GangState, Waiting, decide
+from raypar.run.scheduler import LOOKAHEAD, MAX_STARTS, Decisions, GangPhase, GangState, Waiting, decide
 
 FOUR = cluster(4, 4, 4, 4)
 PLACEMENTS = st.builds(
@@ -95,11 +97,15 @@ def test_a_short_trial_fills_the_time_in_which_a_place_is_kept():
     def estimated(takes_s):
         return Job(workers(1), takes_s, takes_s)
 
-    pair = Job(workers(2, nodes=2), 5.0, 5.0)
-    jobs = [estimated(1.0), estimated(10.0), estimated(10.0), pair, estimated(9.1), estimated(8.9)]
+    wide = Job(workers(3, nodes=3), 5.0, 5.0)
+    jobs = [estimated(1.0), estimated(10.0), estimated(10.0), wide, estimated(10.1), estimated(8.9)]
     begun = {ran.nth: ran.begun_s for ran in simulate(jobs, cluster(1, 1, 1), rules()).ran}
     assert begun[3] == 10.0  # nobody has delayed it
-    assert begun[5] == 1.0 and begun[4] == 10.0
+    assert begun[5] == 1.0 and begun[4] == 15.0
+    pair = Job(workers(2, nodes=2), 5.0, 5.0)
+    jobs = [estimated(1.0), estimated(10.0), pair, estimated(9.9)]
+    begun = {ran.nth: ran.begun_s for ran in simulate(jobs, cluster(1, 1), rules()).ran}
+    assert begun[3] == 1.0  # it ends with the one that is waited for, as far as anybody can say
 
 
 def gang(size, last_used_s=0.0, phase=GangPhase.IDLE):
@@ -152,6 +158,120 @@ def test_nodes_that_join_are_used_and_what_had_no_room_before_runs_there():
     begun = {ran.nth: (ran.begun_s, *ran.on) for ran in outcome.ran}
     assert begun[0] == (5.0, "new")
     assert begun[1] == (0.0, "n0") and begun[2] == (6.0, "new")
+
+
+# ---- starts of gangs
+
+ONE_CORE_HOSTS = cluster(1, 1, 1, 1)
+
+
+def blocks(points, num_repeats, seed):
+    """A study's trials: each block placement by placement, all in random order. How long they take, runs have to show.
+
+    Args:
+        points: the placement and the seconds of each.
+    """
+    jobs = []
+    for block in range(num_repeats):
+        draw = random.Random(f"{seed}/{block}")
+        groups = {}
+        for i, (placement, about_s) in enumerate(points):
+            job = Job(placement, about_s * draw.uniform(1.0, 1.02), point=f"{i}")
+            groups.setdefault(placement, []).append(job)
+        order = list(groups.values())
+        draw.shuffle(order)
+        for group in order:
+            draw.shuffle(group)
+            jobs += group
+    return jobs
+
+
+def short_mix(seed):
+    """The trials of ``benchmarks/makespan.py --mixed``."""
+    return blocks([(workers(count), 10.0) for count in (1, 2, 4)], 8, seed)
+
+
+def useless_starts(outcome):
+    served = {ran.gang_id for ran in outcome.ran}
+    return [start for start in outcome.gang_starts if start.gang_id not in served]
+
+
+@pytest.mark.parametrize("start_s", [6.0, 12.0])
+def test_gangs_that_start_as_long_as_trials_run_cost_less_than_half_of_the_bound(start_s):
+    outcomes = [simulate(short_mix(seed), ONE_CORE_HOSTS, rules(), start_s=start_s) for seed in range(16)]
+    ratios = [outcome.makespan_s / bound_s(short_mix(0), ONE_CORE_HOSTS, rules()) for outcome in outcomes]
+    assert max(ratios) <= 1.45 and statistics.median(ratios) <= 1.35
+    assert all(len(outcome.gang_starts) <= 7 for outcome in outcomes)
+    if start_s == 12.0:
+        assert not any(useless_starts(outcome) for outcome in outcomes)
+
+
+@given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES, start_s=st.sampled_from([1.0, 3.0, 12.0]))
+def test_gangs_are_started_for_trials_that_wait_and_never_beside_a_trial_that_has_its_machines_to_itself(
+    jobs, nodes, how, start_s
+):
+    outcome = simulate(jobs, nodes, how, start_s=start_s)
+    assert len(outcome.ran) + len(outcome.waited) == len(jobs)
+    machine_of = {node.id: node.machine for node in nodes}
+    for start in outcome.gang_starts:
+        assert start.num_starting <= start.num_waiting
+        for ran in outcome.ran if how.exclusive else ():
+            if {machine_of[n] for n in ran.on} & {machine_of[n] for n in start.on}:
+                assert ran.ended_s <= start.begun_s or start.ended_s <= ran.begun_s
+
+
+def placements_opened(counts, gangs, nodes=ONE_CORE_HOSTS, how=None, **options):
+    queue = [Waiting(workers(count), 10.0) for count in counts]
+    opens = decide(queue, gangs, nodes, how or rules(), **{"gang_start_s": 5.0, **options}).opens
+    return [(placement.num_workers, *sorted(on)) for placement, on in opens]
+
+
+def parked(size, *on, phase=GangPhase.IDLE, **state):
+    return GangState(f"{size} on {on}", workers(size), phase, dict.fromkeys(on, 1), **state)
+
+
+ALL = ("n0", "n1", "n2", "n3")
+FOUR_PARKED, PAIR_PARKED = parked(4, *ALL), parked(2, "n0", "n1")
+PAIR_BUSY = parked(2, "n0", "n1", phase=GangPhase.BUSY, ends_in_s=10.0)
+
+
+def test_at_the_beginning_a_gang_of_each_placement_starts_and_the_cores_of_none_are_waited_for():
+    opened = placements_opened([1, 2, 4] * 8, [])
+    assert sorted(opened)[0][0] == 1 and [size for size, *_ in sorted(opened)] == [1, 1, 2, 4]
+    assert max(Counter(node for _, *on in opened for node in on).values()) == MAX_STARTS
+    assert [size for size, *_ in placements_opened([1, 2, 4] * 8, [], is_short_of_memory=True)] == [1, 2, 1]
+    assert [size for size, *_ in placements_opened([1, 2, 4] * 8, [], how=SHARED)] == [1, 2, 1]  # they hold CPUs
+    assert len(placements_opened([1, 2, 4], [])) == 3  # one trial of each: no more gangs than that
+
+
+def test_while_trials_run_gangs_are_started_on_machines_that_stay_idle_for_long_enough():
+    gangs = [FOUR_PARKED, PAIR_BUSY]
+    assert placements_opened([4, 1], gangs) == [(1, "n3")]
+    assert placements_opened([4, 1], gangs, gang_start_s=20.0) == []  # it would delay the trial on four machines
+    assert placements_opened([4, 1], [PAIR_BUSY], gang_start_s=20.0) == [(1, "n3")]  # whose gang has yet to start
+    assert placements_opened([4, 1], gangs, how=rules(max_parked=1)) == []
+
+
+def test_a_trial_waits_for_a_gang_that_is_free_sooner_than_a_new_one_would_be():
+    rest = parked(2, "n2", "n3")
+    busy = parked(2, "n0", "n1", phase=GangPhase.BUSY, ends_in_s=4.0)
+    assert placements_opened([2], [busy]) == []
+    assert placements_opened([2], [replace(busy, ends_in_s=6.0)]) == [(2, "n2", "n3")]
+    assert placements_opened([2, 2], [busy]) == [(2, "n2", "n3")]  # the second one has none to wait for
+    # A trial of unknown length is expected to run as long again as it has.
+    assert placements_opened([2], [replace(busy, ends_in_s=None, busy_s=4.0)]) == []
+    assert placements_opened([2], [replace(busy, ends_in_s=None, busy_s=6.0)]) == [(2, "n2", "n3")]
+    # The gang is idle, but another trial runs on one of its machines.
+    one = parked(1, "n2", phase=GangPhase.BUSY, ends_in_s=4.0)
+    assert placements_opened([2], [rest, one]) == []
+    assert placements_opened([2], [rest, replace(one, ends_in_s=6.0)]) == [(2, "n1", "n3")]
+
+
+def test_idle_gangs_are_closed_on_crowded_machines_only():
+    ones = [parked(1, node) for node in ALL]
+    assert decide([Waiting(workers(4))], ones, ONE_CORE_HOSTS, rules(max_parked=2)).closes == ()
+    closes = decide([Waiting(workers(4))], ones, ONE_CORE_HOSTS, rules(max_parked=1)).closes
+    assert sorted(closes) == [gang.id for gang in ones]
 
 
 def mixed(seed):
