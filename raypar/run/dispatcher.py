@@ -236,9 +236,9 @@ class Dispatcher:
         self._on_change()
 
     def release(self, uid: str, *, let_finish: bool) -> None:
-        """Tune has done with a trial: end it, unless it may finish what it has begun; forget it once it is over."""
+        """Tune has done with a trial: end it, unless it may finish or is still to begin; forget it once it is over."""
         trial = self._trials.get(uid)
-        if trial is None:  # it ends before its turn, and takes the next trial that has none with it
+        if trial is None:  # before its turn: it stands for the next trial that has none
             trial = next((trial for trial in self._queue if not trial.uid), None)
             if uid not in self._unbound or trial is None:
                 return
@@ -248,7 +248,7 @@ class Dispatcher:
         trial.released = True
         if trial.phase is TrialPhase.OVER:
             del self._trials[uid]
-        elif trial.phase is TrialPhase.QUEUED or not let_finish:
+        elif not let_finish:
             self._stop(trial)
         self.dispatch()
 

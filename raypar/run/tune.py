@@ -134,7 +134,9 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self._end(trial.trial_id, let_finish=False)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # Where it is only the trainable that was lost, its trial still runs, and has a result in the end.
+        # Where it is only the trainable that was lost, its trial runs all the same, and has a result in the end. The
+        # trainable may not even have started.
+        self.on_trial_start(iteration, trials, trial)
         self._end(trial.trial_id, let_finish=True)
 
     def _end(self, uid: str, *, let_finish: bool) -> None:

@@ -391,13 +391,26 @@ def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial()
     assert run.results[0].state is TrialState.FINISHED and run.it.trial("a") is None
 
 
-def test_a_trial_that_tune_lost_before_its_turn_takes_the_next_one_with_it_and_no_other():
+def test_a_trial_whose_tune_trial_was_lost_before_its_turn_is_run_all_the_same():
     trials = specs(1, 1)
     run = Run(trials)
     run.define("a", "lost")
     run.it.release("unheard of", let_finish=False)
-    assert not run.results
     run.it.release("lost", let_finish=True)
+    assert not run.results
+    run.workers_come_up()
+    assert run.started == [trials[0]]
+    run.end("lost")
+    run.end("a")
+    assert [(result.spec, result.state) for result in run.results] == [(spec, TrialState.FINISHED) for spec in trials]
+    assert run.it.trial("lost") is None
+
+
+def test_a_trial_that_tune_stops_before_its_turn_ends_and_takes_no_other_with_it():
+    trials = specs(1, 1)
+    run = Run(trials)
+    run.define("a", "stopped")
+    run.it.release("stopped", let_finish=False)
     stopped = Failure(FailureKind.CRASH, "was stopped before it had a result")
     assert [(r.spec, r.failure) for r in run.results] == [(trials[0], stopped)]
     run.workers_come_up()
