@@ -206,6 +206,21 @@ def test_gangs_that_start_as_long_as_trials_run_cost_less_than_half_of_the_bound
         assert not any(useless_starts(outcome) for outcome in outcomes)
 
 
+def random_mix(seed):
+    draw = random.Random(seed)
+    counts = draw.sample([1, 2, 3, 4], draw.randint(1, 4))
+    return blocks([(workers(draw.choice(counts)), draw.uniform(5, 60)) for _ in range(draw.randint(2, 10))], 3, seed)
+
+
+def test_random_mixes_take_little_longer_than_their_trials_and_one_start_of_each_placement():
+    ratios = []
+    for jobs in map(random_mix, range(40)):
+        least_s = bound_s(jobs, ONE_CORE_HOSTS, rules()) + 12.0 * len({job.placement for job in jobs})
+        ratios.append(simulate(jobs, ONE_CORE_HOSTS, rules(), start_s=12.0).makespan_s / least_s)
+    # Gangs of 3 leave a host idle, which the bound doesn't know; a few trials can't be packed well.
+    assert statistics.median(ratios) <= 1.2 and max(ratios) <= 2.0
+
+
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES, start_s=st.sampled_from([1.0, 3.0, 12.0]))
 def test_gangs_are_started_for_trials_that_wait_and_never_beside_a_trial_that_has_its_machines_to_itself(
     jobs, nodes, how, start_s
