@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from raypar.cli.cluster import attach, stop
+from raypar.cli.cluster import attach, node_command, stop
 from raypar.cli.common import Debug, report_errors
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
@@ -113,6 +113,9 @@ command(plan, "Example:  raypar plan studies/batch_size.py --set num_workers=1,2
 command(resume, "Example:  raypar resume batch_size")
 command(attach, "Example:  raypar attach batch_size --address http://127.0.0.1:8265")
 command(stop, "Example:  raypar stop batch_size --address http://127.0.0.1:8265")
+command(
+    node_command, "Example:  raypar node-command >add-node.sh    # and there: bash add-node.sh", name="node-command"
+)
 command(list_studies, name="list")
 command(show)
 command(report)

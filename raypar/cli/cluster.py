@@ -1,8 +1,9 @@
-"""Commands of a client outside of a cluster: submit a study to it, attach to it and stop it."""
+"""Commands of clusters: submit a study to one from outside, attach to it and stop it; add a machine to one."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import re
 import shlex
 import shutil
@@ -58,6 +59,61 @@ def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
         say(f"study {study} {ENDED[over.status]}")
 
 
+NODE_SCRIPT = """\
+# Run this on the new machine: Linux, Python {python} with venv, rsync, and SSH to {source}.
+set -eu
+mkdir -p ~/.ray && chmod 700 ~/.ray
+{copy_token}rsync -a --exclude=.venv --exclude=.git --exclude=.raypar {folder} ~/raypar
+test -x ~/venv/bin/python || python{python} -m venv ~/venv
+~/venv/bin/pip install -q {torch} \\
+  $(nvidia-smi -L >/dev/null 2>&1 || echo --index-url https://download.pytorch.org/whl/cpu)
+~/venv/bin/pip install -q -e ~/raypar'[train,client]' {others}
+{mode}~/venv/bin/ray start --address={address} --num-cpus="$(nproc)" --labels host="$(hostname)" --disable-usage-stats
+"""
+COPY_TOKEN = "(umask 077 && ssh {source} cat {path} >~/.ray/auth_token)\n"
+OF_TORCH = ("torch", "torchvision")  # from one index, whose versions fit each other
+
+
+def node_command(
+    address: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The cluster that this machine is a node of: auto or host:port.")
+    ] = "auto",
+) -> None:
+    """Print the commands that add a machine to a running cluster, from one of its nodes. Running studies use it."""
+    with handle_signals():
+        from raypar.provenance import versions
+        from raypar.run.auth import token_file
+        from raypar.run.cluster import contact
+
+        folder = Path(__file__).resolve().parents[2]
+        if not (folder / "pyproject.toml").exists():
+            hint = "install it from its repository, as cluster-local.yaml does: `pip install -e raypar`"
+            raise RayparError(f"raypar in {folder} is no copy of its repository, which a new machine needs", hint=hint)
+        there = contact(address)
+        source = f"{getpass.getuser()}@{there.from_ip}"
+        copy_token = mode = ""
+        if not there.takes_everybody:
+            copy_token = COPY_TOKEN.format(source=source, path=shlex.quote(str(token_file())))
+            mode = "RAY_AUTH_MODE=token "
+        python, pins = "", dict[str, str]()
+        for name, version in versions().items():
+            if name == "python":
+                python = version.rpartition(".")[0]
+            elif name != "raypar":
+                pins[name] = f"{name}=={version.partition('+')[0]}"
+        script = NODE_SCRIPT.format(
+            python=python,
+            source=source,
+            copy_token=copy_token,
+            folder=shlex.quote(f"{source}:{folder}/"),
+            torch=" ".join(pins[name] for name in OF_TORCH if name in pins),
+            others=" ".join(pin for name, pin in pins.items() if name not in OF_TORCH),
+            mode=mode,
+            address=there.address,
+        )
+        typer.echo(script, nl=False)
+
+
 def dashboard_in(
     address: str | None, data_dir: Path | None, tracking_uri: str | None, *, no_ray: bool, dry_run: bool
 ) -> str | None:
@@ -102,6 +158,7 @@ def submit(
         "--log-model": options.log_model,
         "--system-metrics": options.system_metrics,
         "--exclusive": options.exclusive,
+        "--min-nodes": options.min_nodes,
         **other_flags,
     }
     command = command_on_head(study, path.name, words_of(flags))

@@ -304,6 +304,12 @@ ShareMachine = Annotated[
         "--share-machine", help="Don't wait for cores that another study has: share them, and mark the times."
     ),
 ]
+MinNodes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Wait for so many Ray nodes, the head included. (default: for those that `ray up` starts)"
+    ),
+]
 SystemMetrics = Annotated[
     bool, typer.Option("--system-metrics", help="Record how busy this machine is during each trial.")
 ]

@@ -123,6 +123,7 @@ def study(
     system_metrics: common.SystemMetrics = False,
     exclusive: common.Exclusive = False,
     share_machine: common.ShareMachine = False,
+    min_nodes: common.MinNodes = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
 ) -> None:
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
@@ -135,6 +136,8 @@ def study(
         if share_machine and address:
             hint = "leave it out: it is about the cores of this machine"
             raise RayparError(f"--share-machine and --address {address} exclude each other", hint=hint)
+        if min_nodes is not None and not address:
+            raise RayparError("--min-nodes without --address", hint="leave it out: a local Ray has one node")
         dashboard = cluster.dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
         try:
             loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, load_timeout)
@@ -162,6 +165,7 @@ def study(
             system_metrics=system_metrics,
             exclusive=exclusive,
             share_machine=share_machine,
+            min_nodes=min_nodes,
         )
         if dashboard:
             other_flags = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
@@ -260,13 +264,13 @@ def check_can_profile(study: Study, asked: str) -> None:
 
 
 def show_plan(loaded: LoadedStudy, options: Options) -> None:
-    from raypar.execution.execute import changed_code, cluster_at, stored_results
+    from raypar.execution.execute import changed_code, cluster_for, stored_results
     from raypar.execution.plan import check_data, make_plan
     from raypar.report.listings import print_plan
 
     check_data(loaded.study)
     done = stored_results(loaded.study.name, options)
-    with cluster_at(options.address) as cluster:
+    with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
         made = make_plan(loaded.study, cluster, done, where=loaded.path)
     if changed := changed_code(made, loaded):
         common.say(common.stdout(), changed)

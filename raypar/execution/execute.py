@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raypar import units
-from raypar.errors import BrokeOff, NotForTraining, RayparError, StoreError, WorkloadError
+from raypar.errors import BrokeOff, ClusterError, NotForTraining, RayparError, StoreError, WorkloadError
 from raypar.execution.best_model import (
     final_test,
     is_logged,
@@ -25,17 +25,18 @@ from raypar.execution.best_model import (
     with_final_test,
 )
 from raypar.execution.options import Options
-from raypar.execution.plan import ExecutionPlan, check_data, make_plan
+from raypar.execution.plan import ExecutionPlan, check_data, lacks_nodes, make_plan
 from raypar.execution.results import ExecutionOutcome, ResultHandler, execution_record, scaling_metrics
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
-from raypar.run.cluster import Cluster, joined_cluster, this_machine, watch_of_cluster
+from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes, watch_of_cluster
 from raypar.run.locks import Holder, leased_cores, one_execution
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Listener, Notice, Runner
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
+from raypar.study.study import Study
 from raypar.study.trial import TrialResult
 from raypar.track.client import MODEL_NAME, sqlite_path
 from raypar.track.recorder import Execution, Recorder
@@ -82,7 +83,7 @@ def execute(
         stack.enter_context(one_execution(me, str(database.resolve()) if database else options.tracking_uri))
         check_data(study)
         store.check_writable()
-        cluster = stack.enter_context(cluster_at(options.address))
+        cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)
         plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray)
         for text in _notices(loaded, options, plan, stored):
@@ -125,9 +126,25 @@ def execute(
     return outcome
 
 
-def cluster_at(address: str | None) -> contextlib.AbstractContextManager[Cluster]:
-    """Join the cluster at the address; without one, describe the private Ray that is still to be started."""
-    return joined_cluster(address) if address else contextlib.nullcontext(this_machine())
+@contextlib.contextmanager
+def cluster_for(study: Study, options: Options, notice: Listener) -> Iterator[Cluster]:
+    """Join the cluster that a study is to run on; without an address, describe the private Ray still to be started.
+
+    `ray up` returns before the workers have joined: where the study needs them, they are waited for.
+
+    Raises:
+        ClusterError: it can't be joined, or has fewer nodes than asked for.
+    """
+    if options.address is None:
+        yield this_machine()
+        return
+    with joined_cluster(options.address) as cluster:
+        num_nodes = cluster.num_promised if lacks_nodes(study, cluster) else 0
+        cluster = wait_for_nodes(cluster, max(num_nodes, options.min_nodes or 0), lambda text: notice(Notice(text)))
+        if len(cluster.nodes) < (options.min_nodes or 0):
+            problem = f"--min-nodes {options.min_nodes}: the cluster has {units.counted(len(cluster.nodes), 'node')}"
+            raise ClusterError(problem, hint="`ray status` on its head shows why; or ask for fewer")
+        yield cluster
 
 
 def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]:

@@ -35,6 +35,7 @@ class Options:
         rerun_all: run trials too whose results the store has.
         exclusive: nobody else uses the cluster at ``address``.
         share_machine: run on cores that another study has, where too few are free.
+        min_nodes: of the cluster, the head included, that are waited for.
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
         command, settings: the command line and its ``--set``, for the record and a later ``resume``.
         profiling: of every trial of the first repeat.
@@ -58,6 +59,7 @@ class Options:
     system_metrics: bool = False
     exclusive: bool = False
     share_machine: bool = False
+    min_nodes: int | None = None
     not_before: float = 0.0
 
     def __post_init__(self) -> None:
@@ -66,6 +68,8 @@ class Options:
         limit_s = self.trial_timeout_s
         if limit_s is not None and not 0 < limit_s < math.inf:
             raise RayparError(f"--trial-timeout {limit_s:g}: must be greater than 0", hint="give it in seconds")
+        if self.min_nodes is not None and self.min_nodes < 1:
+            raise RayparError(f"--min-nodes {self.min_nodes}: must be at least 1", hint="the head counts as a node")
         if self.address is None:
             return
         if not self.with_ray:
@@ -75,7 +79,8 @@ class Options:
         check_address(self.address)
 
 
-_SAME = ("isolation", "log_model", "system_metrics", "exclusive", "share_machine")  # options that are flags as they are
+# Options that are flags as they are.
+_SAME = ("isolation", "log_model", "system_metrics", "exclusive", "share_machine", "min_nodes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +107,7 @@ class ResumeFlags:
     not_before: int | float = 0.0
     load_timeout: int | float | None = None
     share_machine: bool = False
+    min_nodes: int | None = None
 
     TAG = "raypar.resume"
 
@@ -169,11 +175,13 @@ class ResumeFlags:
             command = shlex.join(["raypar", "resume", study, "--address", self.address])
             hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
             raise RayparError(problem, hint=hint)
+        is_same = address in (None, self.address)
         return replace(
             self,
             file=self.file if file is None else str(file),
             address=self.address if address is None else address,
-            exclusive=self.exclusive and address in (None, self.address),  # it was said of that cluster
+            exclusive=self.exclusive and is_same,  # it was said of that cluster
+            min_nodes=self.min_nodes if is_same else None,
         )
 
 

@@ -114,7 +114,7 @@ def make_plan(
     if (study.is_search or study.scheduler is not None) and not with_ray:
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
     complete = {result.spec.identity: result for result in stored if result.is_complete}
-    specs = _drawable(study, cluster) if study.is_search else study.trials(default_device=cluster.default_device)
+    specs = _possible_trials(study, cluster)
     if mistakes := _validate(study, specs, cluster):
         raise StudyError(mistakes, where=where)
     if study.is_search:
@@ -124,6 +124,16 @@ def make_plan(
     done = tuple(result for identity, result in complete.items() if identity in identities)
     missing = tuple(spec for spec in specs if spec.identity not in complete)
     return ExecutionPlan(study, specs, done, missing, cluster)
+
+
+def lacks_nodes(study: Study, cluster: Cluster) -> bool:
+    """Return whether a gang of the study doesn't fit on the cluster's nodes, or is to be spread over all there are."""
+    placements = dict.fromkeys(spec.placement for spec in _possible_trials(study, cluster))
+    return any(placement.nodes == "spread" for placement in placements) or bool(cluster.refusals(placements))
+
+
+def _possible_trials(study: Study, cluster: Cluster) -> tuple[TrialSpec, ...]:
+    return _drawable(study, cluster) if study.is_search else study.trials(default_device=cluster.default_device)
 
 
 def _drawable(study: Study, cluster: Cluster) -> tuple[TrialSpec, ...]:

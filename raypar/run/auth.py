@@ -136,6 +136,14 @@ def token_source() -> str | None:
     return None
 
 
+def token_file() -> Path:
+    """Return the file that holds the user's token. Raises ClusterError where it is in no file."""
+    if token_source() == TOKEN:
+        hint = f"write it to ~/.ray/auth_token, for you alone to read, and unset {TOKEN}"
+        raise ClusterError(f"the token is in {TOKEN}, from which no other machine can copy it", hint=hint)
+    return Path(os.environ.get(TOKEN_PATH) or "~/.ray/auth_token").expanduser()
+
+
 @contextlib.contextmanager
 def _environment(changes: dict[str, str | None]) -> Iterator[None]:
     """Change Ray's variables (None: unset); restore them at the end."""

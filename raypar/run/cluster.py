@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ipaddress
 import os
 import platform
 import signal
@@ -11,11 +12,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from raypar import provenance
+import psutil
+
+from raypar import provenance, units
 from raypar.errors import ClusterError, shortened
 from raypar.run.auth import admitted
 from raypar.run.placement import refusal
@@ -37,8 +41,35 @@ TRAIN_ENVIRONMENT = {
 }
 CONNECT_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
+NODES_TIMEOUT_S = 120.0
+NODES_POLL_S = 0.5
+MAX_GROWTH = 1000  # nodes of one type, where an autoscaler has no limit
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 CLIENT_HINT = "from outside the cluster use --address http://HEAD:8265, on its head --address auto"
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """Nodes of one kind that an autoscaler starts.
+
+    Attributes:
+        min_count: it always has so many, or is starting them.
+        resources: totals of each; empty: only the nodes themselves know them.
+        labels: Ray's, of each.
+    """
+
+    min_count: int
+    max_count: int
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[float, float]:
+        return _shape(self.resources)
+
+
+def _shape(resources: Mapping[str, float]) -> tuple[float, float]:
+    return resources.get("CPU", 0), resources.get("GPU", 0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +78,7 @@ class Cluster:
 
     nodes: tuple[Mapping[str, float], ...]  # the totals of each node, ``{"CPU": 8, "GPU": 1}``
     is_own: bool  # nobody else uses it
-    may_grow: bool = False  # an autoscaler may add nodes
+    node_types: tuple[NodeType, ...] = ()  # what an autoscaler starts
     cores: tuple[Core, ...] | None = None  # what workers can be pinned to; None: only the machines know
     has_mps: bool = False  # there is an Apple GPU
     labels: tuple[Mapping[str, str], ...] = ()  # Ray's, of each node; empty where no node has any
@@ -56,17 +87,40 @@ class Cluster:
     @property
     def default_device(self) -> str:
         """The meaning of ``device="auto"`` here."""
-        return "cuda" if any(node.get("GPU", 0) for node in self.nodes) else "cpu"
+        promised = (each.resources for each in self.node_types if each.min_count)
+        return "cuda" if any(node.get("GPU", 0) for node in (*self.nodes, *promised)) else "cpu"
 
     @property
     def num_cpus(self) -> float:
         return sum(node.get("CPU", 0) for node in self.nodes)
 
-    def refusals(self, placements: Sequence[Placement]) -> dict[Placement, str]:
+    @property
+    def num_promised(self) -> int:
+        """Nodes, the head included, that are there or are being started."""
+        return 1 + sum(node_type.min_count for node_type in self.node_types)
+
+    @property
+    def growth(self) -> tuple[NodeType, ...]:
+        """Nodes that the autoscaler may still add, by their type."""
+        present = Counter(map(_shape, self.nodes))
+        added: list[NodeType] = []
+        for node_type in self.node_types:
+            if node_type.resources:
+                num_present = min(present[node_type.shape], node_type.max_count)
+                present[node_type.shape] -= num_present
+                added += [node_type] * (node_type.max_count - num_present)
+        return tuple(added)
+
+    @property
+    def may_grow(self) -> bool:
+        return bool(self.growth)
+
+    def refusals(self, placements: Iterable[Placement]) -> dict[Placement, str]:
         """Return the placements that can never run here, with the reason."""
-        if self.may_grow:
-            return {}
-        reasons = {placement: refusal(placement, self.nodes, self.labels or None) for placement in placements}
+        growth = self.growth
+        nodes = (*self.nodes, *(each.resources for each in growth))
+        labels = (*(self.labels or [{}] * len(self.nodes)), *(each.labels for each in growth))
+        reasons = {placement: refusal(placement, nodes, labels) for placement in placements}
         return {placement: reason for placement, reason in reasons.items() if reason}
 
 
@@ -112,17 +166,60 @@ def _check_reachable(address: str) -> str:
     return address
 
 
-def _connect(address: str) -> None:
-    """Raise OSError where nobody listens at ``host:port``."""
+def _connect(address: str) -> str:
+    """Return this machine's address as ``host:port`` sees it. Raises OSError where nobody listens there."""
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as connection:
+        return str(connection.getsockname()[0])
 
 
-def may_grow() -> bool:
-    """Return whether the connected cluster has an autoscaler that may add nodes."""
+def node_types() -> tuple[NodeType, ...]:
+    """Return what the autoscaler of the joined cluster starts; empty where there is none, or nobody says.
+
+    Some platforms report it to Ray. The autoscaler that `ray up` starts doesn't: its configuration is read, for which
+    this process has to be on the head.
+    """
+    import ray
     from ray._private.state import state
 
-    return bool(state.get_max_resources_from_cluster_config())
+    if (reported := state.get_cluster_config()) is not None:
+        groups = reported.node_group_configs
+        return tuple(NodeType(g.min_count, _limited(g.max_count), dict(g.resources)) for g in groups)
+    file = _autoscaling_file(ray.get_runtime_context().gcs_address)
+    if file is None:
+        return ()
+    try:
+        import yaml
+        from ray.autoscaler._private.util import prepare_config
+
+        config = prepare_config(yaml.safe_load(file.read_text()))
+        return tuple(
+            NodeType(
+                each.get("min_workers", 0),
+                _limited(min(each["max_workers"], config["max_workers"])),
+                each.get("resources", {}),
+                each.get("labels", {}),
+            )
+            for each in config["available_node_types"].values()
+        )
+    except Exception:  # another user's, or of another Ray
+        return ()
+
+
+def _limited(count: int) -> int:
+    return MAX_GROWTH if count < 0 else min(count, MAX_GROWTH)
+
+
+def _autoscaling_file(gcs_address: str) -> Path | None:
+    """Return the configuration of the autoscaler of this address, if it runs on this machine."""
+    flag = "--autoscaling-config="
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if f"--gcs-address={gcs_address}" in words:
+            for word in words:
+                if word.startswith(flag):
+                    return Path(word.removeprefix(flag)).expanduser()
+    return None
 
 
 @contextlib.contextmanager
@@ -136,26 +233,87 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     import ray
 
     with contextlib.ExitStack() as stack:
-        try:
+        with _errors_reported(address):
             takes_everybody = stack.enter_context(admitted(_check_reachable(address)))
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except SystemExit:  # Ray's own answer to SIGTERM
-            raise Interrupted(signal.SIGTERM) from None
-        except ClusterError:
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ClusterError(f"no Ray cluster at --address {address}: {reason}", hint=CONNECT_HINT) from error
         reinstall_handlers()
         stack.callback(shut_down)
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        yield Cluster(
-            tuple(dict(node["Resources"]) for node in alive),
-            is_own=False,
-            may_grow=may_grow(),
-            labels=tuple(dict(node["Labels"]) for node in alive),
-            takes_everybody=takes_everybody,
-        )
+        yield _as_it_is(Cluster((), is_own=False, node_types=node_types(), takes_everybody=takes_everybody))
+
+
+@contextlib.contextmanager
+def _errors_reported(address: str) -> Iterator[None]:
+    """Raise a ClusterError for whatever keeps this process from connecting."""
+    try:
+        yield
+    except SystemExit:  # Ray's own answer to SIGTERM
+        raise Interrupted(signal.SIGTERM) from None
+    except ClusterError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ClusterError(f"no Ray cluster at --address {address}: {reason}", hint=CONNECT_HINT) from error
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Way for other machines to reach a running Ray.
+
+    Attributes:
+        address: of its head, ``host:port``.
+        from_ip: this machine's, as the head sees it.
+        takes_everybody: without a token.
+    """
+
+    address: str
+    from_ip: str
+    takes_everybody: bool
+
+
+def contact(address: str) -> Contact:
+    """Return how others reach the cluster at the address (``auto``, ``host:port``), without joining it.
+
+    Raises:
+        ClusterError: it can't be reached, or from this machine alone.
+    """
+    check_address(address)
+    with _errors_reported(address):
+        address = _check_reachable(address)
+        from_ip = _connect(address)
+        with admitted(address) as takes_everybody:
+            there = Contact(address, from_ip, takes_everybody)
+    if ipaddress.ip_address(from_ip).is_loopback:
+        hint = "start its head with --node-ip-address=IP, an address that other machines can reach"
+        raise ClusterError(f"--address {address}: can be reached from this machine alone", hint=hint)
+    return there
+
+
+def _as_it_is(cluster: Cluster) -> Cluster:
+    """Return the joined cluster with the nodes that it has now."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    nodes, labels = (tuple(dict(node[key]) for node in alive) for key in ("Resources", "Labels"))
+    return replace(cluster, nodes=nodes, labels=labels)
+
+
+def wait_for_nodes(cluster: Cluster, num_nodes: int, notice: Callable[[str], object]) -> Cluster:
+    """Wait until the joined cluster has so many nodes, but no longer than `NODES_TIMEOUT_S`; return it as it is then.
+
+    Args:
+        notice: gets a line whenever nodes have joined.
+    """
+    until_s = time.monotonic() + NODES_TIMEOUT_S
+    num_shown: int | None = None
+    while (num := len(cluster.nodes)) < num_nodes and time.monotonic() < until_s:
+        if num != num_shown:
+            notice(f"waiting for nodes: {num} of {num_nodes} …")
+            num_shown = num
+        time.sleep(NODES_POLL_S)
+        cluster = _as_it_is(cluster)
+    if num < num_nodes:
+        notice(f"{num} of {units.counted(num_nodes, 'node')} joined within {NODES_TIMEOUT_S:g} s")
+    return cluster
 
 
 def shut_down(timeout_s: float = LEAVE_TIMEOUT_S) -> None:

@@ -16,7 +16,7 @@ import psutil
 import ray
 from ray._private.state import available_resources_per_node
 
-from raypar.run.cluster import may_grow
+from raypar.run.cluster import node_types
 from raypar.run.gang import ForkAgent, Greeting, Turn, host_id, train_gang
 from raypar.run.placement import CoreLeases, Node, NodeAssignment, needed
 from raypar.run.ranks import answers
@@ -115,6 +115,8 @@ class GangPool:
         self._is_warm = settings.isolation == "warm"
         self._is_exclusive = policy.owns_cluster or settings.exclusive
         self.nodes = alive_nodes()
+        # Also where all its nodes are there now: it replaces those that are lost.
+        self.may_grow = not policy.owns_cluster and any(each.resources and each.max_count for each in node_types())
         if self._is_warm and not policy.fork_address:
             for node in self.nodes:  # before the first gang asks for them
                 self._agent(node.id)
@@ -125,10 +127,6 @@ class GangPool:
             return False
         before, self.nodes = self.nodes, alive_nodes()
         return {node.id for node in before} != {node.id for node in self.nodes}
-
-    @property
-    def may_grow(self) -> bool:
-        return may_grow()
 
     @property
     def is_short_of_memory(self) -> bool:

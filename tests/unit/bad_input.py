@@ -203,6 +203,8 @@ FLAGS = (
         "a cluster's cores to share", "study good.py --share-machine --address auto", "--share-machine", "leave it out"
     ),
     flags("nobody's cluster for oneself", "study good.py --exclusive", "--exclusive without --address", "leave it out"),
+    flags("nodes of nobody's", "study good.py --min-nodes 2", "--min-nodes without --address", "leave it out"),
+    flags("no nodes", "study good.py --address x:1 --min-nodes 0", "--min-nodes 0", "at least 1", "the head counts"),
     flags("a local address", "plan good.py --address local", "--address 'local'", "leave it out"),
     flags("an address without a port", "plan good.py --address head", "--address 'head'", "no port", "host:6379"),
     flags("Ray's client mode", "study good.py --address ray://h:10001", "ray://h:10001", "http://HEAD:8265", "auto"),

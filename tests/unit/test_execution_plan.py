@@ -4,7 +4,7 @@ import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
 from raypar.execution.plan import check_data, make_plan
-from raypar.run.cluster import Cluster
+from raypar.run.cluster import Cluster, NodeType
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import Core
 from raypar.workloads import digits
@@ -70,7 +70,7 @@ def test_what_can_never_run_is_one_mistake_with_its_numbers(cluster, config, pro
 
 
 def test_what_may_still_run_is_planned():
-    growing = Cluster(({"CPU": 2},), is_own=False, may_grow=True)
+    growing = Cluster(({"CPU": 2},), is_own=False, node_types=(NodeType(0, 1, {"CPU": 4}),))
     assert plan_of(growing, num_workers=4).num_missing == 2
     assert plan_of(ELSEWHERE, cpu_affinity="6-7").num_missing == 2  # its machines are not known yet
     assert plan_of(UNBOUND, cpu_affinity=2).num_missing == 2

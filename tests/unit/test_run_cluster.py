@@ -1,18 +1,31 @@
 """Clusters that don't answer, and processes of a Ray that ended: the study ends with one message, and in time."""
 
 import contextlib
+import getpass
 import os
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
+import ray
+from ray.core.generated import autoscaler_pb2
+from typer.testing import CliRunner
 
+from raypar import Study
+from raypar.cli.app import app
 from raypar.errors import ClusterError
+from raypar.execution.options import Options
 from raypar.run import auth, cluster, jobs
-from raypar.run.cluster import joined_cluster, watch_of_cluster, watch_of_own
+from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types, watch_of_cluster, watch_of_own
 from raypar.signals import abort_reason, handle_signals
+from raypar.study.trial import Placement
+from raypar.workloads import digits
 
 
 def a_process():
@@ -102,6 +115,146 @@ def test_an_address_at_which_nothing_answers_is_given_up_soon(scheme, takes_conn
             pass
     assert f"--address {address}: " in refused.value.message and refused.value.hint
     assert capfd.readouterr() == ("", "") and not auth.FIRST_CONTACT.keys() & os.environ.keys()
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@contextlib.contextmanager
+def autoscaler(config):
+    """A process with the command line of Ray's, on the head of head:1; no autoscaler is started."""
+    flags = ["--gcs-address=head:1", f"--autoscaling-config={config}"]
+    with subprocess.Popen([sys.executable, "-c", "input()", *flags], stdin=subprocess.PIPE) as process:
+        until_s = time.monotonic() + 20
+        while flags[0] not in psutil.Process(process.pid).cmdline() and time.monotonic() < until_s:
+            time.sleep(0.01)  # it is still a copy of this process
+        yield
+        process.communicate(b"\n")
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Ray's answers as those of head:1, which is joined; its nodes can be set."""
+    answers = SimpleNamespace(nodes=[], now_s=0.0, joins={}, config=None)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="head:1"))
+    monkeypatch.setattr("ray._private.state.state.get_cluster_config", lambda: answers.config)
+
+    def sleep(seconds):
+        answers.now_s += seconds
+        answers.nodes += [answers.joins.pop(at_s) for at_s in sorted(answers.joins) if at_s <= answers.now_s]
+
+    def nodes():
+        return [{"Alive": cpus >= 0, "Resources": {"CPU": abs(cpus)}, "Labels": {}} for cpus in answers.nodes]
+
+    monkeypatch.setattr("ray.nodes", nodes)
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: answers.now_s, sleep=sleep))
+    return answers
+
+
+@pytest.mark.usefixtures("joined")
+def test_what_ray_up_starts_is_read_from_its_autoscaler_on_the_head():
+    assert node_types() == ()
+    with autoscaler(REPOSITORY / "cluster-local.yaml"):
+        assert node_types() == (NodeType(2, 2),)  # whose resources only the machines know
+    with autoscaler(REPOSITORY / "cluster.yaml"):
+        by_shape = {each.shape: (each.min_count, each.max_count) for each in node_types()}
+    assert by_shape == {(0, 0): (0, 0), (8, 0): (0, 8), (2, 1): (0, 4)}
+    with autoscaler(REPOSITORY / "absent.yaml"):
+        assert node_types() == ()
+
+
+def test_what_a_platform_reports_to_ray_is_taken_from_there(joined):
+    joined.config = autoscaler_pb2.ClusterConfig(
+        node_group_configs=[{"resources": {"CPU": 4}, "min_count": 1, "max_count": -1}]
+    )
+    assert node_types() == (NodeType(1, cluster.MAX_GROWTH, {"CPU": 4}),)
+
+
+def test_a_cluster_may_run_what_its_autoscaler_has_still_nodes_for():
+    types = (NodeType(0, 0, {"CPU": 0}), NodeType(1, 3, {"CPU": 8}, {"zone": "a"}))
+    growing = Cluster(({"CPU": 0}, {"CPU": 8}), is_own=False, node_types=types)
+    fits, too_large = (Placement(num, 8, "cpu", "pack") for num in (3, 4))
+    assert growing.refusals([fits, too_large]) == {too_large: "needs 32 CPUs in one gang, the cluster has 24"}
+    assert not growing.refusals([replace(fits, num_workers=2, node_label="zone=a")])
+    assert growing.may_grow and growing.num_promised == 2
+    assert not replace(growing, nodes=({"CPU": 0}, *[{"CPU": 8}] * 3)).may_grow
+    assert growing.default_device == "cpu"
+    with_gpu = replace(growing, node_types=(NodeType(1, 1, {"GPU": 1}),))
+    assert with_gpu.default_device == "cuda"  # it is being started
+
+
+def test_nodes_are_waited_for_until_they_have_joined_or_time_is_up(joined):
+    lines = []
+    joined.nodes, joined.joins = [0, -2, 2], {30.0: 2, 30.4: 2}
+    at_once = cluster.wait_for_nodes(Cluster(({}, {}), is_own=False), 2, lines.append)
+    assert len(at_once.nodes) == 2 and not lines and joined.now_s == 0
+    three = cluster.wait_for_nodes(Cluster(({}, {}), is_own=False), 3, lines.append)
+    assert three.num_cpus == 4 and lines == ["waiting for nodes: 2 of 3 …"] and joined.now_s == 30
+    lines.clear()
+    late = cluster.wait_for_nodes(three, 5, lines.append)
+    assert late.num_cpus == 6 and joined.now_s == 30 + cluster.NODES_TIMEOUT_S
+    assert lines == ["waiting for nodes: 3 of 5 …", "waiting for nodes: 4 of 5 …", "4 of 5 nodes joined within 120 s"]
+
+
+@pytest.mark.parametrize(
+    ("space", "min_nodes", "num_awaited"),
+    [
+        ({"num_workers": 1}, None, 0),
+        ({"num_workers": 2}, None, 3),
+        ({"num_workers": 2, "nodes": "spread"}, None, 3),
+        ({"num_workers": 1}, 2, 2),
+        ({"num_workers": 2}, 7, 7),
+    ],
+)
+def test_a_study_waits_for_the_nodes_that_it_needs_alone(space, min_nodes, num_awaited, joined, monkeypatch, tmp_path):
+    from raypar.execution import execute
+
+    awaited = []
+
+    def wait(cluster, num_nodes, notice):
+        awaited.append(num_nodes)
+        return cluster
+
+    starting = Cluster(({"CPU": 0}, {"CPU": 1}), is_own=False, node_types=(NodeType(2, 2),))
+    monkeypatch.setattr(execute, "joined_cluster", lambda address: contextlib.nullcontext(starting))
+    monkeypatch.setattr(execute, "wait_for_nodes", wait)
+    options = Options(project_dir=tmp_path, tracking_uri="", address="head:1", min_nodes=min_nodes)
+    study = Study(workload=digits, space={}, config=space, name="s")
+    joining = execute.cluster_for(study, options, print)
+    if min_nodes == 7:
+        with pytest.raises(ClusterError, match="--min-nodes 7: the cluster has 2 nodes"), joining:
+            pass
+    else:
+        with joining as there:
+            assert there == starting
+    assert awaited == [num_awaited]
+
+
+@pytest.mark.parametrize("takes_everybody", [True, False])
+def test_the_commands_for_a_new_machine_copy_the_token_where_the_cluster_asks_for_one(takes_everybody, monkeypatch):
+    monkeypatch.delenv(auth.TOKEN_PATH, raising=False)
+    monkeypatch.delenv(auth.TOKEN, raising=False)
+    there = cluster.Contact("10.0.0.1:6379", "10.0.0.2", takes_everybody)
+    monkeypatch.setattr(cluster, "contact", lambda address: there)
+    done = CliRunner().invoke(app, ["node-command"])
+    assert done.exit_code == 0 and subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    start = "~/venv/bin/ray start --address=10.0.0.1:6379 "
+    assert start in done.stdout and ("RAY_AUTH_MODE=token " + start in done.stdout) is not takes_everybody
+    copies = f"(umask 077 && ssh {getpass.getuser()}@10.0.0.2 cat {Path.home()}/.ray/auth_token >~/.ray/auth_token)"
+    assert (copies in done.stdout.splitlines()) is not takes_everybody
+    assert f":{REPOSITORY}/ ~/raypar" in lines["rsync"] and f"ray=={ray.__version__}" in done.stdout
+
+
+def test_a_cluster_of_this_machine_alone_and_a_token_in_the_environment_are_of_no_use_to_a_new_one(monkeypatch):
+    monkeypatch.setattr(cluster, "admitted", lambda address: contextlib.nullcontext(False))
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(ClusterError, match="from this machine alone"):
+            cluster.contact(address)
+    monkeypatch.setenv(auth.TOKEN, "t" * 20)
+    with pytest.raises(ClusterError, match="from which no other machine can copy it"):
+        auth.token_file()
 
 
 STUCK = """
