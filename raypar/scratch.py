@@ -56,14 +56,9 @@ def make_folder(parent: Path | None = None) -> Path:
 def remove_folder(folder: Path) -> None:
     """Remove a folder of `make_folder`, and those that killed processes have left beside it meanwhile."""
     shutil.rmtree(folder, ignore_errors=True)
-    release(folder)
-    remove_abandoned(folder.parent)
-
-
-def release(folder: Path) -> None:
-    """Leave a folder as if this process had ended: the next that makes one beside it removes it."""
     if (fd := _locks.pop(folder, None)) is not None:
         os.close(fd)
+    remove_abandoned(folder.parent)
 
 
 def remove_abandoned(parent: Path | None = None) -> None:

@@ -19,7 +19,7 @@ from raypar.errors import ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
 from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, head_processes, shut_down, watch_of_own
-from raypar.scratch import make_folder, release, remove_folder
+from raypar.scratch import make_folder, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, pin
@@ -81,7 +81,7 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
 def private_folder() -> Iterator[Path]:
     """Make a folder for Ray's token, sockets and logs that only the user can look into.
 
-    It is removed at the end; where Ray did not start or was lost, only at the next start, since its logs may tell why.
+    It is removed at the end; where Ray did not start or was lost, its logs may tell why: the next study removes it.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     if len(str(parent)) > MAX_PARENT_LENGTH:
@@ -91,7 +91,6 @@ def private_folder() -> Iterator[Path]:
     try:
         yield folder
     except ClusterError:
-        release(folder)
         raise
     except BaseException:
         remove_folder(folder)

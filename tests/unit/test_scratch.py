@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from raypar import scratch
-from raypar.scratch import LOCK_FILE, PREFIX, make_folder, release, remove_abandoned, remove_folder, scratch_folder
+from raypar.scratch import LOCK_FILE, PREFIX, make_folder, remove_abandoned, remove_folder, scratch_folder
 
 
 @pytest.fixture(autouse=True)
@@ -73,23 +73,14 @@ def test_one_that_another_process_takes_for_abandoned_before_it_is_locked_is_mad
     remove_folder(folder)
 
 
-def test_a_folder_that_is_only_released_goes_with_the_next(temporary):
-    folder = make_folder()
-    (folder / "logs").mkdir()
-    release(folder)
-    assert folder.is_dir()
-    with scratch_folder():
-        assert not folder.exists()
-
-
 def test_links_and_folders_of_other_users_are_left_alone(temporary, tmp_path_factory, monkeypatch):
     target = tmp_path_factory.mktemp("target")
     (target / LOCK_FILE).touch()
     (temporary / f"{PREFIX}linkedto").symlink_to(target)
     (temporary / f"{PREFIX}ofothers").mkdir()
     (temporary / f"{PREFIX}ofothers" / LOCK_FILE).symlink_to(target / LOCK_FILE)
-    abandoned = make_folder()
-    release(abandoned)
+    with other_process(temporary) as (process, abandoned):
+        process.kill()
     with monkeypatch.context() as patch:
         patch.setattr(scratch.os, "getuid", lambda: os.geteuid() + 1)
         remove_abandoned()
