@@ -140,7 +140,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self._end(trial.trial_id, let_finish=True)
 
     def _end(self, uid: str, *, let_finish: bool) -> None:
-        if uid not in self._running:
+        if uid not in self._running or self.error is not None:  # its end may have come with the one that failed
             return
         self._running.remove(uid)
         with uninterrupted():
