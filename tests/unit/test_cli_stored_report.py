@@ -1,6 +1,11 @@
 """``raypar report``: the page and the figures from the store alone; what it prints is in tests/golden."""
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from command import joined, raypar, refused
@@ -49,6 +54,21 @@ def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store, tm
     assert f"wrote {len(names)} files to both" in out
     reported(store, "--figures", "one", "--format", "png")
     assert {path.name for path in (tmp_path / "one").iterdir()} == {f"{key}.png" for key in keys}
+
+
+def test_in_any_locale_the_report_comes_and_has_the_same_numbers(store, tmp_path):
+    """In processes of their own: Python chooses its encodings when it starts."""
+
+    def report(**changes):
+        command = [Path(sys.executable).parent / "raypar", "report", "scaling", "--tracking-uri", store]
+        plain = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHONUTF8"))}
+        done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=120, env={**plain, **changes})
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout.decode()
+
+    numbers = re.findall(r"\d+", report(PYTHONUTF8="1"))
+    assert re.findall(r"\d+", report(LC_ALL="C")) == numbers
+    assert re.findall(r"\d+", report(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")) == numbers
 
 
 def test_without_flags_nothing_is_written(store, tmp_path):
