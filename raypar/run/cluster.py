@@ -396,10 +396,14 @@ class HeadWatch:
 
 
 def watch_of_own(pids: Mapping[str, int]) -> HeadWatch:
-    """Return a monitor of a Ray that this process has started; args: from `head_processes`."""
+    """Return a monitor of a Ray that this process has started, or starts.
+
+    Args:
+        pids: process ids, by `NAMES`; may grow meanwhile.
+    """
 
     def loss() -> ClusterError | None:
-        ended = next((name for name, pid in pids.items() if not is_running(pid)), None)
+        ended = next((name for name, pid in list(pids.items()) if not is_running(pid)), None)
         if ended is None:
             return None
         message = f"Ray was lost: {NAMES[ended]} ended (process {pids[ended]})"
@@ -433,13 +437,3 @@ def watch_of_cluster(address: str = "", patience_s: float = PATIENCE_S) -> HeadW
         return None
 
     return HeadWatch(loss, every_s=min(CONNECT_TIMEOUT_S, patience_s / 4))
-
-
-def head_processes() -> dict[str, int]:
-    """Return the ids of the processes that the Ray of this process can't do without."""
-    from ray._private import worker
-
-    node = worker._global_node
-    if node is None:
-        return {}
-    return {name: node.all_processes[name][0].process.pid for name in NAMES if name in node.all_processes}

@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
-from functools import partial
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from raypar.errors import ClusterError
+from raypar.errors import BrokeOff, ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
-from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, head_processes, shut_down, watch_of_own
+from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, shut_down, watch_of_own
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
 from raypar.trace import mark
@@ -53,6 +53,7 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
 
     Raises:
         ClusterError: Ray doesn't start.
+        BrokeOff: it was lost, as early as while it started.
     """
     before = os.sched_getaffinity(0) if CAN_PIN else set()
     if CAN_PIN and taken and (free := before.difference(taken)):
@@ -62,15 +63,17 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
         os.environ.setdefault(name, value)
     older = frozenset(child.pid for child in psutil.Process().children())
     with private_folder() as folder, own_token(folder):
-        _start_ray(int(machine.num_cpus), int(machine.nodes[0].get("GPU", 0)), folder / "ray", older)
-        watch = watch_of_own(head_processes())
+        processes: dict[str, int] = {}
+        watch = watch_of_own(processes)
         try:
-            with _leavings_end_with_us(folder), watch.watching():
-                yield
+            with watch.watching():
+                _start_ray(int(machine.num_cpus), int(machine.nodes[0].get("GPU", 0)), folder / "ray", processes)
+                with _leavings_end_with_us(folder):
+                    yield
         except KeyboardInterrupt:
-            if (lost := abort_reason()) is None:
+            if not isinstance(lost := abort_reason(), ClusterError):
                 raise
-            raise lost from None
+            raise BrokeOff.by(lost) from None
         finally:
             _end_ray(older, is_lost=watch.lost)
             if before:
@@ -90,7 +93,7 @@ def private_folder() -> Iterator[Path]:
     folder = make_folder(parent)
     try:
         yield folder
-    except ClusterError:
+    except (ClusterError, BrokeOff):
         raise
     except BaseException:
         remove_folder(folder)
@@ -98,7 +101,8 @@ def private_folder() -> Iterator[Path]:
     remove_folder(folder)
 
 
-def _start_ray(num_cpus: int, num_gpus: int, folder: Path, older: frozenset[int]) -> None:
+def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, int]) -> None:
+    """Start Ray; `processes` gets the ids of those that it can't do without, by `NAMES`, each as soon as it exists."""
     import ray
     from ray._private import ray_constants
 
@@ -107,7 +111,7 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, older: frozenset[int]
     ray_constants.ENABLE_RAY_CLUSTER = False
     mark("ray: init")
     try:
-        with _in_groups_of_their_own(), _without_secrets():
+        with processes_noted(processes), _without_secrets():
             ray.init(
                 address="local",  # a bare init would join whatever cluster it finds
                 num_cpus=num_cpus,
@@ -118,12 +122,9 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, older: frozenset[int]
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(folder),  # Ray opens it to everybody, but not what it is in
             )
-    except BaseException as error:
-        _end_ray(older)
-        if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM
-            raise Interrupted(signal.SIGTERM) from None
-        if not isinstance(error, Exception):
-            raise
+    except SystemExit:  # Ray's own answer to SIGTERM
+        raise Interrupted(signal.SIGTERM) from None
+    except Exception as error:
         hint = f"is /dev/shm large enough? Ray's logs are in {folder}/session_latest/logs"
         raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
     reinstall_handlers()
@@ -131,13 +132,24 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, older: frozenset[int]
 
 
 @contextlib.contextmanager
-def _in_groups_of_their_own() -> Iterator[None]:
-    """Give Ray's processes groups of their own: a signal to ours (a closed terminal's, `timeout`'s) is not for them."""
+def processes_noted(processes: dict[str, int]) -> Iterator[None]:
+    """Note Ray's processes as they start, in groups of their own.
+
+    A signal to our group (a closed terminal's, `timeout`'s) is not for them.
+    """
     from ray._private import services
 
     plain = services.ConsolePopen
-    if sys.platform == "linux":  # elsewhere Ray itself needs them in our group, to end them with us
-        services.ConsolePopen = partial(plain, process_group=0)
+    # Elsewhere Ray itself needs them in our group, to end them with us.
+    group = {"process_group": 0} if sys.platform == "linux" else {}
+
+    def start(command: Sequence[str], *arguments: Any, **flags: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = plain(command, *arguments, **flags, **group)
+        if (name := Path(command[0]).name) in NAMES:
+            processes[name] = process.pid
+        return process
+
+    services.ConsolePopen = start
     try:
         yield
     finally:

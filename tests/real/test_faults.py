@@ -1,11 +1,12 @@
 """Faults cost no finished trial: what is killed, lost or full; what failed is told apart, and the rest is run later."""
 
+import contextlib
 import itertools
 import re
 from pathlib import Path
 
 import pytest
-from faultlab import Faulty, kill, kill_rank, next_held
+from faultlab import Faulty, find, kill, kill_rank, next_held
 from harness import TIMEOUT_S, Cli, finished, ray_head, results_of, run, runs_of, settings_at
 from loops import acting
 
@@ -111,6 +112,27 @@ def test_a_study_in_ray_survives_kills_and_resume_runs_what_the_lost_head_left(t
     assert len(finished(tmp_path)) == len(IN_RAY) + 2
     begun = study.starts()[before:]
     assert len(begun) == len(set(begun)) and missing < set(begun) and len(begun) == len(missing) + 1
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("as_soon_as_there_is", ["gcs_server", "raylet/raylet"])
+def test_a_head_that_is_killed_while_ray_starts_ends_the_study_with_one_message(tmp_path, as_soon_as_there_is):
+    cli, study = Cli(tmp_path), Faulty(tmp_path, 1)
+
+    def is_there():
+        with contextlib.suppress(LookupError):
+            return find(process.pid, as_soon_as_there_is)
+
+    with study.running(cli.start("study", "faulty.py")) as process:
+        cli.wait(process, is_there)
+        kill(process.pid, "Ray's head")
+        assert process.wait(TIMEOUT_S) == 1
+    errors = (cli.folder / "stderr").read_text()
+    assert re.match(r"error: Ray was lost: its head, gcs_server ended \(process \d+\)\n  → ", errors), errors
+    assert errors.count("error: ") == 1 and "Traceback" not in cli.output()
+    cli.wait_for_its_processes()
 
 
 @pytest.mark.ray

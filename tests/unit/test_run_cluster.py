@@ -23,6 +23,7 @@ from raypar.errors import ClusterError
 from raypar.execution.options import Options
 from raypar.run import auth, cluster, jobs
 from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types, watch_of_cluster, watch_of_own
+from raypar.run.private_ray import processes_noted
 from raypar.signals import abort_reason, handle_signals
 from raypar.study.trial import Placement
 from raypar.workloads import digits
@@ -52,6 +53,29 @@ def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions()
         assert abort_reason() is None  # none is left from an earlier loss
     assert isinstance(reason, ClusterError)
     assert reason.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
+    assert watch.lost
+
+
+def test_rays_processes_are_watched_from_their_start_on(tmp_path):
+    from ray._private import services
+
+    for name in ("gcs_server", "log_monitor"):
+        (tmp_path / name).write_text("#!/bin/sh\nread line")
+        (tmp_path / name).chmod(0o755)
+    processes, plain = {}, services.ConsolePopen
+    watch = watch_of_own(processes)
+    with contextlib.ExitStack() as stack, handle_signals(), watch.watching():
+        with processes_noted(processes):
+            monitor, head = (
+                stack.enter_context(services.ConsolePopen([str(tmp_path / name)], stdin=subprocess.PIPE))
+                for name in ("log_monitor", "gcs_server")
+            )
+        assert services.ConsolePopen is plain and processes == {"gcs_server": head.pid}
+        assert os.getpgid(head.pid) == (head.pid if sys.platform == "linux" else os.getpgid(0))
+        head.kill()
+        with pytest.raises(KeyboardInterrupt, match="its head, gcs_server ended"):
+            work()
+        monitor.kill()
     assert watch.lost
 
 
