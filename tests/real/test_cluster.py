@@ -3,6 +3,7 @@
 The hosts are namespaces of this machine, with addresses, homes and ssh daemons of their own (needs root).
 """
 
+import contextlib
 import csv
 import json
 import os
@@ -28,6 +29,31 @@ from raypar.workloads import digits
 
 study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=2, config={"epochs": 2})
 """
+# Each trial writes on which node it has begun, and goes on when it may.
+HELD = """
+import socket, time
+from dataclasses import replace
+from pathlib import Path
+from raypar import Study, grid
+from raypar.workloads import digits
+
+
+def data(config):
+    with (Path({folder!r}) / f"begun-{{config['lr']}}").open("a") as begun:
+        begun.write(socket.gethostname() + "\\n")
+    while not (Path({folder!r}) / f"go-{{config['lr']}}").exists():
+        time.sleep(0.1)
+    return digits.data(config)
+
+
+study = Study(
+    workload=replace(digits, name="held", data=data),
+    space={{"lr": grid(0.1, 0.2, 0.3)}},
+    num_repeats=1,
+    max_concurrent_trials=1,
+)
+"""
+DASHBOARD = "http://127.0.0.1:8265"
 MLFLOW = "http://127.0.0.1:5000"
 RUNS = """
 import json, sys
@@ -63,25 +89,30 @@ def rows_of(cluster, study):
         return list(csv.DictReader(table))
 
 
+@contextlib.contextmanager
+def tunnel(cluster):
+    """Forward the head's dashboard to the client, as the users' file says."""
+    ssh = cluster.start(
+        cluster.client,
+        f"exec ssh -N -i {cluster.lab.folder / 'key'} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
+        f" -L 8265:127.0.0.1:8265 root@{cluster.head_address}",
+    )
+    try:
+        cluster.run(cluster.client, "until (: </dev/tcp/127.0.0.1/8265) 2>/dev/null; do sleep 0.1; done")
+        yield
+    finally:
+        os.killpg(ssh.pid, signal.SIGKILL)
+        ssh.wait()
+
+
 def write_study(cluster, host, name, text=STUDY):
     """Write a study in a folder of its own."""
     (cluster.lab.home(host) / name).mkdir()
     (cluster.lab.home(host) / name / f"{name}.py").write_text(text)
 
 
-def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster):
-    study = "raypar study raypar/studies/quickstart.py --address auto"
-    for command, words in (
-        (study, ("the cluster asks for a token, and you have given none", "ray get-auth-token")),
-        (f"raypar list --tracking-uri {MLFLOW}", ("asks for a user and a password", "~/.mlflow/credentials")),
-    ):
-        refused = cluster.run(HEAD, f"{command}; echo status $?", HOME="/nonexistent")
-        assert all(part in refused for part in words) and "status 0" not in refused and "Traceback" not in refused
-    assert cluster.run(HEAD, "stat -c %a ~/.mlflow/credentials ~/.ray/auth_token").split() == ["600", "600"]
-    assert not [host for host in range(1, cluster.num_workers + 1) if (cluster.lab.home(host) / ".mlflow").exists()]
-
-
-def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster):
+def test_a_study_from_the_head_waits_for_the_nodes_and_spreads_its_trials_over_them(cluster):
+    """The first test, as `ray up` has just returned."""
     write_study(cluster, HEAD, "from_head")
     command = f"ray exec {cluster.file} 'raypar study from_head/from_head.py --address auto'"
     printed = " ".join(cluster.run(cluster.client, command).split())
@@ -94,6 +125,19 @@ def test_a_study_from_the_head_spreads_its_trials_over_the_nodes(cluster):
         assert set(row["environment.node"].split()) <= {"node1", "node2"}
         assert all(row[f"environment.{key}"] for key in ("node", "cores", "cpu_model", "device_name"))
         assert row["environment.device_name"] == "cpu"
+
+
+def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster):
+    study = "raypar study raypar/studies/quickstart.py --address auto"
+    for command, words in (
+        (study, ("the cluster asks for a token, and you have given none", "ray get-auth-token")),
+        (f"raypar list --tracking-uri {MLFLOW}", ("asks for a user and a password", "~/.mlflow/credentials")),
+    ):
+        refused = cluster.run(HEAD, f"{command}; echo status $?", HOME="/nonexistent")
+        assert all(part in refused for part in words) and "status 0" not in refused and "Traceback" not in refused
+    assert "gcs_client" not in cluster.run(HEAD, "raypar plan raypar/studies/quickstart.py --address auto")  # Ray's log
+    assert cluster.run(HEAD, "stat -c %a ~/.mlflow/credentials ~/.ray/auth_token").split() == ["600", "600"]
+    assert not [host for host in range(1, cluster.num_workers + 1) if (cluster.lab.home(host) / ".mlflow").exists()]
 
 
 def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster):
@@ -112,22 +156,44 @@ def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster):
 
 def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_the_same_mlflow(cluster):
     write_study(cluster, cluster.client, "from_head")
-    tunnel = cluster.start(
-        cluster.client,
-        f"exec ssh -N -i {cluster.lab.folder / 'key'} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
-        f" -L 8265:127.0.0.1:8265 root@{cluster.head_address}",
-    )
-    try:
-        printed = cluster.run(
-            cluster.client,
-            "until (: </dev/tcp/127.0.0.1/8265) 2>/dev/null; do sleep 0.1; done;"
-            " raypar study from_head/from_head.py --repeats 3 --address http://127.0.0.1:8265",
-        )
-    finally:
-        os.killpg(tunnel.pid, signal.SIGKILL)
-        tunnel.wait()
+    with tunnel(cluster):
+        printed = cluster.run(cluster.client, f"raypar study from_head/from_head.py --repeats 3 --address {DASHBOARD}")
     assert "from_head: 2 points, 6 trials" in " ".join(printed.split())
     assert len(trials_of(cluster, "from_head")) == 6
+
+
+def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(cluster):
+    folder, home = cluster.lab.folder / "held", cluster.lab.home(cluster.client)
+    folder.mkdir()
+    write_study(cluster, cluster.client, "held", HELD.format(folder=str(folder)))
+
+    def begun():
+        """Return the nodes on which each trial's attempts have begun."""
+        return {path.name[6:]: path.read_text().split() for path in folder.glob("begun-*")}
+
+    def client(command, log):
+        return cluster.start(cluster.client, f"exec raypar {command} --address {DASHBOARD} >{log} 2>&1")
+
+    with tunnel(cluster):
+        submitting = client("study held/held.py", "submit.log")
+        until(lambda: any(begun().values()), lambda: (home / "submit.log").read_text(), 120)
+        ((first, (node,)),) = begun().items()
+        cluster.run(cluster.client, "pkill -INT -x raypar")  # of this host alone
+        assert submitting.wait(60) == 128 + signal.SIGINT
+        assert "detached: the study goes on" in (home / "submit.log").read_text()
+
+        attached = client("attach held", "attach.log")
+        cluster.run(int(node.removeprefix("node")), "pkill -KILL -f RayTrainWorker")
+        until(lambda: len(begun()[first]) == 2, lambda: (home / "attach.log").read_text(), 120)
+        (folder / f"go-{first}").touch()
+        until(lambda: len(begun()) == 2, lambda: (home / "attach.log").read_text(), 120)
+        stopped = cluster.run(cluster.client, f"raypar stop held --address {DASHBOARD}")
+        assert attached.wait(60) == 128 + signal.SIGTERM
+    followed = " ".join((home / "attach.log").read_text().split())
+    assert f"starting again: its gang was lost: {node}: " in followed and "process has died" in followed
+    for printed in (followed, " ".join(stopped.split())):
+        assert "study held was stopped" in printed and "Partial: interrupted when 1 of 3 trials were done" in printed
+        assert f"1 of 1 trial finished after a failure and a retry: lr={first} #1 (attempt 2)" in printed
 
 
 def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster):
