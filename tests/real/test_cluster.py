@@ -8,9 +8,11 @@ import csv
 import json
 import os
 import signal
+import sys
 from importlib.util import find_spec
 
 import pytest
+import ray
 from harness import until
 from netlab import Lab, why_not
 from netlab.ray_cluster import HEAD, RayCluster
@@ -53,6 +55,7 @@ study = Study(
     max_concurrent_trials=1,
 )
 """
+PIP = '#!/bin/sh\necho "$@" >>~/pip.log\n'
 DASHBOARD = "http://127.0.0.1:8265"
 MLFLOW = "http://127.0.0.1:5000"
 RUNS = """
@@ -194,6 +197,33 @@ def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(c
     for printed in (followed, " ".join(stopped.split())):
         assert "study held was stopped" in printed and "Partial: interrupted when 1 of 3 trials were done" in printed
         assert f"1 of 1 trial finished after a failure and a retry: lr={first} #1 (attempt 2)" in printed
+    assert [row["attempts"] for row in rows_of(cluster, "held") if row["state"] == "finished"] == ["2"]
+
+
+def test_a_machine_joins_by_the_printed_commands_and_runs_a_trial(cluster):
+    script = cluster.run(HEAD, "raypar node-command")
+    new, home = cluster.client, cluster.lab.home(cluster.client)
+    (home / "add-node.sh").write_text(script)
+    cluster.run(new, "rm -r ~/.ray")
+    # In place of an installation, as everywhere in this lab: this environment, and what pip was asked for.
+    (home / "venv" / "bin").mkdir(parents=True)
+    for name in ("python", "ray"):
+        (home / "venv" / "bin" / name).symlink_to(f"{sys.prefix}/bin/{name}")
+    (home / "venv" / "bin" / "pip").write_text(PIP)
+    (home / "venv" / "bin" / "pip").chmod(0o755)
+    (home / ".ssh").mkdir(exist_ok=True)
+    (home / ".ssh" / "config").write_text(f"IdentityFile {cluster.lab.folder / 'key'}\nStrictHostKeyChecking no\n")
+    try:
+        cluster.run(new, "bash add-node.sh >add-node.log 2>&1 || { cat add-node.log; exit 1; }")
+        assert cluster.run(new, "stat -c %a ~/.ray/auth_token").split() == ["600"]
+        assert (home / "raypar" / "raypar" / "__init__.py").exists()
+        assert f"ray=={ray.__version__}" in (home / "pip.log").read_text()
+        write_study(cluster, HEAD, "added")
+        flags = "--set num_workers=1 --repeats 1 --set node_label=host=node3 --min-nodes 4"
+        cluster.run(HEAD, f"raypar study added/added.py {flags} --address auto --tracking-uri {MLFLOW}")
+        assert {row["environment.node"] for row in rows_of(cluster, "added")} == {"node3"}
+    finally:
+        cluster.run(new, "ray stop --force")
 
 
 def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster):
