@@ -80,8 +80,9 @@ def test_a_server_that_is_killed_and_comes_back_during_the_study_has_every_resul
 
 def test_odd_results_go_through_a_server(project, serve):
     failure = Failure(FailureKind.ERROR, "ü\0" * 9000, 0, "trace" * 9000)
+    not_finite = {"epoch": 1, "loss": NAN, "inf": float("inf"), "acc@1": 0.5, "../up": 1.0}
     odd = [
-        make_result(1, reports=({"epoch": 1, "loss": NAN, "inf": float("inf"), "acc@1": 0.5, "../up": 1.0},)),
+        make_result(1, state=TrialState.DIVERGED, reports=(not_finite,)),
         make_result(2, state=TrialState.FAILED, failure=failure, environment={"a/../b": "ü" * 9000, "": None}),
         make_result(3, reports=tuple({"epoch": e, "loss": 1 / (e + 1)} for e in range(3000))),
     ]
