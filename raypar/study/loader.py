@@ -32,6 +32,7 @@ MODULE_PREFIX = "raypar_study_"
 LOAD_TIMEOUT_S = 10.0
 _TICK_S = 0.25
 _GRACE_S = 2.0  # for what was aborted to give way
+_LAST_RESORT_S = 60.0
 _LOCKED_FACTOR = 6  # how much longer Python's lock may be kept: a large library that is loaded keeps it
 _MAX_NAMES_SHOWN = 8
 _MAX_SHOWN = 100  # characters of a line
@@ -241,6 +242,8 @@ def _watch(path: Path, timeout_s: float, thread_id: int, is_over: threading.Even
         # Ticks are counted: a process that was stopped, or had no core, is not late.
         idle_s = idle_s + _TICK_S if len(sys.modules) == num_modules else 0.0
         num_modules = len(sys.modules)
+    # This thread has the lock: from now on only what takes it after the abortion has to be ended so.
+    faulthandler.dump_traceback_later(_LAST_RESORT_S, exit=True, file=2)
     where = _where(path, traceback.extract_stack(sys._current_frames()[thread_id]))
     hint = "a study file only declares: move work into the workload's functions, or allow more: --load-timeout "
     error = RayparError(f"{where}: is not loaded after {timeout_s:g} s", hint=f"{hint}{6 * timeout_s:g}")
