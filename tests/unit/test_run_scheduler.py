@@ -174,16 +174,21 @@ def blocks(points, num_repeats, seed):
     jobs = []
     for block in range(num_repeats):
         draw = random.Random(f"{seed}/{block}")
-        groups = {}
-        for i, (placement, about_s) in enumerate(points):
-            job = Job(placement, about_s * draw.uniform(1.0, 1.02), point=f"{i}")
-            groups.setdefault(placement, []).append(job)
-        order = list(groups.values())
-        draw.shuffle(order)
-        for group in order:
-            draw.shuffle(group)
-            jobs += group
+        block_jobs = [Job(p, s * draw.uniform(1.0, 1.02), point=f"{i}") for i, (p, s) in enumerate(points)]
+        jobs += in_random_order(block_jobs, draw)
     return jobs
+
+
+def in_random_order(jobs, draw):
+    """Placement by placement."""
+    groups = {}
+    for job in jobs:
+        groups.setdefault(job.placement, []).append(job)
+    order = list(groups.values())
+    draw.shuffle(order)
+    for group in order:
+        draw.shuffle(group)
+    return [job for group in order for job in group]
 
 
 def short_mix(seed):
@@ -295,15 +300,8 @@ def mixed(seed):
     points = [(workers(draw.choice([1, 2, 4, 8])), draw.uniform(5, 20)) for _ in range(20)]
     jobs = []
     for block in range(3):
-        groups = {}
-        for placement, about_s in points:
-            job = Job(placement, about_s * draw.uniform(0.95, 1.05), about_s if block else None)
-            groups.setdefault(placement, []).append(job)
-        order = list(groups.values())
-        draw.shuffle(order)
-        for group in order:
-            draw.shuffle(group)
-            jobs += group
+        block_jobs = [Job(p, s * draw.uniform(0.95, 1.05), s if block else None) for p, s in points]
+        jobs += in_random_order(block_jobs, draw)
     return jobs
 
 
