@@ -13,7 +13,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -39,10 +39,13 @@ from raypar.run.runner import (
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.train.job import RunSettings, TrialJob
+from raypar.units import counted
 
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
 LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
 GANG_START_S = 10.0  # how long a gang takes to start, before any has
+CORES_POLL_S = 5.0  # after so long, cores that another study had are tried again
+WAITING_FOR_CORES = "a trial waits for cores: {}"
 HORIZON = 500  # queued trials that a decision looks at, however many there are
 
 
@@ -183,6 +186,7 @@ class Dispatcher:
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
         self._events: list[tuple[str, Event]] = []
         self._num_forgotten = 0
+        self._last_wait = ""  # for cores of other studies, as last said
 
     @property
     def num_slots(self) -> int:
@@ -302,11 +306,14 @@ class Dispatcher:
     def rank_ended(self, attempt: Attempt, rank: int, end: RankEnd) -> None:
         attempt.ends[rank] = end
         attempt.failure = cause(attempt.failure, end)
-        if end.failure is not None:
+        if end.failure is not None or end.taken:
             attempt.kill()  # the peers may hang in a collective
         if len(attempt.ends) == attempt.gang.placement.num_workers:
             self._pool.release(attempt.gang)
             failure = attempt.failure
+            if any(end.taken for end in attempt.ends.values()) and not attempt.trial.stop_requested:
+                self._wait_for_cores(attempt)
+                return
             if attempt.trial.stop_requested and failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST):
                 failure = None  # killed because it didn't stop in time; an error of its own would be a failure
             self._retry_or_conclude(attempt.trial, failure)
@@ -314,7 +321,7 @@ class Dispatcher:
 
     def gang_ended(self, gang: Gang, error: BaseException | None) -> None:
         """A gang is no more: it was closed, was lost, or has never come up."""
-        reason = loss_reason(error, gang.hostnames)
+        reason = loss_reason(error, gang.hostnames, gang.controller_hostname)
         trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)
@@ -425,7 +432,7 @@ class Dispatcher:
         self._queue.remove(trial)
         trial.num_attempts += 1
         job = TrialJob(trial.spec, trial.num_attempts, self._config.workload, self._config.settings, trial.uid)
-        gang.begin(Turn(job, gang.master_address, cores))
+        gang.begin(Turn(job, gang.master_address, cores, self._pool.to_lock(gang, cores)))
         trial.phase = TrialPhase.RUNNING
         trial.attempt = attempt = Attempt(trial, job.attempt, gang, gang.num_turns)
         self._note_company()
@@ -476,6 +483,28 @@ class Dispatcher:
             self._queue.insert(0, trial)
         else:
             self._conclude(trial, failure)
+
+    def _wait_for_cores(self, attempt: Attempt) -> None:
+        """Queue a trial again that has not begun, since other studies have its cores."""
+        trial, gang = attempt.trial, attempt.gang
+        attempt.end()
+        trial.phase, trial.attempt, trial.num_attempts = TrialPhase.QUEUED, None, trial.num_attempts - 1
+        self._queue.insert(0, trial)
+        num_cores = Counter[str]()
+        for rank, end in attempt.ends.items():
+            if end.taken:
+                self._pool.note_taken(gang, rank, end.taken)
+                num_cores.update(f"{holder} on {gang.hostnames[rank]}" for holder in end.taken.values())
+        texts = [f"{holder} has {counted(count, 'core')}" for holder, count in num_cores.items()]
+        if (text := WAITING_FOR_CORES.format(", ".join(texts))) != self._last_wait:
+            self._last_wait = text
+            self._tell(Notice(text))
+        self._call_later(CORES_POLL_S, self._try_taken_cores)
+        self.dispatch()
+
+    def _try_taken_cores(self) -> None:
+        self._pool.forget_taken()
+        self.dispatch()
 
     def _conclude(self, trial: Trial, failure: Failure | None) -> None:
         """The trial is over: make its result."""

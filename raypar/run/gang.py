@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import ray.train
 from ray.train.backend import BackendConfig
 
 from raypar.files import make_private_folder
+from raypar.run.locks import Holder, locked_cores
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, answers, spawn, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
@@ -52,11 +53,17 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Turn:
-    """One trial of a gang, as the broker hands it to each of its workers; ranks without cores are not pinned."""
+    """One trial of a gang, as the broker hands it to each of its workers.
+
+    Attributes:
+        cores: of each rank; those without are not pinned.
+        to_lock: cores that a rank's worker locks for the trial: the first rank on a machine those of all its ranks.
+    """
 
     job: TrialJob
     master_address: tuple[str, int]
     cores: Mapping[int, tuple[int, ...]]
+    to_lock: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class GangBackend(BackendConfig):  # type: ignore[misc]
@@ -73,6 +80,7 @@ def train_gang(
     strategy: str,
     labels: Sequence[Mapping[str, str]],
     storage: str,
+    controller_node: str | None,
     *,
     fresh: bool,
 ) -> None:
@@ -82,14 +90,31 @@ def train_gang(
         resources: that each worker reserves.
         strategy: Ray's, of the placement group.
         labels: that the node of each worker has to have; empty: any.
+        controller_node: id of the node that Train's controller runs on; None: the broker's.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.constants import get_env_vars_to_propagate
+    from ray.train.v2._internal.execution.controller import TrainController
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     class GangTrainer(TorchTrainer):  # type: ignore[misc]
         def _create_default_callbacks(self) -> list[Any]:
             callbacks = super()._create_default_callbacks()
             return [callback for callback in callbacks if type(callback).__name__ not in UNUSED_CALLBACKS]
+
+        def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
+            if controller_node is None:
+                return super()._initialize_and_run_controller(**parts)
+            # Train itself knows no other place for it than the broker's, where trials may be timed meanwhile.
+            actor = ray.remote(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(controller_node, soft=True),  # it may be lost
+                runtime_env={"env_vars": get_env_vars_to_propagate()},
+            )(TrainController)
+            controller = actor.remote(**parts)
+            ray.get(controller.run.remote())
+            return ray.get(controller.get_result.remote())
 
     mark("gang: fit")
     GangTrainer(
@@ -111,12 +136,13 @@ def train_gang(
     ).fit()
 
 
-def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> str:
+def loss_reason(error: BaseException | None, hostnames: Mapping[int, str], controller: str = "") -> str:
     """Return in one line on which nodes a gang has lost workers, and why.
 
     Args:
         error: raised by `train_gang`; None: it has returned.
         hostnames: of each rank's node, as far as the workers have come up.
+        controller: name of the controller's node, where it is one of these.
     """
     if error is None:
         return "its workers have left"
@@ -126,7 +152,8 @@ def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> st
         cause = getattr(failure, "health_check_failure", None) or getattr(failure, "_base_exc", None) or failure
         ranks_by_reason.setdefault(_in_one_line(cause), []).append(rank)
     if not ranks_by_reason:
-        return _in_one_line(error)
+        has_died_with_node = controller and isinstance(error, ray.exceptions.RayActorError)
+        return f"{controller}: {_in_one_line(error)}" if has_died_with_node else _in_one_line(error)
     parts = []
     for reason, ranks in ranks_by_reason.items():
         nodes = dict.fromkeys(hostnames[rank] for rank in ranks if rank in hostnames)
@@ -187,7 +214,15 @@ def serve(config: Mapping[str, Any]) -> None:
 def _run_turn(
     broker: Any, turn: Turn, forks: ForkClient | None, greeting: Greeting, listen: socket.socket | None
 ) -> RankEnd:
-    """Run this worker's rank of a trial."""
+    """Run this worker's rank of a trial, unless another study has its cores."""
+    me, rank = Holder.here(turn.job.spec.study, ()), greeting.rank
+    with locked_cores(me, turn.to_lock.get(rank, ()), greeting.cores) as taken:
+        return RankEnd(taken=taken) if taken else _run_rank(broker, turn, forks, greeting, listen)
+
+
+def _run_rank(
+    broker: Any, turn: Turn, forks: ForkClient | None, greeting: Greeting, listen: socket.socket | None
+) -> RankEnd:
     job, rank = turn.job, greeting.rank
     log_path = job.log_path(rank)
     make_private_folder(log_path.parent)

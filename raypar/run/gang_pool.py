@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from raypar.train.affinity import Core
 from raypar.train.job import RunSettings
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
-NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
 MACHINE_LABEL = "raypar-machine"  # names a node's machine where its host doesn't (pods, simulated clusters)
+NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
 RAY_DELAY_S = 3.0  # what a gang that has ended gives back, Ray shows by then
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
@@ -48,6 +48,7 @@ class GangPolicy:
 class Gang(GangState):
     """A gang that was started."""
 
+    controller_node: str | None = None  # where Train's controller of it is; None: where the broker is
     serves_once: bool = False  # it closes after its first trial
     started_s: float = field(default_factory=time.monotonic)
     workers: dict[int, Greeting] = field(default_factory=dict)
@@ -68,6 +69,11 @@ class Gang(GangState):
     @property
     def hostnames(self) -> dict[int, str]:
         return {rank: self.workers[rank].hostname for rank in sorted(self.workers)}
+
+    @property
+    def controller_hostname(self) -> str:
+        names = (each.hostname for each in self.workers.values() if each.node_id == self.controller_node)
+        return next(names, "")
 
     def worker_is_up(self, greeting: Greeting) -> None:
         self.workers[greeting.rank] = greeting
@@ -173,6 +179,8 @@ class GangPool:
     ) -> Gang:
         """Start a gang on these nodes, in a thread of its own; `on_end` gets it, and why it was lost, after its end."""
         gang = Gang(f"{next(self._numbers)}", placement, GangPhase.STARTING, nodes, serves_once=not self._is_warm)
+        if not self._policy.owns_cluster:
+            gang.controller_node = next(iter(nodes), None)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
 
@@ -186,6 +194,7 @@ class GangPool:
                     self.reserved(placement),
                     *self._selection(placement, nodes),
                     str(Path(self._settings.log_dir) / "gangs"),
+                    gang.controller_node,
                     fresh=not self._is_warm,
                 )
             except BaseException as e:
@@ -226,6 +235,29 @@ class GangPool:
     def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
         """Lease cores to every rank of the gang; None where they are not free now."""
         return self._cores.lease(gang.hosts, gang.placement.cpus_per_worker, spec.config.get("cpu_affinity"))
+
+    def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        """Return which cores the worker of each rank locks for a trial: the first on a machine those of all its ranks.
+
+        Of this machine alone the driver has them locked. Labelled machines (pods) don't share their cores' numbers.
+        """
+        labelled = {node.machine for node in self.nodes if MACHINE_LABEL in node.labels}
+        to_lock: dict[int, tuple[int, ...]] = {}
+        first_rank: dict[str, int] = {}
+        for rank, host in gang.hosts.items():
+            if not self._policy.owns_cluster and host not in labelled:
+                first = first_rank.setdefault(host, rank)
+                to_lock[first] = (*to_lock.get(first, ()), *cores.get(rank, ()))
+        return to_lock
+
+    def note_taken(self, gang: Gang, rank: int, numbers: Collection[int]) -> None:
+        """Note which cores of the machine of a gang's rank other studies have; they are not leased."""
+        self._cores.note_taken(gang.hosts[rank], numbers)
+
+    def forget_taken(self) -> None:
+        """Lease all cores again: another study may have released them."""
+        for host in {host for gang in self.gangs.values() for host in gang.hosts.values()}:
+            self._cores.note_taken(host, ())
 
     def release(self, gang: Gang) -> None:
         """Take back the cores of the gang's trial, which is over."""

@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -330,6 +330,30 @@ class CoreLease:
             if num_moves:
                 _move_off(avoided, self.cores)
                 num_moves -= 1
+
+
+@contextlib.contextmanager
+def locked_cores(me: Holder, numbers: Collection[int], machine: Sequence[Core]) -> Iterator[Mapping[int, str]]:
+    """Hold cores of this machine for the time of a trial, all or none. Raises RayparError where none can be held.
+
+    Args:
+        machine: the cores that the study may use.
+
+    Yields:
+        Who has cores that the trial can't have; empty where it has its cores.
+    """
+    with contextlib.ExitStack() as stack:
+        for number in sorted(numbers):  # of two trials that want the same ones, one gets the first and so the others
+            lock = _core_lock(number)
+            if not lock.acquire():
+                stack.close()
+                taken = {number: str(lock.holder() or "another process")}
+                holders = ((core.number, _core_lock(core.number).holder()) for core in machine)
+                yield taken | {n: str(holder) for n, holder in holders if holder and holder.study != me.study}
+                return
+            stack.callback(lock.release)
+            lock.sign(me)
+        yield {}
 
 
 def _core_lock(number: int) -> Lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from raypar.study.options import absent_cores, listed_cores, node_label_of
@@ -137,6 +137,7 @@ class CoreLeases:
     def __init__(self) -> None:
         self._all: dict[str, tuple[Core, ...]] = {}
         self._free: dict[str, list[Core]] = {}
+        self._taken: dict[str, frozenset[int]] = {}  # by other studies
 
     def add_host(self, host: str, cores: Sequence[Core]) -> None:
         if host not in self._all:
@@ -180,8 +181,13 @@ class CoreLeases:
             free.extend(core for core in self._all[hosts[rank]] if core.number in leased)
             free.sort(key=lambda core: core.number)
 
+    def note_taken(self, host: str, numbers: Collection[int]) -> None:
+        """Note which cores of a machine other studies have; they are not leased."""
+        self._taken[host] = frozenset(numbers)
+
     def _choose(self, host: str, count: int, affinity: Value) -> tuple[int, ...] | None:
-        free = self._free[host]
+        taken = self._taken.get(host, frozenset())
+        free = [core for core in self._free[host] if core.number not in taken]
         if (listed := listed_cores(affinity)) is not None:
             return listed if {core.number for core in free}.issuperset(listed) else None
         if count > len(free):

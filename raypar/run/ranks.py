@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
@@ -192,10 +192,11 @@ def spawn(log_path: Path, listen: socket.socket | None = None) -> RankProcess:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """End of a rank: an outcome, or a failure."""
+    """End of a rank: an outcome, a failure, or that it could not begin."""
 
     outcome: RankOutcome | None = None
     failure: Failure | None = None
+    taken: Mapping[int, str] = field(default_factory=dict)  # cores of its machine that others have, and who
     was_killed: bool = False  # from here, so that its end explains nothing
 
 

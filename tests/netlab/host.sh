@@ -5,6 +5,8 @@ mount --make-rprivate /
 mount -t proc proc /proc
 mount -t tmpfs tmpfs /run
 mount -t tmpfs -o size=1g tmpfs /dev/shm
+mkdir -p -m 1777 /tmp/.raypar-locks # of its cores
+mount -t tmpfs -o mode=1777 tmpfs /tmp/.raypar-locks
 hostname "node$host"
 if [ -d "$folder/node$host" ]; then # one to log in to
     mkdir -p /run/sshd /tmp/ray

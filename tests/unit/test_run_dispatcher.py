@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,17 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 from results import make_result
 from scheduled import cluster
 
-from raypar.run.dispatcher import COME_BACK_S, GANG_START_S, LEASE_S, DispatchConfig, Dispatcher, TrialPhase
+from raypar.run.dispatcher import (
+    COME_BACK_S,
+    CORES_POLL_S,
+    GANG_START_S,
+    LEASE_S,
+    DispatchConfig,
+    Dispatcher,
+    TrialPhase,
+)
 from raypar.run.gang import Greeting, loss_reason
-from raypar.run.gang_pool import Gang, GangPolicy, GangPool
+from raypar.run.gang_pool import MACHINE_LABEL, Gang, GangPolicy, GangPool
 from raypar.run.placement import CoreLeases
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
@@ -287,6 +296,43 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
     assert run.running("b").number == 1
 
 
+def test_a_trial_whose_cores_another_study_has_takes_others_or_waits_and_has_not_begun():
+    run = one_running(num_workers=2, nodes=cluster(2))
+    gang = run.running("a").gang
+    assert gang.turn.cores == {0: (0,), 1: (1,)}
+    run.end("a", RankEnd(taken={1: "study `b` (process 7)"}), RankEnd(failure=CRASH, was_killed=True))
+    assert gang.turn.cores == {0: (0,), 1: (2,)} and run.running("a").number == 1
+    run.end("a", RankEnd(taken=dict.fromkeys((0, 1, 2), "study `b` (process 7)")), RankEnd(failure=CRASH))
+    assert gang.turn is None and run.it.trial("a").phase is TrialPhase.QUEUED
+    run.it.check()
+    assert gang.turn is None
+    run.wait(CORES_POLL_S)
+    assert gang.turn.cores == {0: (0,), 1: (1,)} and not gang.turn.to_lock  # nobody else is on a machine of its own
+    waits = "a trial waits for cores: study `b` (process 7) on n0 has "
+    assert [event.text for event in run.of(Notice)] == [f"{waits}1 core", f"{waits}3 cores"]
+    run.end("a")
+    assert (run.results[0].attempts, run.results[0].state) == (1, TrialState.FINISHED)
+    assert not run.of(TrialRetried)
+
+
+def test_a_trial_that_is_stopped_while_another_study_has_its_cores_is_over():
+    run = one_running()
+    run.it.release("a", let_finish=False)
+    run.end("a", RankEnd(taken={0: "study `b` (process 7)"}))
+    assert run.results[0].state is TrialState.FAILED and not run.of(Notice)
+
+
+def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_cores_of_all_its_ranks():
+    run = one_running(num_workers=3, nodes=cluster(2, 1))
+    gang, pool = run.running("a").gang, run.pool
+    pool._policy = GangPolicy(False, 4)
+    machines = [gang.hosts[rank] for rank in range(3)]
+    assert machines == ["m0", "m0", "m1"] and pool.to_lock(gang, gang.turn.cores) == {0: (0, 1), 2: (0,)}
+    assert pool.to_lock(gang, {}) == {0: (), 2: ()}
+    pool.nodes = [replace(node, labels={MACHINE_LABEL: node.machine}) for node in pool.nodes]
+    assert pool.to_lock(gang, gang.turn.cores) == {}
+
+
 def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
     killed = "The actor died unexpectedly.\n\tclass_name: W\n\tpid: 7\nIts process has died.\n" + "Exit detail. " * 60
     died = WorkerHealthCheckFailedError("Worker info: …", RayActorError(None, killed))
@@ -298,6 +344,8 @@ def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
     assert loss_reason(error, {}).startswith("a node: RuntimeError: ")
     assert loss_reason(OSError("no\nspace"), {}) == "OSError: no space"
     assert loss_reason(None, {}) == "its workers have left"
+    with_its_controller = RayActorError(None, "The actor died because its node has died.")
+    assert loss_reason(with_its_controller, nodes, "node1").startswith("node1: RayActorError: The actor died ")
 
 
 def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():

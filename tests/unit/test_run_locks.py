@@ -17,7 +17,7 @@ import pytest
 from raypar.errors import RayparError
 from raypar.predict import probe
 from raypar.run import locks
-from raypar.run.locks import CoreLease, Holder, Lock, first_cores, leased_cores, one_execution
+from raypar.run.locks import CoreLease, Holder, Lock, first_cores, leased_cores, locked_cores, one_execution
 from raypar.run.runner import TrialEnded
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, host_cores
@@ -242,6 +242,28 @@ def test_the_network_is_probed_on_cores_that_no_study_has(monkeypatch, tmp_path)
     with leased_cores(other("first"), FOUR, first_cores(1), print):
         assert probe.probe_all_reduces(2, tmp_path) == ((4, 1.0),)
     assert leased == [1, 2]
+
+
+def test_a_trial_on_a_cluster_has_all_of_its_cores_or_hears_who_has_which(start):
+    first = start("first", 2, 4)
+    has = f"study `first` (process {first.pid})"
+    assert line_of(first) == "[0, 1]"
+    rest = CoreLease(other("late"), FOUR)
+    for wanted in ((1,), (1, 2), (3, 0)):
+        with locked_cores(me(), wanted, FOUR) as taken:
+            assert taken == {0: has, 1: has}
+            assert rest.take(first_cores(2)) and rest.cores == {2, 3}
+            rest.release()
+    with locked_cores(me(), (2, 3), FOUR) as taken:
+        assert taken == {} and not rest.take(first_cores(1))
+        with locked_cores(me(), (2,), FOUR) as of_its_other_trials:  # which it knows of
+            assert of_its_other_trials == {0: has, 1: has, 2: str(me())}
+    with locked_cores(me(), (), FOUR) as taken:
+        assert taken == {}
+    first.kill()
+    first.wait()
+    with locked_cores(me(), range(4), FOUR) as taken:
+        assert taken == {}
 
 
 # ---- a folder that others write to
