@@ -41,6 +41,7 @@ TRAIN_ENVIRONMENT = {
 }
 CONNECT_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
+START_LIMIT_S = 180.0  # of a Ray of our own, which takes 10 s; on a busy machine a minute
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.5
 MAX_GROWTH = 1000  # nodes of one type, where an autoscaler has no limit
@@ -395,17 +396,23 @@ class HeadWatch:
                 return
 
 
-def watch_of_own(pids: Mapping[str, int]) -> HeadWatch:
+def watch_of_own(pids: Mapping[str, int], is_up: Callable[[], bool] = lambda: True) -> HeadWatch:
     """Return a monitor of a Ray that this process has started, or starts.
 
     Args:
         pids: process ids, by `NAMES`; may grow meanwhile.
+        is_up: tells whether it has started; it may take so long and no longer.
     """
+
+    begun_s = time.monotonic()
 
     def loss() -> ClusterError | None:
         ended = next((name for name, pid in list(pids.items()) if not is_running(pid)), None)
         if ended is None:
-            return None
+            if is_up() or time.monotonic() - begun_s < START_LIMIT_S:
+                return None
+            hint = "is this machine too busy for it? `top` shows what runs"
+            return ClusterError(f"Ray has not come up within {units.seconds(START_LIMIT_S)}", hint=hint)
         message = f"Ray was lost: {NAMES[ended]} ended (process {pids[ended]})"
         return ClusterError(message, hint="it was killed, or ran out of memory: `dmesg` tells of the latter")
 

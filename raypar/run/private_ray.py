@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,12 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
     older = frozenset(child.pid for child in psutil.Process().children())
     with private_folder() as folder, own_token(folder):
         processes: dict[str, int] = {}
-        watch = watch_of_own(processes)
+        is_up = threading.Event()
+        watch = watch_of_own(processes, is_up.is_set)
         try:
             with watch.watching():
                 _start_ray(int(machine.num_cpus), int(machine.nodes[0].get("GPU", 0)), folder / "ray", processes)
+                is_up.set()
                 with _leavings_end_with_us(folder):
                     yield
         except KeyboardInterrupt:

@@ -69,9 +69,9 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
                 self._seen += 1
                 if not is_comparable(report, metric):
                     continue
+                self._last = report  # a trial's end repeats it: a searcher learns from that alone
                 if in_lockstep:
                     return {**report, "done": False}
-                self._last = report
             if state is None:
                 continue
             if not TrialState(state).traits.is_usable:

@@ -366,7 +366,9 @@ def _validate_baseline(
             yield Mistake(where, value, wrong, hint=hint)
         elif not any(_is_same(value, v) for v in domain.values):
             valid = [v for v in domain.values if _validate_setting(where, key, v, options) is None]
-            hint = f"take one of {_listed(valid)}, or add it to the space" if valid else "add it to the space"
+            hint = f"take one of {_listed(valid)}" if valid else ""
+            if _validate_setting(where, key, value, options) is None:
+                hint = f"{hint}, or add it to the space" if hint else "add it to the space"
             yield Mistake(where, value, "matches no point", hint=hint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,9 +30,9 @@ class BestWeights:
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
         """Copy the weights if this report is the best so far; the last one counts as best if it lacks the metric."""
-        if self._folder is None or bad_losses(report):
-            return
         score, mode = report.get(self._workload.metric), self._workload.mode
+        if self._folder is None or bad_losses(report) or (score is not None and not math.isfinite(score)):
+            return
         if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):
             self._best = score
             self._weights = {key: value.detach().to("cpu", copy=True) for key, value in model.state_dict().items()}

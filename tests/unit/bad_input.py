@@ -175,6 +175,11 @@ STUDIES = (
         "4 mistakes | baseline['num_workers'] = 4: matches no point → take one of 1, 2, or",
         "baseline['lr'] = 0.1: matches no point → add it to the space",
     ),
+    study(
+        "a baseline that is no value at all",
+        "space={'num_workers': grid(1, 2)}, baseline={'num_workers': 0}",
+        "baseline['num_workers'] = 0: matches no point → take one of 1, 2 ",
+    ),
     study("two batch sizes", "config={'per_worker_batch_size': 32, 'batch_size': 64}", "leave one out"),
     study("a loop's base", "workload=LOOP, space={'a': grid(1, 2)}, baseline={'a': 9}", "a'] = 9 | take one of 1, 2"),
 )

@@ -3,6 +3,7 @@
 import contextlib
 import getpass
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +55,19 @@ def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions()
     assert isinstance(reason, ClusterError)
     assert reason.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
     assert watch.lost
+
+
+def test_a_ray_that_does_not_come_up_is_given_up(monkeypatch):
+    monkeypatch.setattr(cluster, "START_LIMIT_S", 0.0)
+    with a_process() as stopped, handle_signals():
+        stopped.send_signal(signal.SIGSTOP)
+        watch = watch_of_own({"gcs_server": stopped.pid}, lambda: False)
+        with watch.watching(), pytest.raises(KeyboardInterrupt, match="Ray has not come up within"):
+            work()
+        assert isinstance(abort_reason(), ClusterError)
+        stopped.kill()
+    with handle_signals(), watch_of_own({}, lambda: True).watching():
+        pass
 
 
 def test_rays_processes_are_watched_from_their_start_on(tmp_path):

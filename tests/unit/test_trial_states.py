@@ -41,6 +41,7 @@ from raypar.study.trial import (
 )
 from raypar.train import loop
 from raypar.train.job import RankOutcome, RunSettings
+from raypar.train.saved_model import WEIGHTS_FILE, BestWeights
 from raypar.workloads import digits
 
 NAN, INF = math.nan, math.inf
@@ -127,6 +128,15 @@ def test_a_diverged_trial_has_no_best_model():
     good = replace(make_result({"lr": 0.1}), reports=({"accuracy": 0.5},))
     diverged = replace(make_result({"lr": 1e9}, state=DIVERGED), reports=({"accuracy": 0.9}, {"loss": NAN}))
     assert best_first([diverged, good], "accuracy", "max") == [good]
+
+
+def test_a_metric_that_is_not_finite_is_not_the_best(tmp_path):
+    best, model = BestWeights(digits, {}, tmp_path), nn.Linear(1, 1, bias=False)
+    for weight, accuracy in enumerate((NAN, 0.5, 0.9, INF, NAN)):
+        nn.init.constant_(model.weight, weight)
+        best.update(model, {"accuracy": accuracy})
+    best.save(model)
+    assert torch.load(tmp_path / WEIGHTS_FILE)["weight"].item() == 2
 
 
 # ---- claims
@@ -244,7 +254,7 @@ def test_what_is_not_finite_is_kept_from_searchers_and_schedulers(bad):
     assert trial.step() == {**GOOD, "done": True}
     scheduled = Followed([([bad], None), ([GOOD], None), ([], "finished")], in_lockstep=True)
     assert scheduled.step() == {**GOOD, "done": False}
-    assert scheduled.step() == {"done": True} and scheduled.asked == [0, 1, 2]
+    assert scheduled.step() == {**GOOD, "done": True} and scheduled.asked == [0, 1, 2]  # what a searcher learns from
 
 
 # ---- training
