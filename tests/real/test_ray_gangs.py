@@ -7,16 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from harness import HERE, PRELOAD, command_line, run, settings_at, until
+from harness import HERE, PRELOAD, RunEvents, command_line, run, settings_at, until
 from loops import acting, lr_func
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
+from raypar.run.locks import CoreLease, Holder, first_cores, leased_cores
 from raypar.run.ranks import ForkServer
-from raypar.run.runner import GangReady, GangStarting, TrialRetried, TrialStarted
+from raypar.run.runner import GangReady, GangStarting, Notice, TrialRetried, TrialStarted
 from raypar.run.tune import TuneRunner
 from raypar.signals import is_running
 from raypar.study.trial import FailureKind, TrialState
-from raypar.train.affinity import allowed_cores
+from raypar.train.affinity import allowed_cores, host_cores
 
 pytestmark = pytest.mark.ray
 
@@ -94,6 +95,28 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(on_
     else:
         assert first != second and gangs == [(first, 1), (second, 1), (second, 2)]
         assert victim == "fork server" or "gang was lost" in retried.reason
+
+
+def test_a_trial_on_a_cluster_takes_cores_that_no_other_study_has_or_waits_for_them(on_ray, tmp_path):
+    study, machine = Study(workload=acting, name="shared"), host_cores()
+    first = machine[0].number
+    with leased_cores(Holder.here("other", ()), machine, lambda free: [first], print):
+        (result,) = on_ray(study, (study.trial({}, 0),), owns_cluster=False).results
+    assert result.state is TrialState.FINISHED and first not in result.environment["cores"][0]
+
+    other, events = CoreLease(Holder.here("other", ()), machine), RunEvents()
+    assert other.take(first_cores(NUM_CORES))
+
+    def listen(event):
+        events.events.append(event)
+        if isinstance(event, Notice):
+            other.release()
+
+    TuneRunner(settings_at(tmp_path), owns_cluster=False).run(study, (study.trial({}, 0),), listen)
+    (waits,) = events.of(Notice)
+    assert f"study `other` (process {os.getpid()}) on " in waits.text and f" has {NUM_CORES} cores" in waits.text
+    (result,) = events.results
+    assert result.attempts == 1 and result.environment["cores"] == [[first]]
 
 
 def test_a_searcher_and_a_scheduler_that_stops_trials_early_use_one_warm_gang(on_ray):
