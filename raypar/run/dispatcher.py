@@ -321,7 +321,7 @@ class Dispatcher:
 
     def gang_ended(self, gang: Gang, error: BaseException | None) -> None:
         """A gang is no more: it was closed, was lost, or has never come up."""
-        reason = loss_reason(error, gang.hostnames, gang.controller_hostname)
+        reason = loss_reason(error, gang.hostnames)
         trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)

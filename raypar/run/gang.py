@@ -80,7 +80,6 @@ def train_gang(
     strategy: str,
     labels: Sequence[Mapping[str, str]],
     storage: str,
-    controller_node: str | None,
     *,
     fresh: bool,
 ) -> None:
@@ -90,31 +89,14 @@ def train_gang(
         resources: that each worker reserves.
         strategy: Ray's, of the placement group.
         labels: that the node of each worker has to have; empty: any.
-        controller_node: id of the node that Train's controller runs on; None: the broker's.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
-    from ray.train.v2._internal.constants import get_env_vars_to_propagate
-    from ray.train.v2._internal.execution.controller import TrainController
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     class GangTrainer(TorchTrainer):  # type: ignore[misc]
         def _create_default_callbacks(self) -> list[Any]:
             callbacks = super()._create_default_callbacks()
             return [callback for callback in callbacks if type(callback).__name__ not in UNUSED_CALLBACKS]
-
-        def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
-            if controller_node is None:
-                return super()._initialize_and_run_controller(**parts)
-            # Train itself knows no other place for it than the broker's, where trials may be timed meanwhile.
-            actor = ray.remote(
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(controller_node, soft=True),  # it may be lost
-                runtime_env={"env_vars": get_env_vars_to_propagate()},
-            )(TrainController)
-            controller = actor.remote(**parts)
-            ray.get(controller.run.remote())
-            return ray.get(controller.get_result.remote())
 
     mark("gang: fit")
     GangTrainer(
@@ -136,13 +118,12 @@ def train_gang(
     ).fit()
 
 
-def loss_reason(error: BaseException | None, hostnames: Mapping[int, str], controller: str = "") -> str:
+def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> str:
     """Return in one line on which nodes a gang has lost workers, and why.
 
     Args:
         error: raised by `train_gang`; None: it has returned.
         hostnames: of each rank's node, as far as the workers have come up.
-        controller: name of the controller's node, where it is one of these.
     """
     if error is None:
         return "its workers have left"
@@ -152,8 +133,7 @@ def loss_reason(error: BaseException | None, hostnames: Mapping[int, str], contr
         cause = getattr(failure, "health_check_failure", None) or getattr(failure, "_base_exc", None) or failure
         ranks_by_reason.setdefault(_in_one_line(cause), []).append(rank)
     if not ranks_by_reason:
-        has_died_with_node = controller and isinstance(error, ray.exceptions.RayActorError)
-        return f"{controller}: {_in_one_line(error)}" if has_died_with_node else _in_one_line(error)
+        return _in_one_line(error)
     parts = []
     for reason, ranks in ranks_by_reason.items():
         nodes = dict.fromkeys(hostnames[rank] for rank in ranks if rank in hostnames)

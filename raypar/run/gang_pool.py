@@ -28,8 +28,8 @@ from raypar.train.affinity import Core
 from raypar.train.job import RunSettings
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
-MACHINE_LABEL = "raypar-machine"  # names a node's machine where its host doesn't (pods, simulated clusters)
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
+MACHINE_LABEL = "raypar-machine"  # names a node's machine where its host doesn't (pods, simulated clusters)
 RAY_DELAY_S = 3.0  # what a gang that has ended gives back, Ray shows by then
 TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
@@ -48,7 +48,6 @@ class GangPolicy:
 class Gang(GangState):
     """A gang that was started."""
 
-    controller_node: str | None = None  # where Train's controller of it is; None: where the broker is
     serves_once: bool = False  # it closes after its first trial
     started_s: float = field(default_factory=time.monotonic)
     workers: dict[int, Greeting] = field(default_factory=dict)
@@ -69,11 +68,6 @@ class Gang(GangState):
     @property
     def hostnames(self) -> dict[int, str]:
         return {rank: self.workers[rank].hostname for rank in sorted(self.workers)}
-
-    @property
-    def controller_hostname(self) -> str:
-        names = (each.hostname for each in self.workers.values() if each.node_id == self.controller_node)
-        return next(names, "")
 
     def worker_is_up(self, greeting: Greeting) -> None:
         self.workers[greeting.rank] = greeting
@@ -179,8 +173,6 @@ class GangPool:
     ) -> Gang:
         """Start a gang on these nodes, in a thread of its own; `on_end` gets it, and why it was lost, after its end."""
         gang = Gang(f"{next(self._numbers)}", placement, GangPhase.STARTING, nodes, serves_once=not self._is_warm)
-        if not self._policy.owns_cluster:
-            gang.controller_node = next(iter(nodes), None)
         self.gangs[gang.id] = gang
         mark("broker: gang starts")
 
@@ -194,7 +186,6 @@ class GangPool:
                     self.reserved(placement),
                     *self._selection(placement, nodes),
                     str(Path(self._settings.log_dir) / "gangs"),
-                    gang.controller_node,
                     fresh=not self._is_warm,
                 )
             except BaseException as e:

@@ -344,8 +344,6 @@ def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
     assert loss_reason(error, {}).startswith("a node: RuntimeError: ")
     assert loss_reason(OSError("no\nspace"), {}) == "OSError: no space"
     assert loss_reason(None, {}) == "its workers have left"
-    with_its_controller = RayActorError(None, "The actor died because its node has died.")
-    assert loss_reason(with_its_controller, nodes, "node1").startswith("node1: RayActorError: The actor died ")
 
 
 def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
