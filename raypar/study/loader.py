@@ -34,6 +34,7 @@ _TICK_S = 0.25
 _GRACE_S = 2.0  # for what was aborted to give way
 _LAST_RESORT_S = 60.0
 _LOCKED_FACTOR = 6  # how much longer Python's lock may be kept: a large library that is loaded keeps it
+_MAX_LOCKED_S = 1e6  # faulthandler takes no time beyond what a C timestamp holds
 _MAX_NAMES_SHOWN = 8
 _MAX_SHOWN = 100  # characters of a line
 
@@ -236,7 +237,7 @@ def _limited(path: Path, timeout_s: float | None) -> Iterator[None]:
 def _watch(path: Path, timeout_s: float, thread_id: int, is_over: threading.Event) -> None:
     num_modules, idle_s = 0, 0.0
     while idle_s < timeout_s:
-        faulthandler.dump_traceback_later(_LOCKED_FACTOR * timeout_s, exit=True, file=2)
+        faulthandler.dump_traceback_later(min(_LOCKED_FACTOR * timeout_s, _MAX_LOCKED_S), exit=True, file=2)
         if is_over.wait(_TICK_S):
             return
         # Ticks are counted: a process that was stopped, or had no core, is not late.

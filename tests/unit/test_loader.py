@@ -158,6 +158,12 @@ def test_imports_are_not_counted_as_time_of_the_file(tmp_path):
         assert load_study(written(tmp_path, imports + GOOD), timeout_s=1.0).study.name == "asked"
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_any_time_may_be_allowed_for_loading(tmp_path):
+    with handle_signals():
+        assert load_study(written(tmp_path, GOOD), timeout_s=1e300).study.name == "asked"
+
+
 # ---- flags
 
 
