@@ -1,9 +1,10 @@
 """Soak test: a long study whose processes get signals at random, the driver included, from its first second on.
 
 A signal, KILL, SEGV, STOP or TERM, goes to a process of the study every 2 to 20 seconds, both drawn with a seed. A
-driver that has ended is started again; where no trial ends for a minute, all that was stopped is continued. At the end
-every trial must be in the store, finished, exactly once; nothing may run any more, and the temporary folder must be
-empty. Locked out is a driver that fails though neither it nor a process of its own got a signal.
+driver that has ended is started again; where no trial ends for a minute, all that was stopped is continued, and after
+five minutes the driver is killed. At the end every trial must be in the store, finished, exactly once; nothing may run
+any more, and the temporary folder must be empty. Locked out is a driver that fails though neither it nor a process of
+its own got a signal.
 
 Then the memory: a study of its own that nothing disturbs, of which the driver and Ray's head (gcs_server and raylet)
 must not grow from the 100th trial to the last.
@@ -147,17 +148,17 @@ def drive(folder: Path, rng: random.Random, tally: Soak) -> int:
     tally.num_drivers += 1
     num_before, num_done, progress_s = sum(tally.signals.values()), 0, time.monotonic()
     next_s = time.monotonic() + rng.uniform(0, PAUSE_S[1])
-    was_continued = False
+    continued_s = progress_s
     while driver.poll() is None:
         time.sleep(SAMPLE_S)
         now_s, count = time.monotonic(), num_ended(folder)
         if count > num_done:
-            num_done, progress_s, was_continued = count, now_s, False
+            num_done, progress_s = count, now_s
         elif now_s - progress_s > GIVE_UP_S:
             tally.num_stuck += 1
             driver.kill()
-        elif now_s - progress_s > CONTINUE_S and not was_continued:
-            was_continued = True
+        elif now_s - max(progress_s, continued_s) > CONTINUE_S:
+            continued_s = now_s
             tally.num_continued += 1
             continue_all()
         if now_s >= next_s:
