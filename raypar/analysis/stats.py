@@ -1,20 +1,25 @@
-"""Medians, ratios and their intervals.
+"""Medians, differences and ratios, and their intervals.
 
 After Hoefler and Belli, "Scientific Benchmarking of Parallel Computing Systems", SC'15.
 Times are summarised by medians with an interval that fits the number of samples (rules 5 and 6: don't take normality
 for granted); costs are averaged arithmetically and rates harmonically, ratios never (rules 3 and 4).
 
-===========  ==========================================  ===============================================
-samples      interval of a median                        interval of a ratio
-===========  ==========================================  ===============================================
-1            none                                        none
-2 to 5       Student t on logs (assumes log-normal)      Student t on the paired log differences
-6 or more    order statistics (assumes no distribution)  bootstrap over blocks, percentiles
-===========  ==========================================  ===============================================
+===========  ==========================================
+samples      interval of a median
+===========  ==========================================
+1            none
+2 to 5       Student t on logs (assumes log-normal)
+6 or more    order statistics, interpolated
+===========  ==========================================
 
-Below six samples no pair of order statistics encloses the median with 95 % confidence (1 - 2/2^5 = 93.75 %).
+Below six samples no pair of order statistics encloses the median with 95 % confidence (1 - 2/2^5 = 93.75 %). The ratio
+of paired samples is the median of their log differences, taken back from the logs, with the same intervals: what
+disturbed a pair cancels.
 
-Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 7(1), 1979.
+Differences of many points at once need more confidence each than order statistics of a few samples give
+(`shift_estimate`). They are estimated by the median of the pairwise means (Hodges and Lehmann, "Estimates of location
+based on rank tests", Annals of Mathematical Statistics 34, 1963), nearly as efficient as the mean and hardly moved by
+an outlier, with a t interval whose variance borrows from the other points (`VariancePrior`).
 """
 
 from __future__ import annotations
@@ -24,62 +29,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, stdtrit
+from scipy.special import bdtr, digamma, polygamma, stdtr, stdtrit
 
 Floats: TypeAlias = NDArray[np.float64]
-Counts: TypeAlias = NDArray[Any]  # unsigned integers
-
-NUM_RESAMPLES = 10_000
-BOOTSTRAP_SEED = 20150915
-MOST_CACHED = 100  # values in samples whose draws are kept in memory
-MOST_DRAWN = 2_000_000  # numbers in memory at a time
-
-
-def resampled_medians(top: Floats, bottom: Floats, *, paired: bool) -> tuple[Floats, Floats]:
-    """Return medians of both samples drawn anew, shape ``(NUM_RESAMPLES,)`` each; pairs stay together.
-
-    The same samples give the same medians.
-    """
-    sizes = (len(top),) if paired else (len(top), len(bottom))
-    draws = (_cached_draws if sum(sizes) <= MOST_CACHED else _draws)(*sizes)
-    top_counts, bottom_counts = draws[0], draws[-1]
-    return _drawn_medians(top, top_counts), _drawn_medians(bottom, bottom_counts)
-
-
-def _draws(*sizes: int) -> tuple[Counts, ...]:
-    """Return how often each value of samples of these sizes is in each resample: ``[value, resample]`` each."""
-    rng = np.random.default_rng(BOOTSTRAP_SEED)
-    draws = []
-    for size in sizes:
-        counts = np.empty((size, NUM_RESAMPLES), dtype=np.min_scalar_type(size))
-        num_rows = max(1, MOST_DRAWN // size)  # at a time: the stream is the same as of all at once
-        for start in range(0, NUM_RESAMPLES, num_rows):
-            rows = min(num_rows, NUM_RESAMPLES - start)
-            places = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, np.newaxis]
-            counts[:, start : start + rows] = np.bincount(places.ravel(), minlength=rows * size).reshape(rows, size).T
-        draws.append(counts)
-    return tuple(draws)
-
-
-_cached_draws = lru_cache(maxsize=16)(_draws)  # a report needs the same few sizes thousands of times
-
-
-def _drawn_medians(sample: Floats, counts: Counts) -> Floats:
-    """Return the median of each resample from how often it holds each value: sorting once is enough for all."""
-    size = len(sample)
-    order = np.argsort(sample)
-    reached = np.zeros_like(counts[0])  # how many of the resample's values are at most the i-th smallest of the sample
-    low, high = np.zeros_like(reached), np.zeros_like(reached)
-    for row in order:
-        reached += counts[row]
-        low += reached < (size + 1) // 2
-        high += reached < size // 2 + 1
-    return np.asarray((sample[order[low]] + sample[order[high]]) / 2)
 
 
 def spread_medians(logs: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
@@ -95,9 +51,12 @@ def spread_medians(logs: Floats, num_resamples: int, rng: np.random.Generator) -
 
 LEVEL = 0.95
 MIN_RANKED = 6  # the fewest samples whose extremes enclose the median with 95 % confidence
-# Standard error of a median over that of a mean, of many normal samples: sqrt(pi / 2). For few samples it is a little
-# less (1.16 for three), so the interval is on the safe side.
-MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)
+# Standard error of the median over that of the mean, of so many normal samples (David and Nagaraja, "Order Statistics",
+# 2003), and of many.
+MEDIAN_ERRORS = {2: 1.0, 3: 1.160, 4: 1.092, 5: 1.198}
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
+HODGES_LEHMANN_ERROR = math.sqrt(math.pi / 3)  # likewise, of the median of pairwise means
+MOST_PAIRED = 2000  # samples whose pairwise means are all looked at
 
 
 class Method(StrEnum):
@@ -107,6 +66,7 @@ class Method(StrEnum):
     T_LOG = "Student t on logarithms, assumes log-normal times"
     T_LINEAR = "Student t, assumes normal values"
     RANKS = "order statistics, assumes no distribution"
+    MODERATED = "Student t, variances moderated over all points"
     BOOTSTRAP = "bootstrap over blocks, assumes no distribution"
     CENSORED = "order statistics, what was not reached counts as longer"
     REFERENCE = "1 by definition"
@@ -147,12 +107,13 @@ def reference(num_samples: int) -> Estimate:
     return Estimate(1.0, 1.0, 1.0, num_samples, None, Method.REFERENCE)
 
 
-def median_estimate(values: Sequence[float], *, log_scale: bool = True) -> Estimate:
+def median_estimate(values: Sequence[float], *, log_scale: bool = True, level: float = LEVEL) -> Estimate:
     """Estimate the median.
 
     Args:
         values: at least one finite number; greater than 0 with `log_scale`.
         log_scale: whether fewer than six values are taken as log-normal (times, rates) or as normal (accuracies).
+        level: of the interval. Beyond what the extremes of the values reach, they are taken so, too.
 
     Raises:
         ValueError: for no values, or such as are not allowed.
@@ -161,19 +122,48 @@ def median_estimate(values: Sequence[float], *, log_scale: bool = True) -> Estim
     median, size = float(np.median(sample)), len(sample)
     if size == 1:
         return Estimate(median, None, None, 1, None, Method.SINGLE)
-    if size < MIN_RANKED:
-        if log_scale:
-            return _log_estimate(median, _t_half_width(np.log(sample)), size)
-        half = _t_half_width(sample)
-        return Estimate(median, median - half, median + half, size, LEVEL, Method.T_LINEAR)
-    return _ranked_estimate(np.sort(sample), Method.RANKS)
+    if size >= MIN_RANKED and _confidence(1, size) >= level:
+        return Estimate(median, *_interpolated_ranks(np.sort(sample), level), size, level, Method.RANKS)
+    half = _quantile(size - 1, level) * _median_error(np.log(sample) if log_scale else sample)
+    if log_scale:
+        return _log_estimate(median, half, size, level)
+    return Estimate(median, median - half, median + half, size, level, Method.T_LINEAR)
 
 
-def _ranked_estimate(ordered: Floats, method: Method) -> Estimate:
-    low, high, level = median_ranks(len(ordered))
-    return Estimate(
-        float(np.median(ordered)), float(ordered[low - 1]), float(ordered[high - 1]), len(ordered), level, method
-    )
+def _interpolated_ranks(ordered: Floats, level: float) -> tuple[float, float]:
+    """Return an interval of the median between two order statistics at each end, so that it has the level.
+
+    Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics", Statistics and
+    Probability Letters 4(2), 1986.
+    """
+    size, k = len(ordered), 1
+    while _confidence(k + 1, size) >= level:
+        k += 1
+    outer, inner = _confidence(k, size), _confidence(k + 1, size)
+    share = (outer - level) / (outer - inner)
+    weight = (size - k) * share / (k + (size - 2 * k) * share)
+    low = (1 - weight) * ordered[k - 1] + weight * ordered[k]
+    high = (1 - weight) * ordered[size - k] + weight * ordered[size - k - 1]
+    return float(low), float(high)
+
+
+def _confidence(k: int, size: int) -> float:
+    """Return how sure the k-th smallest and the k-th largest of so many samples enclose their median.
+
+    The count of samples below the median is binomial(n, 1/2), whatever the distribution.
+    """
+    return 1 - 2 * float(bdtr(k - 1, size, 0.5))
+
+
+def _median_error(sample: Floats) -> float:
+    """Return the standard error of the median, of a normal sample."""
+    size = len(sample)
+    return MEDIAN_ERRORS.get(size, MEDIAN_ERROR) * float(np.std(sample, ddof=1)) / math.sqrt(size)
+
+
+def _quantile(num_freedom: float, level: float) -> float:
+    """Return half the width of Student's interval, in standard errors."""
+    return float(stdtrit(num_freedom, (1 + level) / 2))
 
 
 def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estimate | None:
@@ -195,56 +185,148 @@ def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estima
     if 2 * len(values) <= size:
         return None
     ordered = np.append(np.sort(_checked(values, positive=True)), np.full(num_longer, math.inf))
+    median = float(np.median(ordered))
     if size < MIN_RANKED:
-        return Estimate(float(np.median(ordered)), None, None, size, None, Method.CENSORED)
-    return _ranked_estimate(ordered, Method.CENSORED)
+        return Estimate(median, None, None, size, None, Method.CENSORED)
+    # Not interpolated: nothing lies half-way to infinity.
+    k = max(k for k in range(1, size // 2 + 1) if _confidence(k, size) >= LEVEL)
+    low, high = float(ordered[k - 1]), float(ordered[size - k])
+    return Estimate(median, low, high, size, _confidence(k, size), Method.CENSORED)
 
 
-def median_ranks(num_samples: int, level: float = LEVEL) -> tuple[int, int, float]:
-    """Return the ranks (from 1) of the two order statistics that enclose the median, and their confidence.
+def ratio_estimate(
+    numerators: Sequence[float], denominators: Sequence[float], *, paired: bool = True, level: float = LEVEL
+) -> Estimate:
+    """Estimate how many times as large the numerators are.
 
-    The count of samples below the median is binomial(n, 1/2), whatever the distribution; the closest symmetric pair
-    with at least `level` is taken. (Hoefler and Belli give the normal approximation of the same interval.)
-
-    Raises:
-        ValueError: where even the extremes don't reach the level.
-    """
-    if 1 - 2 * 0.5**num_samples < level:
-        raise ValueError(f"{num_samples} samples enclose their median with less than {level:.0%} confidence")
-    low = 1
-    while low < num_samples // 2 and 1 - 2 * float(bdtr(low, num_samples, 0.5)) >= level:
-        low += 1
-    return low, num_samples + 1 - low, 1 - 2 * float(bdtr(low - 1, num_samples, 0.5))
-
-
-def ratio_estimate(numerators: Sequence[float], denominators: Sequence[float], *, paired: bool = True) -> Estimate:
-    """Estimate how many times as large the numerators are, in the median.
-
-    Paired, the i-th of both come from one block, and what disturbed the block cancels. With six pairs or more the
-    value is the ratio of the medians; with fewer it is the median of the pairs' log ratios, taken back from the logs.
+    Paired, the i-th of both come from one block, and what disturbed the block cancels: the ratio is the median of the
+    pairs' log ratios, taken back from the logs. Otherwise it is the ratio of the medians, and its interval is recovered
+    from theirs.
 
     Args:
         numerators: finite numbers greater than 0.
         denominators: the same; as many where `paired`.
         paired: whether they come in pairs.
+        level: of the interval.
 
     Raises:
         ValueError: for no values, such as are not allowed, or pairs that lack a partner.
     """
-    top, bottom = _checked(numerators, positive=True), _checked(denominators, positive=True)
-    if paired and len(top) != len(bottom):
+    top, bottom = (np.log(_checked(values, positive=True)) for values in (numerators, denominators))
+    if not paired:
+        return exponential(_unpaired_difference(bottom, top, level))
+    if len(top) != len(bottom):
         raise ValueError(f"{len(top)} numerators don't pair with {len(bottom)} denominators")
-    size = min(len(top), len(bottom))
-    medians_ratio = float(np.median(top) / np.median(bottom))
+    return exponential(median_estimate((top - bottom).tolist(), log_scale=False, level=level))
+
+
+def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimate:
+    """Estimate how much higher the median of the second sample is.
+
+    The bounds are recovered from those of the two medians (`difference_estimate`), each of the level at which Student's
+    quantile is that of the difference: that has the degrees of freedom of both, after Welch and Satterthwaite.
+    """
+    sides = [(sample.tolist(), len(sample) - 1) for sample in (first, second)]
+    each = [median_estimate(sample, log_scale=False, level=level) for sample, _ in sides]
+    if all(e.low is not None and e.high is not None and e.high > e.low for e in each):
+        squares = [((e.high - e.low) / _quantile(n, level)) ** 2 for e, (_, n) in zip(each, sides, strict=True)]
+        num_freedom = sum(squares) ** 2 / sum(s**2 / n for s, (_, n) in zip(squares, sides, strict=True))
+        quantile = _quantile(num_freedom, level)
+        levels = [2 * float(stdtr(n, quantile)) - 1 for _, n in sides]
+        each = [median_estimate(s, log_scale=False, level=own) for (s, _), own in zip(sides, levels, strict=True)]
+    difference = difference_estimate(*each)
+    return difference if difference.level is None else replace(difference, level=level)
+
+
+@dataclass(frozen=True)
+class VariancePrior:
+    """Variance of a point's samples within blocks, as all points together show it.
+
+    Attributes:
+        variance: of one sample.
+        num_freedom: degrees of freedom that it is worth to each comparison; 0: the points are too different.
+        num_pooled: degrees of freedom of all points together, which no comparison can have more of.
+    """
+
+    variance: float
+    num_freedom: float
+    num_pooled: int
+
+
+NO_PRIOR = VariancePrior(0.0, 0.0, 0)
+
+
+def variance_prior(table: Floats) -> VariancePrior:
+    """Return what the variances of all points say about that of each.
+
+    Empirical Bayes: a point's variance is a draw of a scaled inverse chi-squared distribution, whose parameters the
+    spread of the points' log variances shows. G. K. Smyth, "Linear models and empirical Bayes methods for assessing
+    differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
+    3(1), 2004. With very few blocks a noisy point can look like a quiet one: there it is worth (n - 2)² at most.
+
+    Args:
+        table: logarithms of times, or metrics, ``[point, block]``, all finite.
+    """
+    num_points, size = table.shape
+    if num_points < 3 or size < 3:  # two points have one variance, that of their differences
+        return NO_PRIOR
+    centred = table - table.mean(axis=1, keepdims=True)
+    residuals = centred - np.median(centred, axis=0)
+    residuals -= residuals.mean(axis=1, keepdims=True)
+    num_each = (size - 1) * (num_points - 1) / num_points
+    variances = np.sum(residuals**2, axis=1) / num_each
+    num_pooled = (size - 1) * (num_points - 1)
+    if not np.all(variances > 0):
+        return NO_PRIOR
+    logs = np.log(variances) - digamma(num_each / 2) + math.log(num_each / 2)
+    excess = float(np.var(logs, ddof=1)) - float(polygamma(1, num_each / 2))
+    most = (size - 2.0) ** 2
+    if excess <= 0:
+        return VariancePrior(float(np.mean(variances)), min(most, num_pooled), num_pooled)
+    half = _inverse_trigamma(excess)
+    variance = math.exp(float(np.mean(logs)) + float(digamma(half)) - math.log(half))
+    return VariancePrior(variance, min(2 * half, most, num_pooled), num_pooled)
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return the argument at which the trigamma function has the value, by Newton's method (Smyth, appendix)."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
+        x += step
+        if -step / x < 1e-8:
+            break
+    return x
+
+
+def shift_estimate(differences: Sequence[float], *, level: float, prior: VariancePrior = NO_PRIOR) -> Estimate:
+    """Estimate by how much one point lies above another, from their differences block by block.
+
+    Args:
+        differences: finite, at least one.
+        level: of the interval.
+        prior: of the points' variances.
+    """
+    sample = _checked(differences, positive=False)
+    size = len(sample)
+    rows, columns = np.triu_indices(size)
+    value = float(np.median((sample[rows] + sample[columns]) / 2)) if size <= MOST_PAIRED else float(np.median(sample))
     if size == 1:
-        return Estimate(medians_ratio, None, None, 1, None, Method.SINGLE)
-    if size >= MIN_RANKED:
-        tops, bottoms = resampled_medians(top, bottom, paired=paired)
-        return bootstrap_estimate(medians_ratio, tops / bottoms, size)
-    if paired:
-        differences = np.log(top) - np.log(bottom)
-        return _log_estimate(math.exp(np.median(differences)), _t_half_width(differences), size)
-    return _log_estimate(medians_ratio, _welch_half_width(np.log(top), np.log(bottom)), size)
+        return Estimate(value, None, None, 1, None, Method.SINGLE)
+    num_freedom = size - 1 + prior.num_freedom
+    variance = (prior.num_freedom * 2 * prior.variance + (size - 1) * float(np.var(sample, ddof=1))) / num_freedom
+    num_freedom = max(size - 1, min(num_freedom, prior.num_pooled))
+    half = _quantile(num_freedom, level) * HODGES_LEHMANN_ERROR * math.sqrt(variance / size)
+    return Estimate(value, value - half, value + half, size, level, Method.MODERATED)
+
+
+def exponential(of_logs: Estimate) -> Estimate:
+    """Take an estimate back from the logarithms; two wild samples may span more than a float does."""
+    largest = math.log(sys.float_info.max)
+    low, high = (None if b is None else math.exp(min(max(b, -largest), largest)) for b in (of_logs.low, of_logs.high))
+    method = Method.T_LOG if of_logs.method is Method.T_LINEAR else of_logs.method
+    return replace(of_logs, value=math.exp(of_logs.value), low=low, high=high, method=method)
 
 
 def bootstrap_estimate(value: float, draws: Any, num_samples: int, *, interpolates: bool = True) -> Estimate:
@@ -283,26 +365,8 @@ def _checked(values: Sequence[float], *, positive: bool) -> Floats:
     return sample
 
 
-def _t_half_width(sample: Floats) -> float:
-    """Return half the t interval of the median of a normal sample."""
-    size = len(sample)
-    error = MEDIAN_TO_MEAN_ERROR * float(np.std(sample, ddof=1)) / math.sqrt(size)
-    return float(stdtrit(size - 1, (1 + LEVEL) / 2)) * error
-
-
-def _welch_half_width(first: Floats, second: Floats) -> float:
-    """Return half the t interval of the difference of two medians, degrees of freedom after Welch, Satterthwaite."""
-    parts = [float(np.var(s, ddof=1)) / len(s) for s in (first, second)]
-    squared_error = sum(parts)
-    if squared_error == 0:
-        return 0.0
-    shares = [part / squared_error for part in parts]  # scaled first: squares of tiny variances underflow
-    freedom = 1 / sum(s**2 / (len(x) - 1) for s, x in zip(shares, (first, second), strict=True))
-    return float(stdtrit(freedom, (1 + LEVEL) / 2)) * MEDIAN_TO_MEAN_ERROR * math.sqrt(squared_error)
-
-
-def _log_estimate(value: float, half: float, size: int) -> Estimate:
-    """Return the t interval taken back from the log scale; two wild samples may span more than a float does."""
-    centre, largest = math.log(value), math.log(sys.float_info.max)
-    low, high = math.exp(max(centre - half, -largest)), math.exp(min(centre + half, largest))
-    return Estimate(value, min(low, value), max(high, value), size, LEVEL, Method.T_LOG)
+def _log_estimate(value: float, half: float, size: int, level: float) -> Estimate:
+    """Return the t interval taken back from the log scale."""
+    centre = math.log(value)
+    of_logs = Estimate(centre, centre - half, centre + half, size, level, Method.T_LOG)
+    return replace(exponential(of_logs), value=value)
