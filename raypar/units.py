@@ -182,6 +182,22 @@ def score_interval(name: str, of: Interval) -> str:
     return score(name, of.value) + _brackets(of, show)
 
 
+def score_difference(name: str, value: float) -> str:
+    """Return the size of a metric's difference: ``0.5 points`` of an accuracy, ``0.0120`` of others."""
+    return f"{100 * value:.1f} points" if is_share(name) else number(value)
+
+
+def score_change(name: str, of: Interval) -> str:
+    """``-2.1 points [-2.4, -1.8]`` for an accuracy, ``+0.0120 [+0.0100, +0.0140]`` for others."""
+
+    def show(value: float) -> str:
+        if is_share(name):
+            return f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
+        return ("+" if value >= 0 else "") + number(value)
+
+    return show(of.value) + (" points" if is_share(name) else "") + _brackets(of, show)
+
+
 def seconds_interval(of: Interval | None, *, bounds: bool = True) -> str:
     """``3.21 s [3.10, 3.40]``: one unit for all three (ms, s, min or h), the bounds as finely as the value."""
     if of is None or _is_missing(of.value):

@@ -7,13 +7,13 @@ from the store makes its `Question` from what was stored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, run_checks
 from raypar.analysis.effects import Effects, effects_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
-from raypar.analysis.pairwise import trial_speedup
+from raypar.analysis.pairwise import Family, family_of, trial_speedup
 from raypar.analysis.points import PointAnalysis, analyse_points, energy_source
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
 from raypar.analysis.scaling import WorkerGroup, worker_groups
@@ -36,6 +36,7 @@ class StudyAnalysis:
         points: one each, in the order of their values.
         warnings: what to mind when reading the numbers, the gravest first.
         verdicts: what the numbers say, in sentences.
+        family: the confidence of its comparisons.
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
         profiles: points with where their steps' time goes, of those that were looked into.
         effects: what each hyperparameter does; None where fewer than two are swept.
@@ -49,6 +50,7 @@ class StudyAnalysis:
     points: tuple[PointAnalysis, ...]
     warnings: tuple[Finding, ...]
     verdicts: tuple[str, ...]
+    family: Family = field(default_factory=Family)
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
     effects: Effects | None = None
@@ -73,17 +75,19 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
     question = question_of(asked) if isinstance(asked, Study) else asked
     current = current_results(question, results)
     gathered = current.points
-    points = analyse_points(question, gathered)
+    family = family_of(question, gathered)
+    points = analyse_points(question, gathered, family)
     target = common_target(question, gathered)
     return StudyAnalysis(
         question=question,
         time_metric=current.time_metric,
         points=points,
-        warnings=run_checks(Evidence(question, current.time_metric, points, current.sentence)),
-        verdicts=verdicts(question, points),
+        family=family,
+        warnings=run_checks(Evidence(question, current.time_metric, points, family, current.sentence)),
+        verdicts=verdicts(question, points, family),
         worker_groups=worker_groups(question, gathered),
         profiles=tuple(_profiles(gathered)),
-        effects=effects_of(question, gathered),
+        effects=effects_of(question, gathered, family),
         target=target,
         batches=batch_groups(gathered, target, question.baseline) if target else (),
         energy_source=energy_source(gathered),

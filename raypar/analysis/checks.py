@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, combinations, compress
+from itertools import chain, combinations
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -21,10 +21,10 @@ import numpy as np
 from scipy.special import ndtr
 
 from raypar import units
-from raypar.analysis.pairwise import MIN_METRIC_DIFFERENCE, metric_change, same_work
+from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, same_work, worker_metrics
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import WALL_TIME, PointKey, PointSamples, Question, point_key
-from raypar.analysis.stats import LEVEL, MIN_RANKED, Floats, median_estimate
+from raypar.analysis.question import WALL_TIME, Question, point_key
+from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import TrialResult, TrialState, point_label
 
@@ -53,6 +53,7 @@ class Evidence:
     question: Question
     time_metric: str
     points: tuple[PointAnalysis, ...]
+    family: Family = field(default_factory=Family)
     excluded: str = ""
 
     @cached_property
@@ -359,27 +360,15 @@ def unequal_work(evidence: Evidence) -> Iterator[str]:
 
 
 def metric_differs(evidence: Evidence) -> Iterator[str]:
-    """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients.
-
-    A finding only where the difference is larger than either point's own spread over the repeats, and the interval of
-    the block-wise differences excludes 0 (its five percent of false alarms are what the first condition is against).
-    """
+    """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients."""
     name = evidence.question.metric
-    groups: defaultdict[PointKey, list[PointSamples]] = defaultdict(list)
-    for samples in evidence.points:
-        groups[point_key(samples.rest)].append(samples)
-    different: list[str] = []
-    for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
-        change = metric_change(one, other)
-        if change is None or not change.excludes(0.0):
-            continue
-        spread = max(float(np.ptp(p.all_of("metric"))) for p in (one, other))
-        medians = [float(np.median(p.all_of("metric"))) for p in (one, other)]
-        if abs(change.value) > max(spread, MIN_METRIC_DIFFERENCE * abs(medians[0])):
-            values = [units.score(name, median) for median in medians]
-            different.append(f"{values[0]} at {point_label(one.point)}, {values[1]} at {point_label(other.point)}")
+    different = [
+        f"by {units.score_change(name, each.change)} at {point_label(each.point.point)}"
+        for each in worker_metrics(evidence.question, evidence.points, evidence.family)
+        if each.verdict is Equivalence.DIFFERENT
+    ]
     if different:
-        yield f"{name} differs between numbers of workers by more than between repeats: {named(different, '; ')}."
+        yield f"{name} depends on the number of workers: it changes {named(different)}."
 
 
 def more_than_linear(evidence: Evidence) -> Iterator[str]:
@@ -399,6 +388,7 @@ def more_than_linear(evidence: Evidence) -> Iterator[str]:
 # ---- steadiness over time
 
 MIN_DRIFT = 0.02  # relative change that is worth a word
+MOST_EXACT = 50  # blocks
 MIN_PARTS = 4  # reports of a trial, whose ends can be compared
 MIN_TRIALS = 3  # with so many reports
 MIN_OUTLYING = 0.05  # relative distance that is worth a word
@@ -407,68 +397,63 @@ OUTLYING_SCALES = 3.5
 # The median difference of two normal values over their standard deviation: sqrt(2) · 0.6745.
 MEDIAN_DIFFERENCE = 0.9539
 
-Series: TypeAlias = Sequence[tuple[float, float]]  # of one point's trials: start, time; seconds
-
 
 class Trend(NamedTuple):
-    """Trend of a study's times: trials of the same points became slower or faster as it went on."""
+    """Trend of a study's times: its blocks became slower or faster as it went on."""
 
-    change: float  # of the times from the first trial's start to the last one's, relative; 0.08 is 8 % slower
-    tau: float  # Kendall's: the share of a point's pairs that became slower less that which became faster
-    p_value: float  # how often trials without a trend show one as strong or stronger
-    num_trials: int
+    change: float  # of the times from the first block to the last one, relative; 0.08 is 8 % slower
+    tau: float  # Kendall's: the share of pairs of blocks that became slower less that which became faster
+    p_value: float  # how often blocks without a trend show one as strong or stronger
+    num_blocks: int
 
 
-def trend_of(points: Iterable[Series]) -> Trend | None:
-    """Return the trend of times over start times; None where the trials are too few for any order of them to show one.
+def trend_of(points: Iterable[Mapping[int, float]]) -> Trend | None:
+    """Return the trend of the times over the blocks; None with fewer than three.
 
-    Trials are compared with others of their own point alone, and the comparisons added up over the points: the
-    seasonal Kendall test and slope of Hirsch, Slack and Smith, "Techniques of Trend Analysis for Monthly Water Quality
-    Data", Water Resources Research 18(1), 1982, points in the place of seasons; two-sided, normal approximation with
-    continuity correction.
+    What disturbs a block disturbs all of its trials, so that they are no samples of their own: each block counts as
+    one, by the median of its trials' log times over those of their points. Mann-Kendall's test and Sen's slope.
 
     Args:
-        points: of each point, its trials' starts and times (greater than 0), in any order.
+        points: of each point, log times by block.
     """
-    score = variance = 0.0
-    num_pairs = num_trials = 0
-    slopes: list[Floats] = []
-    starts: list[float] = []
-    for series in (each for each in points if len(each) > 1):
-        size = len(series)
-        at, log_times = np.asarray([s for s, _ in series]), np.log([t for _, t in series])
-        first, second = np.triu_indices(size, 1)
-        later, slower = at[second] - at[first], log_times[second] - log_times[first]
-        # Ties count 0 and leave the variance as it is: with them the test is on the safe side.
-        score += float(np.sum(np.sign(later) * np.sign(slower)))
-        variance += size * (size - 1) * (2 * size + 5) / 18
-        slopes.append(slower[later != 0] / later[later != 0])
-        num_pairs, num_trials = num_pairs + len(first), num_trials + size
-        starts += [float(at.min()), float(at.max())]
-    if not variance or _p_value(num_pairs, variance) >= 1 - LEVEL or not sum(map(len, slopes)):
+    excess: defaultdict[int, list[float]] = defaultdict(list)
+    for log_times in points:
+        middle = float(np.median(list(log_times.values()))) if log_times else 0.0
+        for block, log_time in log_times.items():
+            excess[block].append(log_time - middle)
+    blocks = sorted(excess)
+    if len(blocks) < 3:
         return None
-    change = math.expm1(float(np.median(np.concatenate(slopes))) * (max(starts) - min(starts)))
-    return Trend(change, score / num_pairs, _p_value(score, variance), num_trials)
+    medians = np.array([np.median(excess[block]) for block in blocks])
+    first, second = np.triu_indices(len(blocks), 1)
+    slower, later = medians[second] - medians[first], np.subtract(blocks, blocks[0])
+    score = float(np.sum(np.sign(slower)))  # ties count 0: with them the test is on the safe side
+    slope = float(np.median(slower / (later[second] - later[first])))
+    change = math.expm1(slope * float(later[-1]))
+    return Trend(change, score / len(first), _kendall_p_value(score, len(blocks)), len(blocks))
 
 
-def _p_value(score: float, variance: float) -> float:
-    return min(1.0, 2 * float(ndtr(-max(0.0, abs(score) - 1) / math.sqrt(variance))))
+def _kendall_p_value(score: float, size: int) -> float:
+    """Return how often the order of so many values has a score as far from 0, where there is no trend; two-sided.
+
+    Exact up to `MOST_EXACT` values, by the number of their discordant pairs; beyond, by the normal approximation.
+    """
+    num_pairs = size * (size - 1) // 2
+    if size > MOST_EXACT:
+        return min(1.0, 2 * float(ndtr(-max(0.0, abs(score) - 1) / math.sqrt(num_pairs * (2 * size + 5) / 9))))
+    shares = np.ones(1)
+    for count in range(2, size + 1):
+        shares = np.convolve(shares, np.full(count, 1 / count))
+    return min(1.0, 2 * float(np.sum(shares[: int((num_pairs - abs(score)) // 2) + 1])))
 
 
 def drift_over_study(evidence: Evidence) -> Iterator[str]:
-    """Trend of the baseline's times, or of all points' where the baseline's are too few to show one.
-
-    The level of the test is 5 %: so many studies without a trend get a finding.
-    """
-    every = [[(r.started_at, math.exp(log_time)) for r, log_time in group] for group in evidence.log_times]
-    of_base = [evidence.question.is_baseline(p.point) for p in evidence.points]
-    trend, who = trend_of(compress(every, of_base)), "The baseline"
-    if trend is None:
-        trend, who = trend_of(every), "Trials of the same point"
-    if trend is not None and trend.p_value < 1 - LEVEL and abs(trend.change) >= MIN_DRIFT:
+    """Trend of the times over the study's blocks."""
+    trend = trend_of({repeat: math.log(t) for repeat, t in p.times.items()} for p in evidence.points)
+    if trend is not None and trend.p_value < TREND_ERROR and abs(trend.change) >= MIN_DRIFT:
         yield (
-            f"{who} became {_changed(trend.change)} from the study's first trial to its last "
-            f"(Kendall's tau {trend.tau:.2f} over {units.counted(trend.num_trials, 'trial')})."
+            f"Trials of the same point became {_changed(trend.change)} from the study's first block to its last "
+            f"(Kendall's tau {trend.tau:.2f} over {trend.num_blocks} blocks)."
         )
 
 

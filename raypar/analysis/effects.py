@@ -19,8 +19,9 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.checks import named
+from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, point_key
-from raypar.analysis.stats import Estimate, Floats, median_estimate, ratio_estimate
+from raypar.analysis.stats import NO_PRIOR, Estimate, Floats, shift_estimate
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -134,11 +135,12 @@ class _Grid:
         return [part[complete] for part in flat] if complete.any() and complete.mean() >= MIN_SHARE else None
 
 
-def effects_of(question: Question, gathered: Sequence[PointSamples]) -> Effects | None:
+def effects_of(question: Question, gathered: Sequence[PointSamples], family: Family) -> Effects | None:
     """Estimate the effects; None where fewer than two hyperparameters are swept, or no trial has a time.
 
     Args:
         gathered: the trials of each point, in the order of their values.
+        family: of the study's comparisons, of which these are some.
     """
     listed = {point_key(p) for p in question.points}
     placed = [p for p in gathered if not listed or point_key(p.point) in listed]
@@ -152,8 +154,8 @@ def effects_of(question: Question, gathered: Sequence[PointSamples]) -> Effects 
     grid = _grid(question, placed, swept)
     if not grid.log_times.shape[-1]:
         return _none(f"no block has finished trials of {units.percent(MIN_SHARE)} of the points")
-    main, incomplete = _main_effects(grid)
-    interactions, incomplete_pairs = _interactions(grid)
+    main, incomplete = _main_effects(grid, family)
+    interactions, incomplete_pairs = _interactions(grid, family)
     missing = (("the effect of", incomplete), ("whether the speedup depends on", incomplete_pairs))
     omitted = tuple(f"{TOO_FEW} {what} {named(levels)}" for what, levels in missing if levels)
     return Effects(grid.log_times.shape[-1], main, interactions, omitted)
@@ -187,7 +189,7 @@ def _grid(question: Question, gathered: Sequence[PointSamples], swept: Mapping[s
     return _Grid(tuple(swept), tuple(swept.values()), references, log_times[..., complete], metrics[..., complete])
 
 
-def _main_effects(grid: _Grid) -> tuple[tuple[MainEffect, ...], list[str]]:
+def _main_effects(grid: _Grid, family: Family) -> tuple[tuple[MainEffect, ...], list[str]]:
     """Return the effects, and the levels too few of whose points are complete."""
     effects: list[MainEffect] = []
     incomplete: list[str] = []
@@ -199,8 +201,9 @@ def _main_effects(grid: _Grid) -> tuple[tuple[MainEffect, ...], list[str]]:
                 incomplete.append(point_label({key: level}))
                 continue
             changes = (scores[1] - scores[0]).mean(axis=0).tolist() if scores else []
-            change = median_estimate(changes, log_scale=False) if scores else None
-            levels.append(LevelEffect(level, len(times[0]), _ratio(*map(_geometric_mean, times)), change))
+            change = shift_estimate(changes, level=family.metric_level) if scores else None
+            reference, this = map(_mean, times)
+            levels.append(LevelEffect(level, len(times[0]), family.log_ratio(reference - this, NO_PRIOR), change))
         if levels:
             values = grid.levels[axis]
             is_ordered = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
@@ -208,7 +211,7 @@ def _main_effects(grid: _Grid) -> tuple[tuple[MainEffect, ...], list[str]]:
     return tuple(effects), incomplete
 
 
-def _interactions(grid: _Grid) -> tuple[tuple[Interaction, ...], list[str]]:
+def _interactions(grid: _Grid, family: Family) -> tuple[tuple[Interaction, ...], list[str]]:
     """Return those with the most workers, and the levels too few of whose points are complete."""
     if WORKERS not in grid.keys:
         return (), []
@@ -225,18 +228,13 @@ def _interactions(grid: _Grid) -> tuple[tuple[Interaction, ...], list[str]]:
             if (parts := grid.compared(axis, i, by_workers)) is None:
                 incomplete.append(point_label({key: level}))
                 continue
-            base_then, most_then, base_now, most_now = map(_geometric_mean, parts)
-            pairs = (base_now, most_now), (base_then, most_then), (base_now * most_then, most_now * base_then)
-            estimates = [_ratio(*pair) for pair in pairs]
+            base_then, most_then, base_now, most_now = map(_mean, parts)
+            now, then = base_now - most_now, base_then - most_then
+            estimates = [family.log_ratio(logs, NO_PRIOR) for logs in (now, then, now - then)]
             interactions.append(Interaction(key, level, reference, num_workers, base_workers, *estimates))
     return tuple(interactions), incomplete
 
 
-def _geometric_mean(log_times: Floats) -> Floats:
-    """Return the seconds of each block, over the points."""
-    return np.asarray(np.exp(log_times.mean(axis=0)))
-
-
-def _ratio(top: Floats, bottom: Floats) -> Estimate:
-    """Estimate the ratio over the blocks."""
-    return ratio_estimate(top.tolist(), bottom.tolist())
+def _mean(log_times: Floats) -> Floats:
+    """Return the mean log time of each block, over the points."""
+    return np.asarray(log_times.mean(axis=0))

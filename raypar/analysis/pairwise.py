@@ -1,63 +1,49 @@
-"""Two points compared: ratio of their times, difference of their metrics, confidence, and the repeats still needed.
+"""Comparisons of points: ratios of their times, differences of their metrics, and the repeats that they still need.
 
 Trials of the same block are compared with each other where there are such; else the two are independent samples
 (`by_block`). Where two points trained on different numbers of samples (``drop_last``), rates are compared, not times.
+
+A report makes many claims, and each of them is wrong now and then. A `Family` gives the comparisons of a study such
+intervals that with 95 % confidence all of them hold at once (Bonferroni): a point is faster or slower only where that
+interval excludes 1, in whatever view.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import ndtri, stdtr
+from scipy.special import ndtri
 
-from raypar.analysis.question import PointSamples, Sample
+from raypar import units
+from raypar.analysis.question import PointKey, PointSamples, Question, Sample, point_key, with_baselines
 from raypar.analysis.stats import (
+    HODGES_LEHMANN_ERROR,
     LEVEL,
-    MEDIAN_TO_MEAN_ERROR,
     MIN_RANKED,
-    NUM_RESAMPLES,
+    NO_PRIOR,
     Estimate,
     Floats,
-    median_estimate,
+    VariancePrior,
+    exponential,
     ratio_estimate,
-    resampled_medians,
+    shift_estimate,
+    variance_prior,
 )
 
 MARGIN = 0.1  # a loss of time that is not worth more trials
 POWER = 0.8
 # Less than one sample in a million: what rounding may do to throughput × time.
 SAME_WORK_TOLERANCE = 1e-6
-MIN_METRIC_DIFFERENCE = 1e-3  # of the value: less is below what a report shows
+# Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
+TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.04, 0.005, 0.005
 
 T = TypeVar("T")
-
-
-class Basis(StrEnum):
-    """Method behind a confidence, in words that fit a report."""
-
-    BOOTSTRAP = f"bootstrap over the repeats, {NUM_RESAMPLES:,} resamples"
-    STUDENT = "Student t on logarithms, assumes log-normal times"
-
-
-@dataclass(frozen=True)
-class Confidence:
-    """Confidence in a claim about two points.
-
-    Attributes:
-        share: 0 to 1, of the resamples or of the distribution.
-        num_samples: how many pairs, or how many trials of the point that has fewer.
-        is_paired: whether trials of the same block were compared.
-    """
-
-    share: float
-    basis: Basis
-    num_samples: int
-    is_paired: bool
 
 
 def by_block(first: Mapping[int, T], second: Mapping[int, T]) -> tuple[list[T], list[T], bool]:
@@ -89,16 +75,21 @@ def speedup(base: PointSamples, other: PointSamples, *, are_blocks_shared: bool 
     Args:
         are_blocks_shared: False for points of two studies, whose repeats of one number have nothing in common.
     """
+    if (sides := _sides(base, other)) is None:
+        return None
+    if not are_blocks_shared:
+        return ratio_estimate(*(list(side.values()) for side in sides), paired=False)
+    return time_ratio(*sides)
+
+
+def _sides(base: PointSamples, other: PointSamples) -> tuple[dict[int, float], dict[int, float]] | None:
+    """Return the values by repeat whose ratio is the speedup; None where either point has none."""
     works = [[s.num_samples for s in p.samples.values()] for p in (base, other)]
     if all(same_work(b, o) for b in works[0] for o in works[1]):
         top, bottom = base.times, other.times
     else:
         top, bottom = other.by_repeat("throughput"), base.by_repeat("throughput")
-    if not top or not bottom:
-        return None
-    if not are_blocks_shared:
-        return ratio_estimate(list(top.values()), list(bottom.values()), paired=False)
-    return time_ratio(top, bottom)
+    return (top, bottom) if top and bottom else None
 
 
 def trial_speedup(base: Sample, other: Sample) -> float | None:
@@ -116,10 +107,157 @@ def metric_differences(first: PointSamples, second: PointSamples) -> list[float]
     return [of_second[r] - of_first[r] for r in sorted(of_first.keys() & of_second.keys())]
 
 
-def metric_change(first: PointSamples, second: PointSamples) -> Estimate | None:
-    """Estimate the metric of `second` minus that of `first`; None where no block has both."""
-    differences = metric_differences(first, second)
-    return median_estimate(differences, log_scale=False) if differences else None
+@dataclass(frozen=True)
+class Family:
+    """Comparisons of a study's points that hold all at once, with 95 % confidence.
+
+    Attributes:
+        num_comparisons: how many of times it makes at most, and of metrics as many; one-sided ones count half.
+        times: variance of the points' log times.
+        metrics: of their metrics.
+    """
+
+    num_comparisons: float = 1.0
+    times: VariancePrior = NO_PRIOR
+    metrics: VariancePrior = NO_PRIOR
+
+    @property
+    def time_level(self) -> float:
+        """Confidence of each comparison of times."""
+        return 1 - TIME_ERROR / self.num_comparisons
+
+    @property
+    def metric_level(self) -> float:
+        """Confidence of each comparison of metrics."""
+        return 1 - METRIC_ERROR / self.num_comparisons
+
+    def speedup(self, base: PointSamples, other: PointSamples) -> Estimate | None:
+        """Estimate how many times as fast `other` is as `base`; None where either has no time."""
+        if (sides := _sides(base, other)) is None:
+            return None
+        return self.ratio(*sides)
+
+    def ratio(self, slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate:
+        """Estimate how many times as long the first takes as the second: seconds by repeat, at least one each."""
+        tops, bottoms, is_paired = by_block(slow, fast)
+        if not is_paired:
+            return ratio_estimate(tops, bottoms, paired=False, level=self.time_level)
+        return self.log_ratio(np.log(tops) - np.log(bottoms))
+
+    def log_ratio(self, differences: Sequence[float] | Floats, prior: VariancePrior | None = None) -> Estimate:
+        """Estimate a ratio from differences of log times, block by block.
+
+        Args:
+            prior: of the variances; None: that of single points.
+        """
+        return exponential(shift_estimate(differences, level=self.time_level, prior=prior or self.times))
+
+    def metric_change(self, first: PointSamples, second: PointSamples) -> Estimate | None:
+        """Estimate the metric of `second` minus that of `first`; None where no block has both."""
+        differences = metric_differences(first, second)
+        return shift_estimate(differences, level=self.metric_level, prior=self.metrics) if differences else None
+
+    def metric_bounds(self, first: PointSamples, second: PointSamples, num_tests: int = 1) -> Estimate | None:
+        """Estimate the metric of `second` minus that of `first`, for one-sided tests against a margin.
+
+        None where no block has both.
+
+        Args:
+            num_tests: how many such tests are to hold at once, with 95 % confidence.
+        """
+        differences = metric_differences(first, second)
+        level = 1 - 2 * (1 - LEVEL) / max(1, num_tests)
+        return shift_estimate(differences, level=level, prior=self.metrics) if differences else None
+
+
+def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
+    """Return the family of a study's comparisons.
+
+    They are those of each point with its baseline, of the fastest point with each other one, which is one-sided, and of
+    the levels of each hyperparameter, where two are swept or more.
+    """
+    timed = [p for p in gathered if p.times]
+    num_base = sum(
+        base is not None and bool(base.times) and not question.is_baseline(p.point)
+        for p, base in with_baselines(question, timed)
+    )
+    num_best = (len(timed) - 1) / 2 if len(timed) > 2 or not num_base else 0.0
+    levels = [len({point_key({k: p.point.get(k)}) for p in timed}) - 1 for k in question.space_keys]
+    num_effects = 2 * sum(levels) if sum(n > 0 for n in levels) > 1 else 0
+    return Family(
+        max(1.0, num_base + num_best + num_effects),
+        variance_prior(_table([{r: math.log(t) for r, t in p.times.items()} for p in timed])),
+        variance_prior(_table([p.by_repeat("metric") for p in gathered])),
+    )
+
+
+def _table(values: Sequence[Mapping[int, float]]) -> Floats:
+    """Return ``[point, block]``, of the points that have any and the blocks that all of these have."""
+    points = [each for each in values if each]
+    blocks = sorted(set.intersection(*map(set, points))) if points else []
+    return np.array([[each[block] for block in blocks] for each in points]).reshape(len(points), len(blocks))
+
+
+def metric_margin(name: str, value: float) -> float:
+    """Return the difference of a metric that doesn't matter by default: half a point of a share, else 1 %.
+
+    Args:
+        value: the best one.
+    """
+    return 0.005 if units.is_share(name) else 0.01 * abs(value)
+
+
+class Equivalence(StrEnum):
+    """Comparison of two metrics with a margin."""
+
+    EQUIVALENT = "equivalent"  # within the margin, with confidence
+    DIFFERENT = "different"  # with confidence, and maybe beyond it
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class WorkerMetric:
+    """Metric of a point against that of the point with the base number of workers.
+
+    Attributes:
+        change: of the metric from the base to the point.
+        margin: that does not matter.
+    """
+
+    point: PointSamples
+    base: PointSamples
+    change: Estimate
+    margin: float
+    verdict: Equivalence
+
+
+def worker_metrics(question: Question, points: Sequence[PointSamples], family: Family) -> list[WorkerMetric]:
+    """Compare the metrics of points that differ in ``num_workers`` alone: equal batches should make equal models.
+
+    The base is the baseline's number of workers, else the least. Equivalence is two one-sided tests against the margin
+    (D. J. Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
+    """
+    groups: dict[PointKey, list[PointSamples]] = {}
+    for p in points:
+        if p.num_workers is not None and p.by_repeat("metric"):
+            groups.setdefault(point_key(p.rest), []).append(p)
+    compared: list[WorkerMetric] = []
+    for group in groups.values():
+        asked = question.baseline.get("num_workers")
+        base = min(group, key=lambda p: (p.num_workers != asked, p.num_workers or 0))
+        margin = metric_margin(question.metric, float(np.median(base.all_of("metric"))))
+        others = [p for p in group if p is not base]
+        for p in others:
+            change, bounds = family.metric_change(base, p), family.metric_bounds(base, p, len(others))
+            if change is None or bounds is None:
+                continue
+            verdict = Equivalence.UNKNOWN
+            if bounds.low is not None and bounds.high is not None and -margin < bounds.low <= bounds.high < margin:
+                verdict = Equivalence.EQUIVALENT
+            elif change.excludes(0.0):
+                verdict = Equivalence.DIFFERENT
+            compared.append(WorkerMetric(p, base, change, margin, verdict))
+    return compared
 
 
 def time_ratio(slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate:
@@ -128,52 +266,44 @@ def time_ratio(slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate
     return ratio_estimate(tops, bottoms, paired=is_paired)
 
 
-def confidence_of(slow: Mapping[int, float], fast: Mapping[int, float], at_least: float = 1.0) -> Confidence | None:
-    """Return the confidence that the first takes more than `at_least` times as long; None with one trial of either."""
-    tops, bottoms, is_paired = by_block(slow, fast)
-    size = min(len(tops), len(bottoms))
-    if size < 2:
-        return None
-    top, bottom = np.log(tops), np.log(bottoms) + math.log(at_least)
-    if size >= MIN_RANKED:
-        # Share of resamples in which the first median is larger; equal ones count half.
-        signs = np.sign(np.subtract(*resampled_medians(top, bottom, paired=is_paired)))
-        return Confidence(float(0.5 + 0.5 * np.mean(signs)), Basis.BOOTSTRAP, size, is_paired)
-    centre = float(np.median(top - bottom) if is_paired else np.median(top) - np.median(bottom))
-    error = MEDIAN_TO_MEAN_ERROR * _error(top, bottom, is_paired)
-    # Degrees of freedom of the smaller group: Welch's are never fewer.
-    share = float(stdtr(size - 1, centre / error)) if error > 0 else 0.5 + 0.5 * float(np.sign(centre))
-    return Confidence(share, Basis.STUDENT, size, is_paired)
-
-
-def joint_share(shares: list[float]) -> float:
-    """Return the confidence that several claims hold at once, given that of each, whatever their dependence.
-
-    Bonferroni's bound, 1 - sum(1 - share): the least median of many is partly luck. At least what guessing would do.
-    """
-    return max(1 - sum(1 - share for share in shares), 1 / (len(shares) + 1))
-
-
-def repeats_needed(slow: Mapping[int, float], fast: Mapping[int, float]) -> int | None:
+def repeats_needed(
+    slow: Mapping[int, float], fast: Mapping[int, float], level: float = LEVEL, margin: float = MARGIN
+) -> int | None:
     """Return about how many trials each of the two needs for an answer; None where no spread is known yet.
 
-    An answer is a ratio whose interval excludes 1, or ends before a difference that matters (`MARGIN`): whichever takes
+    An answer is a ratio whose interval excludes 1, or ends before a difference that matters (`margin`): whichever takes
     fewer trials. The count is that of a normal test of the log ratio with the observed spread,
-    n = ((z(97.5 %) + z(80 %)) · sqrt(π/2) · spread / distance)².
+    n = ((z(level) + z(80 %)) · sqrt(π/3) · spread / distance)².
     """
     tops, bottoms, is_paired = by_block(slow, fast)
     size = min(len(tops), len(bottoms))
     if size < 2:
         return None
     top, bottom = np.log(tops), np.log(bottoms)
-    spread = _error(top, bottom, is_paired) * math.sqrt(size)
-    difference = abs(float(np.median(top) - np.median(bottom)))
-    distance = max(difference, math.log1p(MARGIN) - difference)
-    quantiles = float(ndtri((1 + LEVEL) / 2)) + float(ndtri(POWER))
-    return max(math.ceil((quantiles * MEDIAN_TO_MEAN_ERROR * spread / distance) ** 2), MIN_RANKED, size + 1)
-
-
-def _error(top: Floats, bottom: Floats, is_paired: bool) -> float:
-    """Return the standard error of the mean difference."""
     sides = [top - bottom] if is_paired else [top, bottom]
-    return math.sqrt(sum(float(np.var(side, ddof=1)) / len(side) for side in sides))
+    spread = math.sqrt(sum(float(np.var(side, ddof=1)) for side in sides))
+    difference = abs(float(np.median(top) - np.median(bottom)))
+    distance = max(difference, math.log1p(margin) - difference)
+    return max(_count(spread, distance, (1 + level) / 2), MIN_RANKED, size + 1)
+
+
+def repeats_for_margin(differences: Sequence[float], margin: float, level: float = LEVEL) -> int | None:
+    """Return about how many blocks show on which side of a margin the differences lie; None with fewer than two.
+
+    Args:
+        differences: of the metric, block by block, positive where it is better.
+        margin: that they must not fall below, turned: 0.005 for -0.005.
+        level: of the one-sided test.
+    """
+    if len(differences) < 2:
+        return None
+    spread, distance = float(np.std(differences, ddof=1)), abs(float(np.median(differences)) + margin)
+    return max(_count(spread, distance, level), len(differences) + 1)
+
+
+def _count(spread: float, distance: float, level: float) -> int:
+    """Return how many samples show a shift with a one-sided test of this level."""
+    if distance <= 0:
+        return sys.maxsize
+    quantiles = float(ndtri(level)) + float(ndtri(POWER))
+    return math.ceil(min((quantiles * HODGES_LEHMANN_ERROR * spread / distance) ** 2, sys.maxsize))

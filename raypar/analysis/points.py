@@ -1,6 +1,7 @@
 """Estimates of each point: medians with intervals, speedup, parallel efficiency, energy, cost.
 
-Speedup S(N) = T(baseline) / T(N), from trials of the same block where there are such (`raypar.analysis.pairwise`).
+Speedup S(N) = T(baseline) / T(N), from trials of the same block where there are such; its interval is simultaneous with
+those of all other points (`raypar.analysis.pairwise`).
 Parallel efficiency is S(N) · N0 / N, for N workers against a baseline of N0. Strong scaling (``batch_size`` fixed) and
 weak scaling (``per_worker_batch_size`` fixed) need no two formulas: an epoch is the same number of samples either way.
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypar.analysis.pairwise import speedup
+from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
 from raypar.study.trial import TrialResult
@@ -109,20 +110,28 @@ class PointAnalysis(PointSamples):
     energy_j: Estimate | None = None
 
 
-def analyse_points(question: Question, gathered: Sequence[PointSamples]) -> tuple[PointAnalysis, ...]:
-    """Estimate the numbers of every point, in the order given."""
-    has_energy = bool(energy_source(gathered))
-    return tuple(_analysed(question, p, base, has_energy) for p, base in with_baselines(question, gathered))
+def analyse_points(
+    question: Question, gathered: Sequence[PointSamples], family: Family | None = None
+) -> tuple[PointAnalysis, ...]:
+    """Estimate the numbers of every point, in the order given.
+
+    Args:
+        family: of the study's comparisons, if it is known already.
+    """
+    has_energy, family = bool(energy_source(gathered)), family or family_of(question, gathered)
+    return tuple(_analysed(question, p, base, has_energy, family) for p, base in with_baselines(question, gathered))
 
 
-def _analysed(question: Question, samples: PointSamples, base: PointSamples | None, has_energy: bool) -> PointAnalysis:
+def _analysed(
+    question: Question, samples: PointSamples, base: PointSamples | None, has_energy: bool, family: Family
+) -> PointAnalysis:
     is_baseline = question.is_baseline(samples.point)
     times, rates, metrics = (samples.all_of(q) for q in ("time_s", "throughput", "metric"))
     ratio = None
     if is_baseline and times:
         ratio = reference(len(times))
     elif base is not None:
-        ratio = speedup(base, samples)
+        ratio = family.speedup(base, samples)
     steps = [t for r in samples.measured for t in r.gang_step_times_s]
     time_s = median_estimate(times) if times else None
     return PointAnalysis(

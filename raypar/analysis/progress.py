@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
-from raypar.analysis.pairwise import metric_change, speedup, trial_speedup
+from raypar.analysis.pairwise import trial_speedup
 from raypar.analysis.question import (
     PointKey,
     PointSamples,
@@ -18,7 +18,6 @@ from raypar.analysis.question import (
     time_metric_of,
     with_baselines,
 )
-from raypar.analysis.stats import Estimate, median_estimate
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialResult, TrialSpec, gain
 
@@ -31,49 +30,43 @@ class Interim:
 
     Attributes:
         quantity: ``speedup`` over its baseline, or the study's metric where it names no baseline.
-        is_significant: a speedup: against 1; a metric: against that of the next best point.
+        value: its median. Without an interval: one that is looked at after every trial would promise too much.
+        num_trials: that it rests on.
     """
 
     point: Mapping[str, Value]
     quantity: str
-    estimate: Estimate
-    is_significant: bool
+    value: float
+    num_trials: int
 
 
 def interim_best(question: Question, results: Sequence[TrialResult]) -> Interim | None:
-    """Return the point with the best median; None where nothing can be compared yet.
-
-    Cheap enough to be called after every trial: only the best point's interval is estimated.
-    """
+    """Return the point with the best median; None where nothing can be compared yet."""
     gathered = collect(question, results, time_metric_of(results))
     return _fastest(question, gathered) if question.baseline else _best(question, gathered)
 
 
 def _fastest(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
-    compared: list[tuple[float, PointSamples, PointSamples]] = []
+    compared: list[tuple[float, int, PointSamples]] = []
     for samples, base in with_baselines(question, gathered):
         if base is None or question.is_baseline(samples.point):
             continue
         both = samples.samples.keys() & base.samples.keys()
         ratios = [r for i in both if (r := trial_speedup(base.samples[i], samples.samples[i])) is not None]
         if ratios:
-            compared.append((statistics.median(ratios), samples, base))
+            compared.append((statistics.median(ratios), len(ratios), samples))
     if not compared:
         return None
-    _, best, base = max(compared, key=itemgetter(0))
-    estimate = speedup(base, best)
-    return Interim(best.point, SPEEDUP, estimate, estimate.excludes(1.0)) if estimate else None
+    value, num_trials, best = max(compared, key=itemgetter(0))
+    return Interim(best.point, SPEEDUP, value, num_trials)
 
 
 def _best(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
-    scored = [(p, metrics) for p in gathered if (metrics := p.all_of("metric"))]
-    ordered = sorted(scored, key=lambda entry: gain(question.mode, statistics.median(entry[1])), reverse=True)
-    if len(ordered) < 2:
+    scored = [(statistics.median(metrics), len(metrics), p) for p in gathered if (metrics := p.all_of("metric"))]
+    if len(scored) < 2:
         return None
-    best, metrics = ordered[0]
-    change = metric_change(ordered[1][0], best)
-    is_significant = change is not None and change.excludes(0.0)
-    return Interim(best.point, question.metric, median_estimate(metrics, log_scale=False), is_significant)
+    value, num_trials, best = max(scored, key=lambda entry: gain(question.mode, entry[0]))
+    return Interim(best.point, question.metric, value, num_trials)
 
 
 @dataclass(frozen=True)

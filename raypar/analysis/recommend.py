@@ -1,15 +1,17 @@
-"""Recommendation of a point: the fastest that meets the constraints, how sure that is, and what would settle it.
+"""Recommendation of a point: the fastest that meets the constraints and is good enough, and what would settle it.
 
-A limit is compared with the median. Where the interval encloses the limit, an excluded point is a close call. Without a
-target, points are excluded whose metric is significantly worse than the best one, block by block, and by more than a
-report shows; where there are no two blocks to compare, the values decide, and that is a close call too.
+A limit is compared with the median. Where the interval encloses the limit, an excluded point is a close call.
+
+Without a target, a point qualifies only where it is shown to be as good as the best one, but for a margin that does not
+matter (`metric_margin`): the one-sided interval of the difference of their metrics, block by block, ends within it. Not
+significantly worse would not do: with few repeats hardly anything is. A point that may be worse is a close call.
 
 A point of which a trial diverged is excluded, however fast the others were.
 
-Of the points that no limit excludes, the one with the smallest median time leads. Those whose times don't differ
-significantly from its are its rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest
-workers is chosen: equals should not cost more. If no rival can be much faster than the chosen one, it is a tie and no
-more trials are needed; else the study is inconclusive.
+Of the points that qualify, the one with the smallest median time leads. Those that are not shown to be slower are its
+rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest workers is chosen: equals should not
+cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are needed; else, and
+where a faster point may be good enough, the study is inconclusive. So it is by one trial a point.
 
 A point is dominated by another one that is at least as good in every respect by its median, and significantly better
 in one of them. Points that differ significantly in no respect don't dominate each other, however their medians lie.
@@ -32,13 +34,12 @@ from raypar import units
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
     MARGIN,
-    MIN_METRIC_DIFFERENCE,
-    Confidence,
-    confidence_of,
-    joint_share,
-    metric_change,
+    Family,
+    family_of,
+    metric_differences,
+    metric_margin,
+    repeats_for_margin,
     repeats_needed,
-    time_ratio,
 )
 from raypar.analysis.points import (
     PointAnalysis,
@@ -50,7 +51,7 @@ from raypar.analysis.points import (
     why_energy_unknown,
 )
 from raypar.analysis.question import PointSamples, Question, current_results
-from raypar.analysis.stats import MIN_RANKED, Estimate
+from raypar.analysis.stats import LEVEL, MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, reported_metrics, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
@@ -62,7 +63,7 @@ MAX_DOUBTED = 4
 Differs: TypeAlias = Callable[[int, int, int], bool]
 
 
-def front_of(points: Sequence[PointAnalysis], mode: str) -> frozenset[int]:
+def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> frozenset[int]:
     """Return the indices of the points on the front of time, metric, cost and energy, of those that have a time.
 
     Points of which a trial diverged are neither on the front nor do they beat others.
@@ -70,6 +71,7 @@ def front_of(points: Sequence[PointAnalysis], mode: str) -> frozenset[int]:
     Args:
         points: of one study; the metric, the cost and the energy count where all of those with a time have one.
         mode: "max" or "min" of the metric is better.
+        family: of the points' comparisons.
     """
     indices = [i for i, point in enumerate(points) if point.time_s is not None and not point.unusable]
     timed = [points[i] for i in indices]
@@ -83,22 +85,15 @@ def front_of(points: Sequence[PointAnalysis], mode: str) -> frozenset[int]:
 
     def differs(one: int, other: int, objective: int) -> bool:
         if names[objective] == "time_s":
-            return is_time_apart(timed[one], timed[other])
+            return family.ratio(timed[one].times, timed[other].times).excludes(1.0)
+        if names[objective] == "metric":
+            change = family.metric_change(timed[one], timed[other])
+            return change is not None and change.excludes(0.0)
         column = columns[names[objective]]
         return _are_apart(column[one], column[other])
 
     is_repeated = any(len(p.times) > 1 for p in timed)
     return frozenset(indices[i] for i in pareto_front(rows, differs if is_repeated else None))
-
-
-def is_time_apart(one: PointAnalysis, other: PointAnalysis) -> bool:
-    """Return whether the times of two points that have one differ significantly."""
-    if one.time_s and other.time_s and _are_apart(one.time_s, other.time_s):
-        return True
-    if min(len(one.times), len(other.times)) < 2:
-        return False  # there is no interval
-    # Times can differ significantly whose intervals overlap; that takes longer to compute.
-    return time_ratio(one.times, other.times).excludes(1.0)
 
 
 def _are_apart(one: Estimate, other: Estimate) -> bool:
@@ -142,6 +137,7 @@ class Constraints:
         max_energy_j: joules of the time that counts.
         min_efficiency: parallel efficiency, 0 to 1, as the report has it.
         min_metric: of the study's metric after the last epoch; the most it may be where less is better.
+        metric_margin: how much worse than the best a metric may be; None: the default.
         only: hyperparameters and the values they may have.
     """
 
@@ -152,6 +148,7 @@ class Constraints:
     max_energy_j: float | None = None
     min_efficiency: float | None = None
     min_metric: float | None = None
+    metric_margin: float | None = None
     only: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
 
@@ -163,12 +160,14 @@ class Candidate(PointAnalysis):
         to_target: None where no target is asked for.
         exclusion: why it can't be chosen; empty: it can.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
+        metric_gap: how much better its metric is than that of the best point, where that excludes it, but is not sure.
         is_on_front: whether no other beats it in time, metric, cost and energy.
     """
 
     to_target: PointToTarget | None = None
     exclusion: str = ""
     is_close_call: bool = False
+    metric_gap: Estimate | None = None
     is_on_front: bool = False
 
     @property
@@ -184,8 +183,8 @@ class Candidate(PointAnalysis):
 
 def _candidates(
     question: Question, gathered: Sequence[PointSamples], constraints: Constraints
-) -> tuple[Candidate, ...]:
-    """Return a candidate for each point that has the values asked for, in the order given.
+) -> tuple[tuple[Candidate, ...], Family]:
+    """Return a candidate for each point that has the values asked for, in the order given, and their family.
 
     Raises:
         RayparError: no point has them.
@@ -194,12 +193,13 @@ def _candidates(
     if not analysed:
         raise _no_such_point(gathered, constraints.only)
     candidates = [_candidate(question, constraints, point) for point in analysed]
+    family = family_of(question, candidates)
     if constraints.target is None:
-        candidates = _without_worse(candidates, question)
+        candidates = _without_worse(candidates, question, constraints, family)
     # Those that miss the target are neither on the front nor do they beat others.
     reaching = [i for i, c in enumerate(candidates) if not c.to_target or c.to_target.is_always_reached]
-    front = {reaching[i] for i in front_of([candidates[i] for i in reaching], question.mode)}
-    return tuple(replace(c, is_on_front=i in front) for i, c in enumerate(candidates))
+    front = {reaching[i] for i in front_of([candidates[i] for i in reaching], question.mode, family)}
+    return tuple(replace(c, is_on_front=i in front) for i, c in enumerate(candidates)), family
 
 
 def _candidate(question: Question, constraints: Constraints, analysed: PointAnalysis) -> Candidate:
@@ -256,26 +256,39 @@ def _why_missed(to_target: PointToTarget) -> str:
     return f"reached by {num_reached} of {num_ended}" if num_reached else "target not reached"
 
 
-def _without_worse(candidates: Sequence[Candidate], question: Question) -> list[Candidate]:
-    """Exclude the candidates whose metric is significantly worse than the best one."""
-    name, rank = question.metric, partial(gain, question.mode)
-    scored = [(c, c.metric.value) for c in candidates if c.metric and not c.exclusion]
-    best, best_value = max(scored, key=lambda entry: rank(entry[1]), default=(None, 0.0))
+def _without_worse(
+    candidates: Sequence[Candidate], question: Question, constraints: Constraints, family: Family
+) -> list[Candidate]:
+    """Exclude the candidates that are not shown to be as good as the best one, within the margin."""
+    name, sign = question.metric, gain(question.mode, 1.0)
+    num_scored = sum(c.metric is not None and not c.exclusion for c in candidates)
+    best, best_value = _best(candidates, question.mode)
+    margin = constraints.metric_margin
+    margin = metric_margin(name, best_value) if margin is None else margin
 
     def judged(c: Candidate) -> Candidate:
-        if c.exclusion or best is None:
+        if c.exclusion or best is None or c is best:
             return c
-        if c.metric is None:
+        gap = family.metric_bounds(best, c, num_scored - 1) if c.metric is not None else None
+        if gap is None:
             return replace(c, exclusion=f"{name} unknown")
-        if rank(best_value - c.metric.value) <= MIN_METRIC_DIFFERENCE * abs(best_value):
+        if gap.low is None or gap.high is None:
+            return replace(c, exclusion=f"{name} of one trial", is_close_call=True, metric_gap=gap)
+        worst, most = sorted((sign * gap.low, sign * gap.high))
+        if worst >= -margin:
             return c
-        change = metric_change(c, best)
-        is_single = change is None or change.low is None
-        if change is not None and not is_single and not change.excludes(0.0):
-            return c
-        return replace(c, exclusion=f"{name} worse than the best", is_close_call=is_single)
+        if most < -margin:
+            return replace(c, exclusion=f"{name} worse than the best")
+        could = units.score_difference(name, -worst)
+        return replace(c, exclusion=f"{name} could be {could} worse", is_close_call=True, metric_gap=gap)
 
     return [judged(c) for c in candidates]
+
+
+def _best(candidates: Sequence[Candidate], mode: str) -> tuple[Candidate | None, float]:
+    """Return the candidate with the best metric, and its value; None where no candidate that may qualify has one."""
+    scored = [(c, c.metric.value) for c in candidates if c.metric and (not c.exclusion or c.metric_gap)]
+    return max(scored, key=lambda entry: gain(mode, entry[1]), default=(None, 0.0))
 
 
 def _has_values(samples: PointSamples, only: Mapping[str, tuple[Value, ...]]) -> bool:
@@ -330,8 +343,6 @@ class Recommendation:
         chosen: None for `Decision.NONE`.
         runner_up: the one to take otherwise: the fastest of the others; None where there is none.
         lead: time of the runner-up over that of the chosen one; None without one.
-        confidence: that the chosen one is faster than every other, or, if it was chosen for its workers, slower than
-            none by more than `MARGIN`; None where one of them ran only once.
         rivals: the leader and those that don't differ significantly from it, without the chosen one.
         settling: None where there is nothing to settle.
         batches: what the batch size does, where a target is asked for.
@@ -347,12 +358,18 @@ class Recommendation:
     chosen: Candidate | None = None
     runner_up: Candidate | None = None
     lead: Estimate | None = None
-    confidence: Confidence | None = None
     rivals: tuple[Candidate, ...] = ()
     settling: Settling | None = None
     batches: tuple[BatchGroup, ...] = ()
     excluded: str = ""
     energy_source: str = ""
+
+    @property
+    def metric_margin(self) -> float:
+        """How much worse than the best a metric may be."""
+        if self.constraints.metric_margin is not None:
+            return self.constraints.metric_margin
+        return metric_margin(self.question.metric, _best(self.candidates, self.question.mode)[1])
 
     @property
     def eligible(self) -> list[Candidate]:
@@ -377,7 +394,7 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
     if target is not None and target.metric not in (metrics := reported_metrics(current.results)):
         hint = suggest(target.metric, metrics) if metrics else "the trials report nothing: leave --target out"
         raise RayparError(f"--target {target.metric}=…: no trial reports `{target.metric}`", hint=hint)
-    candidates = _candidates(question, current.points, constraints)
+    candidates, family = _candidates(question, current.points, constraints)
     _check_limits(candidates, constraints, current.results)
     batches: tuple[BatchGroup, ...] = ()
     if target is not None:
@@ -386,65 +403,58 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
     before = Recommendation(question, constraints, current.time_metric, candidates, Decision.NONE)
     source = energy_source(current.points)
     before = replace(before, batches=batches, excluded=current.sentence, energy_source=source)
-    return _chosen(before) if before.eligible else before
+    return _chosen(before, family) if before.eligible else before
 
 
-def _chosen(before: Recommendation) -> Recommendation:
+def _chosen(before: Recommendation, family: Family) -> Recommendation:
     leader, *others = ranked = before.eligible
-    rivals = [c for c in others if not is_time_apart(c, leader)]
+    ahead = [(c, family.ratio(c.times, leader.times)) for c in others]  # by how much the leader is ahead of each
+    rivals = [(c, lead) for c, lead in ahead if lead.low is None or lead.low <= 1]
     # Without intervals no tie is shown, and the fastest is the best guess.
-    losses = [(c, time_ratio(c.times, leader.times)) for c in rivals]
-    near = [c for c, loss in losses if loss.low is not None and loss.value <= 1 + MARGIN]
+    near = [c for c, lead in rivals if lead.low is not None and lead.value <= 1 + MARGIN]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
-    tied = [c for c in (leader, *rivals) if c is not chosen] if rivals else []
-    bounds = [(c, time_ratio(chosen.times, c.times).high) for c in tied]
-    much_faster = [c for c, most in bounds if most is None or most > 1 + MARGIN]  # as far as is known
-    open_rivals = much_faster + _doubted(before, chosen)
+    tied = [c for c in (leader, *(c for c, _ in rivals)) if c is not chosen] if rivals else []
+    much_faster = [c for c in tied if _may_be_faster(c, chosen, family)]
+    maybe_good = [c for c in before.candidates if c.metric_gap and _may_be_faster(c, chosen, family)]
+    open_rivals = much_faster + sorted(maybe_good, key=lambda c: c.median_s)[:MAX_DOUBTED]
+    is_single = len(chosen.times) < 2 and len(before.candidates) > 1
+    is_open = bool(open_rivals) or is_single
     after = replace(
         before,
-        decision=Decision.UNCLEAR if open_rivals else Decision.TIED if tied else Decision.CLEAR,
+        decision=Decision.UNCLEAR if is_open else Decision.TIED if tied else Decision.CLEAR,
         chosen=chosen,
         rivals=tuple(tied),
-        settling=_settling(chosen, open_rivals) if open_rivals else None,
+        settling=_settling(before, chosen, open_rivals, family) if open_rivals else None,
     )
     rest = [c for c in ranked if c is not chosen]
-    if not rest:
-        return after
-    return replace(
-        after,
-        runner_up=rest[0],
-        lead=time_ratio(rest[0].times, chosen.times),
-        confidence=_joint_confidence(chosen, rest, is_leader=chosen is leader),
-    )
+    return replace(after, runner_up=rest[0], lead=family.ratio(rest[0].times, chosen.times)) if rest else after
 
 
-def _joint_confidence(chosen: Candidate, others: Sequence[Candidate], *, is_leader: bool) -> Confidence | None:
-    """Return the confidence against all others at once: the least of each, corrected for their number."""
-    at_least = 1.0 if is_leader else 1 / (1 + MARGIN)
-    each = [c for other in others if (c := confidence_of(other.times, chosen.times, at_least)) is not None]
-    if len(each) < len(others):
-        return None
-    least = min(each, key=lambda confidence: confidence.share)
-    return replace(least, share=joint_share([confidence.share for confidence in each]))
+def _may_be_faster(c: Candidate, chosen: Candidate, family: Family) -> bool:
+    """Return whether a point may be faster than the chosen one by more than `MARGIN`, as far as is known."""
+    if not c.times:
+        return False
+    ratio = family.ratio(chosen.times, c.times)
+    return (ratio.high is None and ratio.value > 1) or (ratio.high is not None and ratio.high > 1 + MARGIN)
 
 
-def _doubted(before: Recommendation, chosen: Candidate) -> list[Candidate]:
-    """Return faster points whose metric was worse in one trial, which proves little: the best few of them."""
-    if len(chosen.times) > 1:
-        return []
-    close = [(c, c.metric.value) for c in before.candidates if c.is_close_call and c.metric is not None]
-    faster = [(c, value) for c, value in close if c.median_s < chosen.median_s]
-    faster.sort(key=lambda entry: gain(before.question.mode, entry[1]), reverse=True)
-    return [c for c, _ in faster[:MAX_DOUBTED]]
-
-
-def _settling(chosen: Candidate, rivals: Sequence[Candidate]) -> Settling:
+def _settling(before: Recommendation, chosen: Candidate, rivals: Sequence[Candidate], family: Family) -> Settling:
     points = (chosen.point, *(c.point for c in rivals))
-    counts = [repeats_needed(c.times, chosen.times) for c in rivals]
+    counts = [_repeats_for(before, c, chosen, family) for c in rivals]
     if None in counts:
         return Settling(points, MIN_RANKED, spread_is_known=False)
     most = max(count for count in counts if count is not None)
     return Settling(points, most if most <= MAX_REPEATS else None, spread_is_known=True)
+
+
+def _repeats_for(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> int | None:
+    """Return about how many trials show whether a rival is to be taken; None where no spread is known."""
+    if c.metric_gap is None:
+        return repeats_needed(c.times, chosen.times, family.time_level)
+    mode, (best, _) = before.question.mode, _best(before.candidates, before.question.mode)
+    differences = [gain(mode, difference) for difference in metric_differences(best or c, c)]
+    num_scored = sum(p.metric is not None for p in before.candidates)
+    return repeats_for_margin(differences, before.metric_margin, 1 - (1 - LEVEL) / max(1, num_scored - 1))
 
 
 def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, results: Sequence[TrialResult]) -> None:

@@ -228,8 +228,9 @@ def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimat
     """
     sides = [(sample.tolist(), len(sample) - 1) for sample in (first, second)]
     each = [median_estimate(sample, log_scale=False, level=level) for sample, _ in sides]
-    if all(e.low is not None and e.high is not None and e.high > e.low for e in each):
-        squares = [((e.high - e.low) / _quantile(n, level)) ** 2 for e, (_, n) in zip(each, sides, strict=True)]
+    widths = [e.high - e.low for e in each if e.low is not None and e.high is not None]
+    if len(widths) == 2 and min(widths) > 0:
+        squares = [(width / _quantile(n, level)) ** 2 for width, (_, n) in zip(widths, sides, strict=True)]
         num_freedom = sum(squares) ** 2 / sum(s**2 / n for s, (_, n) in zip(squares, sides, strict=True))
         quantile = _quantile(num_freedom, level)
         levels = [2 * float(stdtr(n, quantile)) - 1 for _, n in sides]
@@ -300,7 +301,7 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def shift_estimate(differences: Sequence[float], *, level: float, prior: VariancePrior = NO_PRIOR) -> Estimate:
+def shift_estimate(differences: Sequence[float] | Floats, *, level: float, prior: VariancePrior = NO_PRIOR) -> Estimate:
     """Estimate by how much one point lies above another, from their differences block by block.
 
     Args:
@@ -356,7 +357,7 @@ def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, value - down, value + up, size, min(levels, default=None), method)
 
 
-def _checked(values: Sequence[float], *, positive: bool) -> Floats:
+def _checked(values: Sequence[float] | Floats, *, positive: bool) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or sample.size == 0:
         raise ValueError("an estimate needs at least one value")

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from raypar import units
-from raypar.analysis.pairwise import metric_change, metric_differences, same_work, speedup
+from raypar.analysis.pairwise import Equivalence, Family, metric_differences, same_work, worker_metrics
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.stats import Estimate
@@ -27,14 +27,19 @@ Compared: TypeAlias = tuple[PointAnalysis, Estimate]  # a point and its speedup 
 MAX_SPEEDUP_LINES = 4
 
 
-def verdicts(question: Question, points: Sequence[PointAnalysis]) -> tuple[str, ...]:
-    """Return at most nine sentences: speedups, break-even points, then the fastest point and the best one."""
+def verdicts(question: Question, points: Sequence[PointAnalysis], family: Family) -> tuple[str, ...]:
+    """Return at most ten sentences: speedups, break-even points, the fastest point, the best, the metric by workers."""
     if not any(p.samples for p in points):
         outcomes = {p.outcome for p in points if p.results}
         what = f"Every trial {outcomes.pop()}" if outcomes == {TrialState.DIVERGED} else "No trial finished"
         return (f"{what}: there is nothing to compare.",)
     lines = _speedups(question, points) + break_even_lines(question, points)
-    return (*lines, *_fastest(points), *_best(question, points))
+    return (
+        *lines,
+        *_fastest(points, family),
+        *_best(question, points, family),
+        *_over_workers(question, points, family),
+    )
 
 
 def _compared(points: Sequence[PointAnalysis]) -> list[Compared]:
@@ -58,7 +63,7 @@ def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> s
     who, base = _who(question, point.point)
     text = f"{who} {units.ratio_interval(ratio)} as fast as {base}{_at(question, point.point)}"
     if ratio.low is None:
-        return f"{text}, by one trial each: no interval."
+        return f"{text}, by one trial each: unconfirmed."
     if not ratio.excludes(1.0):
         return f"{text}: that can't be told from 1×."
     return f"{text}{_efficiency(point)}."
@@ -74,13 +79,13 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
         f"as {base}{_at(question, best.point)}{_efficiency(best)}"
     )
     if most.low is None:
-        return text + ", by one trial each: no intervals."
+        return text + ", by one trial each: unconfirmed."
     if tied := sum(not s.excludes(1.0) for _, s in group):
         text += f"; {tied} of {units.counted(len(group), 'point')} can't be told from 1×"
     return text + "."
 
 
-def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
+def _fastest(points: Sequence[PointAnalysis], family: Family) -> list[str]:
     """Name the point that trains fastest: by time where all did the same work, by throughput otherwise.
 
     Not one of which a trial diverged.
@@ -97,18 +102,18 @@ def _fastest(points: Sequence[PointAnalysis]) -> list[str]:
     (_, first, best), *others = sorted(rated, key=lambda entry: entry[0])
     name, next_name = point_label(first.point), point_label(others[0][1].point)
     shown = units.seconds_interval(best) if is_equal_work else units.rate_interval(best)
-    leads = [speedup(p, first) for _, p, _ in others]
-    lead = leads[0]
-    if lead is None or lead.low is None:
-        return [f"{name} was the fastest ({shown}), by one trial: no interval tells it from {next_name}."]
-    if lead.excludes(1.0):
+    leads = [(p, lead) for _, p, _ in others if (lead := family.speedup(p, first)) is not None]
+    if all(lead.low is None for _, lead in leads):
+        return [f"{name} leads ({shown}), by one trial: unconfirmed."]
+    tied = [p for p, lead in leads if lead.low is None or lead.low <= 1]
+    if not tied and len(leads) == len(others):
+        lead = leads[0][1]
         return [f"{name} is the fastest: {shown}, {units.ratio_interval(lead)} as fast as the next, {next_name}."]
-    tied = sum(other is not None and not other.excludes(1.0) for other in leads)
-    more = f" (nor from {tied - 1} more)" if tied > 1 else ""
-    return [f"Can't tell {name} from {next_name} as the fastest{more}: their intervals overlap."]
+    more = f" (nor from {len(tied) - 1} more)" if len(tied) > 1 else ""
+    return [f"Can't tell {name} from {point_label(tied[0].point)} as the fastest{more}: their intervals overlap."]
 
 
-def _best(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
+def _best(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
     """Name the point with the best metric, but for those of which a trial diverged."""
     scored = [(p, p.metric) for p in points if p.metric is not None and not p.unusable]
     if len(scored) < 2:
@@ -117,16 +122,34 @@ def _best(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
     shown = units.score_interval(question.metric, metric)
     text = f"Best {question.metric}: {shown} at {point_label(best.point)}"
     if metric.low is None:
-        return [text + ", by one trial: no interval."]
+        return [text + ", by one trial: unconfirmed."]
     if all(not any(metric_differences(p, best)) for p, _ in others):
         return [f"{question.metric}: {shown}, the same at all {len(scored)} points."]
-    changes = [(p, metric_change(p, best)) for p, _ in others]
+    changes = [(p, family.metric_change(p, best)) for p, _ in others]
     tied = [p for p, change in changes if change is None or not change.excludes(0.0)]
     if not tied:
         return [text + "."]
     if len(tied) == 1:
         return [f"{text}; {point_label(tied[0].point)} can't be told from it."]
     return [f"{text}; {len(tied)} of {len(others)} others can't be told from it."]
+
+
+def _over_workers(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
+    """Say how the metric depends on the number of workers alone, if it does."""
+    compared = worker_metrics(question, points, family)
+    if not compared:
+        return []
+    name, margin = question.metric, units.score_difference(question.metric, max(each.margin for each in compared))
+    different = [each for each in compared if each.verdict is Equivalence.DIFFERENT]
+    unknown = [each for each in compared if each.verdict is Equivalence.UNKNOWN]
+    if different:
+        most = max(different, key=lambda each: abs(each.change.value))
+        change = f"{units.score_change(name, most.change)} at {point_label(most.point.point)}"
+        return [f"{name} depends on the number of workers: {change} against {point_label(most.base.point)}."]
+    if unknown:
+        few = " by one trial" if all(each.change.low is None for each in unknown) else ""
+        return [f"Unknown{few}: {name} may differ by more than {margin} between numbers of workers."]
+    return [f"{name} is equivalent within {margin} for all numbers of workers."]
 
 
 def _who(question: Question, point: Mapping[str, Value]) -> tuple[str, str]:

@@ -48,12 +48,19 @@ def recommend(
         float | None,
         typer.Option(metavar="X", help="The study's metric at the end, at least this; at most, where less is better."),
     ] = None,
+    metric_margin: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="How much worse than the best the metric may be. (default: 0.005 of accuracies, else 1 %)",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only points with this value, or A,B.")
     ] = None,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Say which configuration of a study to take, why, how sure that is, and which trials would settle it."""
+    """Recommend a configuration of a study, with the reason, and the trials that would settle what is open."""
     from raypar.analysis.recommend import Constraints
     from raypar.analysis.recommend import recommend as recommended
     from raypar.analysis.time_to_target import Start
@@ -67,6 +74,11 @@ def recommend(
         raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
     if min_metric is not None and not math.isfinite(min_metric):
         raise RayparError(f"--min-metric {min_metric}: is no number", hint="write --min-metric 0.97")
+    if metric_margin is not None and not 0 <= metric_margin < math.inf:
+        hint = "write --metric-margin 0.005 for half a point of accuracy"
+        raise RayparError(f"--metric-margin {metric_margin:g}: must be 0 or more", hint=hint)
+    if target is not None and metric_margin is not None:
+        raise RayparError("--metric-margin and --target exclude each other", hint="the target says what is good enough")
     if target is None and start != "first-step":
         raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
     only = common.chosen_values(settings or ())
@@ -87,6 +99,7 @@ def recommend(
         max_energy_j=max_energy_j,
         min_efficiency=min_efficiency,
         min_metric=min_metric,
+        metric_margin=metric_margin,
         only=only,
     )
     recommendation = recommended(question, study.results, constraints)

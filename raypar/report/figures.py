@@ -190,7 +190,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     """Each point's time and metric, with the Pareto front of `raypar recommend`."""
     metric = analysis.question.metric
     title, is_share = f"Time against {metric}, with the Pareto front", units.is_share(metric)
-    front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.question.mode)}
+    front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.question.mode, analysis.family)}
     rows: list[Row] = [
         {
             "point": point_label(point.point),

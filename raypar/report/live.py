@@ -63,12 +63,11 @@ def ended_text(result: TrialResult) -> str:
 
 
 def interim_text(best: Interim) -> str:
-    """``best so far 1.52× at num_workers=2``, and what is to be said against it."""
-    shown, other = f"{best.quantity} {units.score(best.quantity, best.estimate.value)}", "the next"
-    if best.quantity == SPEEDUP:
-        shown, other = units.ratio(best.estimate.value), "the baseline"
-    doubt = " (by one trial)" if best.estimate.num_samples == 1 else f" (not yet told from {other})"
-    return f"best so far {shown} at {point_label(best.point)}{'' if best.is_significant else doubt}"
+    """``leading: 1.52× at num_workers=2 (3 trials, unconfirmed)``."""
+    is_speedup = best.quantity == SPEEDUP
+    shown = units.ratio(best.value) if is_speedup else f"{best.quantity} {units.score(best.quantity, best.value)}"
+    trials = units.counted(best.num_trials, "trial")
+    return f"leading: {shown} at {point_label(best.point)} ({trials}, unconfirmed)"
 
 
 REFRESH_PER_S = 1

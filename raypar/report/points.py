@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -109,16 +109,29 @@ def timed_part(time_metric: str) -> str:
     return "the training steps alone" if time_metric == TRAIN_TIME else "the whole trial"
 
 
+def _estimates(analysis: StudyAnalysis) -> list[tuple[Estimate | None, Estimate | None]]:
+    return [(p.time_s, p.speedup) for p in analysis.points] or [(None, None)]
+
+
+def _level(estimates: Sequence[Estimate]) -> str:
+    levels = {e.level for e in estimates if e.level}
+    return "at least " * (len(levels) > 1) + units.percent(min(levels), 2).replace("0 %", " %").replace(".0 %", " %")
+
+
+def _methods(estimates: Sequence[Estimate]) -> str:
+    return " or ".join(dict.fromkeys(e.method for e in estimates))
+
+
 def legend(analysis: StudyAnalysis) -> str:
     """Return the meaning of the columns, and what the intervals rest on."""
     text = f"time: {timed_part(analysis.time_metric)}, median"
-    estimates = [e for p in analysis.points for e in (p.time_s, p.speedup) if e]
-    methods = list(dict.fromkeys(e.method for e in estimates if e.method not in (Method.REFERENCE, Method.SINGLE)))
-    if any(e.low is not None and e.method is not Method.REFERENCE for e in estimates):
-        levels = {e.level for p in analysis.points if (e := p.time_s) and e.level}
-        level = units.percent(min(levels), 1).replace(".0 %", " %") if levels else "95 %"
-        at_least = "at least " if len(levels) > 1 else ""
-        text += f"; intervals: {at_least}{level}, {' or '.join(methods)}"
+    times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
+    if times:
+        text += f"; its intervals: {_level(times)}, {_methods(times)}"
+    if speedups:
+        text += (
+            f"; those of speedups: {_level(speedups)} each, so that all hold together with 95 %, {_methods(speedups)}"
+        )
     if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
         states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
         others = ", ".join(f"{states[state]} {state}" for state in TrialState if states[state])

@@ -1,4 +1,4 @@
-"""Recommendation in a terminal: a row per point, the recommended one, and how certain that is.
+"""Recommendation in a terminal: a row per point, the recommended one, and what would settle what is open.
 
 Formulas aside, plain sentences; the command that would settle it stands in a line of its own, to be copied.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.pairwise import MARGIN, Confidence
+from raypar.analysis.pairwise import MARGIN
 from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling
@@ -103,7 +103,7 @@ def print_recommendation(
 
 
 def objective(advice: Recommendation) -> str:
-    """Return the objective: ``the fastest whose accuracy can't be told from the best``."""
+    """Return the objective: ``the fastest whose accuracy is within 0.5 points of the best``."""
     constraints, question = advice.constraints, advice.question
     limits: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("in {} at most", constraints.max_time_s, units.seconds),
@@ -116,7 +116,8 @@ def objective(advice: Recommendation) -> str:
     if constraints.target is not None:
         what += f" to {_target(constraints.target)}"
     elif any(c.metric for c in advice.candidates):
-        what += f" whose {question.metric} can't be told from the best"
+        what += f" whose {question.metric} is within {units.score_difference(question.metric, advice.metric_margin)} "
+        what += "of the best"
     return ", ".join([what, *(text.format(show(limit)) for text, limit, show in limits if limit is not None)])
 
 
@@ -126,22 +127,23 @@ def _target(target: Target) -> str:
 
 
 def answer_lines(advice: Recommendation) -> Iterator[str]:
-    """Yield the choice, its reason, the runner-up and the confidence."""
+    """Yield the choice, its reason and the runner-up."""
     chosen = advice.chosen
     if chosen is None:
         yield from _nothing(advice)
         return
     name = point_label(chosen.point)
     is_unclear = advice.decision is Decision.UNCLEAR
-    take = f"The study can't tell which is the fastest. Best guess: {name}," if is_unclear else f"Take {name}:"
+    take = f"Not settled yet. Leading: {name}," if is_unclear else f"Take {name}:"
     yield f"{take} {_what(advice, chosen)}{_why(advice, chosen)}."
     if advice.runner_up is None or advice.lead is None:
         left = "point" if len(advice.candidates) == 1 else "one that does what is asked for"
-        doubt = ", by one trial each" if is_unclear else ""
-        yield f"There is no runner-up: it is the only {left}{doubt}."
-        return
-    yield f"Runner-up: {point_label(advice.runner_up.point)}, which takes {units.ratio_interval(advice.lead)} as long."
-    yield _sure(advice, advice.confidence)
+        yield f"There is no runner-up: it is the only {left}."
+    else:
+        runner_up = point_label(advice.runner_up.point)
+        yield f"Runner-up: {runner_up}, which takes {units.ratio_interval(advice.lead)} as long."
+    if len(advice.candidates) > 1 and len(chosen.times) < 2:
+        yield "One trial a point confirms nothing."
 
 
 def _what(advice: Recommendation, chosen: Candidate) -> str:
@@ -152,10 +154,11 @@ def _what(advice: Recommendation, chosen: Candidate) -> str:
 
 
 def _why(advice: Recommendation, chosen: Candidate) -> str:
+    is_single = len(chosen.times) < 2
     if not advice.rivals:
         num = sum(not c.exclusion for c in advice.candidates) - 1
         others = "other one" if num == 1 else f"{num} others"
-        return f", faster than the {others} by more than chance" if num > 0 else ""
+        return f", faster than the {others}" if num > 0 and not is_single else ""
     tied = _named([point_label(c.point) for c in advice.rivals])
     num_workers = chosen.num_workers or 0
     counts = [c.num_workers or 0 for c in advice.rivals]
@@ -166,23 +169,7 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
         reason = "it has no more workers, and the least time of those with as few"
     if advice.decision is Decision.TIED:
         return f"; it is tied with {tied}, and {reason}"
-    return f"; it can't be told from {tied}" + (f", and {reason}" if chosen is not advice.leader else "")
-
-
-def _sure(advice: Recommendation, confidence: Confidence | None) -> str:
-    if confidence is None:
-        return "How sure: not at all, by one trial each there is no telling."
-    claim = f"it takes at most {units.percent(MARGIN)} longer than the fastest"
-    claim = "it is the fastest" if advice.chosen is advice.leader else claim
-    num_others = sum(not c.exclusion for c in advice.candidates) - 1
-    if num_others > 1 and confidence.share <= 1 / (num_others + 1):
-        return f"How sure: hardly. That {claim} is little more than a guess among {num_others + 1}."
-    # Of several others, Bonferroni's bound.
-    share = "at least " * (num_others > 1) + units.percent(confidence.share)
-    share = "more than 99 %" if confidence.share > 0.995 else share
-    how = f"{units.counted(confidence.num_samples, 'trial')} each, "
-    how += "paired by block" if confidence.is_paired else "compared unpaired"
-    return f"How sure: {share} that {claim} ({confidence.basis}; {how})."
+    return f"; {tied} may be as fast" + (f", and {reason}" if chosen is not advice.leader else "")
 
 
 def _nothing(advice: Recommendation) -> Iterator[str]:
@@ -213,10 +200,7 @@ def settling_line(settling: Settling) -> str:
     elif not settling.spread_is_known:
         text = f"{num} repeats each, to begin with, of {names}. One trial each does not say how much they vary"
     else:
-        text = (
-            f"about {num} repeats each of {names}, by a normal test of the log ratio with the spread seen so far and "
-        )
-        text += f"80 % power: enough to tell them apart, or to know that they are within {units.percent(MARGIN)}"
+        text = f"about {num} repeats each of {names} (80 % power, going by the spread so far)"
     return f"What would settle it: {text}."
 
 

@@ -75,8 +75,10 @@ def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
 def _level(effect: MainEffect, of: LevelEffect, metric: str) -> str:
     level, reference = units.value_of(of.level), units.value_of(effect.reference)
     shown = units.ratio_interval(of.speedup)
-    if _is_tied(of.speedup, 1.0, MIN_RATIO):
-        text = f"{level} and {reference} can't be told apart in time ({shown})"
+    if of.speedup.low is None:
+        text = f"{level} {shown} as fast as {reference}, unconfirmed"
+    elif _is_tied(of.speedup, 1.0, MIN_RATIO):
+        text = f"no difference in time between {level} and {reference} shown ({shown})"
     else:
         text = f"{level} trains {shown} as fast as {reference}"
     return f"{text}, {_change(of.metric_change, metric)}" if of.metric_change else text
@@ -84,20 +86,12 @@ def _level(effect: MainEffect, of: LevelEffect, metric: str) -> str:
 
 def _change(change: Estimate, metric: str) -> str:
     """``accuracy -2.1 points [-2.4, -1.8]``."""
-    is_share = units.is_share(metric)
-
-    def show(value: float) -> str:
-        if is_share:
-            return f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
-        return ("+" if value >= 0 else "") + units.number(value)
-
-    value, *bounds = [show(v) for v in (change.value, change.low, change.high) if v is not None]
-    text = value + (" points" if is_share else "") + (f" [{', '.join(bounds)}]" if bounds else "")
-    if not _is_tied(change, 0.0, MIN_SHARE if is_share else 0.0):
+    text = units.score_change(metric, change)
+    if not _is_tied(change, 0.0, MIN_SHARE if units.is_share(metric) else 0.0):
         return f"{metric} {text}"
-    if {value, *bounds} == {show(0.0)}:
+    if not any((change.value, change.low, change.high)):
         return f"{metric} the same"
-    return f"{metric} can't be told apart ({text})"
+    return f"no difference in {metric} shown ({text})"
 
 
 def _interactions(effects: Effects) -> Iterator[IndentedLine]:
@@ -120,12 +114,12 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
         ]
         yield 0, f"{_speedup(first)} depends on {key}: {', '.join([then, *at_levels])}."
     if tied:
-        yield 0, f"Whether {_speedup(effects.interactions[0], 't')} depends on {' or '.join(tied)} can't be told."
+        yield 0, f"{_speedup(effects.interactions[0])} is not shown to depend on {' or '.join(tied)}."
 
 
-def _speedup(of: Interaction, article: str = "T") -> str:
+def _speedup(of: Interaction) -> str:
     workers = units.counted(of.num_workers, "worker")
-    return f"{article}he speedup of {workers} over {of.base_workers}"
+    return f"The speedup of {workers} over {of.base_workers}"
 
 
 def _shown_levels(levels: Sequence[Leveled], reference: Value, *, is_ordered: bool) -> Sequence[Leveled]:
