@@ -201,7 +201,7 @@ def _main_effects(grid: _Grid, family: Family) -> tuple[tuple[MainEffect, ...], 
                 incomplete.append(point_label({key: level}))
                 continue
             changes = (scores[1] - scores[0]).mean(axis=0).tolist() if scores else []
-            change = shift_estimate(changes, level=family.metric_level) if scores else None
+            change = shift_estimate(changes, level=family.metric_level(len(changes))) if scores else None
             reference, this = map(_mean, times)
             levels.append(LevelEffect(level, len(times[0]), family.log_ratio(reference - this, NO_PRIOR), change))
         if levels:

@@ -5,7 +5,9 @@ Trials of the same block are compared with each other where there are such; else
 
 A report makes many claims, and each of them is wrong now and then. A `Family` gives the comparisons of a study such
 intervals that with 95 % confidence all of them hold at once (Bonferroni): a point is faster or slower only where that
-interval excludes 1, in whatever view.
+interval excludes 1, in whatever view. A study that runs until it is settled is looked at after each block. There each
+comparison's error is spent over these looks (`stats.sequential_errors`), and its interval is that of the look after as
+many blocks as it rests on: however often one looks, and whenever one stops, all hold at once.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from raypar import units
-from raypar.analysis.question import PointKey, PointSamples, Question, Sample, point_key, with_baselines
+from raypar.analysis.question import MARGIN, PointKey, PointSamples, Question, Sample, point_key, with_baselines
 from raypar.analysis.stats import (
     HODGES_LEHMANN_ERROR,
     LEVEL,
@@ -32,14 +34,15 @@ from raypar.analysis.stats import (
     VariancePrior,
     exponential,
     ratio_estimate,
+    sequential_errors,
     shift_estimate,
     variance_prior,
 )
 
-MARGIN = 0.1  # a loss of time that is not worth more trials
 POWER = 0.8
 # Less than one sample in a million: what rounding may do to throughput × time.
 SAME_WORK_TOLERANCE = 1e-6
+MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
 TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.04, 0.005, 0.005
 
@@ -115,21 +118,32 @@ class Family:
         num_comparisons: how many of times it makes at most, and of metrics as many; one-sided ones count half.
         times: variance of the points' log times.
         metrics: of their metrics.
+        max_blocks: the last block after which the results are looked at; None: they are looked at once.
     """
 
     num_comparisons: float = 1.0
     times: VariancePrior = NO_PRIOR
     metrics: VariancePrior = NO_PRIOR
+    max_blocks: int | None = None
 
-    @property
-    def time_level(self) -> float:
-        """Confidence of each comparison of times."""
-        return 1 - TIME_ERROR / self.num_comparisons
+    def time_level(self, num_blocks: int) -> float:
+        """Return the confidence of each comparison of times that rests on so many blocks."""
+        return self._level(TIME_ERROR / self.num_comparisons, num_blocks)
 
-    @property
-    def metric_level(self) -> float:
-        """Confidence of each comparison of metrics."""
-        return 1 - METRIC_ERROR / self.num_comparisons
+    def metric_level(self, num_blocks: int) -> float:
+        """Return the confidence of each comparison of metrics that rests on so many blocks."""
+        return self._level(METRIC_ERROR / self.num_comparisons, num_blocks)
+
+    def bounds_level(self, num_tests: int, num_blocks: int) -> float:
+        """Return the confidence of an interval whose bounds are one-sided tests, of which so many hold at once."""
+        return self._level(2 * (1 - LEVEL) / max(1, num_tests), num_blocks)
+
+    def _level(self, error: float, num_blocks: int) -> float:
+        if self.max_blocks is None:
+            return 1 - error
+        # Fewer blocks than at the first look have its level, which they hardly ever reach.
+        looks = sequential_errors(error, MIN_BLOCKS, self.max_blocks)
+        return 1 - looks[min(max(num_blocks, MIN_BLOCKS), self.max_blocks) - MIN_BLOCKS]
 
     def speedup(self, base: PointSamples, other: PointSamples) -> Estimate | None:
         """Estimate how many times as fast `other` is as `base`; None where either has no time."""
@@ -141,7 +155,8 @@ class Family:
         """Estimate how many times as long the first takes as the second: seconds by repeat, at least one each."""
         tops, bottoms, is_paired = by_block(slow, fast)
         if not is_paired:
-            return ratio_estimate(tops, bottoms, paired=False, level=self.time_level)
+            level = self.time_level(min(len(tops), len(bottoms)))
+            return ratio_estimate(tops, bottoms, paired=False, level=level)
         return self.log_ratio(np.log(tops) - np.log(bottoms))
 
     def log_ratio(self, differences: Sequence[float] | Floats, prior: VariancePrior | None = None) -> Estimate:
@@ -150,12 +165,14 @@ class Family:
         Args:
             prior: of the variances; None: that of single points.
         """
-        return exponential(shift_estimate(differences, level=self.time_level, prior=prior or self.times))
+        level = self.time_level(len(differences))
+        return exponential(shift_estimate(differences, level=level, prior=prior or self.times))
 
     def metric_change(self, first: PointSamples, second: PointSamples) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`; None where no block has both."""
         differences = metric_differences(first, second)
-        return shift_estimate(differences, level=self.metric_level, prior=self.metrics) if differences else None
+        level = self.metric_level(len(differences))
+        return shift_estimate(differences, level=level, prior=self.metrics) if differences else None
 
     def metric_bounds(self, first: PointSamples, second: PointSamples, num_tests: int = 1) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`, for one-sided tests against a margin.
@@ -166,7 +183,7 @@ class Family:
             num_tests: how many such tests are to hold at once, with 95 % confidence.
         """
         differences = metric_differences(first, second)
-        level = 1 - 2 * (1 - LEVEL) / max(1, num_tests)
+        level = self.bounds_level(num_tests, len(differences))
         return shift_estimate(differences, level=level, prior=self.metrics) if differences else None
 
 
@@ -188,6 +205,7 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
         max(1.0, num_base + num_best + num_effects),
         variance_prior(_table([{r: math.log(t) for r, t in p.times.items()} for p in timed])),
         variance_prior(_table([p.by_repeat("metric") for p in gathered])),
+        question.max_repeats,
     )
 
 

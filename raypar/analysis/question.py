@@ -21,6 +21,7 @@ from raypar.study.trial import IDENTITY_IGNORED, TrialResult, TrialState, latest
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
+MARGIN = 0.1  # a loss of time that is not worth more trials, where the study names none
 TRAIN_TIME = "train_time_s"
 WALL_TIME = "wall_s"
 
@@ -36,6 +37,8 @@ class Question:
         mode: "max" or "min" of it is better.
         points: every point, where the study lists them; () for a search. One without a result is shown as such.
         num_repeats: how many trials every point should have, 1 in a search; None: unknown.
+        max_repeats: how many a point may have, in a study that runs until it is settled; None: `num_repeats` are run.
+        margin: a loss of time that is not worth more trials, as a share.
         price_per_node_hour: what a machine costs an hour; None: unknown.
         workload: name of what is trained; empty: unknown.
         config: the hyperparameters that it fixes, the defaults included, without those that follow from others; empty:
@@ -50,6 +53,8 @@ class Question:
     mode: str = "max"
     points: tuple[Mapping[str, Value], ...] = ()
     num_repeats: int | None = None
+    max_repeats: int | None = None
+    margin: float = MARGIN
     price_per_node_hour: float | None = None
     workload: str = ""
     config: Mapping[str, Value] = field(default_factory=dict)

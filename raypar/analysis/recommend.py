@@ -9,9 +9,9 @@ significantly worse would not do: with few repeats hardly anything is. A point t
 A point of which a trial diverged is excluded, however fast the others were.
 
 Of the points that qualify, the one with the smallest median time leads. Those that are not shown to be slower are its
-rivals. Of the leader and the rivals within `MARGIN` of it, the one with the fewest workers is chosen: equals should not
-cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are needed; else, and
-where a faster point may be good enough, the study is inconclusive. So it is by one trial a point.
+rivals. Of the leader and the rivals within the study's margin of it, the one with the fewest workers is chosen: equals
+should not cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are needed;
+else, and where a faster point may be good enough, the study is inconclusive. So it is by one trial a point.
 
 A point is dominated by another one that is at least as good in every respect by its median, and significantly better
 in one of them. Points that differ significantly in no respect don't dominate each other, however their medians lie.
@@ -33,7 +33,6 @@ import numpy as np
 from raypar import units
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
-    MARGIN,
     Family,
     family_of,
     metric_differences,
@@ -51,7 +50,7 @@ from raypar.analysis.points import (
     why_energy_unknown,
 )
 from raypar.analysis.question import PointSamples, Question, current_results
-from raypar.analysis.stats import LEVEL, MIN_RANKED, Estimate
+from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, reported_metrics, time_to_target
 from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
@@ -313,7 +312,7 @@ def _no_such_point(gathered: Sequence[PointSamples], only: Mapping[str, tuple[Va
 
 class Decision(StrEnum):
     CLEAR = "clear"  # significantly faster than every other
-    TIED = "tied"  # no rival can be faster by more than MARGIN
+    TIED = "tied"  # no rival can be faster by more than the margin
     UNCLEAR = "unclear"  # a rival may be
     NONE = "none"  # no point meets the constraints
 
@@ -366,7 +365,7 @@ class Recommendation:
 
     @property
     def metric_margin(self) -> float:
-        """How much worse than the best a metric may be."""
+        """Allowance for a metric that is worse than the best."""
         if self.constraints.metric_margin is not None:
             return self.constraints.metric_margin
         return metric_margin(self.question.metric, _best(self.candidates, self.question.mode)[1])
@@ -411,11 +410,11 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     ahead = [(c, family.ratio(c.times, leader.times)) for c in others]  # by how much the leader is ahead of each
     rivals = [(c, lead) for c, lead in ahead if lead.low is None or lead.low <= 1]
     # Without intervals no tie is shown, and the fastest is the best guess.
-    near = [c for c, lead in rivals if lead.low is not None and lead.value <= 1 + MARGIN]
+    near = [c for c, lead in rivals if lead.low is not None and lead.value <= 1 + before.question.margin]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
     tied = [c for c in (leader, *(c for c, _ in rivals)) if c is not chosen] if rivals else []
-    much_faster = [c for c in tied if _may_be_faster(c, chosen, family)]
-    maybe_good = [c for c in before.candidates if c.metric_gap and _may_be_faster(c, chosen, family)]
+    much_faster = [c for c in tied if _may_be_faster(before, c, chosen, family)]
+    maybe_good = [c for c in before.candidates if c.metric_gap and _may_be_faster(before, c, chosen, family)]
     open_rivals = much_faster + sorted(maybe_good, key=lambda c: c.median_s)[:MAX_DOUBTED]
     is_single = len(chosen.times) < 2 and len(before.candidates) > 1
     is_open = bool(open_rivals) or is_single
@@ -430,12 +429,14 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     return replace(after, runner_up=rest[0], lead=family.ratio(rest[0].times, chosen.times)) if rest else after
 
 
-def _may_be_faster(c: Candidate, chosen: Candidate, family: Family) -> bool:
-    """Return whether a point may be faster than the chosen one by more than `MARGIN`, as far as is known."""
+def _may_be_faster(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> bool:
+    """Return whether a point may be faster than the chosen one by more than the margin, as far as is known."""
     if not c.times:
         return False
     ratio = family.ratio(chosen.times, c.times)
-    return (ratio.high is None and ratio.value > 1) or (ratio.high is not None and ratio.high > 1 + MARGIN)
+    return (ratio.high is None and ratio.value > 1) or (
+        ratio.high is not None and ratio.high > 1 + before.question.margin
+    )
 
 
 def _settling(before: Recommendation, chosen: Candidate, rivals: Sequence[Candidate], family: Family) -> Settling:
@@ -450,11 +451,13 @@ def _settling(before: Recommendation, chosen: Candidate, rivals: Sequence[Candid
 def _repeats_for(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> int | None:
     """Return about how many trials show whether a rival is to be taken; None where no spread is known."""
     if c.metric_gap is None:
-        return repeats_needed(c.times, chosen.times, family.time_level)
+        level = family.time_level(min(len(c.times), len(chosen.times)))
+        return repeats_needed(c.times, chosen.times, level, before.question.margin)
     mode, (best, _) = before.question.mode, _best(before.candidates, before.question.mode)
     differences = [gain(mode, difference) for difference in metric_differences(best or c, c)]
     num_scored = sum(p.metric is not None for p in before.candidates)
-    return repeats_for_margin(differences, before.metric_margin, 1 - (1 - LEVEL) / max(1, num_scored - 1))
+    level = (1 + family.bounds_level(num_scored - 1, len(differences))) / 2
+    return repeats_for_margin(differences, before.metric_margin, level)
 
 
 def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, results: Sequence[TrialResult]) -> None:

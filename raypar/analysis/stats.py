@@ -29,11 +29,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, digamma, polygamma, stdtr, stdtrit
+from scipy.optimize import brentq
+from scipy.special import bdtr, digamma, ndtr, polygamma, stdtr, stdtrit
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -320,6 +322,46 @@ def shift_estimate(differences: Sequence[float] | Floats, *, level: float, prior
     num_freedom = max(size - 1, min(num_freedom, prior.num_pooled))
     half = _quantile(num_freedom, level) * HODGES_LEHMANN_ERROR * math.sqrt(variance / size)
     return Estimate(value, value - half, value + half, size, level, Method.MODERATED)
+
+
+@cache
+def sequential_errors(error: float, first: int, last: int) -> tuple[float, ...]:
+    """Return the error of a two-sided test at each look, so that all looks together err no more than once would.
+
+    There is a look after each sample from the `first` to the `last`. Up to the n-th, n / last of the error is spent:
+    the power family with exponent 1 of K. Kim and D. L. DeMets, Biometrika 74 (1987), after K. K. G. Lan and D. L.
+    DeMets, Biometrika 70 (1983). The bounds follow from the distribution of a sum of normal samples that has crossed
+    none so far (P. Armitage, C. K. McPherson and B. C. Rowe, Journal of the Royal Statistical Society A 132, 1969).
+    Their levels serve t statistics as well (C. Jennison and B. W. Turnbull, "Group Sequential Methods", 2000, 3.8).
+
+    Args:
+        error: of all looks together, greater than 0.
+
+    Returns:
+        One for each look, the first one first.
+    """
+    errors: list[float] = []
+    # Distribution of the sum where it has crossed no bound: masses at nodes of its positive half, as it is symmetric.
+    nodes, masses, size_before = np.zeros(1), np.full(1, 0.5), 0
+    for size in range(first, last + 1):
+        step, spent = math.sqrt(size - size_before), error * (size - size_before) / last
+        bound = float(brentq(_log_crossed, 0.0, 40 * math.sqrt(size), args=(spent, step, nodes, masses)))
+        errors.append(2 * float(ndtr(-bound / math.sqrt(size))))
+        places, weights = _gauss_legendre(32 * math.ceil(4 * bound / 32))
+        inside = bound * (1 + places) / 2
+        distances = np.subtract.outer(inside, nodes), np.add.outer(inside, nodes)
+        density = sum(np.exp(-((d / step) ** 2) / 2) for d in distances) @ masses / (step * math.sqrt(2 * math.pi))
+        nodes, masses, size_before = inside, density * weights * bound / 2, size
+    return tuple(errors)
+
+
+_gauss_legendre = cache(np.polynomial.legendre.leggauss)
+
+
+def _log_crossed(bound: float, spent: float, step: float, nodes: Floats, masses: Floats) -> float:
+    """Return the logarithm of the probability that the sum crosses the bound, on either side, over what is spent."""
+    crossed = 2 * float(masses @ (ndtr((nodes - bound) / step) + ndtr((-nodes - bound) / step)))
+    return math.log(max(crossed, sys.float_info.min) / spent)
 
 
 def exponential(of_logs: Estimate) -> Estimate:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.pairwise import MARGIN
 from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling
@@ -164,7 +163,9 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
     counts = [c.num_workers or 0 for c in advice.rivals]
     reason = "it has the fewest workers of them"
     if min(counts) < num_workers:
-        reason = f"those with fewer workers are slower by more than {units.percent(MARGIN)} in the median"
+        reason = (
+            f"those with fewer workers are slower by more than {units.percent(advice.question.margin)} in the median"
+        )
     elif min(counts) == num_workers:
         reason = "it has no more workers, and the least time of those with as few"
     if advice.decision is Decision.TIED:
