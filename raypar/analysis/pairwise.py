@@ -285,7 +285,11 @@ def time_ratio(slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate
 
 
 def repeats_needed(
-    slow: Mapping[int, float], fast: Mapping[int, float], level: float = LEVEL, margin: float = MARGIN
+    slow: Mapping[int, float],
+    fast: Mapping[int, float],
+    level: float = LEVEL,
+    margin: float = MARGIN,
+    least: int = MIN_RANKED,
 ) -> int | None:
     """Return about how many trials each of the two needs for an answer; None where no spread is known yet.
 
@@ -302,7 +306,7 @@ def repeats_needed(
     spread = math.sqrt(sum(float(np.var(side, ddof=1)) for side in sides))
     difference = abs(float(np.median(top) - np.median(bottom)))
     distance = max(difference, math.log1p(margin) - difference)
-    return max(_count(spread, distance, (1 + level) / 2), MIN_RANKED, size + 1)
+    return max(_count(spread, distance, (1 + level) / 2), least, size + 1)
 
 
 def repeats_for_margin(differences: Sequence[float], margin: float, level: float = LEVEL) -> int | None:

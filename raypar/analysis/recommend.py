@@ -333,6 +333,18 @@ class Settling:
 
 
 @dataclass(frozen=True)
+class OpenRival:
+    """A point that more trials may show to be the better choice.
+
+    Attributes:
+        num_repeats: about how many trials of it, and of what it is compared with, show that; None: nobody knows yet.
+    """
+
+    candidate: Candidate
+    num_repeats: int | None
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """Recommendation of a study.
 
@@ -343,10 +355,12 @@ class Recommendation:
         runner_up: the one to take otherwise: the fastest of the others; None where there is none.
         lead: time of the runner-up over that of the chosen one; None without one.
         rivals: the leader and those that don't differ significantly from it, without the chosen one.
+        open_rivals: points that may be faster than the chosen one by more than the margin, and may be good enough.
         settling: None where there is nothing to settle.
         batches: what the batch size does, where a target is asked for.
         excluded: a sentence on trials of other settings; empty where there are none.
         energy_source: what the candidates' energies are of; empty: they have none.
+        family: the confidence of the comparisons.
     """
 
     question: Question
@@ -358,10 +372,12 @@ class Recommendation:
     runner_up: Candidate | None = None
     lead: Estimate | None = None
     rivals: tuple[Candidate, ...] = ()
+    open_rivals: tuple[OpenRival, ...] = ()
     settling: Settling | None = None
     batches: tuple[BatchGroup, ...] = ()
     excluded: str = ""
     energy_source: str = ""
+    family: Family = field(default_factory=Family)
 
     @property
     def metric_margin(self) -> float:
@@ -369,6 +385,11 @@ class Recommendation:
         if self.constraints.metric_margin is not None:
             return self.constraints.metric_margin
         return metric_margin(self.question.metric, _best(self.candidates, self.question.mode)[1])
+
+    @property
+    def best(self) -> Candidate | None:
+        """Point with the best metric of those that may qualify; None where no such point has one."""
+        return _best(self.candidates, self.question.mode)[0]
 
     @property
     def eligible(self) -> list[Candidate]:
@@ -401,7 +422,7 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
         batches = batch_groups(compared, target, question.baseline)
     before = Recommendation(question, constraints, current.time_metric, candidates, Decision.NONE)
     source = energy_source(current.points)
-    before = replace(before, batches=batches, excluded=current.sentence, energy_source=source)
+    before = replace(before, batches=batches, excluded=current.sentence, energy_source=source, family=family)
     return _chosen(before, family) if before.eligible else before
 
 
@@ -415,7 +436,8 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     tied = [c for c in (leader, *(c for c, _ in rivals)) if c is not chosen] if rivals else []
     much_faster = [c for c in tied if _may_be_faster(before, c, chosen, family)]
     maybe_good = [c for c in before.candidates if c.metric_gap and _may_be_faster(before, c, chosen, family)]
-    open_rivals = much_faster + sorted(maybe_good, key=lambda c: c.median_s)[:MAX_DOUBTED]
+    maybe_good.sort(key=lambda c: c.median_s)
+    open_rivals = [OpenRival(c, _repeats_for(before, c, chosen)) for c in (*much_faster, *maybe_good)]
     is_single = len(chosen.times) < 2 and len(before.candidates) > 1
     is_open = bool(open_rivals) or is_single
     after = replace(
@@ -423,7 +445,8 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
         decision=Decision.UNCLEAR if is_open else Decision.TIED if tied else Decision.CLEAR,
         chosen=chosen,
         rivals=tuple(tied),
-        settling=_settling(before, chosen, open_rivals, family) if open_rivals else None,
+        open_rivals=tuple(open_rivals),
+        settling=_settling(chosen, open_rivals[: len(much_faster) + MAX_DOUBTED]) if open_rivals else None,
     )
     rest = [c for c in ranked if c is not chosen]
     return replace(after, runner_up=rest[0], lead=family.ratio(rest[0].times, chosen.times)) if rest else after
@@ -439,20 +462,22 @@ def _may_be_faster(before: Recommendation, c: Candidate, chosen: Candidate, fami
     )
 
 
-def _settling(before: Recommendation, chosen: Candidate, rivals: Sequence[Candidate], family: Family) -> Settling:
-    points = (chosen.point, *(c.point for c in rivals))
-    counts = [_repeats_for(before, c, chosen, family) for c in rivals]
+def _settling(chosen: Candidate, rivals: Sequence[OpenRival]) -> Settling:
+    points = (chosen.point, *(rival.candidate.point for rival in rivals))
+    counts = [rival.num_repeats for rival in rivals]
     if None in counts:
         return Settling(points, MIN_RANKED, spread_is_known=False)
     most = max(count for count in counts if count is not None)
     return Settling(points, most if most <= MAX_REPEATS else None, spread_is_known=True)
 
 
-def _repeats_for(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> int | None:
+def _repeats_for(before: Recommendation, c: Candidate, chosen: Candidate) -> int | None:
     """Return about how many trials show whether a rival is to be taken; None where no spread is known."""
+    family = before.family
     if c.metric_gap is None:
         level = family.time_level(min(len(c.times), len(chosen.times)))
-        return repeats_needed(c.times, chosen.times, level, before.question.margin)
+        least = MIN_RANKED if before.question.max_repeats is None else 0
+        return repeats_needed(c.times, chosen.times, level, before.question.margin, least)
     mode, (best, _) = before.question.mode, _best(before.candidates, before.question.mode)
     differences = [gain(mode, difference) for difference in metric_differences(best or c, c)]
     num_scored = sum(p.metric is not None for p in before.candidates)

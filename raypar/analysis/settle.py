@@ -1,0 +1,233 @@
+"""Studies that run until they are settled: points that are still open after a block, and what further blocks cost.
+
+A point is settled once its speedup is shown to be above 1, below 1, or within the study's margin of 1; the study, once
+besides no point may be faster than the recommended one by more than the margin and as good (`raypar.analysis.recommend`
+decides that). What is shown, shows the study's report: all intervals are those of its `Family`, in which one may look
+after each block.
+
+An open point is given a further block, together with what it is compared with: the trials of a block are compared with
+each other. A point whose last trial has failed or diverged is given none: it would only fail again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from raypar import units
+from raypar.analysis.pairwise import repeats_needed
+from raypar.analysis.question import PointKey, Question, point_key
+from raypar.analysis.recommend import Candidate, Constraints, Recommendation, recommend
+from raypar.analysis.stats import Estimate
+from raypar.study.space import Value
+from raypar.study.trial import TrialResult, point_label
+
+MAX_NAMED = 3  # open points in a line
+
+
+class Stopped(StrEnum):
+    """Reason why a study gets no further block."""
+
+    SETTLED = "settled"
+    MAXIMUM = "maximum"  # of repeats
+    BUDGET = "budget"  # of time
+    STUCK = "stuck"  # what is open fails
+
+
+@dataclass(frozen=True)
+class OpenPoint:
+    """A point that is not settled.
+
+    Attributes:
+        reason: ``1.04× [0.98, 1.10]``.
+        num_more: about how many more trials of it settle that; None: unknown.
+    """
+
+    point: Mapping[str, Value]
+    reason: str
+    num_more: int | None = None
+
+    def __str__(self) -> str:
+        return f"{point_label(self.point)} {self.reason}"
+
+
+@dataclass(frozen=True)
+class Open:
+    """What a study has still open.
+
+    Attributes:
+        points: that further blocks may settle.
+        stuck: that none will.
+        needed: points of the next block, in the study's order: the open ones, and those that they are compared with.
+        repeat: of the next block, from 0.
+        num_trials: that the study has results of.
+        block_s: expected seconds of the next block's trials; None: unknown.
+        cost_s: likewise, of all blocks until everything is settled, or the maximum reached.
+        stopped: why there is no further block; None: there is one.
+    """
+
+    points: tuple[OpenPoint, ...]
+    stuck: tuple[OpenPoint, ...]
+    needed: tuple[Mapping[str, Value], ...]
+    repeat: int
+    num_trials: int
+    block_s: float | None
+    cost_s: float | None
+    stopped: Stopped | None
+
+    @property
+    def text(self) -> str:
+        """``2 points open: num_workers=2 1.04× [0.98, 1.10], ...; about 12 s more``."""
+        cost = "" if self.cost_s is None else f"; about {units.seconds(self.cost_s)} more"
+        return f"{units.counted(len(self.points), 'point')} open: {_named(self.points)}{cost}"
+
+
+def what_is_open(question: Question, results: Sequence[TrialResult]) -> Open:
+    """Return what a study that runs until it is settled has still open.
+
+    Args:
+        question: with a `max_repeats`.
+        results: of its trials; those of other settings count for nothing.
+    """
+    assert question.max_repeats is not None
+    recommendation = recommend(question, results, Constraints())
+    study = _Study(question, recommendation)
+    study.judge_beginnings()
+    study.judge_speedups()
+    study.judge_recommendation()
+    counted = [c for c in recommendation.candidates if study.is_listed(c)]
+    needed = [c for c in counted if point_key(c.point) in study.needed]
+    last = max((result.spec.repeat for c in counted for result in c.results), default=0)
+    lagging = [c for c in needed if all(result.spec.repeat != last for result in c.results)]
+    block, repeat = (lagging, last) if lagging else (needed, last + 1)
+    points, stuck = tuple(study.open.values()), tuple(study.stuck.values())
+    stopped = None
+    if points and repeat >= question.max_repeats:
+        stopped = Stopped.MAXIMUM
+    elif not points:
+        stopped = Stopped.STUCK if stuck else Stopped.SETTLED
+    num_blocks = min(max((p.num_more or 1 for p in points), default=0), question.max_repeats - repeat)
+    keys = [point_key(c.point) for c in needed]
+    num_more = {key: (study.open[key].num_more or 1) if key in study.open else num_blocks for key in keys}
+    return Open(
+        points=points,
+        stuck=stuck,
+        needed=tuple(c.point for c in block),
+        repeat=repeat,
+        num_trials=sum(len(c.results) for c in recommendation.candidates),
+        block_s=_expected_s(counted, {point_key(c.point): 1 for c in block}),
+        cost_s=_expected_s(counted, {key: min(num, num_blocks) for key, num in num_more.items()}),
+        stopped=stopped,
+    )
+
+
+def stop_sentence(of: Open, stopped: Stopped | None) -> str:
+    """Return a report's sentence on why a study stopped, and what it has left open.
+
+    Args:
+        stopped: None: it was interrupted.
+    """
+    trials = units.counted(of.num_trials, "trial")
+    left = f"; still open: {_named((*of.points, *of.stuck))}" if of.points or of.stuck else ""
+    match stopped:
+        case Stopped.SETTLED:
+            return f"Settled after {trials}."
+        case Stopped.MAXIMUM:
+            return f"Stopped at the maximum of {units.counted(of.repeat, 'repeat')}, after {trials}{left}."
+        case Stopped.BUDGET:
+            return f"Stopped after {trials}, as the budget allows no further block{left}."
+        case Stopped.STUCK:
+            return f"Stopped after {trials}, as more of them would not help{left}."
+    return f"Not settled yet, after {trials}{left}."
+
+
+class _Study:
+    """Points of a study, as they are judged one after the other; each is open for the first reason that it has."""
+
+    def __init__(self, question: Question, recommendation: Recommendation) -> None:
+        self._question, self._recommendation = question, recommendation
+        self._listed = {point_key(point) for point in question.points}
+        self._by_key = {point_key(c.point): c for c in recommendation.candidates}
+        self.open: dict[PointKey, OpenPoint] = {}
+        self.stuck: dict[PointKey, OpenPoint] = {}
+        self.needed: set[PointKey] = set()
+
+    def is_listed(self, candidate: Candidate) -> bool:
+        """Return whether the study has the point; the store may have more."""
+        return point_key(candidate.point) in self._listed
+
+    def judge_beginnings(self) -> None:
+        """Every point has its least number of repeats."""
+        least = self._question.num_repeats or 0
+        for c in filter(self.is_listed, self._recommendation.candidates):
+            if (num := len(c.results)) < least:
+                self._note(c, f"{num} of {units.counted(least, 'repeat')}", least, [c])
+
+    def judge_speedups(self) -> None:
+        """Every speedup is on one side of 1, or within the margin."""
+        for c in self._recommendation.candidates:
+            base = self._by_key.get(point_key(self._question.baseline_of(c.point)))
+            if base is None or c.is_baseline or not self._question.baseline:
+                continue
+            if c.speedup is None:
+                failed = base if not base.times else c
+                self._note(c, f"no time of {point_label(failed.point)}", None, [c, base])
+            elif not _is_settled(c.speedup, self._question.margin):
+                level = self._recommendation.family.time_level(c.speedup.num_samples)
+                num = repeats_needed(base.times, c.times, level, self._question.margin, least=0)
+                self._note(c, units.ratio_interval(c.speedup), num, [c, base])
+
+    def judge_recommendation(self) -> None:
+        """No point may be faster than the recommended one by more than the margin, and as good."""
+        chosen, best = self._recommendation.chosen, self._recommendation.best
+        for rival in self._recommendation.open_rivals:
+            c = rival.candidate
+            assert chosen is not None
+            if c.metric_gap is not None and best is not None:
+                self._note(c, c.exclusion, rival.num_repeats, [c, chosen, best])
+            else:
+                lead = units.ratio_interval(self._recommendation.family.ratio(chosen.times, c.times))
+                self._note(c, f"{lead} as fast as {point_label(chosen.point)}", rival.num_repeats, [c, chosen])
+
+    def _note(self, c: Candidate, reason: str, num_repeats: int | None, compared: Iterable[Candidate]) -> None:
+        """Note that a point is open.
+
+        Args:
+            num_repeats: about how many trials settle that.
+            compared: what has to be repeated together.
+        """
+        key, together = point_key(c.point), list(compared)
+        if not all(map(self.is_listed, together)):
+            return
+        if not all(map(_can_go_on, together)):
+            self.stuck.setdefault(key, OpenPoint(c.point, reason))
+            return
+        self.needed |= {point_key(each.point) for each in together}
+        num_more = None if num_repeats is None else max(1, num_repeats - len(c.results))
+        self.open.setdefault(key, OpenPoint(c.point, reason, num_more))
+
+
+def _is_settled(speedup: Estimate, margin: float) -> bool:
+    if speedup.low is None or speedup.high is None:
+        return False
+    return speedup.excludes(1.0) or 1 / (1 + margin) <= speedup.low <= speedup.high <= 1 + margin
+
+
+def _can_go_on(candidate: Candidate) -> bool:
+    """Return whether another trial of the point is worth a try."""
+    return not candidate.results or candidate.results[-1].is_measured
+
+
+def _expected_s(candidates: Sequence[Candidate], num_trials: Mapping[PointKey, int]) -> float | None:
+    """Return the expected seconds of so many trials of each point, by the median of its trials; None: unknown."""
+    walls = {point_key(c.point): [r.wall_s for r in c.results if r.is_complete and r.wall_s] for c in candidates}
+    of_all = [wall_s for of_point in walls.values() for wall_s in of_point]
+    if not of_all:
+        return None
+    return sum(num * statistics.median(walls[key] or of_all) for key, num in num_trials.items())
+
+
+def _named(points: Sequence[OpenPoint]) -> str:
+    return units.listed(map(str, points), MAX_NAMED)
