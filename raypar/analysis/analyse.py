@@ -85,11 +85,11 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         family=family,
         warnings=run_checks(Evidence(question, current.time_metric, points, family, current.sentence)),
         verdicts=verdicts(question, points, family),
-        worker_groups=worker_groups(question, gathered),
+        worker_groups=worker_groups(question, gathered, family=family),
         profiles=tuple(_profiles(gathered)),
         effects=effects_of(question, gathered, family),
         target=target,
-        batches=batch_groups(gathered, target, question.baseline) if target else (),
+        batches=batch_groups(gathered, target, family, question.baseline) if target else (),
         energy_source=energy_source(gathered),
     )
 

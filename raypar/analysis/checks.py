@@ -463,7 +463,7 @@ def drift_in_trials(evidence: Evidence) -> Iterator[str]:
     slowdowns = [change for r, _ in chain(*evidence.log_times) if (change := _slowdown(r)) is not None]
     if len(slowdowns) < MIN_TRIALS:
         return
-    estimate = median_estimate(slowdowns, log_scale=False)
+    estimate = median_estimate(slowdowns, log_scale=False, level=1 - TREND_ERROR)
     change = math.expm1(estimate.value)
     if estimate.excludes(0.0) and abs(change) >= MIN_DRIFT:
         trial_count = units.counted(len(slowdowns), "trial")

@@ -4,24 +4,27 @@ Goodput is throughput × progress per sample (Qiao et al., Pollux, OSDI 2021). P
 noise of the gradients; here it is measured: the samples that the base needs to reach the target, over those that this
 batch needs. The base is the baseline's batch size, or else the smallest. Both factors are relative to it, and so is
 their product, which is how many times as fast the target is reached.
+
+Their intervals are simultaneous with those of the study's other comparisons. A target is seen to be reached by an
+evaluation only, so that intervals of the progress and of the product reach half an evaluation further.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from raypar.analysis.pairwise import by_block
+import numpy as np
+
+from raypar.analysis.pairwise import BATCH_KEYS, Family
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
-from raypar.analysis.stats import Estimate, ratio_estimate, reference
+from raypar.analysis.stats import NO_PRIOR, Estimate, reference
 from raypar.analysis.time_to_target import Start, Target, time_to_target
 from raypar.study.space import Value
 from raypar.study.trial import gain
-
-BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,16 @@ class BatchGroup:
     base: int
 
 
-_Run: TypeAlias = tuple[float, float]  # until the target: samples, seconds
+_Run: TypeAlias = tuple[float, float, int]  # until the target: samples, seconds, evaluations
 
 
 def batch_groups(
-    gathered: Sequence[PointSamples], target: Target, baseline: Mapping[str, Value] | None = None
+    gathered: Sequence[PointSamples], target: Target, family: Family, baseline: Mapping[str, Value] | None = None
 ) -> tuple[BatchGroup, ...]:
     """Return every group of two batch sizes or more that reached the target in all their trials.
 
     Args:
+        family: of the study's comparisons.
         baseline: of the study: the batch size in it is what the others are compared with; else the smallest of a group.
     """
     groups: dict[tuple[str, PointKey], tuple[dict[str, Value], dict[int, dict[int, _Run]]]] = {}
@@ -77,7 +81,7 @@ def batch_groups(
         rest = {k: v for k, v in samples.point.items() if k != key}
         groups.setdefault((key, point_key(rest)), (rest, {}))[1][size] = runs
     return tuple(
-        _group(key, rest, dict(sorted(by_size.items())), baseline or {})
+        _group(key, rest, dict(sorted(by_size.items())), baseline or {}, family)
         for (key, _), (rest, by_size) in groups.items()
         if len(by_size) > 1
     )
@@ -108,29 +112,47 @@ def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:
     counts, times = reached.samples, reached.times
     if not reached.is_always_reached or counts.keys() != times.keys():
         return {}
-    return {repeat: (counts[repeat], times[repeat]) for repeat in times if counts[repeat] > 0}
+    evaluations = {trial.repeat: trial.num_reports for trial in reached.trials}
+    return {r: (counts[r], times[r], evaluations[r]) for r in times if counts[r] > 0}
 
 
 def _group(
-    key: str, rest: Mapping[str, Value], by_size: Mapping[int, Mapping[int, _Run]], baseline: Mapping[str, Value]
+    key: str,
+    rest: Mapping[str, Value],
+    by_size: Mapping[int, Mapping[int, _Run]],
+    baseline: Mapping[str, Value],
+    family: Family,
 ) -> BatchGroup:
     asked = baseline.get(key)
     base = asked if isinstance(asked, int) and asked in by_size else next(iter(by_size))
     one = reference(len(by_size[base]))
     batches = (
-        Goodput(size, one, one, one) if size == base else _goodput(size, runs, by_size[base])
+        Goodput(size, one, one, one) if size == base else _goodput(size, runs, by_size[base], family)
         for size, runs in by_size.items()
     )
     return BatchGroup(key, rest, tuple(batches), base)
 
 
-def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run]) -> Goodput:
-    ours, theirs, is_paired = by_block(runs, base)
-    (samples, times), (base_samples, base_times) = (tuple(zip(*side, strict=True)) for side in (ours, theirs))
-    rates, base_rates = ([num / time_s for num, time_s in side] for side in (ours, theirs))
+def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run], family: Family) -> Goodput:
+    def ratio(value: Callable[[_Run], float]) -> Estimate:
+        slow, fast = ({repeat: value(run) for repeat, run in side.items()} for side in (base, runs))
+        return family.ratio(slow, fast, NO_PRIOR)
+
+    rounding = sum(_rounding([run[2] for run in side.values()]) for side in (base, runs))
     return Goodput(
         size,
-        throughput=ratio_estimate(rates, base_rates, paired=is_paired),
-        progress=ratio_estimate(base_samples, samples, paired=is_paired),
-        goodput=ratio_estimate(base_times, times, paired=is_paired),
+        throughput=ratio(lambda run: run[1] / run[0]),
+        progress=_widened(ratio(lambda run: run[0]), rounding),
+        goodput=_widened(ratio(lambda run: run[1]), rounding),
     )
+
+
+def _rounding(evaluations: Sequence[int]) -> float:
+    """Return half an evaluation, as a logarithm of the way to the target."""
+    return -math.log1p(-0.5 / float(np.median(evaluations)))
+
+
+def _widened(ratio: Estimate, rounding: float) -> Estimate:
+    if ratio.low is None or ratio.high is None:
+        return ratio
+    return replace(ratio, low=ratio.low * math.exp(-rounding), high=ratio.high * math.exp(rounding))

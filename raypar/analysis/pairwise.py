@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -45,6 +45,8 @@ SAME_WORK_TOLERANCE = 1e-6
 MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
 TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.04, 0.005, 0.005
+
+BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 
 T = TypeVar("T")
 
@@ -126,6 +128,10 @@ class Family:
     metrics: VariancePrior = NO_PRIOR
     max_blocks: int | None = None
 
+    def of_all_pairs(self, num_points: int) -> Family:
+        """Return the family for comparisons of each point with every other one."""
+        return replace(self, num_comparisons=max(self.num_comparisons, num_points * (num_points - 1) / 2))
+
     def time_level(self, num_blocks: int) -> float:
         """Return the confidence of each comparison of times that rests on so many blocks."""
         return self._level(TIME_ERROR / self.num_comparisons, num_blocks)
@@ -151,13 +157,19 @@ class Family:
             return None
         return self.ratio(*sides)
 
-    def ratio(self, slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate:
-        """Estimate how many times as long the first takes as the second: seconds by repeat, at least one each."""
+    def ratio(
+        self, slow: Mapping[int, float], fast: Mapping[int, float], prior: VariancePrior | None = None
+    ) -> Estimate:
+        """Estimate how many times as long the first takes as the second: seconds by repeat, at least one each.
+
+        Args:
+            prior: of the variances; None: that of single points.
+        """
         tops, bottoms, is_paired = by_block(slow, fast)
         if not is_paired:
             level = self.time_level(min(len(tops), len(bottoms)))
             return ratio_estimate(tops, bottoms, paired=False, level=level)
-        return self.log_ratio(np.log(tops) - np.log(bottoms))
+        return self.log_ratio(np.log(tops) - np.log(bottoms), prior)
 
     def log_ratio(self, differences: Sequence[float] | Floats, prior: VariancePrior | None = None) -> Estimate:
         """Estimate a ratio from differences of log times, block by block.
@@ -190,8 +202,9 @@ class Family:
 def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     """Return the family of a study's comparisons.
 
-    They are those of each point with its baseline, of the fastest point with each other one, which is one-sided, and of
-    the levels of each hyperparameter, where two are swept or more.
+    They are those of each point with its baseline; of the fastest point with each other one, which is one-sided; of
+    worker counts, if that is not the same; of batch sizes, three each, where trials report on the way; and of the
+    levels of each hyperparameter, where two are swept or more.
     """
     timed = [p for p in gathered if p.times]
     num_base = sum(
@@ -199,14 +212,23 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
         for p, base in with_baselines(question, timed)
     )
     num_best = (len(timed) - 1) / 2 if len(timed) > 2 or not num_base else 0.0
+    num_scaling = 0 if question.compared_keys() == ("num_workers",) else _num_grouped(timed, "num_workers")
+    is_followed = any(len(result.reports) > 1 for p in timed for result in p.results)
+    num_batches = 3 * sum(_num_grouped(timed, key) for key in BATCH_KEYS) if is_followed else 0
     levels = [len({point_key({k: p.point.get(k)}) for p in timed}) - 1 for k in question.space_keys]
     num_effects = 2 * sum(levels) if sum(n > 0 for n in levels) > 1 else 0
     return Family(
-        max(1.0, num_base + num_best + num_effects),
+        max(1.0, num_base + num_best + num_scaling + num_batches + num_effects),
         variance_prior(_table([{r: math.log(t) for r, t in p.times.items()} for p in timed])),
         variance_prior(_table([p.by_repeat("metric") for p in gathered])),
         question.max_repeats,
     )
+
+
+def _num_grouped(points: Sequence[PointSamples], key: str) -> int:
+    """Return how many comparisons there are with one point of each group that differs only in this hyperparameter."""
+    grouped = [point_key({k: v for k, v in p.point.items() if k != key}) for p in points if key in p.point]
+    return len(grouped) - len(set(grouped))
 
 
 def _table(values: Sequence[Mapping[int, float]]) -> Floats:

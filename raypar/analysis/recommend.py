@@ -82,6 +82,8 @@ def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> froz
         for i in range(len(timed))
     ]
 
+    family = family.of_all_pairs(len(timed))
+
     def differs(one: int, other: int, objective: int) -> bool:
         if names[objective] == "time_s":
             return family.ratio(timed[one].times, timed[other].times).excludes(1.0)
@@ -115,11 +117,10 @@ def pareto_front(medians: Sequence[Sequence[float]], differs: Differs | None = N
     table = np.asarray(medians, dtype=float)
     front = []
     for i, row in enumerate(table):
-        # Of thousands of points few are as good in all: those alone are looked at one by one, the fastest first.
         as_good = np.flatnonzero((table <= row).all(axis=1) & (table < row).any(axis=1))
-        ordered = as_good[np.argsort(table[as_good, 0], kind="stable")]
-        better = ((int(j), int(k)) for j in ordered for k in np.flatnonzero(table[j] < row))
-        if not any(differs is None or differs(j, i, k) for j, k in better):
+        # The best of those in each objective: a test against every one would find some difference by chance.
+        best = {k: int(as_good[np.argmin(table[as_good, k])]) for k in range(len(row)) if len(as_good)}
+        if not any(table[j, k] < row[k] and (differs is None or differs(j, i, k)) for k, j in best.items()):
             front.append(i)
     return tuple(front)
 
@@ -159,7 +160,7 @@ class Candidate(PointAnalysis):
         to_target: None where no target is asked for.
         exclusion: why it can't be chosen; empty: it can.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
-        metric_gap: how much better its metric is than that of the best point, where that excludes it, but is not sure.
+        metric_gap: its metric less that of the best point, where that excludes it though it is not shown to be worse.
         is_on_front: whether no other beats it in time, metric, cost and energy.
     """
 
@@ -276,10 +277,11 @@ def _without_worse(
         worst, most = sorted((sign * gap.low, sign * gap.high))
         if worst >= -margin:
             return c
-        if most < -margin:
+        change = family.metric_change(best, c)
+        if most < -margin and change is not None and change.excludes(0.0):
             return replace(c, exclusion=f"{name} worse than the best")
-        could = units.score_difference(name, -worst)
-        return replace(c, exclusion=f"{name} could be {could} worse", is_close_call=True, metric_gap=gap)
+        exclusion = f"{name} could be {units.score_difference(name, -worst)} worse"
+        return replace(c, exclusion=exclusion, is_close_call=most >= -margin, metric_gap=gap)
 
     return [judged(c) for c in candidates]
 
@@ -311,8 +313,8 @@ def _no_such_point(gathered: Sequence[PointSamples], only: Mapping[str, tuple[Va
 
 
 class Decision(StrEnum):
-    CLEAR = "clear"  # significantly faster than every other
-    TIED = "tied"  # no rival can be faster by more than the margin
+    CLEAR = "clear"  # significantly faster than every other that may be good enough
+    TIED = "tied"  # none of these can be faster by more than the margin
     UNCLEAR = "unclear"  # a rival may be
     NONE = "none"  # no point meets the constraints
 
@@ -419,7 +421,7 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
     batches: tuple[BatchGroup, ...] = ()
     if target is not None:
         compared = [p for p in current.points if _has_values(p, constraints.only)]
-        batches = batch_groups(compared, target, question.baseline)
+        batches = batch_groups(compared, target, family, question.baseline)
     before = Recommendation(question, constraints, current.time_metric, candidates, Decision.NONE)
     source = energy_source(current.points)
     before = replace(before, batches=batches, excluded=current.sentence, energy_source=source, family=family)
@@ -435,14 +437,16 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
     tied = [c for c in (leader, *(c for c, _ in rivals)) if c is not chosen] if rivals else []
     much_faster = [c for c in tied if _may_be_faster(before, c, chosen, family)]
-    maybe_good = [c for c in before.candidates if c.metric_gap and _may_be_faster(before, c, chosen, family)]
+    doubted = [c for c in before.candidates if c.metric_gap and c.times]
+    maybe_good = [c for c in doubted if c.is_close_call and _may_be_faster(before, c, chosen, family)]
     maybe_good.sort(key=lambda c: c.median_s)
     open_rivals = [OpenRival(c, _repeats_for(before, c, chosen)) for c in (*much_faster, *maybe_good)]
     is_single = len(chosen.times) < 2 and len(before.candidates) > 1
     is_open = bool(open_rivals) or is_single
+    is_tied = bool(tied) or not all(_is_slower(c, chosen, family) for c in doubted)
     after = replace(
         before,
-        decision=Decision.UNCLEAR if is_open else Decision.TIED if tied else Decision.CLEAR,
+        decision=Decision.UNCLEAR if is_open else Decision.TIED if is_tied else Decision.CLEAR,
         chosen=chosen,
         rivals=tuple(tied),
         open_rivals=tuple(open_rivals),
@@ -452,10 +456,14 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     return replace(after, runner_up=rest[0], lead=family.ratio(rest[0].times, chosen.times)) if rest else after
 
 
+def _is_slower(c: Candidate, chosen: Candidate, family: Family) -> bool:
+    """Return whether a point is significantly slower than the chosen one."""
+    lead = family.ratio(c.times, chosen.times)
+    return lead.low is not None and lead.low > 1
+
+
 def _may_be_faster(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> bool:
     """Return whether a point may be faster than the chosen one by more than the margin, as far as is known."""
-    if not c.times:
-        return False
     ratio = family.ratio(chosen.times, c.times)
     return (ratio.high is None and ratio.value > 1) or (
         ratio.high is not None and ratio.high > 1 + before.question.margin

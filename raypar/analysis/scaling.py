@@ -7,8 +7,8 @@ work of one, so that rates are N / time. A throughput is a rate as it stands.
 A study's rates are samples per second of the timed region, or trainings per second where raypar can't look into the
 training. They need no factor, for an epoch is the same number of samples whatever the worker count: in weak scaling
 (``per_worker_batch_size`` fixed) it has fewer steps. Twice the samples per second on two workers are a speedup of 2
-either way; only the law differs that is fitted to it. A study's speedups are those of `raypar.analysis.points`, from
-trials of the same block.
+either way; only the law differs that is fitted to it. A study's speedups are those of `raypar.analysis.points`, with
+the same simultaneous intervals.
 
 The laws' intervals are percentiles of a bootstrap over the repeats of each worker count (Efron 1979), drawn on their
 own: what disturbed a whole block makes the intervals wider, never narrower. Simulated with 3 % noise and six worker
@@ -29,7 +29,7 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.laws import LAWS, Fit, Law, Refused, Scaling, better_law, fit_law
-from raypar.analysis.pairwise import speedup
+from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, Floats, median_estimate, ratio_estimate, reference, spread_medians
 from raypar.errors import Mistake, RayparError
@@ -233,7 +233,7 @@ class WorkerGroup:
 
 
 def worker_groups(
-    question: Question, gathered: Sequence[PointSamples], baseline: int | None = None
+    question: Question, gathered: Sequence[PointSamples], baseline: int | None = None, family: Family | None = None
 ) -> tuple[WorkerGroup, ...]:
     """Return the groups of a study, in the order of their points.
 
@@ -241,6 +241,7 @@ def worker_groups(
         question: what the study asks.
         gathered: the trials of each point.
         baseline: the worker count to compare with; None: the study's.
+        family: of the study's comparisons, if it is known already.
 
     Raises:
         RayparError: a group has no finished trial with `baseline` workers.
@@ -249,11 +250,14 @@ def worker_groups(
     for samples in gathered:
         if "num_workers" in samples.point and samples.num_workers is not None:
             by_rest.setdefault(point_key(samples.rest), {})[samples.num_workers] = samples
-    groups = (_group(question, dict(sorted(by_count.items())), baseline) for by_count in by_rest.values())
+    family = family or family_of(question, gathered)
+    groups = (_group(question, dict(sorted(by_count.items())), baseline, family) for by_count in by_rest.values())
     return tuple(filter(None, groups))
 
 
-def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: int | None) -> WorkerGroup | None:
+def _group(
+    question: Question, by_count: Mapping[int, PointSamples], baseline: int | None, family: Family
+) -> WorkerGroup | None:
     """Return the group of points; None for fewer than two worker counts with finished trials."""
     timed = {n: samples for n, samples in by_count.items() if samples.times}
     if len(timed) < 2:
@@ -267,7 +271,7 @@ def _group(question: Question, by_count: Mapping[int, PointSamples], baseline: i
             f"no finished trial with {baseline} workers{at} to compare with",
             hint=f"worker counts that have some: {', '.join(map(str, timed))}",
         )
-    ratios = {n: reference(len(s.samples)) if n == base else speedup(timed[base], s) for n, s in timed.items()}
+    ratios = {n: reference(len(s.samples)) if n == base else family.speedup(timed[base], s) for n, s in timed.items()}
     speedups = {n: ratio for n, ratio in ratios.items() if ratio is not None}
     counts_samples = all(s.throughput is not None for p in timed.values() for s in p.samples.values())
     rates = {

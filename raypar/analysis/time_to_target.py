@@ -67,6 +67,7 @@ class TrialToTarget:
         time_s: to the first report that reaches the target; None where it was not reached, or its time not kept.
         num_samples: trained on until then; None likewise.
         best: the best value of the metric in any report; None where it was never reported.
+        num_reports: up to the one that reached it; 0 where it was not reached.
     """
 
     repeat: int
@@ -74,6 +75,7 @@ class TrialToTarget:
     time_s: float | None = None
     num_samples: float | None = None
     best: float | None = None
+    num_reports: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
     time_s, num_samples = _spent(result, at, start)
     if time_s is None or time_s <= 0:
         return TrialToTarget(repeat, TargetStatus.UNKNOWN, best=best)
-    return TrialToTarget(repeat, TargetStatus.REACHED, time_s, num_samples, best)
+    return TrialToTarget(repeat, TargetStatus.REACHED, time_s, num_samples, best, at + 1)
 
 
 def _spent(result: TrialResult, at: int, start: Start) -> tuple[float | None, float | None]:

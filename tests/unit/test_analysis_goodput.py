@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from results import make_result
 
 from raypar.analysis.goodput import batch_groups, common_target
+from raypar.analysis.pairwise import Family
 from raypar.analysis.question import Question, collect
 from raypar.analysis.time_to_target import Target
 
@@ -26,7 +27,7 @@ def trial(batch_size, rate, epochs, repeat=0, **more):
 
 def groups(*results):
     keys = tuple(dict.fromkeys(k for r in results for k in r.spec.point))
-    return batch_groups(collect(Question("s", {}, keys), results, "train_time_s"), TARGET)
+    return batch_groups(collect(Question("s", {}, keys), results, "train_time_s"), TARGET, Family())
 
 
 @given(st.lists(st.tuples(st.floats(10, 1e5), st.integers(1, 9)), min_size=2, max_size=2), st.integers(1, 3))
@@ -43,10 +44,10 @@ def test_the_goodput_is_throughput_times_progress(sides, num_repeats):
 def test_the_baselines_batch_size_is_what_others_are_held_against():
     results = [trial(b, rate, 2) for b, rate in ((32, 100.0), (64, 200.0), (128, 400.0))]
     gathered = collect(Question("s", {}, ("batch_size",)), results, "train_time_s")
-    (group,) = batch_groups(gathered, TARGET, {"batch_size": 64})
+    (group,) = batch_groups(gathered, TARGET, Family(), {"batch_size": 64})
     assert group.base == 64
     assert [b.goodput.value for b in group.batches] == pytest.approx([0.5, 1.0, 2.0])
-    (other,) = batch_groups(gathered, TARGET, {"batch_size": 7, "num_workers": 1})
+    (other,) = batch_groups(gathered, TARGET, Family(), {"batch_size": 7, "num_workers": 1})
     assert other.base == 32
 
 
