@@ -158,16 +158,24 @@ def print_bar(
     *,
     at_most: float | None = None,
     at_least: float | None = None,
-) -> None:
-    """Print a figure, its bar, and whether the figure reaches it; exactly one of the bars is given."""
+    error: float | None = None,
+) -> bool:
+    """Print a figure, its bar if it has one, and whether the figure reaches it; return that.
+
+    Args:
+        error: standard error of a simulated figure, two of which it may be beyond a bar; None: it is measured.
+    """
     if not isinstance(figure, Figure):
         figure = Figure.of([figure])
-    if at_most is not None:
-        bar, is_reached = f"≤ {fmt(at_most)}", figure.value <= at_most
-    else:
-        assert at_least is not None
-        bar, is_reached = f"≥ {fmt(at_least)}", figure.value >= at_least
-    print_row(title, f"{figure.show(fmt)}   bar {bar}: {'reached' if is_reached else 'NOT REACHED'}")
+    shown = figure.show(fmt) + ("" if error is None else f" ± {fmt(error)}")
+    bars = [f"{sign} {fmt(bar)}" for sign, bar in (("≥", at_least), ("≤", at_most)) if bar is not None]
+    slack = 2 * (error or 0.0)
+    is_reached = (at_least is None or figure.value >= at_least - slack) and (
+        at_most is None or figure.value <= at_most + slack
+    )
+    verdict = f"   bar {', '.join(bars)}: {'reached' if is_reached else 'NOT REACHED'}" if bars else ""
+    print_row(title, shown + verdict)
+    return is_reached
 
 
 def progress(text: str) -> None:
