@@ -130,6 +130,11 @@ def percent(share: float | None, decimals: int = 0) -> str:
     return MISSING if share is None or _is_missing(share) else f"{100 * share:.{decimals}f} %"
 
 
+def level(share: float) -> str:
+    """Return a confidence with four digits at most: ``95 %``, ``99.38 %``."""
+    return f"{100 * share:.4g} %"
+
+
 def value_of(value: object) -> str:
     """Return a hyperparameter's value for a table: floats by their first four digits, the rest as written."""
     if isinstance(value, float) and math.isfinite(value):

@@ -3,16 +3,20 @@
 Points are matched by value: what one study sweeps stands in the other's config. Their trials are independent samples,
 never pairs: no block holds trials of both. An interval covers the scatter within each study; what differs between the
 two, machines, load and day included, is part of the ratio itself.
+
+All claims of one comparison hold together with 95 % confidence: those on times have 4 of the 5 %, those on the metric
+the rest (`TIME_ERROR`, `METRIC_ERROR`), and each part is kept by Holm's method (`holm_estimates`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from raypar.analysis.pairwise import speedup
+from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, comparable_times
 from raypar.analysis.question import (
     TRAIN_TIME,
     WALL_TIME,
@@ -23,7 +27,13 @@ from raypar.analysis.question import (
     current_results,
     point_key,
 )
-from raypar.analysis.stats import Estimate, difference_estimate, median_estimate
+from raypar.analysis.stats import (
+    Estimate,
+    exponential,
+    independent_prior,
+    independent_shift_estimate,
+    median_estimate,
+)
 from raypar.errors import RayparError
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
@@ -78,11 +88,11 @@ def config_changes(a: PointSamples, b: PointSamples) -> tuple[Changes, Changes]:
 
 
 class Difference(Enum):
-    """Result of comparing B with A at one point."""
+    """B's time at one point, against A's time or against all that B is allowed to take."""
 
     SLOWER = "slower"
     FASTER = "faster"
-    TIED = "tied"  # the interval holds 1
+    INCONCLUSIVE = "inconclusive"  # the interval includes the limit
     NO_INTERVAL = "no interval"  # one trial on a side
     NO_TIME = "no time"  # no finished trial on a side
 
@@ -90,9 +100,9 @@ class Difference(Enum):
 class Gate(Enum):
     """Result of holding B's slowdown against an allowance."""
 
-    SLOWER = "slower"
-    WITHIN = "within"
-    UNKNOWN = "unknown"  # the interval holds the limit, or there is none
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True)
@@ -102,8 +112,10 @@ class MatchedPoint:
     Attributes:
         point: the values of all that either study sweeps.
         num_finished: trials that ran to their end.
+        num_diverged: trials that diverged.
         outcomes: what became of the trials of each, where none finished.
         times_s: the time metric, seconds.
+        limit: ratio that the claim on this point is about: 1, or 1.05 where B may be 5 % slower.
         ratio: how many times as long B takes as A for the same work; None where either has no time.
         metrics: A's metric after the last epoch.
         metric_change: that of B minus that of A; None where either has none.
@@ -112,8 +124,10 @@ class MatchedPoint:
 
     point: Point
     num_finished: tuple[int, int]
+    num_diverged: tuple[int, int]
     outcomes: tuple[TrialState | None, TrialState | None]
     times_s: tuple[Estimate | None, Estimate | None]
+    limit: float
     ratio: Estimate | None
     metrics: tuple[Estimate | None, Estimate | None]
     metric_change: Estimate | None
@@ -125,18 +139,27 @@ class MatchedPoint:
             return Difference.NO_TIME
         if self.ratio.low is None:
             return Difference.NO_INTERVAL
-        if not self.ratio.excludes(1.0):
-            return Difference.TIED
-        return Difference.SLOWER if self.ratio.value > 1 else Difference.FASTER
+        if not self.ratio.excludes(self.limit):
+            return Difference.INCONCLUSIVE
+        return Difference.SLOWER if self.ratio.value > self.limit else Difference.FASTER
 
-    def gate(self, allowed_share: float) -> Gate:
-        """Hold B against A's time and this share of it: it is slower only where its whole interval is."""
-        limit = 1 + allowed_share
-        if self.ratio is None or self.ratio.low is None or self.ratio.high is None:
-            return Gate.UNKNOWN
-        if self.ratio.low > limit:
-            return Gate.SLOWER
-        return Gate.WITHIN if self.ratio.high <= limit else Gate.UNKNOWN
+    @property
+    def diverges_in_b_alone(self) -> bool:
+        return self.num_diverged[1] > 0 and self.num_diverged[0] == 0
+
+    @property
+    def gate(self) -> Gate | None:
+        """Result at this point; None where A has no time that B could exceed.
+
+        Trials of B that all diverged or failed are worse than slow ones. Where some diverged, the others' times are no
+        proof that all is well.
+        """
+        if self.times_s[0] is None:
+            return None
+        if self.difference is Difference.SLOWER or self.outcomes[1] in (TrialState.DIVERGED, TrialState.FAILED):
+            return Gate.FAILED
+        is_shown = self.difference is Difference.FASTER and not self.diverges_in_b_alone
+        return Gate.PASSED if is_shown else Gate.INCONCLUSIVE
 
 
 @dataclass(frozen=True)
@@ -148,7 +171,9 @@ class Comparison:
         time_metric: what the times are: ``train_time_s``, or ``wall_s`` where either study lacks that.
         metric: name of A's metric, looked for in both.
         keys: the swept hyperparameters of either, A's first.
+        allowed_share: how much slower B may be, 0.05 for 5 %; None: the question is whether it differs from A.
         matched: points that are compared, in the order of A's.
+        missing: points that A has a time of and B no trial that did the same work.
         unlike: points with the same swept values that do different work, and how that differs.
         only: points that one of them has alone.
         origins: what differs in where they come from (versions, machine, commit): key to the values of each.
@@ -161,7 +186,9 @@ class Comparison:
     time_metric: str
     metric: str
     keys: tuple[str, ...]
+    allowed_share: float | None
     matched: tuple[MatchedPoint, ...]
+    missing: tuple[Point, ...]
     unlike: tuple[tuple[Point, Changes], ...]
     only: tuple[tuple[Point, ...], tuple[Point, ...]]
     origins: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -169,9 +196,15 @@ class Comparison:
     uncommitted: tuple[bool, bool]
     excluded: tuple[str, str] = ("", "")
 
-    def gate(self, allowed_share: float) -> Mapping[Gate, tuple[MatchedPoint, ...]]:
-        """Sort the matched points by whether B is slower than allowed."""
-        return {gate: tuple(p for p in self.matched if p.gate(allowed_share) is gate) for gate in Gate}
+    @property
+    def gate(self) -> Gate | None:
+        """Result over all points that A has a time of; None where no point has times in both and none is lost in B."""
+        gates = {point.gate for point in self.matched}
+        if Gate.FAILED in gates:
+            return Gate.FAILED
+        if not any(point.ratio for point in self.matched):
+            return None
+        return Gate.INCONCLUSIVE if self.missing or Gate.INCONCLUSIVE in gates else Gate.PASSED
 
 
 @dataclass(frozen=True)
@@ -188,8 +221,13 @@ class Side:
     origin: Origin
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
     """Compare B with A.
+
+    Args:
+        a: the reference.
+        b: what is held against it.
+        allowed_share: as in `Comparison`.
 
     Raises:
         RayparError: they train different workloads.
@@ -210,14 +248,33 @@ def compare(a: Side, b: Side) -> Comparison:
         for s in sides
     )
     pairs, *only = match(points_a, points_b, keys)
-    matched: list[MatchedPoint] = []
-    unlike: list[tuple[Point, Changes]] = []
-    for first, second in pairs:
-        point, (work, execution) = swept_values(first, keys), config_changes(first, second)
-        if work:
-            unlike.append((point, work))
-        else:
-            matched.append(_compared(point, first, second, execution))
+    changes = [config_changes(*pair) for pair in pairs]
+    alike = [(pair, execution) for pair, (work, execution) in zip(pairs, changes, strict=True) if not work]
+    unlike = [(first, work) for (first, _), (work, _) in zip(pairs, changes, strict=True) if work]
+    limit = 1 + (allowed_share or 0.0)
+    times = [comparable_times(*pair) for pair, _ in alike]
+    logs = [None if t is None else (_logs(t[0]), _logs(t[1])) for t in times]
+    metrics = [(first.all_of("metric"), second.all_of("metric")) for (first, second), _ in alike]
+    ratios = holm_estimates(logs, against=math.log(limit), error=TIME_ERROR)
+    metric_changes = holm_estimates([m if all(m) else None for m in metrics], against=0.0, error=METRIC_ERROR)
+    matched = [
+        MatchedPoint(
+            point=swept_values(first, keys),
+            num_finished=(len(first.samples), len(second.samples)),
+            num_diverged=(len(first.unusable), len(second.unusable)),
+            outcomes=(first.outcome, second.outcome),
+            times_s=(_median(first.all_of("time_s")), _median(second.all_of("time_s"))),
+            limit=limit,
+            ratio=ratio and exponential(ratio),
+            metrics=(_median(metric_a, log_scale=False), _median(metric_b, log_scale=False)),
+            metric_change=metric_change,
+            execution_changes=execution,
+        )
+        for ((first, second), execution), (metric_a, metric_b), ratio, metric_change in zip(
+            alike, metrics, ratios, metric_changes, strict=True
+        )
+    ]
+    lost = [*only[0], *(first for first, _ in unlike)]
     is_known = (bool(a.origin), bool(b.origin))
     origin_a, origin_b = (
         {**trial_origin(current.results), **(side.origin if all(is_known) else {})}
@@ -229,14 +286,43 @@ def compare(a: Side, b: Side) -> Comparison:
         time_metric=time_metric,
         metric=a.question.metric,
         keys=keys,
+        allowed_share=allowed_share,
         matched=tuple(matched),
-        unlike=tuple(unlike),
+        missing=tuple(swept_values(p, keys) for p in lost if p.times),
+        unlike=tuple((swept_values(first, keys), work) for first, work in unlike),
         only=(tuple(p.point for p in only[0]), tuple(p.point for p in only[1])),
         origins={key: values for key, values in origins.items() if set(values[0]) != set(values[1])},
         is_known=is_known,
         excluded=(sides[0].sentence, sides[1].sentence),
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
+
+
+def holm_estimates(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]] | None], *, against: float, error: float
+) -> list[Estimate | None]:
+    """Estimate by how much the second of each pair of independent samples lies above the first.
+
+    The claims that these intervals exclude `against` hold all at once, but for an `error`: they are those of Holm's
+    method ("A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979).
+    Its last step is at the level 1 - error / (number of intervals that include `against`), and intervals of that level
+    show the claims of all its steps. A pair with a single value on a side has no interval, and takes no part.
+
+    Args:
+        pairs: None: there is nothing to compare.
+        against: what the claims are about: 0 where they are that the two differ.
+        error: probability of a false claim, 0 to 1.
+    """
+    tested = [pair for pair in pairs if pair is not None and min(map(len, pair)) > 1]
+    priors = (independent_prior([first for first, _ in tested]), independent_prior([second for _, second in tested]))
+    num_open = max(1, len(tested))
+    while True:
+        level = 1 - error / num_open
+        estimates = [pair and independent_shift_estimate(*pair, level=level, priors=priors) for pair in pairs]
+        num_left = sum(not e.excludes(against) for e in estimates if e is not None and e.num_samples > 1)
+        if num_left >= num_open or num_open == 1:
+            return estimates
+        num_open = max(1, num_left)
 
 
 def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
@@ -250,17 +336,9 @@ def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
     return origin
 
 
-def _compared(point: Point, a: PointSamples, b: PointSamples, execution_changes: Changes) -> MatchedPoint:
-    times, metrics = ([p.all_of(quantity) for p in (a, b)] for quantity in ("time_s", "metric"))
-    time_a, time_b = (median_estimate(t) if t else None for t in times)
-    metric_a, metric_b = (median_estimate(m, log_scale=False) if m else None for m in metrics)
-    return MatchedPoint(
-        point=point,
-        num_finished=(len(a.samples), len(b.samples)),
-        outcomes=(a.outcome, b.outcome),
-        times_s=(time_a, time_b),
-        ratio=speedup(b, a, are_blocks_shared=False),
-        metrics=(metric_a, metric_b),
-        metric_change=difference_estimate(metric_a, metric_b) if metric_a and metric_b else None,
-        execution_changes=execution_changes,
-    )
+def _logs(times: Mapping[int, float]) -> list[float]:
+    return [math.log(time) for time in times.values()]
+
+
+def _median(values: Sequence[float], *, log_scale: bool = True) -> Estimate | None:
+    return median_estimate(values, log_scale=log_scale) if values else None

@@ -74,27 +74,21 @@ def same_work(first: float | None, second: float | None) -> bool:
     return abs(first - second) < 1 or math.isclose(first, second, rel_tol=SAME_WORK_TOLERANCE)
 
 
-def speedup(base: PointSamples, other: PointSamples, *, are_blocks_shared: bool = True) -> Estimate | None:
-    """Estimate how many times as fast `other` is as `base`; None where either has no time.
-
-    Args:
-        are_blocks_shared: False for points of two studies, whose repeats of one number have nothing in common.
-    """
-    if (sides := _sides(base, other)) is None:
-        return None
-    if not are_blocks_shared:
-        return ratio_estimate(*(list(side.values()) for side in sides), paired=False)
-    return time_ratio(*sides)
+def speedup(base: PointSamples, other: PointSamples) -> Estimate | None:
+    """Estimate how many times as fast `other` is as `base`; None where either has no time."""
+    sides = comparable_times(base, other)
+    return None if sides is None else time_ratio(*sides)
 
 
-def _sides(base: PointSamples, other: PointSamples) -> tuple[dict[int, float], dict[int, float]] | None:
-    """Return the values by repeat whose ratio is the speedup; None where either point has none."""
+def comparable_times(base: PointSamples, other: PointSamples) -> tuple[dict[int, float], dict[int, float]] | None:
+    """Return the seconds of both by repeat, of a sample where their work differs; None where either has none."""
     works = [[s.num_samples for s in p.samples.values()] for p in (base, other)]
     if all(same_work(b, o) for b in works[0] for o in works[1]):
-        top, bottom = base.times, other.times
+        of_base, of_other = base.times, other.times
     else:
-        top, bottom = other.by_repeat("throughput"), base.by_repeat("throughput")
-    return (top, bottom) if top and bottom else None
+        rates = base.by_repeat("throughput"), other.by_repeat("throughput")
+        of_base, of_other = ({repeat: 1 / rate for repeat, rate in of.items()} for of in rates)
+    return (of_base, of_other) if of_base and of_other else None
 
 
 def trial_speedup(base: Sample, other: Sample) -> float | None:
@@ -153,7 +147,7 @@ class Family:
 
     def speedup(self, base: PointSamples, other: PointSamples) -> Estimate | None:
         """Estimate how many times as fast `other` is as `base`; None where either has no time."""
-        if (sides := _sides(base, other)) is None:
+        if (sides := comparable_times(base, other)) is None:
             return None
         return self.ratio(*sides)
 

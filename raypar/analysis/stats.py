@@ -278,17 +278,36 @@ def variance_prior(table: Floats) -> VariancePrior:
     residuals -= residuals.mean(axis=1, keepdims=True)
     num_each = (size - 1) * (num_points - 1) / num_points
     variances = np.sum(residuals**2, axis=1) / num_each
-    num_pooled = (size - 1) * (num_points - 1)
+    return _prior(variances, np.full(num_points, num_each), (size - 2.0) ** 2, (size - 1) * (num_points - 1))
+
+
+def independent_prior(samples: Sequence[Sequence[float]]) -> VariancePrior:
+    """Return what the variances of independent samples, that no block connects, say about that of each.
+
+    They are worth no more than a sample's own variance: a disturbance of a whole block of a study is in all its samples
+    alike. Those that show no scatter are excluded, which makes the others' common variance the larger.
+    """
+    scattered = [sample for sample in samples if len(sample) > 1 and max(sample) > min(sample)]
+    sizes = [len(sample) for sample in scattered]
+    if len(scattered) < 3 or min(sizes) < 3:
+        return NO_PRIOR
+    variances = np.array([np.var(sample, ddof=1) for sample in scattered])
+    size = min(sizes)
+    return _prior(variances, np.array(sizes) - 1.0, min((size - 2.0) ** 2, size - 1.0), sum(sizes) - len(sizes))
+
+
+def _prior(variances: Floats, num_freedom: Floats, most: float, num_pooled: int) -> VariancePrior:
+    """Return the prior of these variances of so many degrees of freedom, worth `most` at most."""
     if not np.all(variances > 0):
         return NO_PRIOR
-    logs = np.log(variances) - digamma(num_each / 2) + math.log(num_each / 2)
-    excess = float(np.var(logs, ddof=1)) - float(polygamma(1, num_each / 2))
-    most = (size - 2.0) ** 2
+    logs = np.log(variances) - digamma(num_freedom / 2) + np.log(num_freedom / 2)
+    excess = float(np.var(logs, ddof=1)) - float(np.mean(polygamma(1, num_freedom / 2)))
+    most = min(most, num_pooled)
     if excess <= 0:
-        return VariancePrior(float(np.mean(variances)), min(most, num_pooled), num_pooled)
+        return VariancePrior(float(np.average(variances, weights=num_freedom)), most, num_pooled)
     half = _inverse_trigamma(excess)
     variance = math.exp(float(np.mean(logs)) + float(digamma(half)) - math.log(half))
-    return VariancePrior(variance, min(2 * half, most, num_pooled), num_pooled)
+    return VariancePrior(variance, min(2 * half, most), num_pooled)
 
 
 def _inverse_trigamma(value: float) -> float:
@@ -317,11 +336,57 @@ def shift_estimate(differences: Sequence[float] | Floats, *, level: float, prior
     value = float(np.median((sample[rows] + sample[columns]) / 2)) if size <= MOST_PAIRED else float(np.median(sample))
     if size == 1:
         return Estimate(value, None, None, 1, None, Method.SINGLE)
-    num_freedom = size - 1 + prior.num_freedom
-    variance = (prior.num_freedom * 2 * prior.variance + (size - 1) * float(np.var(sample, ddof=1))) / num_freedom
-    num_freedom = max(size - 1, min(num_freedom, prior.num_pooled))
+    variance, num_freedom = _moderated(sample, 2 * prior.variance, prior)
     half = _quantile(num_freedom, level) * HODGES_LEHMANN_ERROR * math.sqrt(variance / size)
     return Estimate(value, value - half, value + half, size, level, Method.MODERATED)
+
+
+def independent_shift_estimate(
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    level: float,
+    priors: tuple[VariancePrior, VariancePrior] = (NO_PRIOR, NO_PRIOR),
+) -> Estimate:
+    """Estimate by how much the second of two independent samples lies above the first.
+
+    The median of all differences of a value of the second and one of the first (Hodges and Lehmann 1963), with Welch's
+    t interval, whose variances are moderated each. Where no value differs within either, a permutation test decides.
+
+    Args:
+        first: finite, at least one.
+        second: the same.
+        level: of the interval.
+        priors: of the variances of the first and of the second.
+    """
+    sides = [_checked(values, positive=False) for values in (first, second)]
+    sizes = [len(side) for side in sides]
+    if max(sizes) <= MOST_PAIRED:
+        value = float(np.median(np.subtract.outer(sides[1], sides[0])))
+    else:
+        value = float(np.median(sides[1]) - np.median(sides[0]))
+    if min(sizes) == 1:
+        return Estimate(value, None, None, 1, None, Method.SINGLE)
+    moderated = [_moderated(side, prior.variance, prior) for side, prior in zip(sides, priors, strict=True)]
+    parts = [variance / size for (variance, _), size in zip(moderated, sizes, strict=True)]
+    if sum(parts) == 0:
+        # Rounded metrics of a few trials are easily all the same.
+        if value and 2 / math.comb(sum(sizes), sizes[0]) > 1 - level:
+            return Estimate(value, None, None, min(sizes), None, Method.SINGLE)
+        return Estimate(value, value, value, min(sizes), level, Method.MODERATED)
+    shares = [part / sum(parts) for part in parts]
+    num_freedom = 1 / sum(share**2 / n for share, (_, n) in zip(shares, moderated, strict=True))
+    half = _quantile(num_freedom, level) * HODGES_LEHMANN_ERROR * math.sqrt(sum(parts))
+    return Estimate(value, value - half, value + half, min(sizes), level, Method.MODERATED)
+
+
+def _moderated(sample: Floats, prior_variance: float, prior: VariancePrior) -> tuple[float, float]:
+    """Return a sample's variance, drawn towards that of the prior, and its degrees of freedom."""
+    num_own = len(sample) - 1
+    num_freedom = num_own + prior.num_freedom
+    sampled = float(np.var(sample, ddof=1)) if np.ptp(sample) else 0.0  # the mean of equal values may differ from them
+    variance = (prior.num_freedom * prior_variance + num_own * sampled) / num_freedom
+    return variance, max(num_own, min(num_freedom, prior.num_pooled))
 
 
 @cache

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 EXIT_FAILED = 1
+EXIT_INCONCLUSIVE = 3
 DRIVER_LOG = "driver.log"  # in an execution's log folder: what Ray and MLflow print in the driver
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # whatever it was given for
 

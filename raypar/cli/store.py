@@ -202,9 +202,13 @@ def compare(
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="5%: exit code 1 if B is slower at some point by more than that, beyond the noise: the whole interval "
-            "of B/A lies above 1.05.",
+            help="5%: exit code 0 if B is shown to be at most so much slower at all points, 1 if it is shown to be "
+            "slower at one, or has no result there, 3 if neither is shown.",
         ),
+    ] = None,
+    inconclusive: Annotated[
+        Literal["ok", "fail"] | None,
+        typer.Option(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
     ] = None,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
@@ -213,6 +217,9 @@ def compare(
     Points with the same values are compared, as independent samples; other differences are listed.
     """
     allowed = None if fail_if_slower is None else share_of(fail_if_slower)
+    if inconclusive is not None and allowed is None:
+        problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
+        raise RayparError(problem, hint="add --fail-if-slower 5%")
     from raypar.analysis.compare import Gate, Side
     from raypar.analysis.compare import compare as compared
     from raypar.execution.stored import read_study
@@ -224,19 +231,21 @@ def compare(
         raise RayparError(f"`{a}` is compared with itself", hint=hint)
     studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
     sides = [Side(study.question, study.results, study.origin) for study in studies]
-    comparison = compared(sides[0], sides[1])
+    comparison = compared(sides[0], sides[1], allowed)
     places = (masked(uris[0]), masked(uris[1])) if uris[0] != uris[1] else ("", "")
     print_comparison(common.stdout(), comparison, places)
     if allowed is None:
         return
-    if not any(point.ratio for point in comparison.matched):
+    if comparison.gate is None:
         raise RayparError(
             f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so there is nothing to judge",
             hint="run both studies with the same swept values and the same config",
         )
-    print_gate(common.stdout(), comparison, allowed)
-    if comparison.gate(allowed)[Gate.SLOWER]:
-        raise typer.Exit(common.EXIT_FAILED)
+    unclear_code = {None: common.EXIT_INCONCLUSIVE, "ok": 0, "fail": common.EXIT_FAILED}[inconclusive]
+    exit_codes = {Gate.PASSED: 0, Gate.FAILED: common.EXIT_FAILED, Gate.INCONCLUSIVE: unclear_code}
+    print_gate(common.stdout(), comparison, exit_codes[comparison.gate])
+    if exit_codes[comparison.gate]:
+        raise typer.Exit(exit_codes[comparison.gate])
 
 
 def share_of(text: str) -> float:

@@ -17,11 +17,19 @@ from raypar.study.trial import point_label
 
 MAX_NAMED = 4  # points, or values, that a sentence names one by one
 WIDE = 100  # columns from which a table has room for the metrics themselves
+LIMITATION = (
+    "Two separate runs can also differ by the day (load, temperature, other users of the machine): such an offset is "
+    "part of every ratio above, and of no interval."
+)
 ROUNDING = 1e-12  # an interval of values that are all the same is no wider
 
 
 def print_comparison(console: Console, comparison: Comparison, places: tuple[str, str] = ("", "")) -> None:
-    """Print what two studies say about each other; `places`: where each is stored, if that is not the same."""
+    """Print a table of the points of two studies, the claims on them, and other differences.
+
+    Args:
+        places: where each is stored, if that is not the same.
+    """
     for letter, name, place, role in zip("AB", comparison.names, places, (", the reference", ""), strict=True):
         at = f" ({place})" if place else ""
         # A name may hold a line's end.
@@ -31,9 +39,11 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
         print_table(console, list(_columns(comparison, is_wide=console.width >= WIDE)))
         console.print()
         print_paragraph(console, _legend(comparison))
+        print_paragraph(console, LIMITATION)
         console.print()
-    verdicts = [*_about_times(comparison), *_about_metric(comparison)]
-    for line in verdicts if comparison.matched else ["No point is in both studies: there is nothing to compare."]:
+    times = _about_differences(comparison) if comparison.allowed_share is None else ()
+    claims = [*times, *_about_lost_times(comparison), *_about_metric(comparison)]
+    for line in claims if comparison.matched else ["No point is in both studies: there is nothing to compare."]:
         print_paragraph(console, line)
     others = (*_excluded_lines(comparison), *_difference_lines(comparison))
     if others:
@@ -42,23 +52,40 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
         print_paragraph(console, line)
 
 
-def print_gate(console: Console, comparison: Comparison, allowed_share: float) -> None:
-    """Print where B is slower than A by more than this share, and where that is open."""
-    by_gate = comparison.gate(allowed_share)
-    share = f"{100 * allowed_share:g} %"
-    slower, unknown = by_gate[Gate.SLOWER], by_gate[Gate.UNKNOWN]
-    total = units.counted(len(comparison.matched), "point")
-    if slower:
-        text = f"Slower than allowed: B takes over {share} longer at {len(slower)} of {total}: {_named(slower)}."
-    elif not unknown:
-        text = f"Within what is allowed: B takes at most {share} longer at all of {total}."
-    else:
-        text = f"Not shown to be slower: no interval of {total} lies wholly above {share} longer."
+def print_gate(console: Console, comparison: Comparison, exit_code: int) -> None:
+    """Print whether B is slower than allowed, at which points that is open, and the exit code that follows."""
+    share = f"{100 * (comparison.allowed_share or 0):g} %"
+    points = {gate: [p for p in comparison.matched if p.gate is gate] for gate in Gate}
+    slower, lost = ([p for p in points[Gate.FAILED] if (p.ratio is None) is is_lost] for is_lost in (False, True))
+    unclear = [(p.point, _doubt(p)) for p in points[Gate.INCONCLUSIVE]]
+    unclear += [(point, "not in B") for point in comparison.missing]
+    total = units.counted(sum(map(len, points.values())) + len(comparison.missing), "point")
+    lines = [
+        ("B is more than " + share + " slower", [(p.point, units.ratio_interval(p.ratio)) for p in _slowest(slower)]),
+        ("B has no finished trial", [(p.point, str(p.outcomes[1])) for p in lost]),
+        ("Inconclusive", unclear),
+    ]
     console.print()
-    print_paragraph(console, text)
-    if unknown:
-        unclear = f"The data can't tell whether B takes over {share} longer at {len(unknown)} of {total}"
-        print_paragraph(console, f"{unclear}: {_named(unknown)}. More repeats narrow the intervals.")
+    for text, named in lines:
+        if named:
+            shown = _listed(f"{point_label(point)} ({why})" for point, why in named)
+            print_paragraph(console, f"{text} at {len(named)} of {total}: {shown}.")
+    if points[Gate.PASSED]:
+        print_paragraph(console, f"B is at most {share} slower at {len(points[Gate.PASSED])} of {total}.")
+    hint = {Gate.INCONCLUSIVE: "; more repeats narrow the intervals" if points[Gate.INCONCLUSIVE] else ""}
+    result = comparison.gate
+    assert result is not None
+    print_paragraph(console, f"--fail-if-slower: {result.value}, exit code {exit_code}{hint.get(result, '')}.")
+
+
+def _doubt(point: MatchedPoint) -> str:
+    """Return why it is open whether B is slower at a point: ``1.05× [1.02, 1.08]``."""
+    texts = [units.ratio_interval(point.ratio) if point.ratio else "no time in B"]
+    if point.difference is Difference.NO_INTERVAL:
+        texts.append("one trial in A or in B")
+    if point.diverges_in_b_alone:
+        texts.append("some trials diverged in B")
+    return ", ".join(texts)
 
 
 def _excluded_lines(comparison: Comparison) -> Iterator[str]:
@@ -95,12 +122,14 @@ def _difference_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _legend(comparison: Comparison) -> str:
-    """Return the meaning of the columns and the scope of the intervals."""
+    """Return the meaning of the columns and the confidence of the intervals."""
     text = f"time: {timed_part(comparison.time_metric)}, median; B/A: how many times as long B takes for the same work"
     text += "; n: finished trials of A, of B."
-    if any(p.ratio and p.ratio.low is not None for p in comparison.matched):
-        text += " Intervals: 95 %, the two as independent samples: they hold the scatter within each study, not what"
-        text += " a machine, a load or a day adds to all trials of one."
+    estimates = {"B/A": [p.ratio for p in comparison.matched], "B-A": [p.metric_change for p in comparison.matched]}
+    levels = {head: {e.level for e in every if e and e.level} for head, every in estimates.items()}
+    shown = [f"{head} {units.level(max(each))}" for head, each in levels.items() if each]
+    if shown:
+        text += f" Intervals: {', '.join(shown)} each, so that all claims hold together with 95 % (Holm's method)."
     return text
 
 
@@ -125,21 +154,33 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
     yield Column("n", ["/".join(map(str, p.num_finished)) for p in points], True)
 
 
-def _about_times(comparison: Comparison) -> Iterator[str]:
+def _about_differences(comparison: Comparison) -> Iterator[str]:
     total = units.counted(len(comparison.matched), "point")
-    for difference, word, pick in ((Difference.SLOWER, "slower", max), (Difference.FASTER, "faster", min)):
-        if points := [p for p in comparison.matched if p.difference is difference]:
-            most = pick(points, key=lambda p: p.ratio.value if p.ratio else 0.0)
-            shown = f"{point_label(most.point)}, {units.ratio_interval(most.ratio)} the time of A"
-            yield f"B is {word} at {len(points)} of {total}; most at {shown}."
+    for difference, most_first in ((Difference.SLOWER, True), (Difference.FASTER, False)):
+        if points := _points(comparison, difference):
+            shown = [f"{point_label(p.point)} ({units.ratio_interval(p.ratio)})" for p in _slowest(points, most_first)]
+            yield f"B is {difference.value} at {len(points)} of {total}: {_listed(shown)}."
     undecided = (
-        (Difference.TIED, "Tied, for the interval of B/A holds 1"),
-        (Difference.NO_INTERVAL, "No interval, for one study has one trial there"),
-        (Difference.NO_TIME, "No time, for one study has no finished trial there"),
+        (Difference.INCONCLUSIVE, "the interval of B/A includes 1"),
+        (Difference.NO_INTERVAL, "one trial in A or in B, no interval"),
     )
     for difference, text in undecided:
-        if points := [p for p in comparison.matched if p.difference is difference]:
-            yield f"{text}: {len(points)} of {total}."
+        if points := _points(comparison, difference):
+            yield f"Inconclusive at {len(points)} of {total}: {text}."
+
+
+def _about_lost_times(comparison: Comparison) -> Iterator[str]:
+    """Yield the points without a time, and those that lost trials in B alone."""
+    total = units.counted(len(comparison.matched), "point")
+    if points := _points(comparison, Difference.NO_TIME):
+        shown = []
+        for p in points:
+            states = [f"{state} in {name}" for name, state in zip("AB", p.outcomes, strict=True) if state]
+            shown.append(f"{point_label(p.point)} ({', '.join(states) or 'not timed'})")
+        yield f"No time at {len(points)} of {total}: {_listed(shown)}."
+    if points := [p for p in comparison.matched if p.ratio and p.diverges_in_b_alone]:
+        counts = [f"{point_label(p.point)} ({units.counted(p.num_diverged[1], 'trial')})" for p in points]
+        yield f"Trials diverged in B and none in A at {len(points)} of {total}: {_listed(counts)}."
 
 
 def _about_metric(comparison: Comparison) -> Iterator[str]:
@@ -157,9 +198,9 @@ def _about_metric(comparison: Comparison) -> Iterator[str]:
     elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
         yield f"{of}the same at all of {total}."
     elif all(c.low is None for _, c in changes):
-        yield f"{of}by one trial each, so that no difference can be told."
+        yield f"{of}inconclusive, too few trials for an interval."
     else:
-        yield f"{of}no difference can be told at any of {total}."
+        yield f"{of}no significant difference at any of {total}."
 
 
 def _change(metric: str, change: Estimate | None) -> str:
@@ -174,12 +215,13 @@ def _change(metric: str, change: Estimate | None) -> str:
     return show(change.value) + brackets
 
 
-def _named(points: Sequence[MatchedPoint]) -> str:
-    """The points with their ratios, the largest first."""
-    ordered = sorted(points, key=lambda p: -(p.ratio.value if p.ratio else 0.0))
-    return _listed(
-        f"{point_label(p.point)} ({units.ratio_interval(p.ratio) if p.ratio else 'no time'})" for p in ordered
-    )
+def _points(comparison: Comparison, difference: Difference) -> list[MatchedPoint]:
+    return [p for p in comparison.matched if p.difference is difference]
+
+
+def _slowest(points: Iterable[MatchedPoint], most_first: bool = True) -> list[MatchedPoint]:
+    """Sort points by their ratio."""
+    return sorted(points, key=lambda p: p.ratio.value if p.ratio else 0.0, reverse=most_first)
 
 
 def _listed(texts: Iterable[str]) -> str:

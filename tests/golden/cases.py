@@ -21,7 +21,7 @@ from rich.console import Console
 from raypar import Study, choice, grid, loguniform
 from raypar.analysis.analyse import analyse
 from raypar.analysis.breakdown import PARTS, Breakdown, Profile
-from raypar.analysis.compare import Side, compare
+from raypar.analysis.compare import Gate, Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import Constraints, recommend
@@ -387,25 +387,26 @@ def comparisons():
 
     def shown(a, b, origins=({}, {}), *, allowed=None, width=80, names=("old", "new"), keys=("num_workers",)):
         sides = [Side(Question(n, {}, keys), tuple(r), o) for n, r, o in zip(names, (a, b), origins, strict=True)]
-        comparison = compare(*sides)
-        if allowed is not None:
-            return printed(print_gate, comparison, allowed)
-        return printed(print_comparison, comparison, width=width)
+        comparison = compare(*sides, allowed)
+        codes = {Gate.PASSED: 0, Gate.FAILED: 1, Gate.INCONCLUSIVE: 3}
+        gate = "" if allowed is None else printed(print_gate, comparison, codes[comparison.gate])
+        return printed(print_comparison, comparison, width=width) + gate
 
     five = [r for n in (1, 2, 4, 8, 16) for r in trials(n)]
     changed = [*trials(1, 1.2), *trials(2, 1.4), *trials(4, 0.5), *trials(8), *trials(16, num=1)]
     here = {"version.torch": ("2.13",), "cpu": ("x",)}
     there = {"version.torch": ("2.14", "2.15"), "cpu": ("x",), "git.dirty": ("yes",)}
     failed = [make_result({"num_workers": 1}, state=TrialState.FAILED)]
+    gone = [diverged({"num_workers": 1}, r) for r in range(3)]
     same = [make_result({"num_workers": 1}, r) for r in range(3)]
     other = [*trials(1), *trials(8), *trials(4, epochs=2)]
     only = [replace(r, spec=replace(r.spec, point={})) for r in trials(1)]
     hostile = trials("[bold]two\nlines[/bold]")
     return {
-        "slower, faster, tied, no interval": shown(five, changed),
+        "slower, faster, inconclusive, no interval": shown(five, changed),
         "worse, 100 columns": shown(trials(1), trials(1, accuracy=0.9), width=100),
         "no finished trial": shown(trials(1), failed),
-        "diverged trials": shown(trials(1), [diverged({"num_workers": 1}, r) for r in range(3)]),
+        "diverged trials": shown(trials(1), gone),
         "one trial each": shown(trials(1, num=1), trials(1, num=1)),
         "the same": shown(same, same),
         "excluded": shown([*trials(1), *trials(2), *trials(4, epochs=1)], other),
@@ -415,9 +416,10 @@ def comparisons():
         "an unknown origin": shown(trials(1), trials(1), (here, {})),
         "nothing swept": shown(only, only, keys=()),
         "hostile names": shown(hostile, hostile, names=("a|b", "[bold]x\ny[/bold]")),
-        "gate: slower and unknown": shown(five[:15], [*trials(1, 1.3), *trials(2), *trials(4, 1.05)], allowed=0.05),
-        "gate: within": shown(trials(1), trials(1), allowed=0.025),
-        "gate: not shown to be slower": shown(trials(1), trials(1, num=1), allowed=0.05),
+        "gate: failed": shown(five[:15], [*trials(1, 1.3), *trials(2), *trials(4, 1.05)], allowed=0.05),
+        "gate: diverged in B": shown(five[:10], [*gone, *trials(2), diverged({"num_workers": 2}, 9)], allowed=0.05),
+        "gate: passed": shown(trials(1), trials(1), allowed=0.025),
+        "gate: inconclusive": shown(five[:15], [*trials(1, num=1), *trials(2)], allowed=0.05),
     }
 
 

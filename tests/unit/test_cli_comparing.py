@@ -8,6 +8,7 @@ from recording import recorded
 from results import make_result
 
 from raypar.analysis.question import Question
+from raypar.study.trial import TrialState
 
 STEADY = (4.00, 4.01, 3.99, 4.02, 3.98)
 ORIGIN = {"version.torch": "2.15.0", "host": "n1"}
@@ -25,6 +26,8 @@ def stores(tmp_path_factory):
     question = Question("base", {"num_workers": 1}, ("num_workers",))
     resnet = [replace(r, spec=replace(r.spec, workload="resnet")) for r in trials()]
     studies = {"base": trials(), "same": trials(), "slow": trials(1.2), "fast": trials(0.8), "other": resnet}
+    gone = [replace(r, state=TrialState.DIVERGED) for r in trials(counts=(2,))]
+    studies |= {"lacking": trials(counts=(1,)), "broken": [*trials(counts=(1,)), *gone]}
     studies |= {"once": trials(1.2, num_repeats=1), "apart": trials(counts=(4,))}
     for name, results in studies.items():
         recorded(here, replace(question, study_name=name), results, ORIGIN)
@@ -39,17 +42,25 @@ def compared(*args):
 
 
 @pytest.mark.parametrize(
-    ("study", "allowed", "code", "verdict"),
+    ("study", "flags", "code", "verdict"),
     [
-        ("slow", "5%", 1, "Slower than allowed: B takes over 5 % longer at 2 of 2 points"),
-        ("slow", " 30 % ", 0, "Within what is allowed"),
-        ("same", "5%", 0, "Within what is allowed: B takes at most 5 % longer at all of 2 points."),
-        ("fast", "0%", 0, "Within what is allowed"),
-        ("once", "5%", 0, "The data can't tell whether B takes over 5 % longer at 2 of 2 points"),
+        ("slow", "5%", 1, "B is more than 5 % slower at 2 of 2 points: num_workers=1 (1.20× ["),
+        ("slow", " 30 % ", 0, "B is at most 30 % slower at 2 of 2 points. --fail-if-slower: passed, exit code 0."),
+        ("same", "5%", 0, "B is at most 5 % slower at 2 of 2 points."),
+        ("fast", "0%", 0, "B is at most 0 % slower at 2 of 2 points."),
+        ("once", "5%", 3, "Inconclusive at 2 of 2 points: num_workers=1 (1.20×, one trial in A or in B)"),
+        ("once", "5% --inconclusive ok", 0, "--fail-if-slower: inconclusive, exit code 0; more repeats"),
+        ("once", "5% --inconclusive fail", 1, "--fail-if-slower: inconclusive, exit code 1; more repeats"),
+        ("slow", "5% --inconclusive ok", 1, "--fail-if-slower: failed, exit code 1."),
+        ("same", "5% --inconclusive fail", 0, "--fail-if-slower: passed, exit code 0."),
+        ("lacking", "5%", 3, "Inconclusive at 1 of 2 points: num_workers=2 (not in B)."),
+        ("broken", "5% --inconclusive ok", 1, "B has no finished trial at 1 of 2 points: num_workers=2 (diverged)."),
     ],
 )
-def test_the_exit_code_says_whether_b_is_slower_than_allowed(stores, study, allowed, code, verdict):
-    exit_code, out = compared("base", study, "--tracking-uri", stores[0], "--fail-if-slower", allowed)
+def test_the_exit_code_says_whether_b_is_slower_than_allowed(stores, study, flags, code, verdict):
+    allowed, *more = flags.split(" --")
+    options = [word for option in more for word in f"--{option}".split()]
+    exit_code, out = compared("base", study, "--tracking-uri", stores[0], "--fail-if-slower", allowed, *options)
     assert exit_code == code and verdict in out
     assert compared("base", study, "--tracking-uri", stores[0])[0] == 0
 
