@@ -80,7 +80,7 @@ def predict(
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Predict time, throughput and efficiency with more workers or another network, from a study that was measured."""
+    """Predict the best time, throughput and efficiency with more workers or another network, from a measured study."""
     from raypar.analysis.laws import Scaling
     from raypar.execution.stored import read_study
     from raypar.predict import calibration as fitting
@@ -137,6 +137,7 @@ def predict(
         sweep=sweep,
         network_source=origin,
         sources=tuple(sources),
+        caveats=tuple(warning.detail for warning in study.analysis.warnings),
     )
     print_prediction(common.stdout(), shown)
     if plot is not None:

@@ -34,6 +34,9 @@ NUM_DRAWS = 200
 BOOTSTRAP_SEED = 19930101
 # Between processes of one machine, by TCP; taken where one worker count can't tell latency from bandwidth.
 LOCAL_LATENCY_S = 50e-6
+# Coefficients of variation of a worker's step times, from little to much, where none was measured. Workers that are all
+# alike, which nobody has, would be the slowest worker's step for nothing.
+USUAL_VARIATIONS = (0.01, 0.03)
 # Bounds of a fitted network: from a slow modem to what no machine has.
 _BANDWIDTHS = (1e4, 1e14)
 _LATENCIES_S = (1e-8, 1.0)
@@ -132,6 +135,7 @@ class Calibration:
         fixed_s: of one worker's step, whatever its batch: optimizer, launches, Python.
         per_sample_s: of one worker's step, for each of its samples.
         variation: coefficient of variation of one worker's step times.
+        is_variation_measured: whether it is that of the study; else the least of `USUAL_VARIATIONS`.
         draws: bootstrap draws of fixed_s and per_sample_s, shape ``(draws, 2)``; None where some point ran only once.
         notes: sentences on what was assumed.
     """
@@ -141,6 +145,7 @@ class Calibration:
     fixed_s: float
     per_sample_s: float
     variation: float
+    is_variation_measured: bool
     draws: Floats | None
     notes: tuple[str, ...]
 
@@ -179,7 +184,7 @@ def calibrate(
     """Fit the step time of one worker to the points of one worker.
 
     Args:
-        variation: coefficient of variation of step times; None: unknown, and taken as 0.
+        variation: coefficient of variation of step times; None or 0: not measured.
 
     Raises:
         RayparError: no point is of one worker.
@@ -196,8 +201,9 @@ def calibrate(
             f"one worker was measured with a batch of {alone[0].batch_size} only: its time is taken as proportional to "
             "the batch, which flatters smaller ones"
         )
-    if variation is None:
-        notes.append("no step times of one worker are stored: no stragglers are reckoned with")
+    least, most = (f"{100 * v:g}" for v in USUAL_VARIATIONS)
+    if not variation:
+        notes.append(f"no variation of steps was measured: {least} to {most} % are usual, and {least} % is taken")
     batches = np.array([p.batch_size for p in alone], dtype=np.float64)
     fixed_s, per_sample_s = _fitted_compute(batches, np.array([np.median(p.step_times_s) for p in alone]))
     draws = None
@@ -205,7 +211,16 @@ def calibrate(
         rng = np.random.default_rng(BOOTSTRAP_SEED)
         logs = [spread_medians(np.log(p.step_times_s), NUM_DRAWS, rng) for p in alone]
         draws = np.array([_fitted_compute(batches, row) for row in np.exp(np.stack(logs, axis=1))])
-    return Calibration(tuple(layers), tuple(points), fixed_s, per_sample_s, variation or 0.0, draws, tuple(notes))
+    return Calibration(
+        layers=tuple(layers),
+        points=tuple(points),
+        fixed_s=fixed_s,
+        per_sample_s=per_sample_s,
+        variation=variation or USUAL_VARIATIONS[0],
+        is_variation_measured=bool(variation),
+        draws=draws,
+        notes=tuple(notes),
+    )
 
 
 def fit_study_network(

@@ -1,9 +1,14 @@
-"""Predictions for other worker counts or networks from a calibrated step model."""
+"""Predictions for other worker counts or networks from a calibrated step model.
+
+They are upper bounds: the model knows no contention between workers, no other traffic, and no slow node. Published
+systems were up to 12 points of efficiency slower (benchmarks/README.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -158,17 +163,19 @@ class BootstrapSteps:
         draws = calibration.draws
         self._rows = None if draws is None else job_step_times(*given, draws).step_time_s
 
-    def estimate(self, quantity: Callable[[Floats], Any]) -> Estimate:
+    def estimate(self, quantity: Callable[[Floats], Any], *, has_interval: bool = True) -> Estimate:
         """Estimate a function of step times in seconds, shape ``(..., workers and one worker)``."""
         value = float(quantity(self._best))
-        if self._rows is None:
+        if self._rows is None or not has_interval:
             return Estimate(value, None, None, self._num_samples, None, Method.SINGLE)
         return bootstrap_estimate(value, quantity(self._rows), self._num_samples)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted times of one worker count.
+    """Predicted times of one worker count, at best: what the model leaves out makes it slower.
+
+    Estimates have no interval where something is extrapolated: the noise of the measurements is the least of its error.
 
     Attributes:
         batch_size: global.
@@ -283,7 +290,6 @@ def _prediction(
     losses = dict(step.losses_s)
     if job.scaling is Scaling.STRONG:
         losses[Limit.BATCH] = step.optimizer_s * (1 - 1 / num_workers)
-    epoch_s = times.estimate(lambda t: job.num_samples / batch_size * t[..., i])
     comparable = [p for p in calibration.points if is_measured_network or p.num_workers == 1]
     same = [p for p in comparable if (p.num_workers, p.batch_size) == (num_workers, batch_size)]
     shares = [p.batch_size / p.num_workers for p in comparable]
@@ -292,17 +298,20 @@ def _prediction(
         "batch": not min(shares) <= batch_size / num_workers <= max(shares),
         "network": num_workers > 1 and not is_measured_network,
     }
+    extrapolated = tuple(what for what, is_beyond in beyond.items() if is_beyond)
+    estimate = partial(times.estimate, has_interval=not extrapolated)
+    epoch_s = estimate(lambda t: job.num_samples / batch_size * t[..., i])
     return Prediction(
         num_workers=num_workers,
         batch_size=batch_size,
         step=step,
-        step_time_s=times.estimate(lambda t: t[..., i]),
-        throughput_samples_per_s=times.estimate(lambda t: batch_size / t[..., i]),
-        speedup=times.estimate(speedup),
-        efficiency=times.estimate(lambda t: speedup(t) / num_workers),
+        step_time_s=estimate(lambda t: t[..., i]),
+        throughput_samples_per_s=estimate(lambda t: batch_size / t[..., i]),
+        speedup=estimate(speedup),
+        efficiency=estimate(lambda t: speedup(t) / num_workers),
         epoch_s=epoch_s,
         training_s=epoch_s.scaled(job.epochs),
         limit=limit_of(losses, step.step_time_s),
         measured=median_estimate(same[0].step_times_s) if same else None,
-        extrapolated=tuple(what for what, is_beyond in beyond.items() if is_beyond),
+        extrapolated=extrapolated,
     )

@@ -1,9 +1,9 @@
-"""Prediction in a terminal: a row for each worker count, the parts of a step, the assumptions."""
+"""Prediction in a terminal, an upper bound: a row for each worker count, the parts of a step, the assumptions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,9 @@ from rich.text import Text
 from raypar import units
 from raypar.analysis.laws import Scaling
 from raypar.errors import RayparError
-from raypar.predict.calibration import Calibration
+from raypar.predict.calibration import USUAL_VARIATIONS, Calibration
 from raypar.predict.network import Algorithm, Network, Topology
-from raypar.predict.predict import JobSpec, Prediction, Sweep
+from raypar.predict.predict import JobSpec, Prediction, Sweep, job_step_times
 from raypar.predict.step_model import Communication, Limit
 from raypar.report.text import Column, print_paragraph, print_table
 from raypar.report.vega import (
@@ -32,9 +32,13 @@ from raypar.report.vega import (
     workers_axis,
 )
 
+AT_BEST = (
+    "Upper bounds, no estimates: at best a training is as fast as this. Published systems were up to 12 points of "
+    "efficiency slower than the model has them."
+)
 BAR_WIDTH = 50
 NUM_CURVE_POINTS = 200
-PREDICTED, EXTRAPOLATED, IDEAL, MEASURED = "predicted", "extrapolated", "ideal", "measured"
+PREDICTED, EXTRAPOLATED, IDEAL, MEASURED = "predicted, at best", "extrapolated, at best", "ideal", "measured"
 # Parts of a step: attribute of `StepTime`, character, style, name. Plain characters read the same in a file.
 PARTS = (
     ("compute_s", "#", "green", "computing"),
@@ -62,12 +66,14 @@ class PredictionReport:
     sweep: Sweep
     network_source: str  # where the network comes from: "as given", "fitted …"
     sources: tuple[str, ...] = ()  # further sentences on where numbers come from
+    caveats: tuple[str, ...] = ()  # the warnings of the study, a sentence or two each
 
 
 def print_prediction(console: Console, report: PredictionReport) -> None:
-    """Print what more workers would bring."""
+    """Print the most that other worker counts could bring."""
     predictions = report.sweep.predictions
     print_paragraph(console, report.title)
+    print_paragraph(console, AT_BEST)
     console.print()
     styles = ["dim" if p.extrapolated and p.measured is None else "" for p in predictions]
     print_table(console, _columns(predictions), styles)
@@ -82,8 +88,13 @@ def print_prediction(console: Console, report: PredictionReport) -> None:
     for prediction in predictions:
         if prediction.num_workers in report.asked:
             print_paragraph(console, _sentence(prediction, report.training))
-    for text in _limits(report):
+    for text in (*_with_more_variation(report), *_limits(report)):
         print_paragraph(console, text)
+    if report.caveats:
+        console.print()
+        print_paragraph(console, "Warnings of the study that this starts from:")
+    for text in report.caveats:
+        print_paragraph(console, f"- {text}")
     console.print()
     print_paragraph(console, "Taken for granted:")
     for text in assumptions(report):
@@ -98,11 +109,11 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column]:
 
     cells: Mapping[str, Callable[[Prediction], str]] = {
         "workers": lambda p: units.count(p.num_workers),
-        "step": lambda p: units.seconds(p.step_time_s.value),
-        "samples/s": lambda p: units.compact(p.throughput_samples_per_s.value),
-        "speedup": lambda p: units.ratio(p.speedup.value),
-        "eff.": lambda p: units.percent(p.efficiency.value),
-        "epoch": lambda p: units.seconds(p.epoch_s.value),
+        "step,\nat best": lambda p: units.seconds(p.step_time_s.value),
+        "samples/s,\nat best": lambda p: units.compact(p.throughput_samples_per_s.value),
+        "speedup,\nat best": lambda p: units.ratio(p.speedup.value),
+        "eff.,\nat best": lambda p: units.percent(p.efficiency.value),
+        "epoch,\nat best": lambda p: units.seconds(p.epoch_s.value),
         "limit": lambda p: "small batch" if p.limit is Limit.BATCH else str(p.limit),
         "measured": measured,
     }
@@ -126,14 +137,32 @@ def _sentence(p: Prediction, training: JobSpec) -> str:
     time = units.seconds_interval(step)
     take = "take" if training.epochs > 1 else "takes"
     text = (
-        f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: {time} a step, "
+        f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: at best {time} a step, "
         f"{units.rate_interval(rate)}, speedup {units.ratio(p.speedup.value)}, efficiency "
         f"{units.percent_interval(efficiency, 1)}; "
-        f"{units.counted(training.epochs, 'epoch')} {take} {units.seconds(training_s.value)}."
+        f"{units.counted(training.epochs, 'epoch')} {take} {units.seconds(training_s.value)} at best."
     )
     if p.extrapolated:
         text += f" Extrapolated (*): {', '.join(_BEYOND[what] for what in p.extrapolated)}."
     return text
+
+
+def _with_more_variation(report: PredictionReport) -> list[str]:
+    """Return what the largest count comes to where no variation was measured and workers vary as much as is usual."""
+    calibration, last, training = report.calibration, report.sweep.predictions[-1], report.training
+    if calibration.is_variation_measured or last.num_workers == 1:
+        return []
+    least, most = USUAL_VARIATIONS
+    varied = replace(calibration, variation=most)
+    counts = np.array([1, last.num_workers])
+    one_s, step_s = job_step_times(varied, training, report.communication, counts).step_time_s
+    batches = training.global_batch(counts)
+    efficiency = (batches[1] / step_s) / (batches[0] / one_s) / last.num_workers
+    return [
+        f"That is for workers whose steps vary by {100 * least:g} %. If they vary by {100 * most:g} %, "
+        f"{units.counted(last.num_workers, 'worker')} take at best {units.seconds(step_s)} a step, efficiency "
+        f"{units.percent(efficiency, 1)}."
+    ]
 
 
 def _limits(report: PredictionReport) -> list[str]:
@@ -149,10 +178,10 @@ def _limits(report: PredictionReport) -> list[str]:
     }
     lines = [f"With {units.counted(last.num_workers, 'worker')} {named[last.limit]}."]
     if sweep.fastest < last.num_workers:
-        lines.append(f"More than {units.counted(sweep.fastest, 'worker')} are not faster.")
+        lines.append(f"Even at best, more than {units.counted(sweep.fastest, 'worker')} are not faster.")
     if sweep.most_workers is not None and max(report.asked) > sweep.most_workers:
         most = units.count(sweep.most_workers)
-        lines.append(f"More than {most} workers have no sample each of a global batch of {most}: they are left out.")
+        lines.append(f"More than {most} workers are not shown: a global batch of {most} has no sample for each.")
     return lines
 
 
@@ -169,7 +198,8 @@ def assumptions(report: PredictionReport) -> list[str]:
     lines = [
         f"{strong if training.scaling is Scaling.STRONG else weak} {units.count(training.batch_size)}",
         f"one worker takes {units.seconds(calibration.fixed_s)} a step and {units.seconds(calibration.per_sample_s)} "
-        f"a sample, with any number of workers beside it; its steps vary by {units.percent(calibration.variation, 1)}",
+        f"a sample, with any number of workers beside it; its steps vary by {units.percent(calibration.variation, 1)} "
+        f"({'measured' if calibration.is_variation_measured else 'assumed'}), and all wait for the slowest worker",
         f"{units.size(size)} of gradients of {units.counted(len(calibration.layers), 'layer')} are sent {buckets}, "
         f"{overlap}{shrunk}",
         *_network(how.network, how.algorithm, report.network_source),
@@ -182,8 +212,17 @@ def assumptions(report: PredictionReport) -> list[str]:
     if training.input_samples_per_s is not None:
         pipeline = f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}"
     lines.append(pipeline)
-    of = "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
-    return [*lines, "no intervals: a point ran only once" if calibration.draws is None else of]
+    lines.append("nothing else slows the workers: no contention between them, no other traffic, no slow node")
+    predictions = report.sweep.predictions
+    if calibration.draws is None:
+        return [*lines, "no intervals: a point ran only once"]
+    if any(not p.extrapolated for p in predictions):
+        lines.append(
+            "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
+        )
+    if any(p.extrapolated for p in predictions):
+        lines.append("what is extrapolated has no interval: the model's error is unknown, and larger than the noise")
+    return lines
 
 
 def _network(network: Network | Topology, algorithm: Algorithm | str, source: str) -> list[str]:
@@ -241,7 +280,7 @@ def plot_of(report: PredictionReport) -> Figure:
     below = layers([row for row in curve if row["series"] != IDEAL], layer(line, **lines, y=efficiency))
     last = sweep.predictions[-1]
     text = (
-        "Samples per second and efficiency against the number of workers, as predicted, with what was measured: with "
+        "Samples per second and efficiency against the number of workers, at best, with what was measured: with "
         f"{units.counted(last.num_workers, 'worker')} {units.rate(last.throughput_samples_per_s.value)}, efficiency "
         f"{units.percent(last.efficiency.value)}."
     )
