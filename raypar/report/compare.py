@@ -58,7 +58,8 @@ def print_gate(console: Console, comparison: Comparison, exit_code: int) -> None
     points = {gate: [p for p in comparison.matched if p.gate is gate] for gate in Gate}
     slower, lost = ([p for p in points[Gate.FAILED] if (p.ratio is None) is is_lost] for is_lost in (False, True))
     unclear = [(p.point, _doubt(p)) for p in points[Gate.INCONCLUSIVE]]
-    unclear += [(point, "not in B") for point in comparison.missing]
+    other_work = [point for point, _ in comparison.unlike]
+    unclear += [(point, "other work in B" if point in other_work else "not in B") for point in comparison.missing]
     total = units.counted(sum(map(len, points.values())) + len(comparison.missing), "point")
     lines = [
         ("B is more than " + share + " slower", [(p.point, units.ratio_interval(p.ratio)) for p in _slowest(slower)]),
