@@ -44,7 +44,7 @@ POWER = 0.8
 SAME_WORK_TOLERANCE = 1e-6
 MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
-TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.04, 0.005, 0.005
+TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.044, 0.003, 0.003
 
 BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -332,8 +332,8 @@ def shift_estimate(differences: Sequence[float] | Floats, *, level: float, prior
     """
     sample = _checked(differences, positive=False)
     size = len(sample)
-    rows, columns = np.triu_indices(size)
-    value = float(np.median((sample[rows] + sample[columns]) / 2)) if size <= MOST_PAIRED else float(np.median(sample))
+    rows, columns = _pairs(size) if size <= MOST_PAIRED else (slice(None), slice(None))
+    value = float(np.median((sample[rows] + sample[columns]) / 2))
     if size == 1:
         return Estimate(value, None, None, 1, None, Method.SINGLE)
     variance, num_freedom = _moderated(sample, 2 * prior.variance, prior)
@@ -427,6 +427,12 @@ def _log_crossed(bound: float, spent: float, step: float, nodes: Floats, masses:
     """Return the logarithm of the probability that the sum crosses the bound, on either side, over what is spent."""
     crossed = 2 * float(masses @ (ndtr((nodes - bound) / step) + ndtr((-nodes - bound) / step)))
     return math.log(max(crossed, sys.float_info.min) / spent)
+
+
+@lru_cache(maxsize=4)  # most studies have one number of blocks
+def _pairs(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the indices of both of each pair of samples, each with itself included."""
+    return np.triu_indices(size)
 
 
 def exponential(of_logs: Estimate) -> Estimate:
