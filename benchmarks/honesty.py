@@ -11,6 +11,8 @@ two standard errors of the simulation.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import multiprocessing
 import re
@@ -45,6 +47,7 @@ COVERAGE_FACTOR = 5  # simulations of an interval for each of a study
 MOST_RUNS_A_TASK = 50
 FALSE_CLAIMS, FALSE_CLAIMS_WITH_OUTLIERS = 0.05, 0.07
 OUTLIER_SHARE, OUTLIER_SCALE = 0.05, 0.5  # an outlier takes exp(x) times as long, x exponential with this mean
+OTHERS = ("honesty_compare", "honesty_laws")  # scripts whose rows belong to these
 ACCURACY = 0.9
 TRIAL_S = 4.0
 CONFIG = {"num_workers": 1, "cpus_per_worker": 1, "device": "cpu", "batch_size": 64, "epochs": 3, "lr": 0.1}
@@ -506,23 +509,15 @@ def _coverage_cell(what: str, kind: str, noise: Noise, num_blocks: int, at_most:
 # ---- run
 
 
-def run_cells(asked: Sequence[Cell], num_runs: int, num_jobs: int) -> Iterator[tuple[Cell, Outcome]]:
-    """Yield each cell with its outcome, in their order.
-
-    Args:
-        num_runs: simulated studies a cell.
-        num_jobs: processes.
-    """
-    with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn")) as pool:
-        tasks = [(cell, _submitted(pool, cell, num_runs * cell.factor)) for cell in asked]
-        for cell, parts in tasks:
-            yield cell, sum((part.result() for part in parts), Outcome())
-
-
 def _submitted(pool: ProcessPoolExecutor, cell: Cell, num_runs: int) -> list[Future[Outcome]]:
     size = MOST_RUNS_A_TASK * cell.factor**2
     sizes = [min(size, num_runs - begun) for begun in range(0, num_runs, size)]
     return [pool.submit(cell.run, size, seed) for seed, size in enumerate(sizes)]
+
+
+def other_rows(name: str, num_runs: int) -> list[Any]:
+    """Return the rows of another script, of `raypar compare` or of the laws of scaling."""
+    return list(importlib.import_module(name).simulate(num_runs))
 
 
 def print_cell(cell: Cell, outcome: Outcome) -> bool:
@@ -544,7 +539,15 @@ def main() -> None:
     args = begin(parser)
     begun_s = time.monotonic()
     asked = [cell for cell in cells() if re.search(args.only, cell.title)]
-    reached = [print_cell(*done) for done in run_cells(asked, args.rounds, args.jobs)]
+    others = [name for name in OTHERS if re.search(args.only, name) and importlib.util.find_spec(name)]
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        rows = {name: pool.submit(other_rows, name, args.rounds) for name in others}
+        begun = [(cell, _submitted(pool, cell, args.rounds * cell.factor)) for cell in asked]
+        reached = [print_cell(cell, sum((part.result() for part in parts), Outcome())) for cell, parts in begun]
+        for name, future in rows.items():
+            module = importlib.import_module(name)
+            module.show(future.result())
+            reached += map(module.is_reached, future.result())
     print_row("rows whose bar is reached, or that have none", f"{sum(reached)} of {len(reached)}")
     print(f"{args.rounds} studies a row, {time.monotonic() - begun_s:.0f} s in all")
 
