@@ -363,12 +363,12 @@ def metric_differs(evidence: Evidence) -> Iterator[str]:
     """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients."""
     name = evidence.question.metric
     different = [
-        f"by {units.score_change(name, each.change)} at {point_label(each.point.point)}"
+        f"{units.score_change(name, each.change)} at {point_label(each.point.point)}"
         for each in worker_metrics(evidence.question, evidence.points, evidence.family)
         if each.verdict is Equivalence.DIFFERENT
     ]
     if different:
-        yield f"{name} depends on the number of workers: it changes {named(different)}."
+        yield f"{name} differs between numbers of workers: {named(different)}."
 
 
 def more_than_linear(evidence: Evidence) -> Iterator[str]:
@@ -381,8 +381,8 @@ def more_than_linear(evidence: Evidence) -> Iterator[str]:
         if p.speedup and p.efficiency and p.efficiency.low is not None and p.efficiency.low > 1 + MIN_EXCESS
     ]
     if larger:
-        text = f"{units.counted(len(larger), 'speedup')} larger than the number of workers accounts for"
-        yield f"{text}, by more than chance: {named(larger)}."
+        text = f"{units.counted(len(larger), 'speedup')} significantly larger than the number of workers accounts for"
+        yield f"{text}: {named(larger)}."
 
 
 # ---- steadiness over time
@@ -553,7 +553,7 @@ def few_repeats(evidence: Evidence) -> Iterator[str]:
         return  # a search asks for a good point, not for the effect of one
     where = "" if fewest == max(counts) else " at the least"
     wide = "the intervals are wide and assume log-normal times"
-    what = "no interval, and no telling an effect from noise" if fewest == 1 else wide
+    what = "no intervals, and nothing is confirmed" if fewest == 1 else wide
     yield f"{units.counted(fewest, 'repeat')} a point{where}: {what}."
 
 
@@ -562,7 +562,7 @@ def not_separated(evidence: Evidence) -> Iterator[str]:
     compared = [(point_label(point), s.excludes(1.0)) for point, s in speedups if s.low is not None]
     tied = [label for label, is_apart in compared if not is_apart]
     if tied:
-        yield f"{_share(tied, compared, 'speedup')} can't be told from 1: {named(tied)}."
+        yield f"{_share(tied, compared, 'speedup')} inconclusive: {named(tied)}."
 
 
 # ---- shared by several checks

@@ -27,7 +27,7 @@ from raypar.study.trial import point_label
 
 WORKERS = "num_workers"
 MIN_SHARE = 2 / 3  # of a grid, of a block, of the points to match: with fewer they are no longer a design
-TOO_FEW = "Too few points have all their trials to tell"
+TOO_FEW = "Too few points have all their trials for"
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,13 @@ def effects_of(question: Question, gathered: Sequence[PointSamples], family: Fam
         return _none(f"no block has finished trials of {units.percent(MIN_SHARE)} of the points")
     main, incomplete = _main_effects(grid, family)
     interactions, incomplete_pairs = _interactions(grid, family)
-    missing = (("the effect of", incomplete), ("whether the speedup depends on", incomplete_pairs))
+    missing = (("the effect of", incomplete), ("the dependence of the speedup on", incomplete_pairs))
     omitted = tuple(f"{TOO_FEW} {what} {named(levels)}" for what, levels in missing if levels)
     return Effects(grid.log_times.shape[-1], main, interactions, omitted)
 
 
 def _none(reason: str) -> Effects:
-    return Effects(0, (), (), (f"Effects of the hyperparameters are not told: {reason}",))
+    return Effects(0, (), (), (f"No effects of the hyperparameters are estimated: {reason}",))
 
 
 def _levels(key: str, gathered: Sequence[PointSamples]) -> tuple[Value, ...]:

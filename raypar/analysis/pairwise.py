@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import chdtr, ndtri
 
 from raypar import units
 from raypar.analysis.question import MARGIN, PointKey, PointSamples, Question, Sample, point_key, with_baselines
@@ -45,6 +45,9 @@ SAME_WORK_TOLERANCE = 1e-6
 MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
 TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.044, 0.003, 0.003
+
+# How seldom metrics of two points that share nothing but their variance come this close to each other.
+ALIKE = 0.005
 
 BATCH_KEYS = ("batch_size", "per_worker_batch_size")
 
@@ -177,8 +180,7 @@ class Family:
     def metric_change(self, first: PointSamples, second: PointSamples) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`; None where no block has both."""
         differences = metric_differences(first, second)
-        level = self.metric_level(len(differences))
-        return shift_estimate(differences, level=level, prior=self.metrics) if differences else None
+        return self._metric_shift(differences, self.metric_level(len(differences)))
 
     def metric_bounds(self, first: PointSamples, second: PointSamples, num_tests: int = 1) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`, for one-sided tests against a margin.
@@ -189,8 +191,20 @@ class Family:
             num_tests: how many such tests are to hold at once, with 95 % confidence.
         """
         differences = metric_differences(first, second)
-        level = self.bounds_level(num_tests, len(differences))
-        return shift_estimate(differences, level=level, prior=self.metrics) if differences else None
+        return self._metric_shift(differences, self.bounds_level(num_tests, len(differences)))
+
+    def _metric_shift(self, differences: Sequence[float], level: float) -> Estimate | None:
+        """Estimate a difference of metrics; None without a block.
+
+        Two points that learn the same but for rounding, such as equal batches on other numbers of workers, vary far
+        less against each other than against the other points: these say nothing about the two.
+        """
+        if not differences:
+            return None
+        scale, prior = 2 * self.metrics.variance, self.metrics
+        if scale and chdtr(len(differences), float(np.sum(np.square(differences))) / scale) < ALIKE:
+            prior = NO_PRIOR
+        return shift_estimate(differences, level=level, prior=prior)
 
 
 def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:

@@ -160,7 +160,7 @@ class Candidate(PointAnalysis):
         to_target: None where no target is asked for.
         exclusion: why it can't be chosen; empty: it can.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
-        metric_gap: its metric less that of the best point, where that excludes it though it is not shown to be worse.
+        metric_gap: its metric minus the best point's, where it is open whether that is within the margin.
         is_on_front: whether no other beats it in time, metric, cost and energy.
     """
 
@@ -189,13 +189,15 @@ def _candidates(
     Raises:
         RayparError: no point has them.
     """
-    analysed = [p for p in analyse_points(question, gathered) if _has_values(p, constraints.only)]
+    family = family_of(question, gathered)
+    analysed = [p for p in analyse_points(question, gathered, family) if _has_values(p, constraints.only)]
     if not analysed:
         raise _no_such_point(gathered, constraints.only)
     candidates = [_candidate(question, constraints, point) for point in analysed]
-    family = family_of(question, candidates)
     if constraints.target is None:
         candidates = _without_worse(candidates, question, constraints, family)
+    else:
+        family = family_of(question, candidates)  # of the times to the target
     # Those that miss the target are neither on the front nor do they beat others.
     reaching = [i for i, c in enumerate(candidates) if not c.to_target or c.to_target.is_always_reached]
     front = {reaching[i] for i in front_of([candidates[i] for i in reaching], question.mode, family)}
@@ -273,7 +275,10 @@ def _without_worse(
         if gap is None:
             return replace(c, exclusion=f"{name} unknown")
         if gap.low is None or gap.high is None:
-            return replace(c, exclusion=f"{name} of one trial", is_close_call=True, metric_gap=gap)
+            if (worse := -sign * gap.value) <= margin:
+                return replace(c, metric_gap=gap)
+            exclusion = f"{name} {units.score_difference(name, worse)} worse, by one trial"
+            return replace(c, exclusion=exclusion, is_close_call=True, metric_gap=gap)
         worst, most = sorted((sign * gap.low, sign * gap.high))
         if worst >= -margin:
             return c
@@ -437,20 +442,21 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
     tied = [c for c in (leader, *(c for c, _ in rivals)) if c is not chosen] if rivals else []
     much_faster = [c for c in tied if _may_be_faster(before, c, chosen, family)]
-    doubted = [c for c in before.candidates if c.metric_gap and c.times]
+    doubted = [c for c in before.candidates if c.exclusion and c.metric_gap and c.times]
     maybe_good = [c for c in doubted if c.is_close_call and _may_be_faster(before, c, chosen, family)]
     maybe_good.sort(key=lambda c: c.median_s)
     open_rivals = [OpenRival(c, _repeats_for(before, c, chosen)) for c in (*much_faster, *maybe_good)]
-    is_single = len(chosen.times) < 2 and len(before.candidates) > 1
-    is_open = bool(open_rivals) or is_single
+    is_unconfirmed = len(before.candidates) > 1 and (len(chosen.times) < 2 or chosen.metric_gap is not None)
+    is_open = is_unconfirmed or bool(open_rivals)
     is_tied = bool(tied) or not all(_is_slower(c, chosen, family) for c in doubted)
+    repeated = open_rivals[: len(much_faster) + MAX_DOUBTED] or [OpenRival(c, None) for c in tied[:MAX_DOUBTED]]
     after = replace(
         before,
         decision=Decision.UNCLEAR if is_open else Decision.TIED if is_tied else Decision.CLEAR,
         chosen=chosen,
         rivals=tuple(tied),
         open_rivals=tuple(open_rivals),
-        settling=_settling(chosen, open_rivals[: len(much_faster) + MAX_DOUBTED]) if open_rivals else None,
+        settling=_settling(chosen, repeated) if is_open else None,
     )
     rest = [c for c in ranked if c is not chosen]
     return replace(after, runner_up=rest[0], lead=family.ratio(rest[0].times, chosen.times)) if rest else after
@@ -473,7 +479,7 @@ def _may_be_faster(before: Recommendation, c: Candidate, chosen: Candidate, fami
 def _settling(chosen: Candidate, rivals: Sequence[OpenRival]) -> Settling:
     points = (chosen.point, *(rival.candidate.point for rival in rivals))
     counts = [rival.num_repeats for rival in rivals]
-    if None in counts:
+    if None in counts or not counts:
         return Settling(points, MIN_RANKED, spread_is_known=False)
     most = max(count for count in counts if count is not None)
     return Settling(points, most if most <= MAX_REPEATS else None, spread_is_known=True)

@@ -236,7 +236,8 @@ def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimat
         num_freedom = sum(squares) ** 2 / sum(s**2 / n for s, (_, n) in zip(squares, sides, strict=True))
         quantile = _quantile(num_freedom, level)
         levels = [2 * float(stdtr(n, quantile)) - 1 for _, n in sides]
-        each = [median_estimate(s, log_scale=False, level=own) for (s, _), own in zip(sides, levels, strict=True)]
+        pairs = zip(sides, levels, strict=True)
+        each = [median_estimate(side, log_scale=False, level=of_side) for (side, _), of_side in pairs]
     difference = difference_estimate(*each)
     return difference if difference.level is None else replace(difference, level=level)
 

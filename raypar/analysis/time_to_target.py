@@ -39,7 +39,7 @@ class TargetStatus(StrEnum):
 
     REACHED = "reached it"
     MISSED = "did not reach it"
-    UNKNOWN = "can't be told"  # no such metric in its reports, or reached it at a time that was not kept
+    UNKNOWN = "unknown"  # no such metric in its reports, or reached it at a time that was not kept
     FAILED = "failed"
 
 

@@ -56,17 +56,18 @@ def _speedups(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
     if len(groups) <= MAX_SPEEDUP_LINES:
         return [_group_speedup(question, group) for group in groups.values()]
     most, least = (_one_speedup(question, *pick(compared, key=lambda entry: entry[1].value)) for pick in (max, min))
-    return [f"Of {len(compared)} points, the most: {most}", f"The least: {least}"]
+    return [f"Highest of {len(compared)} speedups: {most}", f"Lowest: {least}"]
 
 
 def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> str:
     who, base = _who(question, point.point)
-    text = f"{who} {units.ratio_interval(ratio)} as fast as {base}{_at(question, point.point)}"
+    at, shown = _at(question, point.point), units.ratio_interval(ratio)
     if ratio.low is None:
-        return f"{text}, by one trial each: unconfirmed."
+        return f"{who} against {base}{at}: {shown} (1 trial each, unconfirmed)."
     if not ratio.excludes(1.0):
-        return f"{text}: that can't be told from 1×."
-    return f"{text}{_efficiency(point)}."
+        return f"{who} against {base}{at}: {shown}, inconclusive."
+    verb = "are" if who.endswith("workers") else "is"
+    return f"{who} {verb} {'faster' if ratio.value > 1 else 'slower'} than {base}{at}: {shown}{_efficiency(point)}."
 
 
 def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
@@ -75,13 +76,13 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
     (best, most), (worst, least) = (pick(group, key=lambda entry: entry[1].value) for pick in (max, min))
     who, base = _who(question, best.point)
     text = (
-        f"{who} from {units.ratio(least.value)}{_at(question, worst.point)} to {units.ratio_interval(most)} as fast "
-        f"as {base}{_at(question, best.point)}{_efficiency(best)}"
+        f"{who} against {base}: from {units.ratio_interval(least)}{_at(question, worst.point)} "
+        f"to {units.ratio_interval(most)}{_at(question, best.point)}{_efficiency(best)}"
     )
     if most.low is None:
-        return text + ", by one trial each: unconfirmed."
+        return text + " (1 trial each, unconfirmed)."
     if tied := sum(not s.excludes(1.0) for _, s in group):
-        text += f"; {tied} of {units.counted(len(group), 'point')} can't be told from 1×"
+        text += f"; {tied} of {units.counted(len(group), 'speedup')} inconclusive"
     return text + "."
 
 
@@ -100,17 +101,18 @@ def _fastest(points: Sequence[PointAnalysis], family: Family) -> list[str]:
     if len(timed) < 2 or len(rated) < len(timed):
         return []
     (_, first, best), *others = sorted(rated, key=lambda entry: entry[0])
-    name, next_name = point_label(first.point), point_label(others[0][1].point)
+    name = point_label(first.point)
     shown = units.seconds_interval(best) if is_equal_work else units.rate_interval(best)
     leads = [(p, lead) for _, p, _ in others if (lead := family.speedup(p, first)) is not None]
     if all(lead.low is None for _, lead in leads):
-        return [f"{name} leads ({shown}), by one trial: unconfirmed."]
+        return [f"{name} leads: {shown} (1 trial, unconfirmed)."]
     tied = [p for p, lead in leads if lead.low is None or lead.low <= 1]
     if not tied and len(leads) == len(others):
-        lead = leads[0][1]
-        return [f"{name} is the fastest: {shown}, {units.ratio_interval(lead)} as fast as the next, {next_name}."]
-    more = f" (nor from {len(tied) - 1} more)" if len(tied) > 1 else ""
-    return [f"Can't tell {name} from {point_label(tied[0].point)} as the fastest{more}: their intervals overlap."]
+        runner_up, lead = leads[0]
+        ahead = f"{units.ratio_interval(lead)} against the next, {point_label(runner_up.point)}"
+        return [f"{name} is the fastest: {shown}, {ahead}."]
+    labels = [name, *(point_label(p.point) for p in tied)]
+    return [f"The fastest is inconclusive: {units.listed(labels, MAX_NAMED, word='and')} are too close to call."]
 
 
 def _best(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
@@ -122,22 +124,23 @@ def _best(question: Question, points: Sequence[PointAnalysis], family: Family) -
     shown = units.score_interval(question.metric, metric)
     text = f"Best {question.metric}: {shown} at {point_label(best.point)}"
     if metric.low is None:
-        return [text + ", by one trial: unconfirmed."]
+        return [text + " (1 trial, unconfirmed)."]
     if all(not any(metric_differences(p, best)) for p, _ in others):
-        return [f"{question.metric}: {shown}, the same at all {len(scored)} points."]
+        every = "both points" if len(scored) == 2 else f"all {len(scored)} points"
+        return [f"{question.metric}: {shown}, the same at {every}."]
     changes = [(p, family.metric_change(p, best)) for p, _ in others]
     tied = [p for p, change in changes if change is None or not change.excludes(0.0)]
     if not tied:
         return [text + "."]
-    if len(tied) == 1:
-        return [f"{text}; {point_label(tied[0].point)} can't be told from it."]
-    return [f"{text}; {len(tied)} of {len(others)} others can't be told from it."]
+    against = point_label(tied[0].point) if len(tied) == 1 else f"{len(tied)} of {len(others)} others"
+    return [f"{text}, inconclusive against {against}."]
 
 
 def _over_workers(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
-    """Say how the metric depends on the number of workers alone, if it does."""
-    compared = worker_metrics(question, points, family)
-    if not compared:
+    """Compare the metric between numbers of workers, unless it is the same at all points."""
+    scored = [p for p in points if p.metric is not None]
+    compared = worker_metrics(question, scored, family)
+    if not compared or all(not any(metric_differences(scored[0], p)) for p in scored):
         return []
     name, margin = question.metric, units.score_difference(question.metric, max(each.margin for each in compared))
     different = [each for each in compared if each.verdict is Equivalence.DIFFERENT]
@@ -145,21 +148,18 @@ def _over_workers(question: Question, points: Sequence[PointAnalysis], family: F
     if different:
         most = max(different, key=lambda each: abs(each.change.value))
         change = f"{units.score_change(name, most.change)} at {point_label(most.point.point)}"
-        return [f"{name} depends on the number of workers: {change} against {point_label(most.base.point)}."]
+        return [f"{name} differs between numbers of workers: {change}, against {point_label(most.base.point)}."]
     if unknown:
-        few = " by one trial" if all(each.change.low is None for each in unknown) else ""
-        return [f"Unknown{few}: {name} may differ by more than {margin} between numbers of workers."]
+        return [f"{name} over numbers of workers is inconclusive: it may differ by more than {margin}."]
     return [f"{name} is equivalent within {margin} for all numbers of workers."]
 
 
 def _who(question: Question, point: Mapping[str, Value]) -> tuple[str, str]:
-    """Return ``("2 workers train", "1")``, or the same in terms of whatever the baseline names."""
+    """Return ``("2 workers", "1")``, or the same in terms of whatever the baseline names."""
     keys = question.compared_keys()
     if keys == ("num_workers",):
-        workers = point["num_workers"]
-        plural = "1 worker trains" if workers == 1 else f"{workers} workers train"
-        return plural, str(question.baseline["num_workers"])
-    return f"{point_label(_part(point, keys))} trains", point_label(_part(question.baseline_of(point), keys))
+        return _name({"num_workers": point["num_workers"]}), str(question.baseline["num_workers"])
+    return point_label(_part(point, keys)), point_label(_part(question.baseline_of(point), keys))
 
 
 def _at(question: Question, point: Mapping[str, Value]) -> str:
@@ -185,7 +185,7 @@ RESOURCES = frozenset(
     )
 )
 MAX_LINES = 3
-MAX_NAMED = 3  # settings of the other hyperparameters that a line names one by one
+MAX_NAMED = 3  # points, or settings of the other hyperparameters, that a line names one by one
 
 Curve: TypeAlias = Sequence[tuple[float, Estimate]]
 
@@ -197,7 +197,7 @@ class CrossingKind(StrEnum):
     STOPS = "stops paying"
     NEVER = "never paid"
     ALWAYS = "always paid"
-    UNCLEAR = "can't be told"
+    UNCLEAR = "inconclusive"
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,8 @@ def crossing_of(curve: Curve) -> Crossing:
     elif changes:
         why = "the speedups go up and down"
     else:
-        why = f"{len(curve) - len(clear)} of {len(curve)} speedups can't be told from 1×"
+        num_open = len(curve) - len(clear)
+        why = f"so {'is' if num_open == 1 else 'are'} {num_open} of {len(curve)} speedups"
     return Crossing(CrossingKind.UNCLEAR, ends, why=why)
 
 
@@ -307,7 +308,7 @@ def _line(group: Sequence[Crossing]) -> str:
     by_kind = {kind: members for kind in CrossingKind if (members := [c for c in group if c.kind is kind])}
     if list(by_kind) == [CrossingKind.UNCLEAR]:
         why = f": {group[0].why}" if len(group) == 1 else ""
-        return f"The study can't tell at which {group[0].key} {name} start{s} to pay{_for(group)}{why}."
+        return f"The {group[0].key} at which {name} start{s} to pay{_for(group)} is inconclusive{why}."
     clauses = (_clause(kind, members, s, is_only=len(by_kind) == 1) for kind, members in by_kind.items())
     return f"{name} {'; '.join(clauses)}."
 
@@ -330,7 +331,7 @@ def _clause(kind: CrossingKind, members: Sequence[Crossing], s: str, *, is_only:
         return f"never paid up to {key}={units.value_of(min(c.ends[1] for c in members))}{where}"
     if kind is CrossingKind.ALWAYS:
         return f"paid from {key}={units.value_of(max(c.ends[0] for c in members))}, the smallest, on{where}"
-    return f"can't be told{where}"
+    return f"inconclusive{where}"
 
 
 def _place(c: Crossing) -> str:

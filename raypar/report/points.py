@@ -127,11 +127,9 @@ def legend(analysis: StudyAnalysis) -> str:
     text = f"time: {timed_part(analysis.time_metric)}, median"
     times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
     if times:
-        text += f"; its intervals: {_level(times)}, {_methods(times)}"
+        text += f" with its {_level(times)} interval ({_methods(times)})"
     if speedups:
-        text += (
-            f"; those of speedups: {_level(speedups)} each, so that all hold together with 95 %, {_methods(speedups)}"
-        )
+        text += f"; speedup: simultaneous 95 % intervals, {_level(speedups)} each ({_methods(speedups)})"
     if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
         states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
         others = ", ".join(f"{states[state]} {state}" for state in TrialState if states[state])

@@ -123,7 +123,7 @@ def _about_communication(profile: Profile) -> Iterator[str]:
     if mean.parts[BUBBLE] and not mean.hidden_s:
         yield (
             f"Starting to communicate takes {_share(mean, COMMUNICATION)} of a step. What messages between stages take "
-            "is part of the bubble; whether some of it is hidden can't be told."
+            "is part of the bubble; the share that is hidden is unknown."
         )
         return
     waiting = "" if profile.matches_collectives else " (waiting for others is part of it: groups of ranks overlap)"

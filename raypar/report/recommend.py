@@ -36,7 +36,7 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
         Column("eff.", [units.percent(_value(c.efficiency)) for c in rows], True),
         Column("cost", [units.number(_value(c.cost), 3) for c in rows], True),
         Column("energy", [units.energy(_value(c.energy_j)) for c in rows], True),
-        Column("left out because", [c.exclusion for c in rows], is_prose=True),
+        Column("excluded because", [c.exclusion for c in rows], is_prose=True),
     ]
     return [*every[:4], *(column for column in every[4:] if set(column.cells) - {units.MISSING, ""})]
 
@@ -136,13 +136,24 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
     take = f"Not settled yet. Leading: {name}," if is_unclear else f"Take {name}:"
     yield f"{take} {_what(advice, chosen)}{_why(advice, chosen)}."
     if advice.runner_up is None or advice.lead is None:
-        left = "point" if len(advice.candidates) == 1 else "one that does what is asked for"
+        left = "point" if len(advice.candidates) == 1 else "one that qualifies"
         yield f"There is no runner-up: it is the only {left}."
     else:
         runner_up = point_label(advice.runner_up.point)
         yield f"Runner-up: {runner_up}, which takes {units.ratio_interval(advice.lead)} as long."
+    if doubted := [r.candidate for r in advice.open_rivals if r.candidate.exclusion]:
+        yield _doubt(advice, doubted)
     if len(advice.candidates) > 1 and len(chosen.times) < 2:
         yield "One trial a point confirms nothing."
+
+
+def _doubt(advice: Recommendation, doubted: Sequence[Candidate]) -> str:
+    metric, sign = advice.question.metric, gain(advice.question.mode, 1.0)
+    gaps = [c.metric_gap for c in doubted if c.metric_gap]
+    most = max(-sign * bound for gap in gaps for bound in (gap.low, gap.value, gap.high) if bound is not None)
+    worse = units.score_difference(metric, most)
+    names = _named([point_label(c.point) for c in doubted])
+    return f"{names} may be faster, but {metric} could be {worse} worse than the best."
 
 
 def _what(advice: Recommendation, chosen: Candidate) -> str:
@@ -156,21 +167,23 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
     is_single = len(chosen.times) < 2
     if not advice.rivals:
         num = sum(not c.exclusion for c in advice.candidates) - 1
-        others = "other one" if num == 1 else f"{num} others"
+        others = "other one that qualifies" if num == 1 else f"{num} others that qualify"
+        others = others if num + 1 < len(advice.candidates) else others.partition(" that")[0]
         return f", faster than the {others}" if num > 0 and not is_single else ""
     tied = _named([point_label(c.point) for c in advice.rivals])
     num_workers = chosen.num_workers or 0
     counts = [c.num_workers or 0 for c in advice.rivals]
-    reason = "it has the fewest workers of them"
+    name = point_label(chosen.point)
+    reason = f"{name} has the fewest workers"
     if min(counts) < num_workers:
         reason = (
             f"those with fewer workers are slower by more than {units.percent(advice.question.margin)} in the median"
         )
     elif min(counts) == num_workers:
-        reason = "it has no more workers, and the least time of those with as few"
+        reason = f"{name} has the least time of those with as few workers"
     if advice.decision is Decision.TIED:
-        return f"; it is tied with {tied}, and {reason}"
-    return f"; {tied} may be as fast" + (f", and {reason}" if chosen is not advice.leader else "")
+        return f"; it is tied with {tied}, but {reason}"
+    return f"; {tied} may be as fast" + (f", but {reason}" if chosen is not advice.leader else "")
 
 
 def _nothing(advice: Recommendation) -> Iterator[str]:
@@ -178,7 +191,7 @@ def _nothing(advice: Recommendation) -> Iterator[str]:
     target = advice.constraints.target
     trials = [t for c in advice.candidates if c.to_target for t in c.to_target.trials]
     if target is not None and any(t.status is TargetStatus.UNKNOWN and target.is_reached_by(t.best) for t in trials):
-        yield "Some reached the target, but their reports don't say when: leave --target out, or say --min-metric."
+        yield "Some reached the target, but their reports don't show when: leave --target out, or use --min-metric."
     elif target is not None and all(not c.to_target or not c.to_target.is_always_reached for c in advice.candidates):
         seen = [(t.best, c) for c in advice.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
         if seen:
@@ -187,19 +200,16 @@ def _nothing(advice: Recommendation) -> Iterator[str]:
             advised = "ask for less, or train longer (--set epochs=…)"
             yield f"The best {target.metric} of any evaluation was {value}: {advised}."
     else:
-        yield "Ask for less: the table says which limit each point misses."
+        yield "Ask for less: the table shows which limit each point misses."
 
 
 def settling_line(settling: Settling) -> str:
-    """Return the trials that would tell the points apart."""
+    """Return the trials that would settle which point is the fastest."""
     names, num = _named([point_label(point) for point in settling.points]), settling.num_repeats
     if num is None:
-        text = (
-            f"nothing short of more than a hundred repeats of {names}. Longer trials are steadier; or leave other load "
-        )
-        text += "off the machine"
+        text = f"more than a hundred repeats of {names}. Make trials longer, or keep other load off the machine"
     elif not settling.spread_is_known:
-        text = f"{num} repeats each, to begin with, of {names}. One trial each does not say how much they vary"
+        text = f"{num} repeats each, to begin with, of {names}. One trial each does not show how much they vary"
     else:
         text = f"about {num} repeats each of {names} (80 % power, going by the spread so far)"
     return f"What would settle it: {text}."
@@ -212,14 +222,14 @@ def _notes(advice: Recommendation) -> Iterator[str]:
     hidden = ranked(advice)[MAX_ROWS:]
     if hidden:
         num_excluded = sum(bool(c.exclusion) for c in hidden)
-        yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} left out."
+        yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} excluded."
     priced = any(c.cost for c in advice.candidates)
     energies = [c.energy_j for c in advice.candidates if c.time_s]
     more = ["cost"] * priced + ["energy"] * (bool(energies) and all(energies))
     axes = units.listed(["time", advice.question.metric, *more], 4, word="and")
-    chance = " by more than chance" if any(len(c.times) > 1 for c in advice.candidates) else ""
-    text = "no other point is at least as good in all of them by its median, and better in one"
-    yield f"* on the Pareto front of {axes}: {text}{chance}."
+    better = "significantly better" if any(len(c.times) > 1 for c in advice.candidates) else "better"
+    text = f"no other point is at least as good in all of them by its median, and {better} in one"
+    yield f"* on the Pareto front of {axes}: {text}."
     if advice.constraints.target is not None:
         yield _STARTS[advice.constraints.start]
         yield from _censored(advice.candidates)
@@ -232,7 +242,7 @@ def _notes(advice: Recommendation) -> Iterator[str]:
         yield f"Energy: of {source} in the time shown{shared if PACKAGES in source else ''}."
     close = [point_label(c.point) for c in advice.candidates if c.is_close_call]
     if close:
-        yield f"Left out by a close call (the limit lies within the interval, or one trial decided): {_named(close)}."
+        yield f"Excluded by a close call (the interval includes the limit, or there is one trial): {_named(close)}."
 
 
 def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:

@@ -27,8 +27,8 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
         if batch.batch_size != group.base:
             factors = " × ".join(map(units.ratio_interval, (batch.throughput, batch.progress)))
             parts = f"{factors} = {units.ratio_interval(batch.goodput)}"
-            doubt = "" if batch.goodput.excludes(1.0) else ", which can't be told from 1×"
-            doubt = ", by one trial each" if batch.goodput.low is None else doubt
+            doubt = "" if batch.goodput.excludes(1.0) else ", inconclusive"
+            doubt = " (1 trial each, unconfirmed)" if batch.goodput.low is None else doubt
             yield f"- {group.key}={batch.batch_size}: {parts}{doubt}"
 
 
@@ -38,7 +38,7 @@ def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
     if target is None or not analysis.batches:
         return []
     reached = f"{target.metric} {units.score(target.metric, target.value)}"
-    lines = [(0, f"What the batch size does on the way to {reached}, the best that every trial reached:")]
+    lines = [(0, f"Effect of the batch size on the way to {reached}, the best that every trial reached:")]
     for group in analysis.batches[:MAX_GOODPUT_GROUPS]:
         first, *others = batch_lines(group)
         lines += [(2, first), *((4, line) for line in others)]
@@ -65,8 +65,8 @@ def effect_lines(analysis: StudyAnalysis) -> tuple[IndentedLine, ...]:
 
 def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
     if effects.main:
-        in_one = " (one block: no intervals)" if effects.num_blocks == 1 else ""
-        yield 0, f"What each hyperparameter does, at equal values of the others{in_one}:"
+        in_one = " (1 block, unconfirmed)" if effects.num_blocks == 1 else ""
+        yield 0, f"Effect of each hyperparameter, at equal values of the others{in_one}:"
     for effect in effects.main:
         levels = _shown_levels(effect.levels, effect.reference, is_ordered=effect.is_ordered)
         yield 2, f"{effect.key}: {'; '.join(_level(effect, level, metric) for level in levels)}."
@@ -76,11 +76,11 @@ def _level(effect: MainEffect, of: LevelEffect, metric: str) -> str:
     level, reference = units.value_of(of.level), units.value_of(effect.reference)
     shown = units.ratio_interval(of.speedup)
     if of.speedup.low is None:
-        text = f"{level} {shown} as fast as {reference}, unconfirmed"
+        text = f"{level} against {reference}: {shown}"
     elif _is_tied(of.speedup, 1.0, MIN_RATIO):
-        text = f"no difference in time between {level} and {reference} shown ({shown})"
+        text = f"{level} against {reference}: no significant difference in time ({shown})"
     else:
-        text = f"{level} trains {shown} as fast as {reference}"
+        text = f"{level} is {'faster' if of.speedup.value > 1 else 'slower'} than {reference}: {shown}"
     return f"{text}, {_change(of.metric_change, metric)}" if of.metric_change else text
 
 
@@ -91,7 +91,7 @@ def _change(change: Estimate, metric: str) -> str:
         return f"{metric} {text}"
     if not any((change.value, change.low, change.high)):
         return f"{metric} the same"
-    return f"no difference in {metric} shown ({text})"
+    return f"no significant difference in {metric} ({text})"
 
 
 def _interactions(effects: Effects) -> Iterator[IndentedLine]:
@@ -114,7 +114,7 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
         ]
         yield 0, f"{_speedup(first)} depends on {key}: {', '.join([then, *at_levels])}."
     if tied:
-        yield 0, f"{_speedup(effects.interactions[0])} is not shown to depend on {' or '.join(tied)}."
+        yield 0, f"{_speedup(effects.interactions[0])} does not depend significantly on {' or '.join(tied)}."
 
 
 def _speedup(of: Interaction) -> str:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
+from scipy.stats import kendalltau
 
 from raypar.analysis.analyse import Question, analyse
 from raypar.analysis.checks import CHECKS, Evidence, trend_of
@@ -93,13 +94,13 @@ LOAD = "Other work ran while 12 of 12 trials were timed; at worst "
 # By check: evidence, and the detail that it gives (* for anything), or None: it finds nothing.
 CASES = {
     "few_repeats": [
-        (sound(1), "1 repeat a point: no interval*"),
+        (sound(1), "1 repeat a point: no intervals, and nothing is confirmed."),
         (sound(2), "2 repeats a point: * log-normal times."),
         (sound(5), None),
         (sound()[:-4], "2 repeats a point at the least: *"),
     ],
     "short_times": [(sound(time_s=0.5), "2 of 2 points took less than 1 s (num_workers=2: 0.25 s): *")],
-    "not_separated": [(TIED, "1 of 1 speedup can't be told from 1: num_workers=2.")],
+    "not_separated": [(TIED, "1 of 1 speedup inconclusive: num_workers=2.")],
     "diverged_trials": [
         ([*sound(), DIVERGED], "1 of 13 trials diverged: num_workers=2 #10 (train_loss=nan at epoch 1)."),
         ([*sound(), replace(DIVERGED, reports=())], "1 of 13 trials diverged: num_workers=2 #10."),
@@ -186,15 +187,19 @@ CASES = {
     "metric_differs": [
         (
             scored((0.95, 0.951, 0.952), (0.93, 0.931, 0.932)),
-            "accuracy differs * than between repeats: 95.1 % at num_workers=1, 93.1 % at num_workers=2.",
+            "accuracy differs between numbers of workers: -2.0 points [[]-2.0, -2.0] at num_workers=2.",
         ),
-        (scored((0.945, 0.955, 0.965), (0.94, 0.95, 0.96)), None),  # no more than between repeats
+        (scored((0.945, 0.955, 0.965), (0.942, 0.952, 0.962)), None),  # within the margin
         (scored((0.95, 0.96), (0.935, 0.93)), None),  # two repeats, by 1.5 and by 3 points
+        (scored((0.95, 0.96, 0.97), (0.93, 0.96, 0.94)), None),  # three, by 0 to 3 points
         (scored((0.95,) * 3, (0.95002,) * 3), None),  # rounding
         (scored((0.97,) * 3, (0.5,) * 3, key="lr"), None),  # not what the workers do
     ],
     "more_than_linear": [
-        (scaled("num_workers", 4.4), "1 speedup larger than the number of workers * 4.* at num_workers=4."),
+        (
+            scaled("num_workers", 4.4),
+            "1 speedup significantly larger than the number of workers * 4.* at *=4.",
+        ),
         (scaled("num_workers", 4.01), None),
         (scaled("num_workers", 4.4, wavering=1.0), None),
     ],
@@ -279,13 +284,17 @@ def test_every_check_has_advice_of_its_own_and_a_case_here():
 # ---- steadiness over time, on made-up studies
 
 
-def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0):
-    """Log-normal times in blocks; `drift` is the relative change over the study, `first` what slows its first trial."""
+def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0, blocks=0.0):
+    """Log-normal times in blocks that are disturbed by `blocks`, a standard deviation.
+
+    `drift` is the relative change over the study, `first` what slows its first trial.
+    """
     rng = np.random.default_rng(seed)
     order = [(r, int(w)) for r in range(num_repeats) for w in rng.permutation(workers)]
     # In the first block the baseline comes first, so that a test knows whose trial is slowed.
     order[: len(workers)] = [(0, w) for w in workers]
     factors = np.exp(rng.normal(0, 0.03, len(order))) * (1 + drift) ** np.linspace(0, 1, len(order))
+    factors *= np.exp(np.repeat(rng.normal(0, blocks, num_repeats), len(workers)))
     factors[0] *= first
     return [
         make_result({"num_workers": w}, r, 8.0 / w * float(factor), started_at=1000.0 + 10.0 * i)
@@ -300,9 +309,10 @@ def over_time(results, name):
     return {name for _ in check(Evidence(QUESTION, "train_time_s", points))}
 
 
-# The least and the most of the studies that a check warns of; the level of the test for a drift is 5 %.
+# The least and the most of the studies that a check warns of; the level of the test for a drift is 0.5 %.
 SHARES = [
-    ("drift_over_study", {}, 0.0, 0.07),
+    ("drift_over_study", {}, 0.0, 0.01),
+    ("drift_over_study", {"num_repeats": 10, "blocks": 0.1}, 0.0, 0.015),
     ("slow_first_trial", {}, 0.0, 0.03),
     ("outliers", {"num_repeats": 10}, 0.0, 0.15),
     ("drift_over_study", {"num_repeats": 10, "drift": 0.2}, 0.95, 1.0),
@@ -317,27 +327,54 @@ def test_what_was_made_is_noticed_and_steady_studies_seldom_raise_a_warning(chec
     assert least <= share <= most
 
 
-def test_a_drift_is_reported_by_its_size_and_of_all_points_where_the_baselines_trials_are_few():
+def test_a_drift_is_reported_by_its_size_from_six_blocks_on():
     detail = details(study(1, num_repeats=20, drift=0.2))["drift_over_study"]
     assert int(detail.split("became ")[1].split(" %")[0]) == pytest.approx(20, abs=5)
-    assert detail.startswith("The baseline became") and "slower" in detail
-    few = details(study(0, num_repeats=3, workers=(1, 2, 4, 8, 16), drift=0.4))
-    assert few["drift_over_study"].startswith("Trials of the same point became")
+    assert fnmatchcase(detail, "Trials of the same point became * slower * over 20 blocks).")
+    faster = details(study(1, num_repeats=6, drift=-0.5))["drift_over_study"]
+    assert fnmatchcase(faster, "* faster * (Kendall's tau -1.00 over 6 blocks).")
+    assert "drift_over_study" not in details(study(1, num_repeats=5, drift=-0.5))  # 2 of 5! orders
 
 
 @given(
-    st.floats(-0.5, 1.0), st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=4), st.permutations(range(0, 101, 20))
+    st.floats(-0.5, 1.0),
+    st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=4),
+    st.permutations((0, 1, 2, 3, 4, 6, 10)),
 )
-def test_an_exact_exponential_drift_is_recovered_whatever_the_order_of_the_trials(drift, levels, starts):
-    trend = trend_of([[(float(at), level * (1 + drift) ** (at / 100.0)) for at in starts] for level in levels])
-    assert trend.change == pytest.approx(drift, rel=1e-6, abs=1e-9)
-    assert abs(drift) <= 1e-6 or (trend.tau == pytest.approx(math.copysign(1, drift)) and trend.p_value < 0.05)
+def test_an_exact_exponential_drift_is_recovered_whatever_the_order_of_the_trials(drift, levels, blocks):
+    trend = trend_of({at: math.log(level) + at / 10 * math.log1p(drift) for at in blocks} for level in levels)
+    assert trend.change == pytest.approx(drift, rel=1e-6, abs=1e-9) and trend.num_blocks == 7
+    assert abs(drift) <= 1e-6 or (trend.tau, trend.p_value) == pytest.approx(
+        (math.copysign(1, drift), 2 / math.factorial(7))
+    )
 
 
-def test_too_few_trials_have_no_trend():
-    # Of the last nobody knows which came first.
-    for series in ([(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)], [], [(0.0, 1.0 + i) for i in range(9)]):
-        assert trend_of([series]) is None
+def test_a_block_counts_once_however_many_trials_are_in_it():
+    logs = {0: 0.0, 1: 0.02, 2: 0.05, 3: 0.01}
+    assert trend_of([logs] * 9) == trend_of([logs])
+    # The median of its trials: one that is disturbed does not count.
+    disturbed = trend_of([logs, logs, {**logs, 0: 9.0}])
+    assert (disturbed.tau, disturbed.p_value) == (trend_of([logs]).tau, trend_of([logs]).p_value)
+
+
+@pytest.mark.parametrize("blocks", [(), (4,), (0, 5)])
+def test_fewer_than_three_blocks_have_no_trend(blocks):
+    assert trend_of([dict.fromkeys(blocks, 1.0), {}]) is None
+
+
+@given(st.integers(3, 12).flatmap(lambda size: st.permutations(range(size))))
+def test_a_trends_p_value_is_the_exact_one_of_kendalls_tau(values):
+    trend, expected = trend_of([dict(enumerate(values))]), kendalltau(range(len(values)), values, method="exact")
+    assert (trend.tau, trend.p_value) == pytest.approx((expected.statistic, expected.pvalue))
+
+
+@pytest.mark.parametrize("size", [49, 50, 51, 200])
+def test_a_trends_p_value_is_nearly_that_of_kendalls_tau_with_many_blocks(size):
+    rng = np.random.default_rng(size)
+    for slope in (0.0, 0.005, 0.01):
+        values = rng.normal(0, 1, size) + slope * np.arange(size)
+        expected = kendalltau(np.arange(size), values, method="exact" if size <= 50 else "asymptotic").pvalue
+        assert trend_of([dict(enumerate(values))]).p_value == pytest.approx(expected, rel=0.05, abs=1e-4)
 
 
 def test_a_slow_first_trial_is_not_counted_as_an_outlier_again():

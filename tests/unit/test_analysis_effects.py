@@ -1,4 +1,4 @@
-"""Effects of hyperparameters: those that were made are recovered, and what a grid can't tell is said."""
+"""Effects of hyperparameters: those that were made are recovered; those that a grid can't show are named."""
 
 import math
 from dataclasses import replace
@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
+from scipy.stats import t as student
 
 from raypar.analysis.effects import effects_of
+from raypar.analysis.pairwise import family_of
 from raypar.analysis.question import Question, collect
+from raypar.analysis.stats import HODGES_LEHMANN_ERROR
 from raypar.study.trial import TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
@@ -45,7 +48,8 @@ def failed(result):
 
 
 def effects(results, question=QUESTION):
-    return effects_of(question, collect(question, results, "train_time_s"))
+    gathered = collect(question, results, "train_time_s")
+    return effects_of(question, gathered, family_of(question, gathered))
 
 
 def level(estimate, key, value):
@@ -106,11 +110,26 @@ def test_the_baseline_names_what_levels_are_compared_with():
     assert (estimate.interactions[0].base_workers, estimate.interactions[0].num_workers) == (2, 4)
 
 
-def test_without_an_effect_few_intervals_exclude_one():
+def test_without_an_effect_few_studies_show_any():
     same = {32: 1.0, 64: 1.0}
     estimates = [effects(made(same, {1: 1.0, 2: 1.0}, noise=0.03, seed=seed)) for seed in range(100)]
-    ratios = [r for e in estimates for r in (level(e, "batch_size", 64).speedup, interaction(e, 64).change)]
-    assert np.mean([ratio.excludes(1.0) for ratio in ratios]) <= 0.05
+    shown = [
+        level(e, "batch_size", 64).speedup.excludes(1.0)
+        or level(e, "num_workers", 2).speedup.excludes(1.0)
+        or interaction(e, 64).change.excludes(1.0)
+        for e in estimates
+    ]
+    assert np.mean(shown) <= 0.05
+
+
+def test_intervals_of_effects_are_those_of_the_studys_family_without_its_prior():
+    results = plain(noise=0.05)
+    speedup = level(effects(results), "batch_size", 64).speedup
+    family = family_of(QUESTION, collect(QUESTION, results, "train_time_s"))
+    assert family.num_comparisons == 6 + 4 + 2 * 4 and speedup.level == family.time_level(3)
+    logs = np.log([r.train_time_s for r in results]).reshape(3, 3, 3).mean(axis=2)  # block, batch size
+    half = student.ppf((1 + speedup.level) / 2, 2) * HODGES_LEHMANN_ERROR * np.std(logs[:, 0] - logs[:, 1], ddof=1)
+    assert math.log(speedup.high / speedup.value) == pytest.approx(half / math.sqrt(3))
 
 
 def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_excluded():
@@ -121,7 +140,7 @@ def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_exclude
         assert (estimate.num_blocks, speedup.value, speedup.low is None) == (num_blocks, 4.0, num_blocks == 1)
 
 
-TOO_FEW = "Too few points have all their trials to tell"
+TOO_FEW = "Too few points have all their trials for"
 
 
 def test_a_point_without_its_trials_is_matched_with_none():
@@ -132,13 +151,13 @@ def test_a_point_without_its_trials_is_matched_with_none():
     assert of_workers.speedup.value == pytest.approx(5.0)
     assert not estimate.interactions  # all are with the point that is lost
     levels = "batch_size=64, batch_size=128, batch_size=256"
-    assert estimate.omitted == (f"{TOO_FEW} whether the speedup depends on {levels}",)
+    assert estimate.omitted == (f"{TOO_FEW} the dependence of the speedup on {levels}",)
 
 
 def test_a_level_most_of_whose_points_failed_is_omitted_by_name():
     lost = [{"batch_size": 512, "num_workers": w} for w in (2, 4)]
     estimate = effects([failed(r) if r.spec.point in lost else r for r in plain()])
-    what = ("the effect of", "whether the speedup depends on")
+    what = ("the effect of", "the dependence of the speedup on")
     assert estimate.omitted == tuple(f"{TOO_FEW} {each} batch_size=512" for each in what)
     assert [of.level for of in estimate.main[0].levels] == [64]
     assert [level(estimate, "num_workers", w).num_points for w in (2, 4)] == [2, 2]
@@ -159,10 +178,10 @@ ONE = plain(blocks=(1.0,))
 )
 def test_points_that_are_drawn_or_too_few_are_no_grid(results, changes, reason):
     estimate = effects(results, replace(QUESTION, **changes))
-    assert estimate.omitted == (f"Effects of the hyperparameters are not told: {reason}",) and not estimate.main
+    assert estimate.omitted == (f"No effects of the hyperparameters are estimated: {reason}",) and not estimate.main
 
 
 def test_one_swept_hyperparameter_or_no_time_has_no_effects_to_tell():
     one = [r for r in plain() if r.spec.point["batch_size"] == 64]
     for results in (one, [failed(r) for r in plain()], []):
-        assert effects_of(QUESTION, collect(QUESTION, results, "train_time_s")) is None
+        assert effects(results) is None

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result, make_spec
 
-from raypar.analysis.analyse import analyse
-from raypar.analysis.progress import TrialKind, interim_best, remaining_s, trial_kind
+from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
+from raypar.report.live import interim_text
 from raypar.study.trial import TrialState
 
 SCALING = Question("s", {"num_workers": 1}, ("num_workers", "lr"))
@@ -31,34 +31,24 @@ def test_nothing_is_best_before_a_point_and_its_baseline_have_finished():
 def test_the_point_with_the_best_median_speedup_over_its_own_baseline_is_best():
     results = scaling({(1, 0.1): [4.0] * 3, (2, 0.1): [2.5, 2.4, 2.6], (1, 0.3): [8.0] * 3, (2, 0.3): [4.0, 4.1, 4.2]})
     best = interim_best(SCALING, results)
-    assert best.point == {"num_workers": 2, "lr": 0.3} and best.is_significant
-    assert best.estimate.value == pytest.approx(8 / 4.1)
-    (reported,) = [p.speedup for p in analyse(SCALING, results).points if p.point == best.point]
-    assert reported == best.estimate
+    assert (best.point, best.quantity, best.num_trials) == ({"num_workers": 2, "lr": 0.3}, SPEEDUP, 3)
+    assert best.value == pytest.approx(8 / 4.1)
 
 
-@pytest.mark.parametrize(
-    ("times", "is_significant"), [([2.0], False), ([2.0, 6.0, 3.5], False), ([2.0, 2.1, 2.05], True)]
-)
-def test_a_speedup_is_significant_where_its_interval_excludes_one(times, is_significant):
-    best = interim_best(SCALING, scaling({(1, 0.1): [4.0] * len(times), (2, 0.1): times}))
-    assert best.is_significant is is_significant
-
-
-@pytest.mark.parametrize(
-    ("mode", "gaps", "lr", "is_significant"),
-    [
-        ("max", (0.06,), 0.3, False),  # one trial is no evidence
-        ("min", (0.06,), 0.1, False),
-        ("max", (0.05, 0.051, 0.049), 0.3, True),
-        ("max", (0.05, -0.05, 0.02), 0.3, False),
-    ],
-)
-def test_without_a_baseline_the_best_metric_counts_block_by_block(mode, gaps, lr, is_significant):
+@pytest.mark.parametrize(("mode", "lr", "value"), [("max", 0.3, 0.92), ("min", 0.1, 0.9)])
+@pytest.mark.parametrize("gaps", [(0.02,), (0.05, -0.05, 0.02)])
+def test_without_a_baseline_the_best_median_metric_leads(mode, lr, value, gaps):
     results = [make_result({"lr": 0.1}, repeat, accuracy=0.9) for repeat in range(len(gaps))]
     results += [make_result({"lr": 0.3}, repeat, accuracy=0.9 + gap) for repeat, gap in enumerate(gaps)]
     best = interim_best(Question("s", {}, ("lr",), mode=mode), results)
-    assert (best.point, best.quantity, best.is_significant) == ({"lr": lr}, "accuracy", is_significant)
+    assert (best.point, best.quantity, best.num_trials) == ({"lr": lr}, "accuracy", len(gaps))
+    assert best.value == pytest.approx(value)
+
+
+def test_a_leading_point_is_shown_with_its_trials_and_unconfirmed_however_many():
+    speedup, accuracy = Interim({"num_workers": 2}, SPEEDUP, 1.52, 1), Interim({"lr": 0.1}, "accuracy", 0.97, 9)
+    assert interim_text(speedup) == "leading: 1.52× at num_workers=2 (1 trial, unconfirmed)"
+    assert interim_text(accuracy) == "leading: accuracy 97.0 % at lr=0.1 (9 trials, unconfirmed)"
 
 
 # ---- remaining time
