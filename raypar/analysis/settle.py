@@ -55,7 +55,7 @@ class OpenPoint:
 
 @dataclass(frozen=True)
 class Open:
-    """What a study has still open.
+    """State of a study that runs until it is settled.
 
     Attributes:
         points: that further blocks may settle.
