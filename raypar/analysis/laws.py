@@ -1,30 +1,39 @@
 """Laws of scaling of Amdahl, Gustafson and Gunther, and their fit to rates by worker count.
 
-A law is fitted to the logarithms of the rates, one median per worker count: what is minimized is the relative error,
-and the rate of one worker is free, so that a noisy baseline doesn't bend every other point. Rates and
-their intervals are explained in `raypar.analysis.scaling`.
+Each law is a sum of terms with weights of at least 0: Amdahl's time is work that the workers share plus work that they
+don't, Gunther's has a part that grows with the workers as well, Gustafson's rate is a constant plus a part per worker.
+The weights are fitted to the logarithms of the rates, one median per worker count: what is minimized is the relative
+error, and the rate of the baseline is free, so that a noisy baseline doesn't bend every other point. Parameters are
+over the baseline, like the speedups: N is the number of workers divided by the baseline's.
+
+Intervals are those of the profile likelihood (Bates and Watts, "Nonlinear Regression Analysis and Its Applications",
+1988, chapter 6), with Welch's t, for worker counts differ in their noise. A law that misses the medians by more than
+their noise has wider ones by that factor (the scale factor of the Particle Data Group, "Review of Particle Physics").
+A peak, a limit and extrapolations need an interval that excludes none, and a law that holds; without repeats there are
+none. benchmarks/honesty_laws.py simulates how often a peak is claimed where there is none.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from scipy.special import fdtrc, stdtrit
 
-from raypar.analysis.stats import Estimate, Floats, Method, bootstrap_estimate
+from raypar.analysis.stats import LEVEL, MEDIAN_ERROR, MEDIAN_ERRORS, Estimate, Floats, Method, reference
 
 EXTRAPOLATED = (2, 4)  # times the largest worker count measured
-# A parameter that slows the largest worker count by less than this share is 0: an optimizer never arrives at a bound.
-NO_EFFECT = 1e-4
-TOLERANCE = 1e-12
-DRAW_TOLERANCE = 1e-6  # far below what draws differ by, and in half the time
 EXACT = 1e-6  # relative errors below it are rounding
+NO_EFFECT = 1e-4  # a term with a smaller share of every sum is 0
+MAX_ITERATIONS, MAX_HALVINGS = 50, 20
+MAX_LEFT_OUT = 10.0  # error of a law that has no rate at a left-out worker count: exp(10) times too high
+TOLERANCE = 1e-6  # of the sum of squares, in which an iteration makes no more progress
+# A law does not hold where it misses the medians by more than noise does in 1 % of cases, and one of them by over 5 %.
+MISFIT_ERROR, MISFIT = 0.01, 0.05
 
 
 class Scaling(StrEnum):
@@ -40,23 +49,29 @@ class Law:
 
     Attributes:
         name: whose it is.
-        formula: the speedup over one worker, in plain characters.
+        formula: the speedup over the baseline, in plain characters.
         parameters: what its parameters are called; each is at least 0.
-        upper: the largest value of each.
         orders: the power of the worker count with which each takes effect.
-        speedup: the speedup over one worker of some worker counts, given the parameters.
+        speedup: the speedup of `n` times as many workers as the baseline has, given the parameters.
+        terms: for each `n`, the terms whose weighted sum is the time, or the rate of a law with `sums_rates`; and what
+            `n` is for one worker.
+        numerators: for each parameter, the weights' factors in its numerator, given what `n` is for one worker; its
+            denominator is the sum of the terms for the baseline.
+        sums_rates: whether the sum is a rate.
     """
 
     name: str
     formula: str
     parameters: tuple[str, ...]
-    upper: tuple[float, ...]
     orders: tuple[int, ...]
     speedup: Callable[..., Any]
+    terms: Callable[[Any, float], tuple[Any, ...]]
+    numerators: Callable[[float], tuple[tuple[float, ...], ...]]
+    sums_rates: bool = False
 
     @property
     def min_counts(self) -> int:
-        """Fewest distinct worker counts: one more than parameters, the rate of one worker included."""
+        """Fewest distinct worker counts: one more than parameters, the rate of the baseline included."""
         return len(self.parameters) + 2
 
 
@@ -65,47 +80,146 @@ AMDAHL = Law(
     "Amdahl's law",
     "S = 1 / (f + (1 - f) / N)",
     ("serial fraction f",),
-    (1.0,),
     (1,),
     lambda n, f: 1 / (f + (1 - f) / n),
+    lambda n, _: (1 / n, 1 + 0 * n),
+    lambda _: ((0.0, 1.0),),
 )
 # Gustafson, "Reevaluating Amdahl's Law", CACM 31(5), 1988: weak scaling.
 GUSTAFSON = Law(
-    "Gustafson's law", "S = N - f (N - 1)", ("serial fraction f",), (1.0,), (0,), lambda n, f: n - f * (n - 1)
+    "Gustafson's law",
+    "S = N - f (N - 1)",
+    ("serial fraction f",),
+    (0,),
+    lambda n, f: n - f * (n - 1),
+    lambda n, _: (1 + 0 * n, n),
+    lambda _: ((1.0, 0.0),),
+    sums_rates=True,
 )
-# Gunther, "Guerrilla Capacity Planning", 2007. Its rate of one worker, lambda, is `Fit.rate`.
+# Gunther, "Guerrilla Capacity Planning", 2007. Nothing waits for others where one worker is alone: n - one.
 USL = Law(
     "Gunther's Universal Scalability Law",
     "S = N / (1 + s (N - 1) + k N (N - 1))",
     ("contention s", "coherence k"),
-    (1.0, math.inf),
     (1, 2),
     lambda n, s, k: n / (1 + s * (n - 1) + k * n * (n - 1)),
+    lambda n, one: (1 / n, 1 + 0 * n, n - one),
+    lambda one: ((0.0, 1.0, 1 - one), (0.0, 0.0, 1.0)),
 )
 LAWS = {Scaling.STRONG: (AMDAHL, USL), Scaling.WEAK: (GUSTAFSON, USL)}
 
 
 @dataclass(frozen=True)
+class LogRates:
+    """Logarithms of rates by worker count.
+
+    Attributes:
+        counts: the worker counts, from the smallest.
+        medians: of each count's repeats, but for a term that all have in common.
+        weights: the inverse variance of each median, in units of that of a single repeat.
+        variances: of a single repeat of each count; empty where a worker count ran only once.
+        num_freedom: degrees of freedom of each variance.
+        num_samples: the fewest repeats of a worker count.
+    """
+
+    counts: Floats
+    medians: Floats
+    weights: Floats
+    variances: Floats
+    num_freedom: Floats
+    num_samples: int
+
+    def ratio(self, first: int, second: int, level: float) -> Estimate:
+        """Estimate how many times the rate of the first worker count that of the second is, with Welch's t.
+
+        Args:
+            first: a worker count among `counts`.
+            second: another one.
+            level: of the interval.
+        """
+        value = math.exp(self._median(second) - self._median(first))
+        if not len(self.variances):
+            return Estimate(value, None, None, self.num_samples, None, Method.SINGLE)
+        variance, quantile = self.welch(np.isin(self.counts, (first, second)) / self.weights, level)
+        half = quantile * math.sqrt(max(variance, EXACT**2))
+        return Estimate(value, value * math.exp(-half), value * math.exp(half), self.num_samples, level, Method.T_LOG)
+
+    def welch(self, shares: Floats, level: float) -> tuple[float, float]:
+        """Return the variance of a sum, and half its interval in standard errors.
+
+        Student's t has the degrees of freedom of Welch and Satterthwaite: worker counts differ in their noise.
+
+        Args:
+            shares: the part of each count's variance in the sum's.
+            level: of the interval.
+        """
+        each = shares * self.variances
+        total, num_freedom = float(np.sum(each)), float(np.sum(self.num_freedom))
+        if total > 0:
+            num_freedom = total**2 / float(np.sum(each**2 / self.num_freedom))
+        return total, float(stdtrit(num_freedom, (1 + level) / 2))
+
+    def _median(self, num_workers: int) -> float:
+        return float(self.medians[np.searchsorted(self.counts, num_workers)])
+
+    def without(self, index: int) -> LogRates:
+        """Return those of the other worker counts."""
+        counts, medians, weights = (np.delete(v, index) for v in (self.counts, self.medians, self.weights))
+        return replace(self, counts=counts, medians=medians, weights=weights)
+
+
+def log_rates(logs: Mapping[int, Floats], *, are_paired: bool = False) -> LogRates:
+    """Summarise the logarithms of each worker count's rates.
+
+    Args:
+        logs: of the repeats, at least one of each worker count.
+        are_paired: whether the i-th of all worker counts come from one block; what disturbed it is taken out.
+    """
+    counts = sorted(logs)
+    repeats = [np.asarray(logs[n], dtype=np.float64) for n in counts]
+    sizes = np.array([len(each) for each in repeats])
+    num_freedom, residuals = sizes - 1.0, [each - each.mean() for each in repeats]
+    if are_paired and len(counts) > 1:
+        table = np.stack(repeats)
+        table -= np.median(table, axis=0)
+        table -= np.median(table - np.median(table, axis=1, keepdims=True), axis=0)
+        repeats = list(table)
+        residuals = list(np.stack(residuals) - np.mean(residuals, axis=0))
+        num_freedom *= 1 - 1 / len(counts)
+    squares = np.array([np.sum(each**2) for each in residuals])
+    errors = np.array([1.0 if size == 1 else MEDIAN_ERRORS.get(int(size), MEDIAN_ERROR) for size in sizes])
+    return LogRates(
+        counts=np.array(counts, dtype=np.float64),
+        medians=np.array([np.median(each) for each in repeats]),
+        weights=sizes / errors**2,
+        variances=squares / num_freedom if np.all(sizes > 1) else np.array([]),
+        num_freedom=num_freedom,
+        num_samples=int(sizes.min()),
+    )
+
+
+@dataclass(frozen=True)
 class Fit:
-    """A law with the parameters that fit best. Speedups are over the baseline's worker count, as the law has it.
+    """A law with the parameters that fit best. Everything is over the baseline.
 
     Attributes:
         parameters: in the order of the law's; without bounds where there are too few repeats.
-        rate: what one worker does in a second, as the law has it.
         residuals: by worker count, the measured rate over the fitted one, minus 1.
         cv_errors: by worker count, how far off the law is at it, fitted to the others alone: abs(log(ratio)).
-        extrapolated: speedups that the law predicts for worker counts beyond the measured ones.
+        misfit_p: how often noise alone makes a law miss the medians by as much, 0 to 1; 1 without repeats.
+        extrapolated: speedups that the law predicts for worker counts beyond the measured ones; none where it doesn't
+            hold, without repeats, and by Gunther's law where the interval of k includes 0.
         limit: Amdahl's: the speedup that no worker count exceeds; None where the interval of f includes 0.
-        peak: Gunther's: the worker count with the highest rate, sqrt((1 - s) / k); None where that of k includes 0.
-        peak_speedup: the speedup there.
+        peak: Gunther's: the worker count with the highest rate; None where the interval of k includes 0.
+        peak_speedup: the speedup there, of a whole number of workers.
     """
 
     law: Law
     parameters: tuple[Estimate, ...]
-    rate: Estimate
     residuals: Mapping[int, float]
     cv_errors: Mapping[int, float]
-    extrapolated: Mapping[int, Estimate]
+    misfit_p: float = 1.0
+    extrapolated: Mapping[int, Estimate] = field(default_factory=dict)
     limit: Estimate | None = None
     peak: Estimate | None = None
     peak_speedup: Estimate | None = None
@@ -114,6 +228,16 @@ class Fit:
     def cv_error(self) -> float:
         """Mean of `cv_errors`."""
         return float(np.mean(list(self.cv_errors.values())))
+
+    @property
+    def is_bent(self) -> bool:
+        """A last parameter significantly above 0."""
+        return bool(self.parameters[-1].low)
+
+    @property
+    def holds(self) -> bool:
+        """A law that misses the medians by no more than their noise, or by little."""
+        return self.misfit_p >= MISFIT_ERROR or max(map(abs, self.residuals.values())) <= MISFIT
 
 
 @dataclass(frozen=True)
@@ -124,118 +248,201 @@ class Refused:
     reason: str
 
 
-def fit_law(law: Law, logs: Mapping[int, Floats], baseline: int, draws: Floats | None) -> Fit | Refused:
+def fit_law(law: Law, rates: LogRates, baseline: int, level: float = LEVEL) -> Fit | Refused:
     """Fit a law to log rates.
 
     Args:
         law: which.
-        logs: for each worker count, the natural logarithms of its repeats' rates.
-        baseline: the worker count that speedups are over.
-        draws: rows of medians as `logs` might have had them, for the intervals; None: no intervals.
+        rates: of each worker count.
+        baseline: the worker count that speedups and parameters are over.
+        level: of the intervals.
     """
-    counts = np.array(sorted(logs), dtype=np.float64)
-    if len(counts) < law.min_counts:
-        return Refused(law, f"it takes {law.min_counts} distinct worker counts or more, and there are {len(counts)}")
-    medians = np.array([np.median(logs[int(n)]) for n in counts])
-    try:
-        best = _fitted(law, counts, medians)
-        cv_errors = {int(n): _left_out_error(law, counts, medians, i, best[1:]) for i, n in enumerate(counts)}
-        rows = (
-            None if draws is None else np.array([_fitted(law, counts, row, best[1:], DRAW_TOLERANCE) for row in draws])
-        )
-    except RuntimeError:
-        return Refused(law, "no parameters were found that fit it")
-    fitted = best[0] + np.log(law.speedup(counts, *best[1:]))
-
-    def estimated(quantity: Callable[[Floats], Any]) -> Estimate:
-        """Estimate a quantity of the fit, a function of log rate and parameters."""
-        value = float(quantity(best))
-        if rows is None:
-            return Estimate(value, None, None, 1, None, Method.SINGLE)
-        num_samples = min(map(len, logs.values()))
-        return bootstrap_estimate(value, [quantity(row) for row in rows], num_samples, interpolates=False)
-
-    def over_baseline(num_workers: float) -> Callable[[Floats], Any]:
-        return lambda row: law.speedup(num_workers, *row[1:]) / law.speedup(baseline, *row[1:])
-
-    parameters = tuple(estimated(itemgetter(1 + i)) for i in range(len(law.parameters)))
-    bends = parameters[-1].value > 0 and parameters[-1].low != 0
-    peak = estimated(_peak) if law is USL and bends else None
-    return Fit(
+    if len(rates.counts) < law.min_counts:
+        reason = f"it takes {law.min_counts} distinct worker counts or more, and there are {len(rates.counts)}"
+        return Refused(law, reason)
+    profile = _Profile(law, rates, baseline, level)
+    fit = Fit(
         law=law,
-        parameters=parameters,
-        rate=estimated(lambda row: math.exp(row[0])),
-        residuals={int(n): float(r) for n, r in zip(counts, np.expm1(medians - fitted), strict=True)},
-        cv_errors=cv_errors,
-        extrapolated={n: estimated(over_baseline(n)) for n in (factor * int(counts[-1]) for factor in EXTRAPOLATED)},
-        limit=estimated(lambda row: _inverse(row[1] * law.speedup(baseline, row[1])))
-        if law is AMDAHL and bends
-        else None,
-        peak=peak,
-        peak_speedup=estimated(lambda row: over_baseline(max(1.0, min(_peak(row), 1e9)))(row)) if peak else None,
+        parameters=profile.parameters(),
+        residuals={int(n): float(r) for n, r in zip(rates.counts, np.expm1(profile.residuals), strict=True)},
+        cv_errors={int(n): _left_out_error(law, rates, baseline, i) for i, n in enumerate(rates.counts)},
+        misfit_p=profile.misfit_p(),
     )
+    if not fit.holds or not len(rates.variances) or (law is USL and not fit.is_bent):
+        return fit
+    largest = int(rates.counts[-1])
+    fit = replace(fit, extrapolated={n: profile.speedup(n) for n in (factor * largest for factor in EXTRAPOLATED)})
+    if law is AMDAHL and fit.is_bent:
+        return replace(fit, limit=_reciprocal(fit.parameters[0]))
+    if law is USL and (peak := profile.peak()).high != math.inf:
+        return replace(fit, peak=peak, peak_speedup=profile.speedup(max(1, round(peak.value))))
+    return fit
 
 
-def better_law(laws: tuple[Fit | Refused, ...]) -> tuple[Law | None, str]:
-    """Return the law with the lowest leave-one-out error, or None and why none is better.
+def better_law(laws: tuple[Fit | Refused, ...]) -> Law | None:
+    """Return the law that predicts left-out worker counts better; None where none does.
 
-    A law is better where the errors differ by more than one standard error of the points' differences
-    (the rule of Breiman et al., "Classification and Regression Trees", 1984).
+    Its errors are lower by more than one standard error of their differences (the rule of Breiman et al.,
+    "Classification and Regression Trees", 1984), and the laws differ by more than noise: Gunther's is Amdahl's where
+    its k is 0, and has to miss the medians where another law is better.
     """
     fits = sorted((law for law in laws if isinstance(law, Fit)), key=lambda fit: fit.cv_error)
     if len(fits) < 2:
-        return None, "fewer than two laws could be fitted"
-    first, second = (np.maximum(list(fit.cv_errors.values()), EXACT) for fit in fits[:2])
-    gaps = second - first
-    if not np.mean(gaps) > max(float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)), EXACT):
-        return None, "they predict left-out points about equally well"
-    return fits[0].law, ""
+        return None
+    best, other = fits
+    if not (best.is_bent if best.law is USL else other.misfit_p < 1 - LEVEL):
+        return None
+    errors, other_errors = (np.maximum(list(fit.cv_errors.values()), EXACT) for fit in fits)
+    gaps = other_errors - errors
+    is_better = np.mean(gaps) > max(float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)), EXACT)
+    return best.law if is_better else None
 
 
-def _fitted(
-    law: Law, counts: Floats, logs: Floats, start: Floats | None = None, tolerance: float = TOLERANCE
-) -> Floats:
-    """Return the log rate of one worker and the law's parameters, by least squares of the logs."""
-    from scipy.optimize import curve_fit  # here: it takes half a second, and most studies have nothing to fit
+class _Profile:
+    """A law fitted to log rates, with intervals of the ratios of two sums of its weights."""
 
-    def centred(n: Floats, *parameters: float) -> Floats:
-        # The rate of one worker is what is left of the mean: with it taken out, the law alone is fitted.
-        shape = np.log(law.speedup(n, *parameters))
-        return np.asarray(shape - shape.mean())
+    def __init__(self, law: Law, rates: LogRates, baseline: int, level: float) -> None:
+        self._law, self._rates, self._baseline, self._level = law, rates, baseline, level
+        self._columns = _terms(law, rates.counts, baseline)
+        self._logs = rates.medians if law.sums_rates else -rates.medians
+        self._scale = np.sqrt(rates.weights)
+        weights, _ = _minimize(self._columns, self._logs, self._scale)
+        shares = self._columns * weights / (self._columns @ weights)[:, None]
+        self.weights = np.where(shares.max(axis=0) < NO_EFFECT, 0.0, weights)
+        fitted = np.log(self._columns @ self.weights)
+        self.residuals = (self._logs - fitted) * (1 if law.sums_rates else -1)
+        self._least = float(np.sum((self._scale * self.residuals) ** 2))
+        self._num_misfit = len(rates.counts) - self._columns.shape[1]
 
-    largest = counts[-1]
-    upper = np.array(law.upper)
-    edge = np.array([1e-3 * NO_EFFECT / largest**order for order in law.orders])
-    # Within the bounds: the optimizer crawls where it starts on one.
-    first = np.array([0.1 / largest**order for order in law.orders]) if start is None else start
-    first = np.clip(first, edge, np.minimum(upper, 1e300) - edge)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the covariance isn't used
-        # dogbox arrives at a bound; trf, curve_fit's own choice, stops a little before it.
-        parameters, _ = curve_fit(
-            centred,
-            counts,
-            logs - logs.mean(),
-            p0=first,
-            bounds=(0, upper),
-            method="dogbox",
-            ftol=tolerance,
-            xtol=tolerance,
-            gtol=1e-2 * tolerance,
+    def misfit_p(self) -> float:
+        """Return how often noise alone makes the law miss the medians by as much: an F test."""
+        freedom = self._rates.num_freedom
+        if not len(self._rates.variances):
+            return 1.0
+        variance = float(np.sum(self._rates.variances * freedom) / np.sum(freedom))
+        ratio = self._least / self._num_misfit / max(variance, EXACT**2)
+        return float(fdtrc(self._num_misfit, float(np.sum(freedom)), ratio))
+
+    def parameters(self) -> tuple[Estimate, ...]:
+        """Estimate the law's parameters."""
+        below = np.array(self._law.terms(1.0, 1 / self._baseline))
+        return tuple(self._ratio(np.array(above), below) for above in self._law.numerators(1 / self._baseline))
+
+    def speedup(self, num_workers: int) -> Estimate:
+        """Estimate the speedup that the law predicts."""
+        if num_workers == self._baseline:
+            return reference(self._rates.num_samples)
+        counts = (self._baseline, num_workers)
+        base, other = (np.array(self._law.terms(n / self._baseline, 1 / self._baseline)) for n in counts)
+        return self._ratio(other, base) if self._law.sums_rates else self._ratio(base, other)
+
+    def peak(self) -> Estimate:
+        """Estimate Gunther's peak: the time a / n + b + c (n - 1) is shortest where n² = a / c."""
+        square = self._ratio(np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.0, 1.0]))
+        low, high = (None if v is None else self._baseline * math.sqrt(v) for v in (square.low, square.high))
+        return replace(square, value=self._baseline * math.sqrt(square.value), low=low, high=high)
+
+    def _ratio(self, above: Floats, below: Floats) -> Estimate:
+        """Estimate the sum of the weights times `above`, over that times `below`."""
+        top, bottom = float(above @ self.weights), float(below @ self.weights)
+        value, size = top / bottom if bottom > 0 else math.inf, self._rates.num_samples
+        if not len(self._rates.variances):
+            return Estimate(value, None, None, size, None, Method.SINGLE)
+        allowed = self._allowed(above * bottom - below * top)
+        unit = value if 0 < value < math.inf else 1.0
+        place = 0.0 if value == 0 else 1.0 if value == math.inf else 0.5  # of the value between 0 and infinity
+
+        def excess(share: float) -> float:
+            # The ratio is unit · share / (1 - share), which leaves a cone of weights.
+            if share == place:
+                return -allowed
+            columns = self._columns @ _edges((1 - share) * above - share * unit * below)
+            least = _minimize(columns, self._logs, self._scale)[1] if columns.size else math.inf
+            return min(least - self._least, 1e9 * allowed) - allowed
+
+        low, high = (
+            unit * share / (1 - share) if share < 1 else math.inf
+            for share in (_crossing(excess, end, place) for end in (0.0, 1.0))
         )
-    parameters = np.where(parameters * largest ** np.array(law.orders) < NO_EFFECT, 0.0, parameters)
-    return np.array([np.mean(logs - np.log(law.speedup(counts, *parameters))), *parameters])
+        return Estimate(value, low, high, size, self._level, Method.PROFILE)
+
+    def _allowed(self, slope: Floats) -> float:
+        """Return by how much the sum of squares may exceed the least one, within the interval of a quantity.
+
+        Args:
+            slope: of the quantity in the weights, of any length.
+        """
+        slopes = self._columns / (self._columns @ self.weights)[:, None]
+        influence = (slope @ np.linalg.pinv(slopes * self._scale[:, None])) ** 2
+        variance, quantile = self._rates.welch(influence / float(np.sum(influence)), self._level)
+        return float(quantile**2 * max(variance, self._least / self._num_misfit, EXACT**2))
 
 
-def _left_out_error(law: Law, counts: Floats, logs: Floats, index: int, start: Floats) -> float:
-    row = _fitted(law, np.delete(counts, index), np.delete(logs, index), start)
-    return float(abs(logs[index] - row[0] - np.log(law.speedup(counts[index], *row[1:]))))
+def _crossing(excess: Callable[[float], float], end: float, inside: float) -> float:
+    """Return where the excess is 0 between `inside`, where it is negative, and `end`; the end where it is not."""
+    from scipy.optimize import brentq  # here: it takes half a second, and most studies have nothing to fit
+
+    if end == inside or excess(end) <= 0:
+        return end
+    return float(brentq(excess, end, inside, xtol=1e-5, rtol=1e-3))
 
 
-def _peak(row: Floats) -> float:
-    _, contention, coherence = row
-    return math.sqrt((1 - contention) / coherence) if coherence > 0 else math.inf
+def _edges(normal: Floats) -> Floats:
+    """Return the edges of the cone of weights of at least 0 at right angles to `normal`, as columns."""
+    identity = np.eye(len(normal))
+    edges = [identity[i] for i in np.flatnonzero(normal == 0)]
+    edges += [
+        normal[i] * identity[j] - normal[j] * identity[i]
+        for i in np.flatnonzero(normal > 0)
+        for j in np.flatnonzero(normal < 0)
+    ]
+    return np.array(edges).reshape(len(edges), len(normal)).T
 
 
-def _inverse(value: float) -> float:
-    return 1 / value if value > 0 else math.inf
+def _terms(law: Law, counts: Floats, baseline: int) -> Floats:
+    return np.stack(law.terms(counts / baseline, 1 / baseline), axis=1)
+
+
+def _minimize(columns: Floats, logs: Floats, scale: Floats) -> tuple[Floats, float]:
+    """Fit log(columns @ weights) to `logs` by least squares, with weights of at least 0 (Gauss and Newton).
+
+    Returns:
+        The weights, and the sum of the squares of `scale` times the residuals; infinite where a rate is.
+    """
+    from scipy.optimize import nnls
+
+    centre = float(np.mean(logs))
+    target = logs - centre
+
+    def squares(weights: Floats) -> float:
+        sums = columns @ weights
+        return float(np.sum((scale * (target - np.log(sums))) ** 2)) if np.all(sums > 0) else math.inf
+
+    weights, _ = nnls(columns * (scale / np.exp(target))[:, None], scale)
+    least, progress = squares(weights), math.inf
+    for _ in range(MAX_ITERATIONS):
+        if least == math.inf or progress <= TOLERANCE * least:
+            break
+        sums = columns @ weights
+        goal, _ = nnls(columns * (scale / sums)[:, None], scale * (1 + target - np.log(sums)))
+        # Where a law is far off, a whole step may overshoot.
+        steps = [0.5**i * (goal - weights) for i in range(MAX_HALVINGS)]
+        step = next((step for step in steps if squares(weights + step) < least), None)
+        if step is None:
+            break
+        weights = weights + step
+        progress, least = least - squares(weights), squares(weights)
+    return weights * math.exp(centre), least
+
+
+def _left_out_error(law: Law, rates: LogRates, baseline: int, index: int) -> float:
+    others = rates.without(index)
+    sign = 1 if law.sums_rates else -1
+    weights, _ = _minimize(_terms(law, others.counts, baseline), sign * others.medians, np.sqrt(others.weights))
+    left_out = float(_terms(law, rates.counts[index : index + 1], baseline)[0] @ weights)
+    return abs(sign * float(rates.medians[index]) - math.log(left_out)) if left_out > 0 else MAX_LEFT_OUT
+
+
+def _reciprocal(of: Estimate) -> Estimate:
+    low, high = (None if b is None else 1 / b if b > 0 else math.inf for b in (of.high, of.low))
+    return replace(of, value=1 / of.value, low=low, high=high)

@@ -45,6 +45,7 @@ SAME_WORK_TOLERANCE = 1e-6
 MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
 TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.044, 0.003, 0.003
+LAW_ERROR = 0.01  # of an interval of the laws of scaling; a peak is a claim about one of its sides
 
 # How seldom metrics of two points that share nothing but their variance come this close to each other.
 ALIKE = 0.005
@@ -136,6 +137,10 @@ class Family:
     def metric_level(self, num_blocks: int) -> float:
         """Return the confidence of each comparison of metrics that rests on so many blocks."""
         return self._level(METRIC_ERROR / self.num_comparisons, num_blocks)
+
+    def law_level(self, num_groups: int, num_blocks: int) -> float:
+        """Return the confidence of the laws' intervals in a report on so many groups of worker counts."""
+        return self._level(LAW_ERROR / max(1, num_groups), num_blocks)
 
     def bounds_level(self, num_tests: int, num_blocks: int) -> float:
         """Return the confidence of an interval whose bounds are one-sided tests, of which so many hold at once."""

@@ -1,37 +1,35 @@
-"""Scaling of a study or of a CSV file: numbers by worker count, and the laws fitted to them.
+"""Scaling of a study or of a CSV file: numbers by worker count, the laws fitted to them, gains of each doubling.
 
 Speedup S(N) is the rate of N workers over that of N0, the baseline; parallel efficiency is S(N) · N0 / N. In strong
 scaling every worker count does the same work, so that rates are 1 / time; in weak scaling N workers do N times the
-work of one, so that rates are N / time. A throughput is a rate as it stands.
+work of one, so that rates are N / time. A throughput is a rate as it stands. Serial fractions, by Karp and Flatt and
+by the laws, are over the baseline too.
 
 A study's rates are samples per second of the timed region, or trainings per second where raypar can't look into the
 training. They need no factor, for an epoch is the same number of samples whatever the worker count: in weak scaling
 (``per_worker_batch_size`` fixed) it has fewer steps. Twice the samples per second on two workers are a speedup of 2
 either way; only the law differs that is fitted to it. A study's speedups are those of `raypar.analysis.points`, with
 the same simultaneous intervals.
-
-The laws' intervals are percentiles of a bootstrap over the repeats of each worker count (Efron 1979), drawn on their
-own: what disturbed a whole block makes the intervals wider, never narrower. Simulated with 3 % noise and six worker
-counts, intervals hold the truth in about 95 % of cases from three repeats on, with two in about 80 %.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from raypar import units
-from raypar.analysis.laws import LAWS, Fit, Law, Refused, Scaling, better_law, fit_law
+from raypar.analysis.laws import LAWS, Fit, Law, LogRates, Refused, Scaling, better_law, fit_law, log_rates
 from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
-from raypar.analysis.stats import Estimate, Floats, median_estimate, ratio_estimate, reference, spread_medians
+from raypar.analysis.stats import LEVEL, Estimate, Floats, median_estimate, ratio_estimate, reference
 from raypar.errors import Mistake, RayparError
 from raypar.study.space import Value
 from raypar.study.trial import point_label
@@ -46,14 +44,15 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True)
 class Runs:
-    """Measurements by worker count: one value greater than 0 for each repeat, at least one."""
+    """Measurements by worker count: one value greater than 0 for each repeat, at least one.
+
+    Attributes:
+        are_paired: whether the i-th values of all worker counts come from one block.
+    """
 
     values: Mapping[int, tuple[float, ...]]
     quantity: Quantity = Quantity.TIME
-
-
-NUM_RESAMPLES = 1000
-BOOTSTRAP_SEED = 19670418
+    are_paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,59 @@ class ScalingPoint:
 
     @property
     def karp_flatt(self) -> Estimate | None:
-        """Serial fraction with the interval that the speedup's gives; None for the baseline, which shows none."""
+        """Serial fraction with the interval that the speedup's gives; None where `why_no_fraction` says why."""
+        return None if self.num_workers == self.baseline or self.why_no_fraction else self._fraction
+
+    @property
+    def why_no_fraction(self) -> str:
+        """Reason why a fraction between 0 and 1 doesn't describe the speedup; empty where one does."""
         if self.num_workers == self.baseline:
-            return None
+            return ""
+        fraction = self._fraction
+        low, high = fraction.low, fraction.high
+        if high is not None and high < 0:
+            return "faster than perfect scaling"
+        if low is not None and low > 1:
+            return f"{'slower' if self.num_workers > self.baseline else 'faster'} than {self._base}"
+        spans = low is not None and high is not None and low <= 0 and high >= 1
+        return "too noisy, needs more repeats" if spans or not 0 <= fraction.value <= 1 else ""
+
+    @property
+    def _base(self) -> str:
+        return units.counted(self.baseline, "worker")
+
+    @property
+    def _fraction(self) -> Estimate:
         ratio, num_workers = self.speedup, self.num_workers / self.baseline
         # The fraction falls as the speedup grows.
         bounds = sorted(karp_flatt(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
         low, high = bounds or (None, None)
         return replace(ratio, value=karp_flatt(ratio.value, num_workers), low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Step from one measured worker count to the next that is at least twice as large.
+
+    Attributes:
+        start: workers before.
+        end: workers after.
+        gain: the rate over that before, of one doubling: a step from 1 to 4 workers is two. Its interval holds together
+            with those of the other steps.
+    """
+
+    start: int
+    end: int
+    gain: Estimate
+
+    @property
+    def cost(self) -> float:
+        """Time of all workers together for the same work, over that before."""
+        num_doublings = math.log2(self.end / self.start)
+        return float((2 / self.gain.value) ** num_doublings)
+
+
+WORTHWHILE = 1.3  # the gain of a doubling below which workers are better used elsewhere: each new one at 30 %
 
 
 @dataclass(frozen=True)
@@ -88,9 +132,9 @@ class ScalingAnalysis:
     Attributes:
         baseline: the worker count that speedups are over.
         points: one for each worker count, from the smallest.
+        steps: doublings, or more, from the smallest worker count on.
         laws: those of this way to scale, fitted or refused.
         better: the law that predicts left-out points better; None where neither does significantly.
-        why_no_better: the reason where it is None.
         why_no_interval: why the laws' parameters have no intervals; empty where they have them.
     """
 
@@ -98,10 +142,18 @@ class ScalingAnalysis:
     quantity: Quantity
     baseline: int
     points: tuple[ScalingPoint, ...]
+    steps: tuple[Step, ...]
     laws: tuple[Fit | Refused, ...]
     better: Law | None
-    why_no_better: str
     why_no_interval: str
+
+    @property
+    def last_step(self) -> Step | None:
+        """First step that brings less than `WORTHWHILE`, where no later one brings more; both significantly."""
+        poor = [i for i, s in enumerate(self.steps) if s.gain.high is not None and s.gain.high < WORTHWHILE]
+        good = [i for i, s in enumerate(self.steps) if s.gain.low is not None and s.gain.low >= WORTHWHILE]
+        later = [i for i in poor if i > max(good, default=-1)]
+        return self.steps[later[0]] if later else None
 
 
 def analyse_scaling(
@@ -110,9 +162,9 @@ def analyse_scaling(
     baseline: int | None = None,
     *,
     speedups: Mapping[int, Estimate] | None = None,
-    num_resamples: int = NUM_RESAMPLES,
+    level: float = LEVEL,
 ) -> ScalingAnalysis:
-    """Estimate speedups, and fit the laws of this way to scale. The same runs give the same numbers.
+    """Estimate speedups, and fit the laws of this way to scale.
 
     Args:
         runs: of one worker count at least.
@@ -120,7 +172,7 @@ def analyse_scaling(
         baseline: the worker count to compare with; None: the smallest.
         speedups: over the baseline, of every worker count, where more is known of them than `runs` say (which repeats
             belong together); None: from the repeats as independent samples.
-        num_resamples: how often the repeats are drawn for an interval.
+        level: of each law's intervals, and of those of all steps together.
 
     Raises:
         RayparError: there are no runs of the baseline.
@@ -131,22 +183,30 @@ def analyse_scaling(
         hint = f"worker counts that have runs: {', '.join(map(str, counts))}"
         raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
-    logs = {n: _log_rates(runs, scaling, n) for n in counts}
-    rng = np.random.default_rng(BOOTSTRAP_SEED)
-    # A row for each draw, a column for each worker count.
-    draws = None if single else np.stack([spread_medians(logs[n], num_resamples, rng) for n in counts], axis=1)
-    laws = tuple(fit_law(law, logs, base, draws) for law in LAWS[scaling])
-    better, why = better_law(laws)
+    rates = log_rates({n: _log_rates(runs, scaling, n) for n in counts}, are_paired=runs.are_paired)
+    laws = tuple(fit_law(law, rates, base, level) for law in LAWS[scaling])
     return ScalingAnalysis(
         scaling=scaling,
         quantity=runs.quantity,
         baseline=base,
         points=_points(runs, base, speedups or {n: _speedup(runs, scaling, n, base) for n in counts}),
+        steps=tuple(_steps(counts, rates, level)),
         laws=laws,
-        better=better,
-        why_no_better=why,
+        better=better_law(laws),
         why_no_interval=f"{', '.join(map(str, single))} workers ran only once" if single else "",
     )
+
+
+def _steps(counts: Sequence[int], rates: LogRates, level: float) -> Iterator[Step]:
+    ends = [counts[0]]
+    while (following := next((n for n in counts if n >= 2 * ends[-1]), None)) is not None:
+        ends.append(following)
+    for start, end in pairwise(ends):
+        ratio = rates.ratio(start, end, 1 - (1 - level) / (len(ends) - 1))
+        value, low, high = (
+            None if v is None else v ** (1 / math.log2(end / start)) for v in (ratio.value, ratio.low, ratio.high)
+        )
+        yield Step(start, end, replace(ratio, value=value or 0.0, low=low, high=high))
 
 
 def karp_flatt(speedup: float, num_workers: float) -> float:
@@ -184,8 +244,6 @@ def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
 
 SAMPLES_PER_S = "samples/s"
 TRAININGS_PER_S = "trainings/s"  # whole trainings: of train loops, whose samples raypar can't count
-# Fewer than for a file: a study has many groups. Bounds move by less than a tenth of an interval's width.
-NUM_GROUP_RESAMPLES = 300
 
 
 @dataclass(frozen=True)
@@ -200,6 +258,7 @@ class WorkerGroup:
         baseline: the worker count that speedups are over: the study's, else the smallest that has finished trials.
         speedups: over the baseline, by worker count, from the smallest; 1 for the baseline itself.
         excluded: worker counts without a finished trial, and what became of theirs.
+        level: of the laws' intervals in the study's report.
     """
 
     point: Mapping[str, Value]
@@ -209,6 +268,7 @@ class WorkerGroup:
     baseline: int
     speedups: Mapping[int, Estimate]
     excluded: Mapping[int, str]
+    level: float = LEVEL
 
     @property
     def label(self) -> str:
@@ -222,14 +282,12 @@ class WorkerGroup:
 
     @cached_property
     def analysis(self) -> ScalingAnalysis:
-        """Result of `analyse`, made once."""
-        return self.analyse()
+        """Result of `analyse` with `level`, made once."""
+        return self.analyse(self.level)
 
-    def analyse(self, num_resamples: int = NUM_GROUP_RESAMPLES) -> ScalingAnalysis:
-        """Estimate its numbers and fit the laws, which takes about a millisecond for each resample."""
-        return analyse_scaling(
-            self.runs, self.scaling, self.baseline, speedups=self.speedups, num_resamples=num_resamples
-        )
+    def analyse(self, level: float) -> ScalingAnalysis:
+        """Estimate its numbers and fit the laws."""
+        return analyse_scaling(self.runs, self.scaling, self.baseline, speedups=self.speedups, level=level)
 
 
 def worker_groups(
@@ -251,8 +309,10 @@ def worker_groups(
         if "num_workers" in samples.point and samples.num_workers is not None:
             by_rest.setdefault(point_key(samples.rest), {})[samples.num_workers] = samples
     family = family or family_of(question, gathered)
-    groups = (_group(question, dict(sorted(by_count.items())), baseline, family) for by_count in by_rest.values())
-    return tuple(filter(None, groups))
+    sorted_counts = (dict(sorted(by_count.items())) for by_count in by_rest.values())
+    groups = [g for by_count in sorted_counts if (g := _group(question, by_count, baseline, family)) is not None]
+    num_blocks = min((len(v) for g in groups for v in g.runs.values.values()), default=0)
+    return tuple(replace(g, level=family.law_level(len(groups), num_blocks)) for g in groups)
 
 
 def _group(
@@ -275,13 +335,18 @@ def _group(
     speedups = {n: ratio for n, ratio in ratios.items() if ratio is not None}
     counts_samples = all(s.throughput is not None for p in timed.values() for s in p.samples.values())
     rates = {
-        n: s.all_of("throughput") if counts_samples else [1 / time_s for time_s in s.times.values()]
+        n: s.by_repeat("throughput") if counts_samples else {r: 1 / time_s for r, time_s in s.times.items()}
         for n, s in timed.items()
+        if n in speedups
     }
     return WorkerGroup(
         point=first.rest,
         scaling=Scaling.STRONG if first.config.get("per_worker_batch_size") is None else Scaling.WEAK,
-        runs=Runs({n: tuple(rates[n]) for n in speedups}, Quantity.THROUGHPUT),
+        runs=Runs(
+            {n: tuple(of_count.values()) for n, of_count in rates.items()},
+            Quantity.THROUGHPUT,
+            are_paired=len({tuple(of_count) for of_count in rates.values()}) == 1,
+        ),
         unit=SAMPLES_PER_S if counts_samples else TRAININGS_PER_S,
         baseline=base,
         speedups=speedups,
@@ -298,6 +363,7 @@ def _why_no_time(samples: PointSamples) -> str:
 WORKER_COLUMNS = ("workers", "num_workers")
 TIME_COLUMNS = ("time", "time_s", "seconds")
 RATE_COLUMNS = ("throughput",)
+REPEAT_COLUMNS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")  # of one thing
 DELIMITERS = ",;\t"
 MAX_WORKERS = 1_000_000
 # Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
@@ -309,11 +375,18 @@ TOO_LARGE = "keep some repeats of some worker counts: a few dozen lines fit a la
 EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
 
 
-def read_table(path: Path) -> Runs:
+def read_table(path: Path, by: Sequence[str] = ()) -> dict[str, Runs]:
     """Read the runs in a CSV file, in the order of its lines; cells are separated by commas, semicolons or tabs.
 
-    The first line names the columns: one for the number of workers, one for the time or the throughput; others are
-    ignored. Lines with the same worker count are repeats. Empty lines and those that start with ``#`` are skipped.
+    The first line names the columns: one for the number of workers, one for the time or the throughput. Lines with the
+    same worker count are repeats. Empty lines and those that start with ``#`` are skipped.
+
+    Args:
+        path: of the file.
+        by: names of columns whose values tell runs apart.
+
+    Returns:
+        The runs of each assignment of `by`, under its label; all runs under an empty one where `by` is empty.
 
     Raises:
         RayparError: the file can't be read, or has mistakes, which it lists.
@@ -321,48 +394,88 @@ def read_table(path: Path) -> Runs:
     rows = _rows(path)
     if not rows:
         raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
-    mistakes: list[Mistake] = []
-    (head_line, head), *rows = rows
-    names = [cell.lower() for cell in head]
-    columns: list[int] = []
+    head, *rows = rows
+    names = [cell.lower() for cell in head[1]]
+    measured, by_columns, mistakes = _columns_of(*head, by)
+    if mistakes:
+        raise _error(path, mistakes)
+    groups: dict[str, dict[int, list[float]]] = {}
+    lines: list[_Line] = []
+    for line, cells in rows:
+        if any(cells[len(names) :]):
+            problem = f"has {len(cells)} cells, the head {len(names)}"
+            hint = "write numbers with a point, such as 12.5, and name every column"
+            mistakes.append(Mistake(f"line {line}", ",".join(cells), problem, hint))
+            continue
+        padded = [*cells, *[""] * (len(names) - len(cells))]
+        numbers = []
+        for column, parse in zip(measured, (_workers, _value), strict=True):
+            try:
+                numbers.append(parse(padded[column]))
+            except ValueError as error:  # its problem and hint
+                mistakes.append(Mistake(f"line {line}, {head[1][column]}", padded[column], *error.args))
+        if len(numbers) == len(measured):
+            label = " ".join(f"{head[1][column]}={padded[column]}" for column in by_columns)
+            groups.setdefault(label, {}).setdefault(int(numbers[0]), []).append(numbers[1])
+            lines.append(_Line(line, label, int(numbers[0]), padded))
+    ignored = {i for i, name in enumerate(names) if name in REPEAT_COLUMNS} | {*measured, *by_columns}
+    mistakes += _mixed_columns(head[1], lines, ignored)
+    if mistakes:
+        raise _error(path, mistakes)
+    if not groups:
+        raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
+    if (num_counts := sum(map(len, groups.values()))) > MAX_COUNTS:
+        raise RayparError(f"{path}: the table has {num_counts:,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
+    quantity = Quantity.THROUGHPUT if names[measured[1]] in RATE_COLUMNS else Quantity.TIME
+    return {label: Runs({n: tuple(v) for n, v in values.items()}, quantity) for label, values in groups.items()}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Line of a table: its number, group and worker count, and a cell for each column."""
+
+    number: int
+    label: str
+    num_workers: int
+    cells: list[str]
+
+
+def _columns_of(line: int, head: Sequence[str], by: Sequence[str]) -> tuple[list[int], list[int], list[Mistake]]:
+    """Return the columns of workers and of what was measured, those that `by` names, and the mistakes."""
+    names, mistakes, measured = [cell.lower() for cell in head], list[Mistake](), list[int]()
     for what, accepted in (
         ("how many workers", WORKER_COLUMNS),
         ("how long they took", (*TIME_COLUMNS, *RATE_COLUMNS)),
     ):
         matches = [i for i, name in enumerate(names) if name in accepted]
-        columns += matches[:1]
+        measured += matches[:1]
         if len(matches) != 1:
             shown = ",".join(head[i] for i in matches or range(len(head)))
             problem = f"{len(matches)} columns say {what}" if matches else f"no column says {what}"
             hint = "keep one of them, or give the others another name"
             hint = hint if matches else f"name a column {' or '.join(accepted)}"
-            mistakes.append(Mistake(f"line {head_line}, head", shown, problem, hint))
-    if mistakes:
-        raise _error(path, mistakes)
-    values: dict[int, list[float]] = {}
-    for line, cells in rows:
-        if any(cells[len(head) :]):
-            problem = f"has {len(cells)} cells, the head {len(head)}"
-            hint = "write numbers with a point, such as 12.5, and name every column"
-            mistakes.append(Mistake(f"line {line}", ",".join(cells), problem, hint))
-            continue
-        numbers = []
-        for column, parse in zip(columns, (_workers, _value), strict=True):
-            cell = cells[column] if column < len(cells) else ""
-            try:
-                numbers.append(parse(cell))
-            except ValueError as error:  # its problem and hint
-                mistakes.append(Mistake(f"line {line}, {head[column]}", cell, *error.args))
-        if len(numbers) == len(columns):
-            values.setdefault(int(numbers[0]), []).append(numbers[1])
-    if mistakes:
-        raise _error(path, mistakes)
-    if not values:
-        raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
-    if len(values) > MAX_COUNTS:
-        raise RayparError(f"{path}: the table has {len(values):,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
-    quantity = Quantity.THROUGHPUT if names[columns[1]] in RATE_COLUMNS else Quantity.TIME
-    return Runs({workers: tuple(repeats) for workers, repeats in values.items()}, quantity)
+            mistakes.append(Mistake(f"line {line}, head", shown, problem, hint))
+    others = [name for i, name in enumerate(names) if i not in measured]
+    for name in by:
+        if name.lower() not in others:
+            problem = "no such column" if name.lower() not in names else "is what was measured"
+            hint = f"columns to group by: {', '.join(others)}" if others else "leave out --by"
+            mistakes.append(Mistake("--by", name, problem, hint))
+    return measured, [names.index(name.lower()) for name in by if name.lower() in others], mistakes
+
+
+def _mixed_columns(head: Sequence[str], lines: Sequence[_Line], ignored: Collection[int]) -> Iterator[Mistake]:
+    """Yield the columns with several values at one worker count of a group: its lines are no repeats of one run."""
+    for column in sorted(set(range(len(head))) - set(ignored)):
+        first: dict[tuple[str, int], _Line] = {}
+        for line in lines:
+            before, cell = first.setdefault((line.label, line.num_workers), line), line.cells[column]
+            if before.cells[column] != cell:
+                workers = units.counted(line.num_workers, "worker")
+                problem = f"differs from {before.cells[column]!r} in line {before.number}, which has {workers} too"
+                hint = f"fit each value on its own with --by {head[column]}, or delete the column"
+                yield Mistake(f"line {line.number}, {head[column]}", cell, problem, hint)
+                break
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:

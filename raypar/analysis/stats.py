@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,7 @@ class Method(StrEnum):
     T_LINEAR = "Student t, assumes normal values"
     RANKS = "order statistics, assumes no distribution"
     MODERATED = "Student t, variances moderated over all points"
+    PROFILE = "profile likelihood, Student t"
     BOOTSTRAP = "bootstrap over blocks, assumes no distribution"
     CENSORED = "order statistics, what was not reached counts as longer"
     REFERENCE = "1 by definition"
@@ -444,13 +445,12 @@ def exponential(of_logs: Estimate) -> Estimate:
     return replace(of_logs, value=math.exp(of_logs.value), low=low, high=high, method=method)
 
 
-def bootstrap_estimate(value: float, draws: Any, num_samples: int, *, interpolates: bool = True) -> Estimate:
-    """Return the value with the percentiles of its bootstrap draws; `interpolates`: False where a draw may be infinite.
+def bootstrap_estimate(value: float, draws: Any, num_samples: int) -> Estimate:
+    """Return the value with the percentiles of its bootstrap draws.
 
     Percentiles of few, skewed resamples may miss the value itself. Such an interval is widened up to it.
     """
-    method: Literal["linear", "nearest"] = "linear" if interpolates else "nearest"
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method=method)
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, min(float(low), value), max(float(high), value), num_samples, LEVEL, Method.BOOTSTRAP)
 
 

@@ -276,21 +276,27 @@ def fit(
         int | None,
         typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the study's own, or the fewest)"),
     ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Of a file: fit the runs of each value of a column on their own."),
+    ] = None,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study, or to any times by worker count."""
+    """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study or a CSV file, and show where to stop."""
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.scaling import analyse_scaling, read_table, worker_groups
+    from raypar.analysis.scaling import read_table, worker_groups
     from raypar.execution.stored import read_study
-    from raypar.report.fit import print_groups, print_scaling
+    from raypar.report.fit import print_groups, print_runs
 
     if source.lower().endswith(".csv") or Path(source).is_file():
-        table = read_table(Path(source))
-        print_scaling(common.stdout(), analyse_scaling(table, Scaling(scaling or "strong"), baseline))
+        print_runs(common.stdout(), read_table(Path(source), by or ()), Scaling(scaling or "strong"), baseline)
         return
     if scaling is not None:
         hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
         raise RayparError(f"--scaling {scaling} is for files, and `{source}` is none", hint=hint)
+    if by:
+        hint = "leave it out: each group of points that differ only in num_workers is fitted on its own"
+        raise RayparError(f"--by {by[0]} is for files, and `{source}` is none", hint=hint)
     study = read_study(source, common.uri_of(tracking_uri), Path.cwd())
     groups = worker_groups(study.question, study.current_results.points, baseline)
     if not groups:

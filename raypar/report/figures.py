@@ -18,7 +18,7 @@ import numpy as np
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.breakdown import PARTS
-from raypar.analysis.laws import Fit
+from raypar.analysis.laws import USL, Fit
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, point_key
 from raypar.analysis.recommend import front_of, pareto_front
@@ -60,7 +60,6 @@ def write_figures(
 
 NUM_CURVE_POINTS = 40
 BESIDE = 1.015  # from group to group
-NO_INTERVALS = 2  # resamples: the curves of the laws are drawn without
 IDEAL = "ideal"
 NO_GROUPS = "no two points with finished trials differ only in num_workers"
 
@@ -172,11 +171,12 @@ def _named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
 def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
     """The fitted laws as curves, from the fewest workers of a group to the most of all."""
     for name, group in named.items():
-        fits = [law for law in group.analyse(num_resamples=NO_INTERVALS).laws if isinstance(law, Fit)]
+        # Gunther's law without a significant coherence is Amdahl's.
+        fits = [law for law in group.analysis.laws if isinstance(law, Fit) and (law.law is not USL or law.is_bent)]
         for fit in fits:
             parameters = [parameter.value for parameter in fit.parameters]
             workers = np.geomspace(min(group.speedups), farthest, NUM_CURVE_POINTS)
-            values = fit.law.speedup(workers, *parameters) / fit.law.speedup(group.baseline, *parameters)
+            values = fit.law.speedup(workers / group.baseline, *parameters)
             for n, value in zip(workers, values, strict=True):
                 if value > 0:
                     yield {"series": name, "kind": fit.law.name, "workers": float(n), "value": float(value)}

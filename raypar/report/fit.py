@@ -1,4 +1,4 @@
-"""Scaling of a training: `print_groups` with a table and a paragraph for each law, `scaling_lines` in short.
+"""Scaling of a training: a table, a paragraph for each law, where to stop; `scaling_lines` in short.
 
 A law takes three worker counts or more. With two, there is one serial fraction for each group, in a line of its own.
 Formulas and names keep to plain characters, so that they read the same on every console.
@@ -6,7 +6,7 @@ Formulas and names keep to plain characters, so that they read the same on every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from rich.console import Console
@@ -14,15 +14,13 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
-from raypar.analysis.scaling import Quantity, ScalingAnalysis, WorkerGroup
-from raypar.analysis.stats import Estimate
+from raypar.analysis.scaling import WORTHWHILE, Quantity, Runs, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
+from raypar.analysis.stats import LEVEL, Estimate
 from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines
 from raypar.report.text import Column, print_line, print_paragraph, print_table
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
 MAX_SCALING_GROUPS = 4  # one by one
-INTERVALS = "Intervals: about 95 %, the laws' by bootstrap over the repeats."
-FEW_REPEATS = 3  # with fewer, the laws' intervals promise too much, see analysis.scaling
 
 
 def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup]) -> None:
@@ -30,20 +28,50 @@ def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup
     for group in groups:
         print_line(console, f"{study_name}: {group.label}" if group.label else study_name, "bold")
         console.print()
-        print_scaling(console, group.analyse(), group.unit)
+        _print_scaling(console, group.analyse(_level(len(groups))), group.unit)
         if group.excluded:
             print_paragraph(console, _excluded_line(group))
             console.print()
 
 
-def print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -> None:
+def print_runs(console: Console, tables: Mapping[str, Runs], scaling: Scaling, baseline: int | None) -> None:
+    """Print what runs from elsewhere say about scaling.
+
+    Args:
+        tables: by the heading of each; empty for none.
+        scaling: what grows with the workers.
+        baseline: the worker count to compare with; None: the smallest of each.
+    """
+    analyses = {
+        heading: analyse_scaling(runs, scaling, baseline, level=_level(len(tables))) for heading, runs in tables.items()
+    }
+    for heading, analysis in analyses.items():
+        if heading:
+            print_line(console, heading, "bold")
+            console.print()
+        _print_scaling(console, analysis)
+
+
+def _level(num_groups: int) -> float:
+    """Return the confidence of each group's intervals, so that those of all groups hold together with 95 %."""
+    return 1 - (1 - LEVEL) / num_groups
+
+
+def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -> None:
     """Print what some runs say about scaling; `unit`: of their throughput, where it is known."""
     print_table(console, _columns(analysis, unit or analysis.quantity.value))
-    laws = [_law(law, analysis, unit or "per second") for law in analysis.laws]
+    laws = [_law(law, analysis) for law in analysis.laws]
     console.print()
-    for text in (_legend(analysis), *laws, _better(analysis)):
+    for text in filter(None, (_legend(analysis), _missing_fractions(analysis), *laws, _better(analysis))):
         print_paragraph(console, text)
         console.print()
+    print_line(console, "Where to stop", "bold")
+    console.print()
+    if analysis.steps:
+        print_table(console, _step_columns(analysis))
+        console.print()
+    print_paragraph(console, _where_to_stop(analysis))
+    console.print()
 
 
 def details(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
@@ -70,41 +98,36 @@ def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[Indented
     kept = "the batch" if analysis.scaling is Scaling.STRONG else "each worker's batch"
     yield 0, f"Scaling{_at(group)} ({analysis.scaling}: {kept} is fixed), over {_base(analysis)}:"
     shares = [(p.num_workers, units.percent(p.karp_flatt.value, 1)) for p in analysis.points if p.karp_flatt]
-    others = "".join(f", {share} with {n}" for n, share in shares[1:])
-    yield 2, f"Karp–Flatt serial fraction: {shares[0][1]} with {units.counted(shares[0][0], 'worker')}{others}."
+    if shares:
+        others = "".join(f", {share} with {n}" for n, share in shares[1:])
+        yield 2, f"Karp–Flatt serial fraction: {shares[0][1]} with {units.counted(shares[0][0], 'worker')}{others}."
+    if missing := _missing_fractions(analysis):
+        yield 2, missing
     for law in analysis.laws:
         text = f" is not fitted: {law.reason}." if isinstance(law, Refused) else f": {_in_short(law, analysis)}"
         yield 2, law.law.name + text
-    fits = _fits(analysis)
-    if len(fits) > 1:
-        names = [fit.law.name.split("'")[0] for fit in fits]
-        errors = [f"{units.percent(fit.cv_error, 1)} ({name})" for fit, name in zip(fits, names, strict=True)]
-        text = "Which law predicts left-out worker counts better can't be told"
-        if analysis.better is not None:
-            text = f"{analysis.better.name} predicts left-out worker counts better"
-        yield 2, f"{text}: off by {' and '.join(errors)}."
-    if fits and (caveat := _interval_caveat(analysis)):
-        yield 2, caveat
+    if better := _better(analysis):
+        yield 2, better
+    if _fits(analysis):
+        yield 2, _interval_note(analysis)
     if group.excluded:
         yield 2, _excluded_line(group)
 
 
 def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
     """The parameters, and what they mean for more workers."""
+    if not fit.holds:
+        return f"{_misfit(fit)}."
     if fit.law is USL:
-        peak = "no peak can be told"
-        if fit.peak is not None and fit.peak_speedup is not None:
-            beyond = ", extrapolated" if _is_beyond(fit.peak, analysis) else ""
-            peak = f"fastest with {_about_workers(fit.peak)} ({units.ratio_interval(fit.peak_speedup)}{beyond})"
-            peak = "one worker is the fastest" if fit.peak.value < 1 else peak
-        return f"{', '.join(_parameters(fit))}; {peak}."
+        return f"{', '.join(_parameters(fit))}; {_peak(fit, analysis)}."
     fraction = fit.parameters[0]
-    text = f"{units.percent_interval(fraction, 1)} serial, "
+    text = f"{units.percent_interval(fraction, 1)} serial"
     if fit.law is not AMDAHL:
-        return f"{text}so that each worker more adds {units.percent(1 - fraction.value)} of what one does alone."
+        alone = "what one does alone" if analysis.baseline == 1 else f"the rate per worker with {_base(analysis)}"
+        return f"{text}, so that each worker more adds {units.percent(1 - fraction.value)} of {alone}."
     if fit.limit is None:
-        return text + "which can't be told from none: no limit is known."
-    return f"{text}no more than {units.ratio_interval(fit.limit)} as fast as {_base(analysis)} with however many."
+        return f"{text}; {_no_bound(fit)}."
+    return f"{text}, no more than {units.ratio_interval(fit.limit)} as fast as {_base(analysis)} with however many."
 
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
@@ -120,6 +143,19 @@ def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
         excluded = f" {_excluded_line(group)}" if group.excluded else ""
         lines.append(f"Karp–Flatt serial fraction of {units.counted(n, 'worker')}{_at(group)}: {shown}.{excluded}")
     return lines
+
+
+def _missing_fractions(analysis: ScalingAnalysis) -> str:
+    """Return the worker counts without a serial fraction, and why; empty where all have one."""
+    by_reason: dict[str, list[int]] = {}
+    for point in analysis.points:
+        if point.why_no_fraction:
+            by_reason.setdefault(point.why_no_fraction, []).append(point.num_workers)
+    reasons = [
+        f"with {units.listed(map(str, counts), len(counts), word='and')} workers ({reason})"
+        for reason, counts in by_reason.items()
+    ]
+    return f"No serial fraction {', '.join(reasons)}." if reasons else ""
 
 
 def _at(group: WorkerGroup) -> str:
@@ -150,17 +186,44 @@ def _about_workers(count: Estimate) -> str:
     return f"about {count.value:.0f}{bounds} workers"
 
 
-def _is_beyond(peak: Estimate, analysis: ScalingAnalysis) -> bool:
-    return peak.value > analysis.points[-1].num_workers
+def _peak(fit: Fit, analysis: ScalingAnalysis) -> str:
+    """Return where a law has the highest rate, as far as the measurements show it."""
+    if fit.peak is None or fit.peak_speedup is None or fit.peak.high is None:
+        return _no_bound(fit)
+    if fit.peak.high < 1.5:
+        return "one worker is the fastest"
+    most = analysis.points[-1].num_workers
+    where = f"{_about_workers(fit.peak)} ({units.ratio_interval(fit.peak_speedup)})"
+    if fit.peak.value > most:
+        return f"if it holds beyond {units.counted(most, 'worker')}, the peak is at {where}"
+    return f"the peak is at {where}, more are slower"
 
 
-def _interval_caveat(analysis: ScalingAnalysis) -> str:
-    """Return the caveat on the laws' intervals; empty where there is none."""
+def _no_bound(fit: Fit) -> str:
+    """Return why a law has no limit or no peak."""
+    bound, parameter = ("peak", "k") if fit.law is USL else ("limit", "f")
+    if fit.parameters[-1].low is None:
+        return f"no {bound}: it takes two runs or more of each worker count"
+    return f"no {bound}: {parameter} is not significantly above 0"
+
+
+def _misfit(fit: Fit) -> str:
+    worst, off = _worst(fit)
+    return f"it does not hold, at {units.counted(worst, 'worker')} its rate is off by {units.percent(off, 1)}"
+
+
+def _worst(fit: Fit) -> tuple[int, float]:
+    """Return the worker count at which a law is farthest off, and by which share."""
+    worst = max(fit.residuals, key=lambda n: abs(fit.residuals[n]))
+    return worst, abs(fit.residuals[worst])
+
+
+def _interval_note(analysis: ScalingAnalysis) -> str:
+    """Return the confidence of the laws' intervals, or why there are none."""
     if analysis.why_no_interval:
         return f"The laws' parameters have no intervals: {analysis.why_no_interval}."
-    if min(point.measured.num_samples for point in analysis.points) < FEW_REPEATS:
-        return "The laws' intervals, by bootstrap, are too narrow with two repeats: about 80 %, not 95 %."
-    return ""
+    level = next(fit.parameters[0].level or 0.0 for fit in _fits(analysis))
+    return f"The laws' intervals have {100 * level:.4g} % confidence."
 
 
 def _excluded_line(group: WorkerGroup) -> str:
@@ -187,26 +250,33 @@ def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:
 def _legend(analysis: ScalingAnalysis) -> str:
     base = _base(analysis)
     if analysis.scaling is Scaling.STRONG:
-        text = f"Strong scaling: every worker count does the same work. Speedups are over {base}"
+        text = f"Strong scaling: every worker count does the same work. Speedups and serial fractions are over {base}"
     else:
-        text = f"Weak scaling: N workers do N times the work of one. Speedups are of the rates, over {base}"
+        text = (
+            f"Weak scaling: N workers do N times the work of one. Speedups (of the rates) and fractions are over {base}"
+        )
     text += "; eff.: the speedup over that of perfect scaling; Karp–Flatt: the serial fraction that a speedup shows."
     if not _fits(analysis):
         return text
-    return f"{text} {_interval_caveat(analysis) or INTERVALS}"
+    if analysis.baseline > 1:
+        text += f" In the laws, N is the number of workers over {analysis.baseline}."
+    return f"{text} {_interval_note(analysis)}"
 
 
-def _law(law: Fit | Refused, analysis: ScalingAnalysis, unit: str) -> str:
+def _law(law: Fit | Refused, analysis: ScalingAnalysis) -> str:
     """The law with its parameters, how far off it is, and what more workers would bring."""
     text = f"{law.law.name} ({law.law.formula})"
     if isinstance(law, Refused):
         return f"{text} is not fitted: {law.reason}."
-    rate = units.rate_interval(law.rate, unit)
-    parameters = [*_parameters(law), *([f"rate of one worker {rate}"] if law.law is USL else [])]
-    worst = max(law.residuals, key=lambda n: abs(law.residuals[n]))
-    off = f"{units.percent(abs(law.residuals[worst]), 1)} (at {units.counted(worst, 'worker')})"
+    if not law.holds:
+        return f"{text}: {_misfit(law)}."
+    worst, off = _worst(law)
+    text = f"{text}: {', '.join(_parameters(law))}; off by at most {units.percent(off, 1)}"
+    text += f" (at {units.counted(worst, 'worker')}).{_bound(law, analysis)}"
+    if not law.extrapolated:
+        return text
     ahead = ", ".join(f"{n} workers {units.ratio_interval(speedup)}" for n, speedup in law.extrapolated.items())
-    return f"{text}: {', '.join(parameters)}; off by at most {off}.{_bound(law, analysis)} Extrapolated: {ahead}."
+    return f"{text} Extrapolated: {ahead}."
 
 
 def _small(value: float) -> str:
@@ -214,24 +284,70 @@ def _small(value: float) -> str:
 
 
 def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
-    """Return the worker count from which more don't help, as far as the law has one."""
+    """Return a sentence on the worker count from which more don't help, as far as the law has one."""
     if fit.limit is not None:
         return f" No worker count is more than {units.ratio_interval(fit.limit)} as fast (extrapolated)."
-    if fit.peak is not None and fit.peak_speedup is not None:
-        if fit.peak.value < 1:
-            return " More workers never help: one is the fastest."
-        beyond = " (extrapolated)" if _is_beyond(fit.peak, analysis) else ""
-        peak = f"{_about_workers(fit.peak)} with {units.ratio_interval(fit.peak_speedup)}{beyond}"
-        return f" It peaks at {peak}; more than that are slower."
-    if fit.law is not USL and analysis.scaling is not Scaling.STRONG:
-        return ""
-    return f" It has no {'peak' if fit.law is USL else 'limit'}: {fit.law.parameters[-1]} can't be told from 0."
+    if fit.law in (USL, AMDAHL):
+        text = _peak(fit, analysis) if fit.law is USL else _no_bound(fit)
+        return f" {text[0].upper()}{text[1:]}."
+    return ""
 
 
 def _better(analysis: ScalingAnalysis) -> str:
+    """Return which law fits better; empty where fewer than two are fitted, or none holds."""
     fits = _fits(analysis)
-    errors = ", ".join(f"{fit.law.name} {units.percent(fit.cv_error, 1)}" for fit in fits)
-    text = f"Which law fits better can't be told: {analysis.why_no_better}."
+    if len(fits) < 2 or not any(fit.holds for fit in fits):
+        return ""
+    names = [fit.law.name.partition("'")[0] for fit in fits]
+    errors = ", ".join(f"{name} {units.percent(fit.cv_error, 1)}" for name, fit in zip(names, fits, strict=True))
     if analysis.better is not None:
-        text = f"{analysis.better.name} fits better: it predicts a left-out worker count best."
-    return f"{text} Off on average: {errors}." if len(fits) > 1 else text
+        text = f"{analysis.better.name} fits better"
+    elif analysis.why_no_interval:
+        text = "Single runs don't show which law fits better"
+    elif fits[0].holds:
+        text = "The simpler law does as well, within the noise"
+    else:
+        text = "Neither law fits significantly better"
+    return f"{text}. Errors at left-out worker counts: {errors}."
+
+
+# ---- where to stop
+
+
+def _step_columns(analysis: ScalingAnalysis) -> list[Column]:
+    steps = analysis.steps
+    cells = {
+        "workers": [f"{s.start} → {s.end}" for s in steps],
+        "gain per doubling": [units.ratio_interval(s.gain) for s in steps],
+        "worker time": [f"{100 * (s.cost - 1):+.0f} %" for s in steps],
+    }
+    if analysis.quantity is Quantity.TIME and analysis.scaling is Scaling.STRONG:
+        costs = {p.num_workers: units.compact(p.num_workers * p.measured.value) for p in analysis.points}
+        cells["worker-seconds"] = [f"{costs[s.start]} → {costs[s.end]}" for s in steps]
+    return [Column(head, each, True) for head, each in cells.items()]
+
+
+def _where_to_stop(analysis: ScalingAnalysis) -> str:
+    """Return the worker count past which a doubling brings too little, or what is missing to name one."""
+    if not analysis.steps:
+        return "No worker count is twice another: measure doublings, such as 1, 2, 4 and 8 workers."
+    enough = units.number(WORTHWHILE, 2) + "×"
+    if analysis.why_no_interval:
+        return f"Where to stop needs repeats: {analysis.why_no_interval}."
+    if (last := analysis.last_step) is not None:
+        start = units.counted(last.start, "worker")
+        if last.gain.high is not None and last.gain.high < 1:
+            return f"Stop at {start}: {last.end} are slower ({_gain(last)})."
+        return f"Past {start} a doubling brings less than {enough} ({_gain(last)})."
+    good = [i for i, s in enumerate(analysis.steps) if s.gain.low is not None and s.gain.low >= WORTHWHILE]
+    unclear = analysis.steps[max(good, default=-1) + 1 :]
+    if unclear:
+        return f"Where to stop is inconclusive: {_gain(unclear[0])} workers includes {enough}. Run more repeats."
+    last = analysis.steps[-1]
+    most = units.counted(last.end, "worker")
+    return f"Up to {most} a doubling brings {enough} or more ({_gain(last)}). Larger counts were not measured."
+
+
+def _gain(step: Step) -> str:
+    """``1.12× [1.05, 1.20] from 4 to 8``."""
+    return f"{units.ratio_interval(step.gain)} from {step.start} to {step.end}"

@@ -5,16 +5,10 @@ from command import joined, raypar, refused
 from recording import recorded
 from results import make_result
 
-from raypar.analysis import scaling
 from raypar.analysis.question import Question
 
 TIMES = {1: (100.0, 101.0, 99.0), 2: (53.0, 52.0, 52.5), 4: (29.0, 28.6, 29.2), 8: (18.0, 17.7, 18.2)}
 TABLE = "".join(f"{n},{t}\n" for n, repeats in TIMES.items() for t in repeats)
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch):
-    monkeypatch.setitem(scaling.analyse_scaling.__kwdefaults__, "num_resamples", 60)
 
 
 def table(folder, text="workers,time\n" + TABLE, name="times.csv"):
@@ -33,6 +27,28 @@ def test_a_table_is_fitted_in_narrow_consoles_without_losing_a_number(tmp_path):
         if width == 80:
             assert lines[0].split() == ["workers", "n", "time", "speedup", "eff.", "Karp–Flatt"]
             assert all(line.count("[") == line.count("]") for line in lines)
+
+
+def test_each_value_of_a_column_is_fitted_on_its_own(tmp_path):
+    lines = [f"{n},{t},{name}\n" for name in ("torch", "jax") for n, repeats in TIMES.items() for t in repeats]
+    path = table(tmp_path, "workers,time,framework\n" + "".join(lines))
+    refused("framework = 'jax': differs from 'torch'", "fit", path)
+    refused("columns to group by: framework", "fit", path, "--by", "frame")
+    code, out, _ = raypar("fit", path, "--by", "framework")
+    assert code == 0 and out.count("Where to stop") == 2 and out.startswith("framework=torch\n")
+    assert "\nframework=jax\n" in out and joined(out).count("have 97.5 % confidence") == 2
+
+
+def test_a_fit_ends_with_where_to_stop(tmp_path):
+    code, out, _ = raypar("fit", table(tmp_path))
+    assert code == 0 and "4 → 8" in out and "116 → 144" in out
+    assert "Up to 8 workers a doubling brings 1.3× or more (1.61×" in joined(out)
+    flat = "workers,time\n" + TABLE + "16,16.5\n16,16.3\n16,16.6\n"
+    assert "Past 8 workers a doubling brings less than 1.3× (1.09×" in joined(raypar("fit", table(tmp_path, flat))[1])
+    slower = "workers,time\n" + TABLE + "16,26\n16,26.3\n16,26.1\n"
+    assert "Stop at 8 workers: 16 are slower (0.69×" in joined(raypar("fit", table(tmp_path, slower))[1])
+    noisy = "workers,time\n1,10\n1,11\n2,6\n2,8\n"
+    assert "Where to stop is inconclusive: 1.5" in joined(raypar("fit", table(tmp_path, noisy))[1])
 
 
 def test_weak_scaling_a_baseline_and_rates(tmp_path):
@@ -71,6 +87,7 @@ def test_whether_a_study_scales_strongly_or_weakly_follows_from_its_config(store
     ("name", "flags", "message"),
     [
         ("waek", (), "no study `waek` in the store → did you mean 'weak'?"),
+        ("weak", ("--by", "lr"), "--by lr is for files, and `weak` is none"),
         ("weak", ("--scaling", "strong"), "--scaling strong is for files, and `weak` is none"),
         ("alone", (), "study `alone` has no finished trials that differ only in num_workers"),
         ("weak", ("--baseline", "3"), "no finished trial with 3 workers to compare with"),
