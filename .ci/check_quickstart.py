@@ -1,4 +1,7 @@
-"""Run the quick start as a user would, in an empty folder: it must print the speedup and leave no process behind."""
+"""Run the quick start as a user would, in an empty folder.
+
+It must print the speedup, report that the question is settled or what the budget has left open, and leave no process.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,8 @@ def main() -> int:
             problems.append(f"raypar study ended with exit code {done.returncode}")
         if not re.search(r"\bspeedup\b", done.stdout, re.IGNORECASE):
             problems.append("the output has no speedup table")
+        if not re.search(r"^(Settled after|Stopped after .* as the budget allows)", done.stdout, re.MULTILINE):
+            problems.append("the report does not say why the study stopped")
         if "Traceback" in done.stdout:
             problems.append("the output has a traceback")
         until_s = time.monotonic() + GRACE_S

@@ -6,13 +6,26 @@ Values that can't be shown (None, NaN, infinite) is shown as ``–``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 MISSING = "–"
 INFINITE = "∞"  # an upper bound that lies beyond what was seen
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+DURATIONS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+SHARES = {"": 1.0, "%": 0.01}
+
+
+def parsed(text: str, scales: Mapping[str, float]) -> float | None:
+    """Return a number with one of the units, by lower-case name, in the unit that is worth 1; None where it is none."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*|%)\s*", text.lower())
+    try:
+        value = float(match[1]) * scales[match[2]] if match else math.nan
+    except (ValueError, KeyError):
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _is_missing(value: float | None) -> bool:

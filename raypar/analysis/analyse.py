@@ -17,6 +17,7 @@ from raypar.analysis.pairwise import Family, family_of, trial_speedup
 from raypar.analysis.points import PointAnalysis, analyse_points, energy_source
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
 from raypar.analysis.scaling import WorkerGroup, worker_groups
+from raypar.analysis.settle import Stopped, stop_sentence, what_is_open
 from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdicts import verdicts
 from raypar.study.space import Value
@@ -63,7 +64,7 @@ class StudyAnalysis:
         return sum(len(point.results) for point in self.points)
 
 
-def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAnalysis:
+def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: Stopped | None = None) -> StudyAnalysis:
     """Analyse the results of a study.
 
     Args:
@@ -71,6 +72,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         results: of its trials, in any order; of two results of one trial the later complete one counts. A search's
             points are those that have results; points that a study lists and nobody ran are shown as such. Trials of
             other settings than the question's are excluded, with a warning.
+        stopped: why a study that runs until it is settled has stopped, where the results don't show it.
     """
     question = question_of(asked) if isinstance(asked, Study) else asked
     current = current_results(question, results)
@@ -84,7 +86,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         points=points,
         family=family,
         warnings=run_checks(Evidence(question, current.time_metric, points, family, current.sentence)),
-        verdicts=verdicts(question, points, family),
+        verdicts=(*_ending(question, results, stopped), *verdicts(question, points, family)),
         worker_groups=worker_groups(question, gathered, family=family),
         profiles=tuple(_profiles(gathered)),
         effects=effects_of(question, gathered, family),
@@ -92,6 +94,13 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult]) -> StudyAna
         batches=batch_groups(gathered, target, family, question.baseline) if target else (),
         energy_source=energy_source(gathered),
     )
+
+
+def _ending(question: Question, results: Sequence[TrialResult], stopped: Stopped | None) -> Iterator[str]:
+    """Yield why a study that runs until it is settled has stopped."""
+    if question.max_repeats is not None:
+        of = what_is_open(question, results)
+        yield stop_sentence(of, stopped or of.stopped)
 
 
 def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, Value], Profile]]:

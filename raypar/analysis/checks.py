@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from raypar import units
-from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, same_work, worker_metrics
+from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, is_equivalent, same_work, worker_metrics
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import WALL_TIME, Question, point_key
 from raypar.analysis.stats import MIN_RANKED, median_estimate
@@ -549,8 +549,9 @@ def short_times(evidence: Evidence) -> Iterator[str]:
 
 def few_repeats(evidence: Evidence) -> Iterator[str]:
     counts = [p.time_s.num_samples for p in evidence.points if p.time_s]
-    if evidence.question.is_search or not counts or (fewest := min(counts)) >= MIN_REPEATS:
-        return  # a search asks for a good point, not for the effect of one
+    question = evidence.question
+    if question.is_search or question.max_repeats is not None or not counts or (fewest := min(counts)) >= MIN_REPEATS:
+        return  # a search asks for a good point, not for the effect of one; "until settled" repeats what needs it
     where = "" if fewest == max(counts) else " at the least"
     wide = "the intervals are wide and assume log-normal times"
     what = "no intervals, and nothing is confirmed" if fewest == 1 else wide
@@ -559,7 +560,10 @@ def few_repeats(evidence: Evidence) -> Iterator[str]:
 
 def not_separated(evidence: Evidence) -> Iterator[str]:
     speedups = [(p.point, p.speedup) for p in evidence.points if p.speedup and not p.is_baseline]
-    compared = [(point_label(point), s.excludes(1.0)) for point, s in speedups if s.low is not None]
+    question = evidence.question
+    margin = question.margin if question.max_repeats is not None else 0.0
+    settled = [(point, s.excludes(1.0) or is_equivalent(s, margin)) for point, s in speedups if s.low is not None]
+    compared = [(point_label(point), is_settled) for point, is_settled in settled]
     tied = [label for label, is_apart in compared if not is_apart]
     if tied:
         yield f"{_share(tied, compared, 'speedup')} inconclusive: {named(tied)}."

@@ -38,11 +38,11 @@ from raypar.analysis.stats import (
     shift_estimate,
     variance_prior,
 )
+from raypar.study.validation import MIN_BLOCKS
 
 POWER = 0.8
 # Less than one sample in a million: what rounding may do to throughput × time.
 SAME_WORK_TOLERANCE = 1e-6
-MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
 TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.044, 0.003, 0.003
 LAW_ERROR = 0.01  # of an interval of the laws of scaling; a peak is a claim about one of its sides
@@ -210,6 +210,13 @@ class Family:
         if scale and chdtr(len(differences), float(np.sum(np.square(differences))) / scale) < ALIKE:
             prior = NO_PRIOR
         return shift_estimate(differences, level=level, prior=prior)
+
+
+def is_equivalent(speedup: Estimate, margin: float) -> bool:
+    """Return whether a speedup is shown to be within a margin of 1: 0.05 for 5 % more, or as much less."""
+    if speedup.low is None or speedup.high is None:
+        return False
+    return 1 / (1 + margin) <= speedup.low <= speedup.high <= 1 + margin
 
 
 def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:

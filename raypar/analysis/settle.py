@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from raypar import units
-from raypar.analysis.pairwise import repeats_needed
+from raypar.analysis.pairwise import is_equivalent, repeats_needed
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.recommend import Candidate, Constraints, Recommendation, recommend
-from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, point_label
 
@@ -174,7 +173,7 @@ class _Study:
             if c.speedup is None:
                 failed = base if not base.times else c
                 self._note(c, f"no time of {point_label(failed.point)}", None, [c, base])
-            elif not _is_settled(c.speedup, self._question.margin):
+            elif not (c.speedup.excludes(1.0) or is_equivalent(c.speedup, self._question.margin)):
                 level = self._recommendation.family.time_level(c.speedup.num_samples)
                 num = repeats_needed(base.times, c.times, level, self._question.margin, least=0)
                 self._note(c, units.ratio_interval(c.speedup), num, [c, base])
@@ -207,12 +206,6 @@ class _Study:
         self.needed |= {point_key(each.point) for each in together}
         num_more = None if num_repeats is None else max(1, num_repeats - len(c.results))
         self.open.setdefault(key, OpenPoint(c.point, reason, num_more))
-
-
-def _is_settled(speedup: Estimate, margin: float) -> bool:
-    if speedup.low is None or speedup.high is None:
-        return False
-    return speedup.excludes(1.0) or 1 / (1 + margin) <= speedup.low <= speedup.high <= 1 + margin
 
 
 def _can_go_on(candidate: Candidate) -> bool:

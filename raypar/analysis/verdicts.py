@@ -15,7 +15,14 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from raypar import units
-from raypar.analysis.pairwise import Equivalence, Family, metric_differences, same_work, worker_metrics
+from raypar.analysis.pairwise import (
+    Equivalence,
+    Family,
+    is_equivalent,
+    metric_differences,
+    same_work,
+    worker_metrics,
+)
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.stats import Estimate
@@ -65,7 +72,9 @@ def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> s
     if ratio.low is None:
         return f"{who} against {base}{at}: {shown} (1 trial each, unconfirmed)."
     if not ratio.excludes(1.0):
-        return f"{who} against {base}{at}: {shown}, inconclusive."
+        is_equal = question.max_repeats is not None and is_equivalent(ratio, question.margin)
+        outcome = f"equivalent within {units.percent(question.margin)}" if is_equal else "inconclusive"
+        return f"{who} against {base}{at}: {shown}, {outcome}."
     verb = "are" if who.endswith("workers") else "is"
     return f"{who} {verb} {'faster' if ratio.value > 1 else 'slower'} than {base}{at}: {shown}{_efficiency(point)}."
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from raypar.files import close_to_others
 from raypar.masking import masked
 from raypar.report.text import strip_control
 from raypar.signals import Interrupted, redirected_stderr
+from raypar.units import parsed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +84,7 @@ def check_positive(flag: str, value: float | None, example: str = "2.5") -> None
         raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} {example}, or leave it out")
 
 
-def parse_quantity(flag: str, text: str | None, units: Mapping[str, float], name: str, examples: str) -> float | None:
+def parse_quantity(flag: str, text: str | None, scales: Mapping[str, float], name: str, examples: str) -> float | None:
     """Return a number with one of the units, by lower-case name, in the unit that is worth 1; None without a flag.
 
     Raises:
@@ -92,12 +92,7 @@ def parse_quantity(flag: str, text: str | None, units: Mapping[str, float], name
     """
     if text is None:
         return None
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    try:
-        value = float(match[1]) * units[match[2]] if match else 0.0
-    except (ValueError, KeyError):
-        value = 0.0
-    if not (math.isfinite(value) and value > 0):
+    if not (value := parsed(text, scales)):
         raise RayparError(f"{flag} {text}: is no {name} greater than 0", hint=f"write {flag} {examples}")
     return value
 
@@ -262,6 +257,19 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Fix a hyperparameter, or sweep it: --set num_workers=1,2."),
 ]
 Repeats = Annotated[int | None, typer.Option(help="Run every point this often.")]
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="settled", help="Repeat what is open until it is settled; --repeats is the least then."),
+]
+Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="With --until: begin no repeats that would end later: 10m, 2h.")
+]
+Margin = Annotated[
+    str | None, typer.Option(metavar="SHARE", help="With --until: a difference that does not matter. (default: 5%)")
+]
+MaxRepeats = Annotated[
+    int | None, typer.Option(metavar="N", help="With --until: run no point more often. (default: 30)")
+]
 Seed = Annotated[int | None, typer.Option(help="Derive everything random from this.")]
 Address = Annotated[
     str | None,

@@ -74,6 +74,8 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
         baseline={},
         config={**study.config, **point, "keep_model": False},
         num_repeats=1,
+        until="",
+        budget=None,
         searcher=None,
         scheduler=None,
         description=f"Where a step's time goes in {study.name}.",

@@ -12,6 +12,7 @@ import typer
 
 from raypar.cli import common
 from raypar.errors import RayparError
+from raypar.units import DURATIONS_S
 
 if TYPE_CHECKING:
     from raypar.analysis.question import Question
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 
 UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
-UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def recommend(
@@ -83,7 +83,7 @@ def recommend(
         raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
     only = common.chosen_values(settings or ())
     # Before the store is read: a mistake is reported at once.
-    max_time_s = common.parse_quantity("--max-time", max_time, UNITS_S, "time", "90s, 10min or 2h")
+    max_time_s = common.parse_quantity("--max-time", max_time, DURATIONS_S, "time", "90s, 10min or 2h")
     max_energy_j = common.parse_quantity("--max-energy", max_energy, UNITS_J, "energy", "500J, 5kJ or 2Wh")
     if target is not None:
         _parts(target)
@@ -145,8 +145,10 @@ def _next_step(store: Store, study: str, question: Question, settling: Settling)
     fixed.update(_narrowing(question, settling))
     words = ["raypar", "study", common.path_from_here(Path(last.file))]
     words += [word for setting in fixed.values() for word in ("--set", setting)]
-    words += ["--repeats", str(settling.num_repeats)]
+    num_repeats, num_most = settling.num_repeats or 0, last.max_repeats or 0
     flags = {
+        **({"--until": last.until, "--margin": last.margin} if last.until else {"--repeats": num_repeats}),
+        "--max-repeats": max(num_most, num_repeats) if last.until else None,
         "--seed": last.seed,
         "--address": last.address,
         "--isolation": last.isolation if last.isolation != "warm" else "",

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,6 +108,10 @@ def study(
     file: common.StudyFile,
     settings: common.Settings = None,
     repeats: common.Repeats = None,
+    until: common.Until = None,
+    budget: common.Budget = None,
+    margin: common.Margin = None,
+    max_repeats: common.MaxRepeats = None,
     seed: common.Seed = None,
     address: common.Address = None,
     data_dir: common.DataDir = None,
@@ -129,6 +134,7 @@ def study(
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with handle_signals():
         from raypar.study.loader import name_of
+        from raypar.study.overrides import UNTIL_FLAGS
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         if exclusive and not address:
@@ -138,9 +144,10 @@ def study(
             raise RayparError(f"--share-machine and --address {address} exclude each other", hint=hint)
         if min_nodes is not None and not address:
             raise RayparError("--min-nodes without --address", hint="leave it out: a local Ray has one node")
+        until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
         dashboard = cluster.dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
         try:
-            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, load_timeout)
+            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, load_timeout, until_flags)
             if log_model:
                 loaded = keeping_models(loaded)
             if profile:
@@ -169,6 +176,7 @@ def study(
         )
         if dashboard:
             other_flags = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
+            other_flags |= {UNTIL_FLAGS[field]: value for field, value in until_flags.items()}
             raise typer.Exit(cluster.submit(name, path, modules, dashboard, other_flags, options))
         if dry_run:
             show_plan(loaded, options)
@@ -180,6 +188,10 @@ def plan(
     file: common.StudyFile,
     settings: common.Settings = None,
     repeats: common.Repeats = None,
+    until: common.Until = None,
+    budget: common.Budget = None,
+    margin: common.Margin = None,
+    max_repeats: common.MaxRepeats = None,
     seed: common.Seed = None,
     address: common.Address = None,
     data_dir: common.DataDir = None,
@@ -187,7 +199,8 @@ def plan(
     load_timeout: common.LoadTimeout = None,
 ) -> None:
     """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
-    loaded = load(file, settings, repeats, seed, data_dir, load_timeout)
+    until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
+    loaded = load(file, settings, repeats, seed, data_dir, load_timeout, until_flags)
     show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()))
 
 
@@ -215,7 +228,8 @@ def resume(
             data_dir = Path(last.data_dir)
         if load_timeout is not None:
             last = replace(last, load_timeout=load_timeout)
-        loaded = load(Path(last.file), last.set, last.repeats, last.seed, data_dir, last.load_timeout)
+        path, limit_s = Path(last.file), last.load_timeout
+        loaded = load(path, last.set, last.repeats, last.seed, data_dir, limit_s, last.until_flags)
         if last.log_model:
             loaded = keeping_models(loaded)
         run(loaded, last.applied_to(options_here(tracking_uri)))
@@ -228,6 +242,7 @@ def load(
     seed: int | None,
     data_dir: Path | None,
     load_timeout: float | None,
+    until: Mapping[str, object] | None = None,
 ) -> LoadedStudy:
     from raypar.study.loader import LOAD_TIMEOUT_S, load_study
     from raypar.trace import mark
@@ -236,7 +251,8 @@ def load(
     common.set_data_dir(data_dir)
     common.check_positive("--load-timeout", load_timeout, "60")
     with handle_signals():
-        return load_study(file, settings or (), repeats, seed, timeout_s=load_timeout or LOAD_TIMEOUT_S)
+        limit_s = load_timeout or LOAD_TIMEOUT_S
+        return load_study(file, settings or (), repeats, seed, until=until or {}, timeout_s=limit_s)
 
 
 def options_here(tracking_uri: str | None) -> Options:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raypar import units
+from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, ClusterError, NotForTraining, RayparError, StoreError, WorkloadError
 from raypar.execution.best_model import (
     final_test,
@@ -25,7 +28,7 @@ from raypar.execution.best_model import (
     with_final_test,
 )
 from raypar.execution.options import Options
-from raypar.execution.plan import ExecutionPlan, check_data, lacks_nodes, make_plan
+from raypar.execution.plan import ExecutionPlan, check_data, lacks_nodes, make_plan, next_block
 from raypar.execution.results import ExecutionOutcome, ResultHandler, execution_record, scaling_metrics
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
@@ -33,11 +36,11 @@ from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_n
 from raypar.run.locks import Holder, leased_cores, one_execution
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
-from raypar.run.runner import Listener, Notice, Runner
+from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, TrialSpec
 from raypar.track.client import MODEL_NAME, sqlite_path
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
@@ -77,6 +80,7 @@ def execute(
         listener_of: called with the plan; a context manager that gives the listener to show progress with.
         notice: gets what is to be reported before there is a plan.
     """
+    begun_s = time.monotonic()
     study, store = loaded.study, Store(options.tracking_uri, options.project_dir)
     me, database = Holder.here(study.name, options.command), sqlite_path(options.tracking_uri)
     with contextlib.ExitStack() as stack:
@@ -103,6 +107,7 @@ def execute(
             leased = stack.enter_context(lease)
             stack.enter_context(leased.keeping_off_others())
             plan, companions = plan.within(leased.cores), leased.companions
+            outcome.plan = plan
         execution = execution_record(loaded, options)
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
@@ -110,7 +115,7 @@ def execute(
         handler = ResultHandler(outcome, recorder, view, monitor=monitor, code=loaded.code, companions=companions)
         with outcome.noting_the_end():
             if plan.num_missing:
-                _run(loaded, options, plan, handler, log_dir)
+                _run(loaded, options, plan, handler, log_dir, begun_s)
             if study.workload.has_test and not outcome.failures:
                 outcome.analysis = final_test(study, outcome.analysis, outcome.results, store, recorder)
             if options.log_model:
@@ -205,14 +210,28 @@ def _recorder(execution: Execution, options: Options, *, upload: bool) -> Iterat
             recorder.close("failed")
 
 
-def _run(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, handler: ResultHandler, log_dir: Path) -> None:
+def _run(
+    loaded: LoadedStudy,
+    options: Options,
+    plan: ExecutionPlan,
+    handler: ResultHandler,
+    log_dir: Path,
+    begun_s: float,
+) -> None:
+    """Run what is missing, and what is decided on meanwhile.
+
+    Args:
+        begun_s: when the execution began, by the monotonic clock.
+    """
     log_dir.mkdir(parents=True, exist_ok=True)
     has_begun = False
     try:
         with runner_for(loaded, options, plan, log_dir) as runner:
             has_begun = True
             try:
-                runner.run(loaded.study, plan.missing or tuple(result.spec for result in plan.done), handler)
+                specs = plan.missing or tuple(result.spec for result in plan.done)
+                more = functools.partial(_more, handler, begun_s) if loaded.study.until else None
+                runner.run(loaded.study, specs, handler, more)
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
                 raise
@@ -222,6 +241,22 @@ def _run(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, handler: Re
         raise
     finally:
         handler.close()
+
+
+def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
+    """Return the next block of a study that runs until it is settled; nothing where it ends."""
+    outcome = handler.outcome
+    study = outcome.plan.study
+    of, specs = next_block(study, tuple(outcome.results.values()), outcome.plan.cluster)
+    if study.budget_s is not None and specs:
+        end_s = time.monotonic() - begun_s + (of.block_s or 0.0)
+        if end_s > study.budget_s:
+            outcome.stopped = Stopped.BUDGET
+            return ()
+    if specs:
+        outcome.plan = outcome.plan.with_more(specs)
+        handler(TrialsAdded(specs, of.text))
+    return specs
 
 
 def _add_report(recorder: Recorder, execution: Execution, outcome: ExecutionOutcome, notice: Listener) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from raypar.errors import RayparError
 from raypar.masking import masked
 from raypar.run.runner import ISOLATIONS
+from raypar.study.overrides import UNTIL_FLAGS
 from raypar.train.job import NO_PROFILING, Profiling
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class ResumeFlags:
     load_timeout: int | float | None = None
     share_machine: bool = False
     min_nodes: int | None = None
+    until: str = ""
+    margin: int | float | None = None
+    max_repeats: int | None = None
+    budget: int | float | None = None
 
     TAG = "raypar.resume"
 
@@ -115,6 +120,8 @@ class ResumeFlags:
     def of(cls, loaded: LoadedStudy, options: Options, started_at: float) -> ResumeFlags:
         """Return the flags of an execution that was started at a Unix time; without passwords."""
         same: dict[str, Any] = {name: getattr(options, name) for name in _SAME}
+        if loaded.study.until:
+            same |= {name: getattr(loaded.study, name) for name in UNTIL_FLAGS}
         return cls(
             file=str(loaded.path),
             set=list(options.settings),
@@ -129,6 +136,11 @@ class ResumeFlags:
             not_before=started_at if options.rerun_all else options.not_before,
             **same,
         )
+
+    @property
+    def until_flags(self) -> dict[str, Any]:
+        """Those of a study that runs until it is settled; empty for another one."""
+        return {name: getattr(self, name) for name in UNTIL_FLAGS} if self.until else {}
 
     def applied_to(self, options: Options) -> Options:
         """Return the options with these flags."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raypar.analysis.question import current_results, question_of
+from raypar.analysis.settle import Open, what_is_open
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases
@@ -27,7 +28,7 @@ class ExecutionPlan:
     """Trials of a study that are done, and those still to run.
 
     Attributes:
-        specs: every trial of the study, in order; empty for a search, which draws its points as it goes.
+        specs: every trial of the study, in order, as far as decided; empty for a search, which draws its points.
         done: results that the store has already.
         missing: the specs still to run.
     """
@@ -60,6 +61,8 @@ class ExecutionPlan:
         chosen: set[int] = set()
         num_widest = 0
         specs = self.missing or _drawable(self.study, self.cluster)
+        if self.study.until:  # any of its points may get further trials
+            specs = self.specs
         for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in specs}:
             num_cores = min(placement.num_workers * placement.cpus_per_worker, int(self.cluster.num_cpus))
             if num_cores > len(free):
@@ -74,6 +77,10 @@ class ExecutionPlan:
         num_left_over = num_widest * (self.study.max_concurrent_trials or 1) - len(chosen)
         others = [core.number for core in free if core.number not in chosen]
         return frozenset([*chosen, *others[: max(0, num_left_over)]])
+
+    def with_more(self, specs: Sequence[TrialSpec]) -> ExecutionPlan:
+        """Return the plan with further trials."""
+        return replace(self, specs=(*self.specs, *specs), missing=(*self.missing, *specs))
 
     def within(self, cores: Collection[int]) -> ExecutionPlan:
         """Return the plan on these cores of the machine alone."""
@@ -120,10 +127,29 @@ def make_plan(
     if study.is_search:
         done = current_results(question_of(study), tuple(complete.values())).results
         return ExecutionPlan(study, (), done, (), cluster)
+    if study.until:
+        specs += _later_trials(study, stored, cluster)
     identities = {spec.identity for spec in specs}
     done = tuple(result for identity, result in complete.items() if identity in identities)
     missing = tuple(spec for spec in specs if spec.identity not in complete)
-    return ExecutionPlan(study, specs, done, missing, cluster)
+    plan = ExecutionPlan(study, specs, done, missing, cluster)
+    return plan if missing or not study.until else plan.with_more(next_block(study, done, cluster)[1])
+
+
+def next_block(study: Study, results: Sequence[TrialResult], cluster: Cluster) -> tuple[Open, tuple[TrialSpec, ...]]:
+    """Return what a study has still open, and the trials of its next block; none where it has stopped."""
+    of = what_is_open(question_of(study), results)
+    device = cluster.default_device
+    return of, () if of.stopped else study.block(of.repeat, of.needed, default_device=device)
+
+
+def _later_trials(study: Study, stored: Sequence[TrialResult], cluster: Cluster) -> tuple[TrialSpec, ...]:
+    """Return the trials after the first blocks that have a result, be it that they failed."""
+    identities = {result.spec.identity for result in stored}
+    repeats = sorted({result.spec.repeat for result in stored})
+    later = range(study.num_first_repeats, study.max_repeats)
+    blocks = [study.block(r, study.points(), default_device=cluster.default_device) for r in repeats if r in later]
+    return tuple(spec for block in blocks for spec in block if spec.identity in identities)
 
 
 def lacks_nodes(study: Study, cluster: Cluster) -> bool:

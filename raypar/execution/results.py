@@ -21,6 +21,7 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.question import question_of
+from raypar.analysis.settle import Stopped
 from raypar.analysis.stats import Estimate
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
@@ -57,6 +58,7 @@ class ExecutionOutcome:
         num_unsent: records that the store did not take yet.
         interrupted_by: the number of the signal that ended it, if one did.
         broke_off: the reason why it could not go on, if it could not.
+        stopped: why a study that runs until it is settled got no further block, where its results don't show it.
     """
 
     plan: ExecutionPlan
@@ -66,11 +68,12 @@ class ExecutionOutcome:
     num_unsent: int = 0
     interrupted_by: int | None = None
     broke_off: BrokeOff | None = None
+    stopped: Stopped | None = None
 
     @cached_property
     def analysis(self) -> StudyAnalysis:
         """Analysis of the results when it is first asked for."""
-        return analyse(self.plan.study, tuple(self.results.values()))
+        return analyse(self.plan.study, tuple(self.results.values()), self.stopped)
 
     @property
     def num_done(self) -> int:
@@ -237,7 +240,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
     workload = study.workload
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
     points = len(study.points())
-    timed = f"{units.counted(points, 'point')} × {units.counted(study.num_repeats, 'repeat')}, timed"
+    timed = f"{units.counted(points, 'point')} × {study.repeats_text}, timed"
     facts = {
         "Trains": f"`{workload.name}`" + (f" ({what})" if what else ""),
         "Sweeps": "; ".join(f"`{key}` {domain_text(domain)}" for key, domain in study.space.items()) or "nothing",

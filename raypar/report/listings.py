@@ -43,8 +43,11 @@ def print_plan(
     if study.is_search:
         what.append(f"a search of {units.counted(num_trials, 'trial')}")
     else:
-        points = units.counted(len(study.points()), "point")
-        what.append(f"{points} × {units.counted(study.num_repeats, 'repeat')} = {units.counted(num_trials, 'trial')}")
+        points, trials = units.counted(len(study.points()), "point"), units.counted(num_trials, "trial")
+        if study.until:
+            most = len(study.points()) * study.max_repeats
+            trials = f"{num_trials} to {units.counted(max(most, num_trials), 'trial')}"
+        what.append(f"{points} × {study.repeats_text} = {trials}")
     print_line(console, f"{study.name}: " + ", ".join(what))
     if study.baseline:
         print_line(console, f"compared with: {point_label(study.baseline)}")

@@ -117,6 +117,7 @@ class LiveView:
         self._results = list(done)
         self._question = question
         self._interim: Interim | None = None
+        self._open = ""  # what a study that runs until it is settled has open
         self._ended: list[TrialTime] = [
             (trial_kind(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None
         ]
@@ -174,6 +175,11 @@ class LiveView:
                 return f"{spec.label}  starting again: {reason}"
             case runner.TrialEnded(result):
                 return self._end(result)
+            case runner.TrialsAdded(specs, reason):
+                self._num_trials += len(specs)
+                self._queued |= {spec.identity: trial_kind(spec) for spec in specs}
+                self._open = reason
+                return None if self._live else reason
             case runner.ClusterChanged(num_nodes):
                 return f"the cluster has {units.counted(num_nodes, 'node')} now"
             case runner.Notice(text):
@@ -247,6 +253,8 @@ class LiveView:
             lines: list[RenderableType] = [self._summary()]
             if self._interim:
                 lines.append(self._line(f"  {interim_text(self._interim)}"))
+            if self._open:
+                lines.append(self._line(f"  {self._open}"))
             now = self._clock()
             for placement, since_s in self._starting.items():
                 lines.append(self._line(f"  starting a gang of {placement}, {units.seconds(round(now - since_s))}"))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 import cloudpickle
 
@@ -16,6 +17,7 @@ from raypar.run.placement import CoreLeases
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, spawn, supervise, trial_result
 from raypar.run.runner import (
     Listener,
+    More,
     TrialEnded,
     TrialReported,
     TrialRetried,
@@ -50,9 +52,10 @@ class LocalRunner:
             self._server.close()
             self._server = None
 
-    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
+        """Run the specs (see `raypar.run.runner.Runner`)."""
         workload = cloudpickle.dumps(study.workload)
-        for spec in specs:
+        for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
                 job = TrialJob(spec, attempt, workload, self._settings)

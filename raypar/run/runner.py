@@ -58,6 +58,14 @@ class ClusterChanged:
 
 
 @dataclass(frozen=True)
+class TrialsAdded:
+    """Trials that were decided on while the study runs, and why."""
+
+    specs: Sequence[TrialSpec]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something that a person should know while the study runs (waiting for nodes, say)."""
 
@@ -65,9 +73,18 @@ class Notice:
 
 
 Event: TypeAlias = (
-    GangStarting | GangReady | TrialStarted | TrialReported | TrialRetried | TrialEnded | ClusterChanged | Notice
+    GangStarting
+    | GangReady
+    | TrialStarted
+    | TrialReported
+    | TrialRetried
+    | TrialEnded
+    | TrialsAdded
+    | ClusterChanged
+    | Notice
 )
 Listener: TypeAlias = Callable[[Event], None]
+More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 
 ISOLATIONS = ("warm", "fresh")
@@ -76,8 +93,11 @@ RETRIED = (FailureKind.CRASH, FailureKind.PEER_LOST, FailureKind.HUNG, FailureKi
 
 
 class Runner(Protocol):
-    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs in their order (a search draws its own); every trial ends in exactly one `TrialEnded`.
+
+        Args:
+            more: returns further specs, once all have ended and their ends were reported; none: the study is over.
 
         Raises:
             KeyboardInterrupt: on Ctrl-C (`raypar.signals.Interrupted`), every trial that ended having been

@@ -21,7 +21,7 @@ from ray import tune
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.tune import TuneError
 from ray.tune.execution import class_cache
-from ray.tune.search import BasicVariantGenerator
+from ray.tune.search import BasicVariantGenerator, Searcher
 
 from raypar.errors import ClusterError, RayparError
 from raypar.masking import is_secret
@@ -29,7 +29,7 @@ from raypar.run.broker import Broker
 from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import DispatchConfig
 from raypar.run.gang_pool import GangPolicy
-from raypar.run.runner import ClusterChanged, Event, Listener, Notice, TrialEnded
+from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded
 from raypar.signals import Interrupted, abort_reason, uninterrupted, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
@@ -94,20 +94,65 @@ def is_comparable(report: Mapping[str, float], metric: str) -> bool:
     return not bad_losses(report) and math.isfinite(report.get(metric, 0.0))
 
 
+class BlockSearcher(Searcher):  # type: ignore[misc]
+    """Tune's searcher that gives out trials that are there, and then asks for more.
+
+    One run of Tune, so that gangs stay warm from block to block.
+
+    Args:
+        specs: the first ones; further ones are added to the list.
+        num_ended: returns of how many of them the end was passed on.
+        max_concurrent: so many at a time.
+    """
+
+    def __init__(self, specs: list[TrialSpec], more: More, num_ended: Callable[[], int], max_concurrent: int) -> None:
+        super().__init__()
+        self._specs, self._more, self._num_ended = specs, more, num_ended
+        self._num_given = 0
+        self._live: set[str] = set()
+        self.max_concurrent = max_concurrent
+
+    def suggest(self, trial_id: str) -> dict[str, int] | str | None:
+        """Return the next trial's place among the specs, None while there is none, or `FINISHED`."""
+        if len(self._live) >= self.max_concurrent:
+            return None
+        if self._num_given == len(self._specs):
+            if self._live or self._num_ended() < self._num_given:
+                return None
+            self._specs += self._more()
+            if self._num_given == len(self._specs):
+                return str(Searcher.FINISHED)
+        self._live.add(trial_id)
+        self._num_given += 1
+        return {"order": self._num_given - 1}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self._live.discard(trial_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # as those of the callback
+
+    def save(self, checkpoint_path: str) -> None:
+        pass
+
+    def restore(self, checkpoint_path: str) -> None:
+        pass
+
+
 class ResultCallback(tune.Callback):  # type: ignore[misc]
     """Tune's callback on the driver: defines trials, and passes the broker's events on in the main thread.
 
     Args:
-        spec_of: makes a trial of what a search drew; None where the broker has the specs.
-        generator: draws points; its limit of concurrent trials follows the cluster.
+        spec_of: makes a trial of what a search drew; None where the broker has the specs, or has that of a trial.
+        generator: draws points or gives out trials; its limit of concurrent trials follows the cluster.
     """
 
     def __init__(
         self,
         broker: Any,
         listener: Listener,
-        spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None,
-        generator: BasicVariantGenerator | None,
+        spec_of: Callable[[Mapping[str, Any]], TrialSpec | None] | None,
+        generator: BasicVariantGenerator | BlockSearcher | None,
     ) -> None:
         self._broker, self._listener, self._spec_of, self._generator = broker, listener, spec_of, generator
         self._running: set[str] = set()  # Tune's trials
@@ -209,9 +254,15 @@ class TuneRunner:
         self._settings = settings
         self._policy = GangPolicy(owns_cluster, max_parked_gangs, fork_address, cores)
 
-    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+    def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`); replace a broker that is lost, and run again what ran."""
         ended: list[TrialSpec] = []
+        given = list(specs)
+
+        def ask() -> Sequence[TrialSpec]:
+            added = more() if more else ()
+            given.extend(added)
+            return added
 
         def listen(event: Event) -> None:
             if isinstance(event, TrialEnded):
@@ -221,9 +272,13 @@ class TuneRunner:
         num_lost, num_before = 0, 0
         while True:
             done = {spec.identity for spec in ended}
-            left = [*specs, *ended] if study.is_search else [spec for spec in specs if spec.identity not in done]
+            left = [*given, *ended] if study.is_search else [spec for spec in given if spec.identity not in done]
+            if not left and more is not None:
+                left = list(ask())  # the broker was lost between two blocks
+            if not left and not study.is_search:
+                return
             try:
-                self._run(study, left, listen)
+                self._run(study, left, listen, ask if more else None)
                 return
             except BrokerLost as lost:
                 num_lost = 1 if len(ended) > num_before else num_lost + 1
@@ -234,7 +289,7 @@ class TuneRunner:
                     raise ClusterError(message, hint=hint) from lost
                 listen(Notice("the broker of the trials was lost; what ran is run again"))
 
-    def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener) -> None:
+    def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None) -> None:
         """Raises BrokerLost."""
         os.environ.update(QUIET)
         # Tune gives its actors the keys of AWS, which Ray then writes into its logs and onto command lines. What a
@@ -261,7 +316,7 @@ class TuneRunner:
         try:
             num_slots = ray.get(broker.start.remote(() if study.is_search else tuple(specs)))
             mark("tuner: broker is up")
-            self._tune(study, specs, name, broker, num_slots, listener)
+            self._tune(study, specs, name, broker, num_slots, listener, more)
         except (RayActorError, TuneError, RuntimeError) as error:
             if isinstance(error, RayparError) or not _is_lost(broker):
                 raise
@@ -280,8 +335,16 @@ class TuneRunner:
                 mark("tuner: closed")
 
     def _tune(
-        self, study: Study, specs: Sequence[TrialSpec], name: str, broker: Any, num_slots: int, listener: Listener
+        self,
+        study: Study,
+        specs: Sequence[TrialSpec],
+        name: str,
+        broker: Any,
+        num_slots: int,
+        listener: Listener,
+        more: More | None,
     ) -> None:
+        given = list(specs)
         order, drawn = itertools.count(), Counter(tuple(spec.point.items()) for spec in specs)
 
         def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
@@ -291,21 +354,31 @@ class TuneRunner:
             drawn[tuple(point.items())] += 1
             return study.trial(point, repeat, order=next(order), default_device=self._settings.default_device)
 
+        def added_spec(tune_config: Mapping[str, Any]) -> TrialSpec | None:
+            """Return the trial that was added after the start; None for one that the broker has."""
+            place: int = tune_config["order"]
+            return given[place] if place >= len(specs) else None
+
         space: dict[str, Any] = {
             "broker": name,
             "in_lockstep": study.scheduler is not None,
             "study_metric": study.metric,
         }
-        count, spec_of, generator = 1, None, None
+        count = 1
+        spec_of: Callable[[Mapping[str, Any]], TrialSpec | None] | None = None
+        generator: BasicVariantGenerator | BlockSearcher | None = None
         if study.is_search:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
             num_grid_points = len(study.points())
             num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
             count = -(-num_missing // num_grid_points)  # Tune draws so many for every grid point
             spec_of = make_spec
+        elif more is not None:
+            count, spec_of = -1, added_spec
+            generator = BlockSearcher(given, more, lambda: callback.num_ended, num_slots)
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
-        if study.searcher is None:
+        if study.searcher is None and generator is None:
             # A search that goes on draws anew, not what it has drawn before.
             generator = BasicVariantGenerator(max_concurrent=num_slots, random_state=study.seed + len(specs))
         callback = ResultCallback(broker, listener, spec_of, generator)
@@ -337,7 +410,7 @@ class TuneRunner:
                 raise
             raise callback.error from None
         mark("tuner: fit is over")
-        expected = len(specs) if not study.is_search else len(results)
+        expected = len(given) if not study.is_search else len(results)
         if callback.num_ended < expected:
             if not was_interrupted() and _is_lost(broker):
                 raise BrokerLost

@@ -24,7 +24,7 @@ from raypar.errors import EXIT_BAD_INPUT, NotForTraining, RayparError, StudyErro
 from raypar.masking import masked
 from raypar.provenance import source_files
 from raypar.signals import abort, abort_reason, end_descendants, exit_now, uninterrupted
-from raypar.study.overrides import with_flags
+from raypar.study.overrides import NO_FLAGS, with_flags
 from raypar.study.study import Study
 from raypar.units import listed
 
@@ -72,13 +72,15 @@ def load_study(
     repeats: int | None = None,
     seed: int | None = None,
     *,
+    until: Mapping[str, Any] = NO_FLAGS,
     timeout_s: float | None = None,
 ) -> LoadedStudy:
-    """Run a study file and apply ``--set``, ``--repeats`` and ``--seed``.
+    """Run a study file and apply ``--set``, ``--repeats``, ``--seed`` and those of ``--until``.
 
     The file's folder comes first on ``sys.path`` and stays there, as when Python runs a script.
 
     Args:
+        until: as for `with_flags`.
         timeout_s: for what the file does between two imports, see `_limited`; None: no limit.
 
     Raises:
@@ -96,7 +98,7 @@ def load_study(
     if not study.description and module.__doc__:
         defaults["description"] = " ".join(module.__doc__.strip().split("\n\n")[0].split())
     try:
-        study = with_flags(replace(study, **defaults), settings, repeats=repeats, seed=seed)
+        study = with_flags(replace(study, **defaults), settings, repeats=repeats, seed=seed, until=until)
     except StudyError as error:
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))

@@ -13,16 +13,25 @@ from raypar.study.space import DOMAINS, MAKERS, Domain, Grid, Value, examples, p
 from raypar.study.study import Study
 from raypar.study.validation import MAX_TRIALS, unknown_option, validate_value
 
-_FLAGS = {"num_repeats": "--repeats", "seed": "--seed"}
+# Fields of a study that runs until it is settled.
+UNTIL_FLAGS = {"until": "--until", "margin": "--margin", "max_repeats": "--max-repeats", "budget": "--budget"}
+NO_FLAGS: Mapping[str, Any] = {}
+_FLAGS = {"num_repeats": "--repeats", "seed": "--seed", **UNTIL_FLAGS}
 
 
 def with_flags(
-    study: Study, settings: Sequence[str] = (), *, repeats: int | None = None, seed: int | None = None
+    study: Study,
+    settings: Sequence[str] = (),
+    *,
+    repeats: int | None = None,
+    seed: int | None = None,
+    until: Mapping[str, Any] = NO_FLAGS,
 ) -> Study:
     """Return the study with the flags applied.
 
     Args:
         settings: ``key=value``: a fixed value takes its key out of the space, several values sweep it.
+        until: values of the study's fields in `UNTIL_FLAGS`; None: as the file has it.
 
     Raises:
         StudyError: with every mistake of every flag.
@@ -47,10 +56,16 @@ def with_flags(
         if key in chosen:
             mistakes.append(Mistake(f"--set {key}", setting, "is given twice", f"to sweep it, write --set {key}=A,B"))
         chosen[key] = value
+    given = {field: value for field, value in until.items() if value is not None}
+    for field in ("margin", "max_repeats"):
+        if field in given and not (study.until or "until" in given):
+            problem, hint = "is for a study that runs until it is settled", "add --until settled, or leave it out"
+            mistakes.append(Mistake(UNTIL_FLAGS[field], given[field], problem, hint=hint))
     try:
-        changed = replace(study, **changes, **_merged(study, chosen))
+        changed = replace(study, **changes, **given, **_merged(study, chosen))
     except StudyError as error:
-        mistakes += error.mistakes
+        as_flags = {field: UNTIL_FLAGS[field] for field in given}
+        mistakes += (replace(mistake, field=as_flags.get(mistake.field, mistake.field)) for mistake in error.mistakes)
     if mistakes:
         raise StudyError(mistakes)
     return changed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +12,9 @@ from raypar.errors import StudyError
 from raypar.study.options import resolve
 from raypar.study.space import Domain, Grid, Value, plain
 from raypar.study.trial import Placement, TrialSpec
-from raypar.study.validation import validate_study
+from raypar.study.validation import MIN_BLOCKS, validate_study
 from raypar.study.workload import Workload
+from raypar.units import DURATIONS_S, SHARES, counted, parsed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,13 @@ class Study:
         workload: what is trained.
         space: the swept hyperparameters. Grids are run in full; with any other domain the study is a search.
         baseline: what a point is compared with: the point that differs from it only in these values.
-        num_repeats: how often every point is run, each in a block (and with a seed) of its own.
+        num_repeats: how often every point is run, each in a block (and with a seed) of its own; at least, where the
+            study runs until it is settled.
+        until: "settled": after each block, points that are still open are run again, with what they are compared with
+            (`raypar.analysis.settle`); empty: every point is run `num_repeats` times.
+        margin: until then, a difference of speedups that does not matter: 0.05, or "5%".
+        max_repeats: until then, how often a point is run at most.
+        budget: until then, seconds (or "10m", "2h") after which no block is to end; None: no limit.
         config: fixed hyperparameters.
         name: the study file's stem unless given.
         seed: what everything random in the study is derived from.
@@ -50,6 +57,10 @@ class Study:
     space: Mapping[str, Domain] = field(default_factory=dict)
     baseline: Mapping[str, Value] = field(default_factory=dict)
     num_repeats: int = 3
+    until: str = ""
+    margin: float | str = 0.05
+    max_repeats: int = 30
+    budget: float | str | None = None
     config: Mapping[str, Value] = field(default_factory=dict)
     name: str = ""
     seed: int = 0
@@ -70,6 +81,9 @@ class Study:
         for key in ("space", "config", "baseline"):
             if isinstance(chosen := getattr(self, key), Mapping):
                 object.__setattr__(self, key, {name: plain(value) for name, value in chosen.items()})
+        for key, scales in (("margin", SHARES), ("budget", DURATIONS_S)):
+            if isinstance(text := getattr(self, key), str) and (value := parsed(text, scales)) is not None:
+                object.__setattr__(self, key, value)
         if mistakes := validate_study(self):
             raise StudyError(mistakes)
 
@@ -77,6 +91,23 @@ class Study:
     def is_search(self) -> bool:
         """True if points are drawn rather than listed."""
         return self.searcher is not None or any(not isinstance(d, Grid) for d in self.space.values())
+
+    @property
+    def num_first_repeats(self) -> int:
+        """Repeats of every point before anything is decided."""
+        return max(MIN_BLOCKS, self.num_repeats) if self.until else self.num_repeats
+
+    @property
+    def repeats_text(self) -> str:
+        """``3 repeats``, ``3 to 30 repeats, until settled``."""
+        if not self.until:
+            return counted(self.num_repeats, "repeat")
+        return f"{self.num_first_repeats} to {self.max_repeats} repeats, until {self.until}"
+
+    @property
+    def budget_s(self) -> float | None:
+        """Seconds of the budget, if there is one."""
+        return None if self.budget is None else float(self.budget)
 
     def points(self) -> tuple[dict[str, Value], ...]:
         """Return every assignment of the grids, the last key varying fastest."""
@@ -98,24 +129,29 @@ class Study:
         )
 
     def trials(self, *, default_device: str = "cpu") -> tuple[TrialSpec, ...]:
-        """Return every trial in execution order, the same for the same study.
+        """Return every trial in execution order, the same for the same study; the first ones, where more may follow."""
+        points, repeats = self.points(), range(self.num_first_repeats)
+        return tuple(spec for r in repeats for spec in self.block(r, points, default_device=default_device))
 
-        Each repeat is a block that holds every point once. In a block the placements come in random order, and the
-        trials of a placement in random order: a drift over time can't pose as an effect of a hyperparameter.
+    def block(
+        self, repeat: int, points: Sequence[Mapping[str, Value]], *, default_device: str = "cpu"
+    ) -> tuple[TrialSpec, ...]:
+        """Return a trial of each point, in execution order, the same for the same study and points.
+
+        The placements come in random order, and the trials of a placement in random order: a drift over time can't
+        pose as an effect of a hyperparameter.
         """
-        ordered: list[TrialSpec] = []
-        for repeat in range(self.num_repeats):
-            shuffled = random.Random(f"{self.seed}/{repeat}")
-            by_placement: dict[Placement, list[TrialSpec]] = {}
-            for point in self.points():
-                spec = self.trial(point, repeat, default_device=default_device)
-                by_placement.setdefault(spec.placement, []).append(spec)
-            groups = list(by_placement.values())
-            shuffled.shuffle(groups)
-            for group in groups:
-                shuffled.shuffle(group)
-                ordered.extend(group)
-        return tuple(replace(spec, order=i) for i, spec in enumerate(ordered))
+        shuffled = random.Random(f"{self.seed}/{repeat}")
+        by_placement: dict[Placement, list[TrialSpec]] = {}
+        for point in points:
+            spec = self.trial(point, repeat, default_device=default_device)
+            by_placement.setdefault(spec.placement, []).append(spec)
+        groups = list(by_placement.values())
+        shuffled.shuffle(groups)
+        for group in groups:
+            shuffled.shuffle(group)
+        first = repeat * len(self.points())
+        return tuple(replace(spec, order=first + i) for i, spec in enumerate(itertools.chain(*groups)))
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """Return the point that `point` is compared with; itself where it is a baseline."""

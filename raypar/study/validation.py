@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from raypar.study.study import Study
 
 MAX_TRIALS = 100_000
+MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
+MAX_BLOCKS = 100  # of such a study: more than that nobody waits for
 MAX_NAME = 150  # file names are made of it
 MAX_SHOWN = 20  # points that can't run
 MAX_VALUES_SHOWN = 8
@@ -252,9 +254,9 @@ def _validate_fields(study: Study) -> Iterator[Mistake]:
             yield Mistake(key, value, f"must be a whole number of at least {low}", hint=f"say {key}={low}")
         elif value > MAX_TRIALS:
             yield Mistake(key, value, f"is more than {MAX_TRIALS:,}", hint=f"say {key}={low}")
+    yield from _validate_until(study)
     price = study.price_per_node_hour
-    is_number = isinstance(price, (int, float)) and not isinstance(price, bool)
-    if price is not None and not (is_number and 0 < price < math.inf):
+    if price is not None and not (_is_number(price) and 0 < price < math.inf):
         hint = "say price_per_node_hour=2.5, or leave it out"
         yield Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint)
     of_workload = study.workload.mode if isinstance(study.workload, Workload) else ""  # the workload's mistake
@@ -267,6 +269,37 @@ def _validate_fields(study: Study) -> Iterator[Mistake]:
         if isinstance(value, (str, int, float, type, Mapping, list, tuple)):
             what = "a class, not one of its objects" if isinstance(value, type) else f"a {type(value).__name__}"
             yield Mistake(key, value, f"is {what}", hint=f"give an object of ray.tune: {key}={example}")
+
+
+def _validate_until(study: Study) -> Iterator[Mistake]:
+    until, repeats, most = study.until, study.num_repeats, study.max_repeats
+    if until not in ("", "settled"):
+        hint = '"settled" repeats what is open until it is settled; or leave it out'
+        yield Mistake("until", until, "is unknown", hint=hint)
+    drawn = [key for key, domain in _mapping(study, "space").items() if not isinstance(domain, Grid)]
+    if until and (study.searcher is not None or study.scheduler is not None or drawn):
+        wrong, hint = "a search runs each point once", "leave it out, or list the points: grid(...) without a searcher"
+        if not drawn and study.searcher is None:
+            wrong, hint = "a scheduler stops trials, which then have no time", "leave one of the two out"
+        yield Mistake("until", until, wrong, hint=hint)
+    if not _is_number(study.margin) or not 0 < float(study.margin) < 1:
+        yield Mistake("margin", study.margin, "must lie between 0 and 1", hint="a share, such as 0.05 or 5%")
+    if not isinstance(most, int) or isinstance(most, bool) or not MIN_BLOCKS <= most <= MAX_BLOCKS:
+        wrong = f"must be a whole number from {MIN_BLOCKS} to {MAX_BLOCKS}"
+        yield Mistake("max_repeats", most, wrong, hint="30 are the default")
+    elif until and isinstance(repeats, int) and most < repeats <= MAX_TRIALS:
+        wrong = f"is more than the most repeats of a point, {most}"
+        yield Mistake("num_repeats", repeats, wrong, hint="lower it, or raise max_repeats (--max-repeats)")
+    budget = study.budget
+    if budget is not None and (not _is_number(budget) or not 0 < float(budget) < math.inf):
+        yield Mistake("budget", budget, "is no time greater than 0", hint="such as 90s, 10m or 2h; or leave it out")
+    elif budget is not None and not until:
+        hint = 'add --until settled (in a file until="settled"), or leave it out'
+        yield Mistake("budget", budget, "limits a study that runs until it is settled", hint=hint)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
@@ -383,7 +416,7 @@ def _validate_size(study: Study) -> list[Mistake]:
     if num_points > MAX_TRIALS:
         hint = "narrow the grids, or search with choice/uniform and num_trials"
         return [Mistake("space", f"{num_points:,} points", f"is more than {MAX_TRIALS:,}", hint=hint)]
-    key = "num_trials" if study.is_search else "num_repeats"
+    key = "num_trials" if study.is_search else "max_repeats" if study.until else "num_repeats"
     num_trials = num_points * getattr(study, key)
     if num_trials > MAX_TRIALS:
         wrong = f"makes {num_trials:,} trials of {num_points:,} points, more than {MAX_TRIALS:,}"

@@ -55,9 +55,9 @@ def settings_at(folder, **changes):
     return RunSettings(**{"log_dir": folder / "logs", "sys_path": (str(HERE),), "preload": PRELOAD, **changes})
 
 
-def run(runner, study, specs):
+def run(runner, study, specs, more=None):
     run_events = RunEvents()
-    runner.run(study, specs, run_events.events.append)
+    runner.run(study, specs, run_events.events.append, more)
     return run_events
 
 

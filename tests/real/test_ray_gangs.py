@@ -26,9 +26,9 @@ NUM_CORES = len(allowed_cores())
 
 @pytest.fixture
 def on_ray(fork_address, tmp_path):
-    def run_(study, specs=(), **how):
+    def run_(study, specs=(), more=None, **how):
         how = {"owns_cluster": True, "fork_address": fork_address, **how}
-        return run(TuneRunner(settings_at(tmp_path), **how), study, specs)
+        return run(TuneRunner(settings_at(tmp_path), **how), study, specs, more)
 
     return run_
 
@@ -61,6 +61,25 @@ def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_ow
         assert result.state is TrialState.FINISHED
         cores = [core for of_rank in result.environment["cores"] for core in of_rank]
         assert len(cores) == len(set(cores)) == result.spec.placement.num_workers
+
+
+def test_gangs_stay_warm_over_blocks_that_are_decided_on_as_the_study_runs(on_ray):
+    study = Study(workload=acting, name="decided", space={"num_workers": grid(1, 2)}, num_repeats=1)
+    later = [study.block(repeat, study.points()[repeat % 2 :]) for repeat in range(1, 4)]
+    num_ended = []
+    given = [study.trials(), *later]
+
+    def more():
+        num_ended.append(sum(map(len, given[: len(num_ended) + 1])))
+        return given[len(num_ended)] if len(num_ended) < len(given) else ()
+
+    events = on_ray(study, given[0], more=more)
+    assert [result.spec for result in events.results] == [spec for block in given for spec in block]
+    assert num_ended == [2, 3, 5, 6]
+    assert len(events.of(GangStarting)) == 2
+    for num_workers, num_trials in ((1, 2), (2, 4)):
+        gangs = [gang_of(r) for r in events.results if r.spec.placement.num_workers == num_workers]
+        assert [nth for _, nth in gangs] == list(range(1, num_trials + 1)) and len({gang for gang, _ in gangs}) == 1
 
 
 @pytest.mark.parametrize("victim", ["worker", "rank", "fork server"])

@@ -46,12 +46,12 @@ def run_in(request):
     """Runs a study in a folder with the runner under test."""
     address = request.getfixturevalue("fork_address") if request.param == "ray" else ""
 
-    def run_(study, specs, folder, **settings):
+    def run_(study, specs, folder, more=None, **settings):
         made = settings_at(folder, **settings)
         if request.param == "ray":
-            return run(TuneRunner(made, owns_cluster=True, fork_address=address), study, specs)
+            return run(TuneRunner(made, owns_cluster=True, fork_address=address), study, specs, more)
         with LocalRunner(made) as runner:
-            return run(runner, study, specs)
+            return run(runner, study, specs, more)
 
     return run_
 
@@ -190,6 +190,22 @@ def check_strays_end(run, names, ranks=()):
     strays = [line["stray"] for name in names for line in run.log(name) if "stray" in line]
     assert len(strays) == len(names) * (3 if sys.platform == "linux" else 1)
     until(lambda: not any(map(is_running, [*strays, *ranks])), "the end of a trial's processes")
+
+
+def test_further_trials_are_asked_for_when_all_have_ended_until_there_are_none(run_in, tmp_path):
+    study = Study(workload=acting, name="blocks", config={"num_samples": 64})
+    first, *blocks = ([study.trial({}, 10 * block + n) for n in range(2)] for block in range(3))
+    num_asked = []
+
+    def more():
+        num_asked.append(len(blocks))
+        return blocks.pop(0) if blocks else ()
+
+    every = [*first, *(spec for block in blocks for spec in block)]
+    events = run_in(study, first, tmp_path, more)
+    assert num_asked == [2, 1, 0]
+    assert [result.spec for result in events.results] == every
+    assert {result.state for result in events.results} == {TrialState.FINISHED}
 
 
 def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit_and_leaves_no_process(run_in, study_run, tmp_path):

@@ -80,7 +80,12 @@ class Stage:
         finally:
             self.happened.append("runner down")
 
-    def _run(self, study, specs, listener):
+    def _run(self, study, specs, listener, more=None):
+        self._run_specs(specs, listener)
+        while more is not None and (specs := more()):
+            self._run_specs(specs, listener)
+
+    def _run_specs(self, specs, listener):
         self.happened.append(("ran", tuple(specs)))
         for i, spec in enumerate(specs):
             if i == self.error_at and self.error is not None:

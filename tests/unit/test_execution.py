@@ -21,7 +21,7 @@ from raypar.execution.results import JOINED
 from raypar.run import locks
 from raypar.run.cluster import Cluster
 from raypar.run.locks import CoreLease, Holder
-from raypar.run.runner import Notice, TrialEnded
+from raypar.run.runner import Notice, TrialEnded, TrialsAdded
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.train.affinity import Core
@@ -312,3 +312,118 @@ def test_trials_that_others_come_to_share_cores_with_are_marked_from_then_on(on_
     assert marked == [5, 6, 7]
     notices = [event.text for event in on_four_cores.shown if isinstance(event, Notice)]
     assert notices == [JOINED.format(f"study `other` (process {os.getppid()} of )")]
+
+
+def until_settled(**changes):
+    return a_study(**{"until": "settled", "space": {"width": grid(4, 6, 8)}, "baseline": {"width": 4}, **changes})
+
+
+def wavering(open_for, spread=0.01):
+    """A width of 6 is 1.05 times as fast as one of 4, that of 8 twice; so long they waver that 6 is open."""
+
+    def trial(spec):
+        width = spec.config["width"]
+        by = spread if spec.repeat < open_for else 0.0
+        time_s = {4: 4.2, 6: 4.0, 8: 2.0}[width] * (1 + by * ((spec.repeat + width // 2) % 3 - 1))
+        return finished(spec, train_time_s=time_s, wall_s=10.0)
+
+    return trial
+
+
+def labels_of(ran):
+    return [sorted((spec.config["width"], spec.repeat) for spec in specs) for specs in ran]
+
+
+FIRST_BLOCKS = [(n, repeat) for n in (4, 6, 8) for repeat in range(3)]
+
+
+def test_open_points_get_further_blocks_in_the_same_run_until_the_study_is_settled(stage):
+    stage.trial = wavering(2)
+    outcome = stage.execute(until_settled())
+    first, *later = labels_of(stage.of("ran"))
+    assert first == FIRST_BLOCKS
+    assert later and later == [[(4, 3 + i), (6, 3 + i)] for i in range(len(later))]
+    assert stage.happened.count("runner up") == 1
+    num_trials = 9 + 2 * len(later)
+    assert (outcome.plan.num_trials, outcome.num_done, outcome.status) == (num_trials, num_trials, "finished")
+    assert outcome.analysis.verdicts[0] == f"Settled after {num_trials} trials."
+    added = [event for event in stage.shown if isinstance(event, TrialsAdded)]
+    assert [tuple(event.specs) for event in added] == stage.of("ran")[1:]
+    assert added[0].reason.startswith("1 point open: width=6 1.05") and "more" in added[0].reason
+
+
+def test_a_study_that_runs_until_it_is_settled_goes_on_where_it_was(stage):
+    stage.trial = wavering(2)
+    whole = stage.execute(until_settled())
+    every = sorted(whole.results.values(), key=lambda result: (result.spec.repeat, result.spec.order))
+    for num_stored in (4, 9, 10, 11, 12):
+        stage.happened.clear()
+        stage.stored = every[:num_stored]
+        outcome = stage.execute(until_settled())
+        assert outcome.results.keys() == whole.results.keys()
+        assert sum(map(len, stage.of("ran"))) == len(every) - num_stored
+    stage.happened.clear()
+    stage.stored = every
+    assert stage.execute(until_settled()).analysis.verdicts == whole.analysis.verdicts
+    assert stage.of("ran") == []
+
+
+def test_repeats_are_the_least_number_of_blocks(stage):
+    stage.execute(until_settled(num_repeats=4))
+    assert len(stage.of("ran")[0]) == 12
+    stage.happened.clear()
+    stage.execute(until_settled(num_repeats=1))
+    assert len(stage.of("ran")[0]) == 9
+
+
+def test_no_block_is_begun_that_would_end_after_the_budget(stage, monkeypatch):
+    stage.trial = wavering(30)
+    passed_s = [0.0]
+
+    def trial(spec, make=stage.trial):
+        passed_s[0] += 10.0
+        return make(spec)
+
+    stage.trial = trial
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
+    outcome = stage.execute(until_settled(budget=130))
+    assert [len(specs) for specs in stage.of("ran")] == [9, 2, 2]
+    sentence = outcome.analysis.verdicts[0]
+    assert sentence.startswith("Stopped after 13 trials, as the budget allows no further block; still open: width=6")
+
+
+def test_the_maximum_of_repeats_ends_it(stage):
+    stage.trial = wavering(30, spread=0.03)
+    outcome = stage.execute(until_settled(max_repeats=4))
+    assert [len(specs) for specs in stage.of("ran")] == [9, 2]
+    assert outcome.analysis.verdicts[0].startswith("Stopped at the maximum of 4 repeats, after 11 trials; still open:")
+
+
+def test_a_point_that_fails_gets_no_further_block_and_another_try_in_the_next_execution(stage):
+    wavers = wavering(30)
+    stage.trial = lambda spec: failed(spec) if spec.repeat == 2 else wavers(spec)
+    outcome = stage.execute(until_settled())
+    assert [len(specs) for specs in stage.of("ran")] == [9]
+    assert "as more of them would not help" in outcome.analysis.verdicts[0]
+    stage.stored, stage.trial = list(outcome.results.values()), wavering(2)
+    stage.happened.clear()
+    outcome = stage.execute(until_settled())
+    assert labels_of(stage.of("ran"))[0] == [(n, 2) for n in (4, 6, 8)]
+    assert outcome.analysis.verdicts[0].startswith("Settled after")
+
+
+def test_an_interrupted_study_says_what_is_open(stage):
+    stage.trial, stage.error, stage.error_at = wavering(30), Interrupted(), 1
+
+    def run(specs, listener, first=stage._run_specs):
+        if len(specs) == 9:
+            stage.error, error = None, stage.error
+            first(specs, listener)
+            stage.error = error
+        else:
+            first(specs, listener)
+
+    stage._run_specs = run
+    outcome = stage.execute(until_settled())
+    assert outcome.was_interrupted and outcome.num_done == 10
+    assert outcome.analysis.verdicts[0].startswith("Not settled yet, after 10 trials; still open: width=6")

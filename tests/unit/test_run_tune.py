@@ -1,4 +1,4 @@
-"""A listener that fails ends a study in Tune once, and no event that was lost with it is waited for.
+"""Tune's searcher and callback: further blocks are given out in one run, and a listener that fails ends it once.
 
 Ray's calls are stood in for: which events come together is a matter of luck with a real broker.
 """
@@ -6,6 +6,9 @@ Ray's calls are stood in for: which events come together is a matter of luck wit
 from types import SimpleNamespace
 
 import pytest
+from ray import cloudpickle
+from ray.tune.search import Searcher
+from ray.tune.search.search_generator import SearchGenerator
 from results import make_spec
 
 from raypar.errors import StoreError
@@ -42,3 +45,84 @@ def test_after_a_listener_failed_no_other_trial_is_waited_for(monkeypatch):
     assert callback.error is error
     callback.on_trial_complete(0, [], second)
     callback.on_trial_error(0, [], second)
+
+
+class Blocks:
+    """Further blocks, by the number of trials in each, and how often they were asked for."""
+
+    def __init__(self, *sizes):
+        self.sizes, self.num_asked, self.num_made = list(sizes), 0, 0
+
+    def __call__(self):
+        self.num_asked += 1
+        return self.make(self.sizes.pop(0)) if self.sizes else ()
+
+    def make(self, num):
+        self.num_made += num
+        return tuple(make_spec({}, repeat) for repeat in range(self.num_made - num, self.num_made))
+
+
+def given_out(searcher, ended, num_slots=1):
+    """Return the trials' places in the order in which a searcher gives them out; each ends before the next but one."""
+    places, live = [], []
+    for number in range(1000):
+        suggested = searcher.suggest(str(number))
+        if suggested == Searcher.FINISHED:
+            return places
+        if suggested is not None:
+            places.append(suggested["order"])
+            live.append(str(number))
+            assert len(live) <= num_slots
+        else:
+            assert live, "Tune would wait for ever"
+            searcher.on_trial_complete(live.pop(0))
+            ended[0] += 1
+    raise AssertionError("no end")
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 5])
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 1, 3)])
+def test_blocks_are_given_out_one_after_the_other_each_once_all_before_have_ended(sizes, num_slots):
+    blocks, ended = Blocks(*sizes), [0]
+    specs = list(blocks.make(3))
+    asked_at = []
+
+    def more():
+        asked_at.append(ended[0])
+        return blocks()
+
+    searcher = module.BlockSearcher(specs, more, lambda: ended[0], num_slots)
+    num_trials = 3 + sum(sizes)
+    assert given_out(searcher, ended, num_slots) == list(range(num_trials))
+    assert [spec.repeat for spec in specs] == list(range(num_trials))
+    assert asked_at == [3 + sum(sizes[:n]) for n in range(len(sizes) + 1)]
+
+
+def test_more_is_asked_for_only_when_every_result_was_passed_on():
+    blocks, num_ended = Blocks(1), [0]
+    searcher = module.BlockSearcher(list(blocks.make(1)), blocks, lambda: num_ended[0], 1)
+    assert searcher.suggest("a") == {"order": 0}
+    searcher.on_trial_complete("a", error=True)
+    assert searcher.suggest("b") is None and blocks.num_asked == 0
+    num_ended[0] = 1
+    assert searcher.suggest("b") == {"order": 1} and blocks.num_asked == 1
+
+
+def test_more_slots_give_out_more_at_a_time():
+    searcher = module.BlockSearcher(list(Blocks().make(3)), Blocks(), lambda: 0, 1)
+    assert searcher.suggest("a") == {"order": 0} and searcher.suggest("b") is None
+    searcher.max_concurrent = 2  # nodes have joined
+    assert searcher.suggest("b") == {"order": 1} and searcher.suggest("c") is None
+
+
+def test_tune_takes_the_searcher_and_what_it_holds_need_not_be_pickled():
+    searcher = module.BlockSearcher(list(Blocks().make(1)), lambda: (), lambda: 1, 1)
+    searcher._lock = (each for each in "not to be pickled")
+    cloudpickle.dumps(searcher)  # as the Tuner's state
+    generator = SearchGenerator(searcher)
+    assert not generator.set_search_properties(None, None, {"broker": "x"})
+    searcher.save_to_dir("/nowhere")
+    generator._total_samples = 10
+    searcher._num_given = 1
+    assert not generator.is_finished()
+    assert generator.create_trial_if_possible({}) is None and generator.is_finished()

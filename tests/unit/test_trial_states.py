@@ -168,7 +168,7 @@ def test_a_point_that_diverged_is_neither_recommended_nor_the_fastest_nor_the_be
     advice, analysis = recommend(QUESTION, results, Constraints()), analyse(QUESTION, results)
     assert advice.chosen.point == POINTS[3]
     assert {c.exclusion for c in advice.candidates if c.point == POINTS[1]} == {why}
-    assert front_of(analysis.points, "max") == {3}
+    assert front_of(analysis.points, "max", analysis.family) == {3}
     assert chosen_point(analysis).point != POINTS[1]
     (fastest,) = [text for text in analysis.verdicts if " is the fastest" in text]
     assert fastest.startswith("batch_size=64 num_workers=2")
@@ -337,5 +337,5 @@ def test_an_error_of_the_driver_ends_the_run_as_itself_though_tune_wraps_it(monk
     runner = TuneRunner(RunSettings(Path("/logs")), owns_cluster=True)
     study = Study(workload=digits, space={"lr": grid(0.1, 0.2)}, num_repeats=1, name="s")
     with pytest.raises(WorkloadError) as caught:
-        runner._tune(study, study.trials(), "broker", broker, 1, listener)
+        runner._tune(study, study.trials(), "broker", broker, 1, listener, None)
     assert caught.value is wrong
