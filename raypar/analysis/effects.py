@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from raypar import units
 from raypar.analysis.checks import named
 from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, point_key
-from raypar.analysis.stats import NO_PRIOR, Estimate, Floats, shift_estimate
+from raypar.analysis.stats import MIN_RANKED, NO_PRIOR, Estimate, Floats, VariancePrior
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -201,9 +201,10 @@ def _main_effects(grid: _Grid, family: Family) -> tuple[tuple[MainEffect, ...], 
                 incomplete.append(point_label({key: level}))
                 continue
             changes = (scores[1] - scores[0]).mean(axis=0).tolist() if scores else []
-            change = shift_estimate(changes, level=family.metric_level(len(changes))) if scores else None
+            change = family.metric_shift(changes, prior=_prior(family.metrics, len(changes))) if scores else None
             reference, this = map(_mean, times)
-            levels.append(LevelEffect(level, len(times[0]), family.log_ratio(reference - this, NO_PRIOR), change))
+            speedup = family.log_ratio(reference - this, _prior(family.times, len(this)))
+            levels.append(LevelEffect(level, len(times[0]), speedup, change))
         if levels:
             values = grid.levels[axis]
             is_ordered = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
@@ -230,9 +231,19 @@ def _interactions(grid: _Grid, family: Family) -> tuple[tuple[Interaction, ...],
                 continue
             base_then, most_then, base_now, most_now = map(_mean, parts)
             now, then = base_now - most_now, base_then - most_then
-            estimates = [family.log_ratio(logs, NO_PRIOR) for logs in (now, then, now - then)]
-            interactions.append(Interaction(key, level, reference, num_workers, base_workers, *estimates))
+            prior = _prior(family.times, len(now))
+            speedups = [family.log_ratio(logs, prior) for logs in (now, then)]
+            change = family.log_ratio(now - then, replace(prior, variance=2 * prior.variance))  # of four points
+            interactions.append(Interaction(key, level, reference, num_workers, base_workers, *speedups, change))
     return tuple(interactions), incomplete
+
+
+def _prior(of_points: VariancePrior, num_blocks: int) -> VariancePrior:
+    """Return what the points' variances say about that of a mean over points.
+
+    It varies less. With few blocks an upper bound of its variance is worth more than an estimate of its own.
+    """
+    return of_points if num_blocks < MIN_RANKED else NO_PRIOR
 
 
 def _mean(log_times: Floats) -> Floats:

@@ -115,20 +115,24 @@ class Family:
     """Comparisons of a study's points that hold all at once, with 95 % confidence.
 
     Attributes:
-        num_comparisons: how many of times it makes at most, and of metrics as many; one-sided ones count half.
+        num_comparisons: how many of times it makes at most; one-sided ones count half.
+        num_metric_comparisons: likewise, of metrics.
         times: variance of the points' log times.
         metrics: of their metrics.
         max_blocks: the last block after which the results are looked at; None: they are looked at once.
     """
 
     num_comparisons: float = 1.0
+    num_metric_comparisons: float = 1.0
     times: VariancePrior = NO_PRIOR
     metrics: VariancePrior = NO_PRIOR
     max_blocks: int | None = None
 
     def of_all_pairs(self, num_points: int) -> Family:
         """Return the family for comparisons of each point with every other one."""
-        return replace(self, num_comparisons=max(self.num_comparisons, num_points * (num_points - 1) / 2))
+        num_pairs = num_points * (num_points - 1) / 2
+        counts = {key: max(getattr(self, key), num_pairs) for key in ("num_comparisons", "num_metric_comparisons")}
+        return replace(self, **counts)
 
     def time_level(self, num_blocks: int) -> float:
         """Return the confidence of each comparison of times that rests on so many blocks."""
@@ -136,7 +140,7 @@ class Family:
 
     def metric_level(self, num_blocks: int) -> float:
         """Return the confidence of each comparison of metrics that rests on so many blocks."""
-        return self._level(METRIC_ERROR / self.num_comparisons, num_blocks)
+        return self._level(METRIC_ERROR / self.num_metric_comparisons, num_blocks)
 
     def law_level(self, num_groups: int, num_blocks: int) -> float:
         """Return the confidence of the laws' intervals in a report on so many groups of worker counts."""
@@ -185,7 +189,7 @@ class Family:
     def metric_change(self, first: PointSamples, second: PointSamples) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`; None where no block has both."""
         differences = metric_differences(first, second)
-        return self._metric_shift(differences, self.metric_level(len(differences)))
+        return self.metric_shift(differences)
 
     def metric_bounds(self, first: PointSamples, second: PointSamples, num_tests: int = 1) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`, for one-sided tests against a margin.
@@ -196,17 +200,24 @@ class Family:
             num_tests: how many such tests are to hold at once, with 95 % confidence.
         """
         differences = metric_differences(first, second)
-        return self._metric_shift(differences, self.bounds_level(num_tests, len(differences)))
+        return self.metric_shift(differences, self.bounds_level(num_tests, len(differences)))
 
-    def _metric_shift(self, differences: Sequence[float], level: float) -> Estimate | None:
-        """Estimate a difference of metrics; None without a block.
+    def metric_shift(
+        self, differences: Sequence[float], level: float | None = None, prior: VariancePrior | None = None
+    ) -> Estimate | None:
+        """Estimate a difference of metrics from those of each block; None without a block.
 
         Two points that learn the same but for rounding, such as equal batches on other numbers of workers, vary far
         less against each other than against the other points: these say nothing about the two.
+
+        Args:
+            level: None: that of comparisons that hold all at once.
+            prior: of the variances; None: that of single points.
         """
         if not differences:
             return None
-        scale, prior = 2 * self.metrics.variance, self.metrics
+        level, prior = level or self.metric_level(len(differences)), prior or self.metrics
+        scale = 2 * prior.variance
         if scale and chdtr(len(differences), float(np.sum(np.square(differences))) / scale) < ALIKE:
             prior = NO_PRIOR
         return shift_estimate(differences, level=level, prior=prior)
@@ -224,9 +235,11 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
 
     They are those of each point with its baseline; of the fastest point with each other one, which is one-sided; of
     worker counts, if that is not the same; of batch sizes, three each, where trials report on the way; and of the
-    levels of each hyperparameter, where two are swept or more.
+    levels of each hyperparameter, where two are swept or more. Metrics are compared with the best one, between worker
+    counts, and between levels.
     """
     timed = [p for p in gathered if p.times]
+    scored = [p for p in gathered if p.by_repeat("metric")]
     num_base = sum(
         base is not None and bool(base.times) and not question.is_baseline(p.point)
         for p, base in with_baselines(question, timed)
@@ -236,9 +249,10 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     is_followed = any(len(result.reports) > 1 for p in timed for result in p.results)
     num_batches = 3 * sum(_num_grouped(timed, key) for key in BATCH_KEYS) if is_followed else 0
     levels = [len({point_key({k: p.point.get(k)}) for p in timed}) - 1 for k in question.space_keys]
-    num_effects = 2 * sum(levels) if sum(n > 0 for n in levels) > 1 else 0
+    num_effects = sum(levels) if sum(n > 0 for n in levels) > 1 else 0
     return Family(
-        max(1.0, num_base + num_best + num_scaling + num_batches + num_effects),
+        max(1.0, num_base + num_best + num_scaling + num_batches + 2 * num_effects),
+        max(1.0, (len(scored) - 1) / 2 + _num_grouped(scored, "num_workers") + num_effects),
         variance_prior(_table([{r: math.log(t) for r, t in p.times.items()} for p in timed])),
         variance_prior(_table([p.by_repeat("metric") for p in gathered])),
         question.max_repeats,
