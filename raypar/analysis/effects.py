@@ -21,7 +21,7 @@ from raypar import units
 from raypar.analysis.checks import named
 from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, point_key
-from raypar.analysis.stats import MIN_RANKED, NO_PRIOR, Estimate, Floats, VariancePrior
+from raypar.analysis.stats import Estimate, Floats, prior_of_mean
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -200,11 +200,13 @@ def _main_effects(grid: _Grid, family: Family) -> tuple[tuple[MainEffect, ...], 
             if times is None:
                 incomplete.append(point_label({key: level}))
                 continue
-            changes = (scores[1] - scores[0]).mean(axis=0).tolist() if scores else []
-            change = family.metric_shift(changes, prior=_prior(family.metrics, len(changes))) if scores else None
+            num_pairs, num_blocks, change = len(times[0]), times[0].shape[1], None
+            if scores:
+                prior = prior_of_mean(family.metrics, num_blocks, num_pairs, family.metric_level(num_blocks))
+                change = family.metric_shift((scores[1] - scores[0]).mean(axis=0).tolist(), prior=prior)
             reference, this = map(_mean, times)
-            speedup = family.log_ratio(reference - this, _prior(family.times, len(this)))
-            levels.append(LevelEffect(level, len(times[0]), speedup, change))
+            prior = prior_of_mean(family.times, num_blocks, num_pairs, family.time_level(num_blocks))
+            levels.append(LevelEffect(level, num_pairs, family.log_ratio(reference - this, prior), change))
         if levels:
             values = grid.levels[axis]
             is_ordered = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
@@ -231,19 +233,11 @@ def _interactions(grid: _Grid, family: Family) -> tuple[tuple[Interaction, ...],
                 continue
             base_then, most_then, base_now, most_now = map(_mean, parts)
             now, then = base_now - most_now, base_then - most_then
-            prior = _prior(family.times, len(now))
-            speedups = [family.log_ratio(logs, prior) for logs in (now, then)]
-            change = family.log_ratio(now - then, replace(prior, variance=2 * prior.variance))  # of four points
-            interactions.append(Interaction(key, level, reference, num_workers, base_workers, *speedups, change))
+            prior = prior_of_mean(family.times, len(now), len(parts[0]), family.time_level(len(now)))
+            of_four = replace(prior, variance=2 * prior.variance)
+            estimates = [family.log_ratio(*each) for each in ((now, prior), (then, prior), (now - then, of_four))]
+            interactions.append(Interaction(key, level, reference, num_workers, base_workers, *estimates))
     return tuple(interactions), incomplete
-
-
-def _prior(of_points: VariancePrior, num_blocks: int) -> VariancePrior:
-    """Return what the points' variances say about that of a mean over points.
-
-    It varies less. With few blocks an upper bound of its variance is worth more than an estimate of its own.
-    """
-    return of_points if num_blocks < MIN_RANKED else NO_PRIOR
 
 
 def _mean(log_times: Floats) -> Floats:

@@ -324,6 +324,27 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
+def prior_of_mean(of_points: VariancePrior, num_blocks: int, num_pairs: int, level: float) -> VariancePrior:
+    """Return what the points' variances say about the difference of two means over points.
+
+    It varies no more than a difference of two points, and so much less where their noise is independent that it is
+    worth nothing: that of the two whose interval is expected to be the shorter one.
+
+    Args:
+        of_points: of single points.
+        num_blocks: of the means, at least two.
+        num_pairs: points in each mean.
+        level: of the interval.
+    """
+    num_own, num_prior = num_blocks - 1, of_points.num_freedom
+    if num_own < 1 or not num_prior:
+        return NO_PRIOR
+    num_both = num_own + num_prior
+    share = (num_prior + num_own / num_pairs) / num_both
+    with_prior = _quantile(max(num_own, min(num_both, of_points.num_pooled)), level) * math.sqrt(share)
+    return of_points if with_prior < _quantile(num_own, level) / math.sqrt(num_pairs) else NO_PRIOR
+
+
 def shift_estimate(differences: Sequence[float] | Floats, *, level: float, prior: VariancePrior = NO_PRIOR) -> Estimate:
     """Estimate by how much one point lies above another, from their differences block by block.
 

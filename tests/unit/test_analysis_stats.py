@@ -20,6 +20,7 @@ from raypar.analysis.stats import (
     censored_median_estimate,
     difference_estimate,
     median_estimate,
+    prior_of_mean,
     ratio_estimate,
     shift_estimate,
     variance_prior,
@@ -312,3 +313,13 @@ def test_a_difference_of_metrics_lies_in_its_interval(size):
 def test_a_shift_lies_in_its_interval_whatever_the_points_have_in_common(size, level, num_points, freedom):
     error = 3 * math.sqrt(level * (1 - level) / NUM_STUDIES)
     assert_covered(0.2, size, level - 0.005 - error, 1, of_shift, size, num_points, freedom, level)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_pairs", "helps"),
+    [(1, 2, False), (3, 1, True), (3, 8, True), (6, 2, True), (6, 8, False), (12, 8, False), (30, 1, True)],
+)
+def test_the_points_variance_is_worth_something_to_means_of_few_points_or_of_few_blocks(num_blocks, num_pairs, helps):
+    prior = VariancePrior(1.0, (num_blocks - 2) ** 2, 7 * num_blocks)
+    assert prior_of_mean(prior, num_blocks, num_pairs, 0.999) == (prior if helps else NO_PRIOR)
+    assert prior_of_mean(NO_PRIOR, num_blocks, num_pairs, 0.999) == NO_PRIOR
