@@ -13,6 +13,7 @@ study = Study(
     space={"batch_size": grid(96, 768), "num_workers": grid(1, 2)},
     baseline={"num_workers": 1},
     until="settled",
+    max_repeats=10,
     budget="90s",
     config={"epochs": 15},
 )

@@ -27,7 +27,6 @@ from unittest.mock import patch
 from typer.testing import CliRunner
 
 from raypar import __version__
-from raypar.analysis.scaling import WorkerGroup
 from raypar.cli.app import app
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult
@@ -187,7 +186,6 @@ def _same_everywhere(folder):
         # Drawings and the script that draws them take seconds, and are not in the golden files.
         patch("vl_convert.vegalite_to_svg", lambda spec: "<svg></svg>"),
         patch("vl_convert.javascript_bundle", lambda script: script),
-        patch.object(WorkerGroup.analyse, "__defaults__", (cases.FEW_RESAMPLES,)),
     ):
         for variable in ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "FORCE_COLOR"):
             os.environ.pop(variable, None)

@@ -25,7 +25,7 @@ from raypar.analysis.compare import Gate, Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import Constraints, recommend
-from raypar.analysis.scaling import WorkerGroup, read_table, worker_groups
+from raypar.analysis.scaling import read_table, worker_groups
 from raypar.analysis.time_to_target import Start, Target
 from raypar.analysis.verdicts import break_even_lines
 from raypar.errors import RayparError
@@ -67,15 +67,13 @@ NEARLY = (1.0, 1.004, 0.996)
 NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.002)
 ANY = Constraints()
 COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_size=grid(64)' --repeats 12"
-FEW_RESAMPLES = 60  # of 300: the intervals of the laws' parameters take most of the time
 
 
 def texts():
     """Each file of cases, and what it would hold now."""
-    with patch.object(WorkerGroup.analyse, "__defaults__", (FEW_RESAMPLES,)):
-        for name, cases in FILES.items():
-            parts = [f"==== {title}\n{text.strip(chr(10))}\n" for title, text in cases().items()]
-            yield f"cases/{name}.txt", "\n".join(parts)
+    for name, cases in FILES.items():
+        parts = [f"==== {title}\n{text.strip(chr(10))}\n" for title, text in cases().items()]
+        yield f"cases/{name}.txt", "\n".join(parts)
 
 
 def printed(show, *args, width=80, **more):

@@ -12,8 +12,6 @@ from command import joined, raypar, refused
 from html_studies import question, results
 from recording import recorded
 
-from raypar.analysis.scaling import WorkerGroup
-
 TAGS = {"git.commit": "0123abcd", "host": "node-7", "command": "raypar study s.py"}
 
 
@@ -26,8 +24,7 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def few_resamples(monkeypatch, tmp_path):
-    monkeypatch.setattr(WorkerGroup.analyse, "__defaults__", (60,))
+def in_a_folder_of_its_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
