@@ -154,8 +154,8 @@ def effects_of(question: Question, gathered: Sequence[PointSamples], family: Fam
     grid = _grid(question, placed, swept)
     if not grid.log_times.shape[-1]:
         return _none(f"no block has finished trials of {units.percent(MIN_SHARE)} of the points")
-    main, incomplete = _main_effects(grid, family)
-    interactions, incomplete_pairs = _interactions(grid, family)
+    main, incomplete = _main_effects(grid, family.secondary)
+    interactions, incomplete_pairs = _interactions(grid, family.secondary)
     missing = (("the effect of", incomplete), ("the dependence of the speedup on", incomplete_pairs))
     omitted = tuple(f"{TOO_FEW} {what} {named(levels)}" for what, levels in missing if levels)
     return Effects(grid.log_times.shape[-1], main, interactions, omitted)

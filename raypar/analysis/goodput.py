@@ -136,7 +136,7 @@ def _group(
 def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run], family: Family) -> Goodput:
     def ratio(value: Callable[[_Run], float]) -> Estimate:
         slow, fast = ({repeat: value(run) for repeat, run in side.items()} for side in (base, runs))
-        return family.ratio(slow, fast, NO_PRIOR)
+        return family.secondary.ratio(slow, fast, NO_PRIOR)
 
     rounding = sum(_rounding([run[2] for run in side.values()]) for side in (base, runs))
     return Goodput(

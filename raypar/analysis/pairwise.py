@@ -45,6 +45,7 @@ POWER = 0.8
 SAME_WORK_TOLERANCE = 1e-6
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
 TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.044, 0.003, 0.003
+SECONDARY = 0.25  # the weight of comparisons that explain, against those that answer a study's question
 LAW_ERROR = 0.01  # of an interval of the laws of scaling; a peak is a claim about one of its sides
 
 # How seldom metrics of two points that share nothing but their variance come this close to each other.
@@ -115,7 +116,7 @@ class Family:
     """Comparisons of a study's points that hold all at once, with 95 % confidence.
 
     Attributes:
-        num_comparisons: how many of times it makes at most; one-sided ones count half.
+        num_comparisons: how many of times it makes at most; one-sided ones count half, secondary ones a quarter.
         num_metric_comparisons: likewise, of metrics.
         times: variance of the points' log times.
         metrics: of their metrics.
@@ -132,6 +133,12 @@ class Family:
         """Return the family for comparisons of each point with every other one."""
         num_pairs = num_points * (num_points - 1) / 2
         counts = {key: max(getattr(self, key), num_pairs) for key in ("num_comparisons", "num_metric_comparisons")}
+        return replace(self, **counts)
+
+    @property
+    def secondary(self) -> Family:
+        """Family for comparisons that explain more than they answer: each has a quarter of the others' error."""
+        counts = {key: getattr(self, key) / SECONDARY for key in ("num_comparisons", "num_metric_comparisons")}
         return replace(self, **counts)
 
     def time_level(self, num_blocks: int) -> float:
@@ -233,10 +240,10 @@ def is_equivalent(speedup: Estimate, margin: float) -> bool:
 def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     """Return the family of a study's comparisons.
 
-    They are those of each point with its baseline; of the fastest point with each other one, which is one-sided; of
-    worker counts, if that is not the same; of batch sizes, three each, where trials report on the way; and of the
-    levels of each hyperparameter, where two are swept or more. Metrics are compared with the best one, between worker
-    counts, and between levels.
+    They are those of each point with its baseline, and of the fastest point with each other one, which is one-sided.
+    Secondary ones are of worker counts, if that is not the same; of batch sizes, three each, where trials report on the
+    way; and of the levels of each hyperparameter, where two are swept or more. Metrics are compared with the best one;
+    between worker counts and between levels, which is secondary.
     """
     timed = [p for p in gathered if p.times]
     scored = [p for p in gathered if p.by_repeat("metric")]
@@ -251,8 +258,8 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     levels = [len({point_key({k: p.point.get(k)}) for p in timed}) - 1 for k in question.space_keys]
     num_effects = sum(levels) if sum(n > 0 for n in levels) > 1 else 0
     return Family(
-        max(1.0, num_base + num_best + num_scaling + num_batches + 2 * num_effects),
-        max(1.0, (len(scored) - 1) / 2 + _num_grouped(scored, "num_workers") + num_effects),
+        max(1.0, num_base + num_best + SECONDARY * (num_scaling + num_batches + 2 * num_effects)),
+        max(1.0, (len(scored) - 1) / 2 + SECONDARY * (_num_grouped(scored, "num_workers") + num_effects)),
         variance_prior(_table([{r: math.log(t) for r, t in p.times.items()} for p in timed])),
         variance_prior(_table([p.by_repeat("metric") for p in gathered])),
         question.max_repeats,
@@ -322,7 +329,7 @@ def worker_metrics(question: Question, points: Sequence[PointSamples], family: F
         margin = metric_margin(question.metric, float(np.median(base.all_of("metric"))))
         others = [p for p in group if p is not base]
         for p in others:
-            change, bounds = family.metric_change(base, p), family.metric_bounds(base, p, len(others))
+            change, bounds = family.secondary.metric_change(base, p), family.metric_bounds(base, p, len(others))
             if change is None or bounds is None:
                 continue
             verdict = Equivalence.UNKNOWN

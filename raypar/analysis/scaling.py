@@ -331,6 +331,8 @@ def _group(
             f"no finished trial with {baseline} workers{at} to compare with",
             hint=f"worker counts that have some: {', '.join(map(str, timed))}",
         )
+    if base != question.baseline.get("num_workers") or question.compared_keys() != ("num_workers",):
+        family = family.secondary  # elsewhere these are the speedups of the points
     ratios = {n: reference(len(s.samples)) if n == base else family.speedup(timed[base], s) for n, s in timed.items()}
     speedups = {n: ratio for n, ratio in ratios.items() if ratio is not None}
     counts_samples = all(s.throughput is not None for p in timed.values() for s in p.samples.values())

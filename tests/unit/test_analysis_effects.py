@@ -126,7 +126,7 @@ def test_intervals_of_effects_have_the_level_of_the_family_and_with_many_blocks_
     results = plain(noise=0.05, blocks=(1.0, 1.3, 0.8) * 4)
     speedup = level(effects(results), "batch_size", 64).speedup
     family = family_of(QUESTION, collect(QUESTION, results, "train_time_s"))
-    assert family.num_comparisons == 6 + 4 + 2 * 4 and speedup.level == family.time_level(12)
+    assert family.num_comparisons == 6 + 4 + 2 * 4 / 4 and speedup.level == family.secondary.time_level(12)
     logs = np.log([r.train_time_s for r in results]).reshape(12, 3, 3).mean(axis=2)  # block, batch size
     half = student.ppf((1 + speedup.level) / 2, 11) * HODGES_LEHMANN_ERROR * np.std(logs[:, 0] - logs[:, 1], ddof=1)
     assert math.log(speedup.high / speedup.value) == pytest.approx(half / math.sqrt(12))

@@ -77,19 +77,19 @@ def on_the_way(results):
     [
         (WORKERS, [], 1, 1),
         (WORKERS, by_workers(8.0), 1, 1),
-        (WORKERS, by_workers(8.0, 4.0), 1, 0.5 + 1),  # with its baseline, which is also with the next one
-        (WORKERS, by_workers(8.0, 4.0, 2.0, 1.0), 3 + 1.5, 1.5 + 3),
-        (Question("s", {}, ("num_workers",)), by_workers(8.0, 4.0, 2.0, 1.0), 1.5 + 3, 1.5 + 3),  # scaling
+        (WORKERS, by_workers(8.0, 4.0), 1, 1),  # with its baseline, which is also with the next one
+        (WORKERS, by_workers(8.0, 4.0, 2.0, 1.0), 3 + 1.5, 1.5 + 3 / 4),
+        (Question("s", {}, ("num_workers",)), by_workers(8.0, 4.0, 2.0, 1.0), 1.5 + 3 / 4, 1.5 + 3 / 4),  # scaling
         (Question("s", {}, ("lr",)), trials([({"lr": i}, 4.0) for i in range(4)]), 1.5, 1.5),
         (
             Question("s", {}, ("batch_size",)),
             on_the_way(trials([({"batch_size": i}, 4.0) for i in (1, 2, 3)])),
-            1 + 3 * 2,
+            1 + 3 * 2 / 4,
             1,
         ),
-        (BOTH, by_both(2, 2), 2 + 1.5 + 2 * 2, 1.5 + 2 + 2),
-        (BOTH, by_both(3, 4), 9 + 5.5 + 2 * 5, 5.5 + 9 + 5),
-        (BOTH, by_both(3, 4)[:-16], 6 + 3.5 + 2 * 4, 3.5 + 6 + 4),  # only points that ran count
+        (BOTH, by_both(2, 2), 2 + 1.5 + 2 * 2 / 4, 1.5 + (2 + 2) / 4),
+        (BOTH, by_both(3, 4), 9 + 5.5 + 2 * 5 / 4, 5.5 + (9 + 5) / 4),
+        (BOTH, by_both(3, 4)[:-16], 6 + 3.5 + 2 * 4 / 4, 3.5 + (6 + 4) / 4),  # only points that ran count
     ],
 )
 def test_a_family_counts_the_comparisons_with_the_baseline_the_fastest_and_of_the_levels(
