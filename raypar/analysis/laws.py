@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.special import fdtrc, stdtrit
 
-from raypar.analysis.stats import LEVEL, MEDIAN_ERROR, MEDIAN_ERRORS, Estimate, Floats, Method, reference
+from raypar.analysis.stats import LEVEL, MEDIAN_ERROR, MEDIAN_ERRORS, Estimate, Floats, Method, exponential, reference
 
 EXTRAPOLATED = (2, 4)  # times the largest worker count measured
 EXACT = 1e-6  # relative errors below it are rounding
@@ -137,12 +137,12 @@ class LogRates:
             second: another one.
             level: of the interval.
         """
-        value = math.exp(self._median(second) - self._median(first))
+        value = self._median(second) - self._median(first)
         if not len(self.variances):
-            return Estimate(value, None, None, self.num_samples, None, Method.SINGLE)
+            return exponential(Estimate(value, None, None, self.num_samples, None, Method.SINGLE))
         variance, quantile = self.welch(np.isin(self.counts, (first, second)) / self.weights, level)
         half = quantile * math.sqrt(max(variance, EXACT**2))
-        return Estimate(value, value * math.exp(-half), value * math.exp(half), self.num_samples, level, Method.T_LOG)
+        return exponential(Estimate(value, value - half, value + half, self.num_samples, level, Method.T_LINEAR))
 
     def welch(self, shares: Floats, level: float) -> tuple[float, float]:
         """Return the variance of a sum, and half its interval in standard errors.

@@ -53,6 +53,12 @@ def holds(estimate, truth):
 # ---- laws
 
 
+def test_two_wild_runs_of_each_worker_count_make_no_interval_too_large_for_a_float():
+    runs = Runs({1: (1.0, 1e-9), 2: (1.0, 1e9), 4: (1.0, 1e12)}, Quantity.THROUGHPUT)
+    for step in analyse_scaling(runs, Scaling.STRONG, level=0.99999).steps:
+        assert step.gain.low < step.gain.value < step.gain.high < math.inf
+
+
 @pytest.mark.parametrize(
     ("law", "scaling", "bounds"),
     [
