@@ -145,8 +145,8 @@ def _interpolated_ranks(ordered: Floats, level: float) -> tuple[float, float]:
     outer, inner = _confidence(k, size), _confidence(k + 1, size)
     share = (outer - level) / (outer - inner)
     weight = (size - k) * share / (k + (size - 2 * k) * share)
-    low = (1 - weight) * ordered[k - 1] + weight * ordered[k]
-    high = (1 - weight) * ordered[size - k] + weight * ordered[size - k - 1]
+    low = ordered[k - 1] + weight * (ordered[k] - ordered[k - 1])
+    high = ordered[size - k] + weight * (ordered[size - k - 1] - ordered[size - k])
     return float(low), float(high)
 
 
@@ -502,7 +502,8 @@ def _checked(values: Sequence[float] | Floats, *, positive: bool) -> Floats:
 
 
 def _log_estimate(value: float, half: float, size: int, level: float) -> Estimate:
-    """Return the t interval taken back from the log scale."""
+    """Return the t interval taken back from the log scale; rounding keeps the value in it."""
     centre = math.log(value)
-    of_logs = Estimate(centre, centre - half, centre + half, size, level, Method.T_LOG)
-    return replace(exponential(of_logs), value=value)
+    back = exponential(Estimate(centre, centre - half, centre + half, size, level, Method.T_LOG))
+    assert back.low is not None and back.high is not None
+    return replace(back, value=value, low=min(back.low, value), high=max(back.high, value))
