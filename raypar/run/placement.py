@@ -38,8 +38,10 @@ def shares(
         need: of a worker.
         free: what each node has to give.
     """
+    # A place that is kept for one trial may leave a node less than nothing for the others.
     room = [
-        min((int(node.get(kind, 0) // amount) for kind, amount in need.items() if amount), default=0) for node in free
+        max(0, min((int(node.get(kind, 0) // amount) for kind, amount in need.items() if amount), default=0))
+        for node in free
     ]
     order = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike: largest first finds a way
     counts, left = [0] * len(room), placement.num_workers

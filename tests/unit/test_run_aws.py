@@ -87,8 +87,13 @@ def forget_clients():
 
 
 def ray(*arguments):
-    done = CliRunner().invoke(cli, [*arguments, "--yes", str(CLUSTER)])
+    done = CliRunner().invoke(cli, [*arguments, "--yes", str(CLUSTER)], catch_exceptions=False)
     return done.exit_code, done.output
+
+
+def up():
+    code, output = ray("up")
+    assert code == 0, output
 
 
 def instances():
@@ -140,11 +145,11 @@ def test_the_head_starts_workers_from_plain_image_ids_since_its_role_can_look_up
 
 
 def test_a_second_ray_up_keeps_the_head_and_looks_the_images_up_again(aws):
-    assert ray("up")[0] == 0
+    up()
     (head,) = instances()
     for versions in aws.parameters.values():
         versions[-1].value += "new"
-    assert ray("up")[0] == 0
+    up()
     assert [i["InstanceId"] for i in instances()] == [head["InstanceId"]]
     types = Updater.configs[1]["available_node_types"]
     assert types["cpu_worker"]["node_config"]["ImageId"] == IMAGES["canonical"] + "new"
@@ -185,7 +190,7 @@ def test_what_is_missing_is_named_before_a_machine_costs_money(aws, monkeypatch,
 
 
 def test_a_cluster_is_taken_down_without_the_token_or_the_images(aws, monkeypatch):
-    assert ray("up")[0] == 0
+    up()
     no_token(aws, monkeypatch)
     no_image(aws, monkeypatch)
     code, output = ray("down")

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduled import Job, bound_s, cluster, on_empty, rules, simulate, workers
 
@@ -40,6 +40,12 @@ def together(ran):
 
 
 @given(jobs=jobs_of(), nodes=CLUSTERS, how=RULES, start_s=st.sampled_from([0.0, 3.0]))
+@example(
+    [*[Job(workers(1), 1.0)] * 5, Job(workers(3, nodes=1), 1.0), Job(workers(1), 1.0)],
+    cluster(3, 3),
+    rules(3, owns_cluster=False, max_parked=1),
+    0.0,
+)
 def test_every_trial_that_fits_runs_once_and_none_shares_what_is_its_own(jobs, nodes, how, start_s):
     outcome = simulate(jobs, nodes, how, start_s=start_s)
     able = [i for i, job in enumerate(jobs) if on_empty(job.placement, nodes)]
