@@ -517,9 +517,9 @@ def _submitted(pool: ProcessPoolExecutor, cell: Cell, num_runs: int) -> list[Fut
     return [pool.submit(cell.run, size, seed) for seed, size in enumerate(sizes)]
 
 
-def other_rows(name: str, num_runs: int) -> list[Any]:
-    """Return the rows of another script, of `raypar compare` or of the laws of scaling."""
-    return list(importlib.import_module(name).simulate(num_runs))
+def other_rows(name: str, part: int, num_runs: int) -> list[Any]:
+    """Return some of the rows of another script: of `raypar compare`, of the laws of scaling, of `--until settled`."""
+    return list(importlib.import_module(name).parts()[part](num_runs))
 
 
 def print_cell(cell: Cell, outcome: Outcome) -> bool:
@@ -543,10 +543,11 @@ def main() -> None:
     asked = [cell for cell in cells() if re.search(args.only, cell.title)]
     others = [name for name in OTHERS if re.search(args.only, name) and importlib.util.find_spec(name)]
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
-        rows = {name: pool.submit(other_rows, name, args.rounds) for name in others}
+        parts = [(name, i) for name in others for i in range(len(importlib.import_module(name).parts()))]
+        rows = [(name, pool.submit(other_rows, name, i, args.rounds)) for name, i in parts]
         begun = [(cell, _submitted(pool, cell, args.rounds * cell.factor)) for cell in asked]
         reached = [print_cell(cell, sum((part.result() for part in parts), Outcome())) for cell, parts in begun]
-        for name, future in rows.items():
+        for name, future in rows:
             module = importlib.import_module(name)
             module.show(future.result())
             reached += map(module.is_reached, future.result())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -185,15 +186,13 @@ def cells() -> Iterator[Cell]:
                 )
 
 
-def simulate(num_simulations: int = NUM_SIMULATIONS, *, quick: bool = False) -> list[Row]:
-    """Simulate all cells.
+def parts() -> list[Callable[[int], list[Row]]]:
+    """Return the simulations of each cell; each takes their number and gives the rows."""
+    return [partial(_rows, cell, seed) for seed, cell in enumerate(cells())]
 
-    Args:
-        num_simulations: of each cell.
-        quick: `NUM_QUICK` of each at most.
-    """
-    count = min(num_simulations, NUM_QUICK) if quick else num_simulations
-    return [cell.simulate(count, seed) for seed, cell in enumerate(cells())]
+
+def _rows(cell: Cell, seed: int, num_simulations: int) -> list[Row]:
+    return [cell.simulate(num_simulations, seed)]
 
 
 def is_reached(row: Row) -> bool:
@@ -209,13 +208,14 @@ def show(rows: Sequence[Row]) -> None:
             bar = f"≥ {units.percent(low)}" if low else f"≤ {units.percent(high)}"
             text += f" (bar: {bar}) {'ok' if is_reached(row) else 'MISSED'}"
         print_row(row.cell, text)
-    print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
 
 
 def main() -> None:
     parser = parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK)
     args = begin(parser)
-    show(simulate(args.rounds, quick=args.quick))
+    rows = [row for part in parts() for row in part(args.rounds)]
+    show(rows)
+    print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
 
 
 if __name__ == "__main__":

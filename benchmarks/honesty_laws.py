@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -148,15 +149,13 @@ def cells() -> Iterator[Cell]:
         yield replace(peak, title=f"{peak.title}, known blocks of CV 10 %", block_cv=0.1, are_paired=True)
 
 
-def simulate(num_simulations: int = NUM_SIMULATIONS, *, quick: bool = False) -> list[Row]:
-    """Simulate all cells.
+def parts() -> list[Callable[[int], list[Row]]]:
+    """Return the simulations of each cell; each takes their number and gives the rows."""
+    return [partial(_rows, cell, seed) for seed, cell in enumerate(cells())]
 
-    Args:
-        num_simulations: of each cell.
-        quick: `NUM_QUICK` of each at most.
-    """
-    count = min(num_simulations, NUM_QUICK) if quick else num_simulations
-    return [row for seed, cell in enumerate(cells()) for row in cell.simulate(count, seed)]
+
+def _rows(cell: Cell, seed: int, num_simulations: int) -> list[Row]:
+    return list(cell.simulate(num_simulations, seed))
 
 
 def is_reached(row: Row) -> bool:
@@ -170,12 +169,13 @@ def show(rows: Sequence[Row]) -> None:
         bar = f"≥ {units.percent(low)}" if low else f"≤ {units.percent(high)}"
         text = f"{units.percent(row.share, 1)} ±{100 * row.error:.1f} (bar: {bar})"
         print_row(row.cell, f"{text} {'ok' if is_reached(row) else 'MISSED'}")
-    print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
 
 
 def main() -> None:
     args = begin(parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK))
-    show(simulate(args.rounds, quick=args.quick))
+    rows = [row for part in parts() for row in part(args.rounds)]
+    show(rows)
+    print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ errors of the simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from common import begin, parser_for
-from honesty_compare import ACCURACY, CONFIG, NO_BAR, NUM_SAMPLES, TRIAL_S, Row, show
+from common import begin, parser_for, print_row
+from honesty_compare import ACCURACY, CONFIG, NO_BAR, NUM_SAMPLES, TRIAL_S, Row, is_reached, show
 
 from raypar.analysis.pairwise import family_of
 from raypar.analysis.question import TRAIN_TIME, Question, collect
@@ -28,6 +29,7 @@ NUM_SIMULATIONS = 2000
 NUM_QUICK = 60
 MARGIN, FEWEST, MOST = 0.05, 3, 30
 SMALL = 1.05  # the speedup that is to be shown
+SEED = 16
 MIXED = (1.0, 0.7, 0.85, SMALL, 1.2, 1.45, 1.7, 2.0)
 FALSE_CLAIMS = (0.0, 0.05)
 
@@ -133,8 +135,9 @@ def repeats_of_equal_power(truth: Truth, power: float, num_simulations: int, rng
     return MOST
 
 
-def cost_rows(title: str, truth: Truth, most: float, num_simulations: int, rng: np.random.Generator) -> list[Row]:
+def cost_rows(title: str, truth: Truth, most: float, num_simulations: int) -> list[Row]:
     """Return the trials until settled over those of a fixed number of repeats, and the power of both."""
+    rng = np.random.default_rng(SEED)
     endings = [run_until_settled(truth, rng, looks_for_claims=False) for _ in range(num_simulations)]
     shown, trials = np.array([e.shown for e in endings]), np.array([e.num_trials for e in endings])
     fixed = len(truth.points) * repeats_of_equal_power(truth, float(shown.mean()), num_simulations, rng)
@@ -150,35 +153,32 @@ def cost_rows(title: str, truth: Truth, most: float, num_simulations: int, rng: 
     ]
 
 
-def claim_row(title: str, truth: Truth, num_simulations: int, rng: np.random.Generator) -> Row:
+def claim_rows(title: str, truth: Truth, num_simulations: int) -> list[Row]:
+    """Return how often a study claims a difference, at any look."""
+    rng = np.random.default_rng(SEED)
     hits = sum(run_until_settled(truth, rng, looks_for_claims=True).has_claimed for _ in range(num_simulations))
     smoothed = (hits + 1) / (num_simulations + 2)
     error = math.sqrt(smoothed * (1 - smoothed) / num_simulations)
-    return Row(f"{title}: any claim at any look", hits / num_simulations, error, FALSE_CLAIMS)
+    return [Row(f"{title}: any claim at any look", hits / num_simulations, error, FALSE_CLAIMS)]
 
 
-def simulate(num_simulations: int = NUM_SIMULATIONS, *, quick: bool = False) -> list[Row]:
-    """Simulate all cells.
-
-    Args:
-        num_simulations: of each cell.
-        quick: `NUM_QUICK` of each at most.
-    """
-    count = min(num_simulations, NUM_QUICK) if quick else num_simulations
-    rng = np.random.default_rng(16)
+def parts() -> list[Callable[[int], list[Row]]]:
+    """Return the simulations of each kind of study; each takes their number and gives the rows."""
     mixed, small = Truth(MIXED, [0.02] * 8), Truth([1.0] + [SMALL] * 7, [0.02] * 8)
     same, noisy = Truth([1.0] * 8, [0.02] * 8), Truth([1.0] * 8, [0.01] * 7 + [0.1])
     return [
-        *cost_rows("speedups of 0.7-2.0 and one of 1.05", mixed, 0.5, count, rng),
-        *cost_rows("all speedups 1.05", small, 1.0, count, rng),
-        claim_row("A/A, 8 points, CV 2 %", same, count, rng),
-        claim_row("A/A, 8 points, CV 1 %, one 10 %", noisy, count, rng),
+        partial(cost_rows, "speedups of 0.7-2.0 and one of 1.05", mixed, 0.5),
+        partial(cost_rows, "all speedups 1.05", small, 1.0),
+        partial(claim_rows, "A/A, 8 points, CV 2 %", same),
+        partial(claim_rows, "A/A, 8 points, CV 1 %, one 10 %", noisy),
     ]
 
 
 def main() -> None:
     args = begin(parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK))
-    show(simulate(args.rounds, quick=args.quick))
+    rows = [row for part in parts() for row in part(args.rounds)]
+    show(rows)
+    print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
 
 
 if __name__ == "__main__":
