@@ -233,7 +233,7 @@ def claims_of(analysis: StudyAnalysis) -> Iterator[str]:
     for point in analysis.points:
         if point.speedup is not None and not point.is_baseline and point.speedup.excludes(1.0):
             yield "speedup"
-    for sentence in analysis.verdicts:
+    for sentence in analysis.statements:
         if not HEDGES.search(sentence):
             yield "verdict"
     for group in analysis.worker_groups:
@@ -364,7 +364,7 @@ def named_fastest(
 ) -> tuple[float, Sequence[str]]:
     """Measure whether the one point that is faster than all others is called the fastest."""
     study = simulate(rng, dummies(num_points), num_blocks, noise, {num_points - 1: factor})
-    sentences = analyse(study.question, study.results).verdicts
+    sentences = analyse(study.question, study.results).statements
     label = f"dummy={num_points - 1} is the fastest"
     return float(any(label in sentence and not HEDGES.search(sentence) for sentence in sentences)), ()
 

@@ -7,19 +7,20 @@ from the store makes its `Question` from what was stored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raypar.analysis.breakdown import Profile
-from raypar.analysis.checks import Evidence, Finding, run_checks
+from raypar.analysis.checks import Evidence, Finding, doubt_of, run_checks
 from raypar.analysis.effects import Effects, effects_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.pairwise import Family, family_of, trial_speedup
 from raypar.analysis.points import PointAnalysis, analyse_points, energy_source
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
+from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import WorkerGroup, worker_groups
-from raypar.analysis.settle import Stopped, stop_sentence, what_is_open
+from raypar.analysis.settle import Stopped, stop_sentence, stop_status, what_is_open
 from raypar.analysis.time_to_target import Target
-from raypar.analysis.verdicts import verdicts
+from raypar.analysis.verdict import Verdict, statements, verdict_of
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
@@ -36,7 +37,8 @@ class StudyAnalysis:
         time_metric: what the times are: ``train_time_s`` (the timed steps alone) or ``wall_s`` (everything).
         points: one each, in the order of their values.
         warnings: what to mind when reading the numbers, the gravest first.
-        verdicts: what the numbers say, in sentences.
+        verdict: the question, the answer and the recommended point.
+        statements: what else the numbers show, in sentences.
         family: the confidence of its comparisons.
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
         profiles: points with where their steps' time goes, of those that were looked into.
@@ -50,7 +52,8 @@ class StudyAnalysis:
     time_metric: str
     points: tuple[PointAnalysis, ...]
     warnings: tuple[Finding, ...]
-    verdicts: tuple[str, ...]
+    verdict: Verdict
+    statements: tuple[str, ...]
     family: Family = field(default_factory=Family)
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
@@ -80,13 +83,21 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
     family = family_of(question, gathered)
     points = analyse_points(question, gathered, family)
     target = common_target(question, gathered)
+    evidence = Evidence(question, current.time_metric, points, family, current.sentence)
+    has_choice = len(points) > 1 and any(p.time_s for p in points)
+    recommendation = recommend(question, results, Constraints()) if has_choice else None
+    ending, status = tuple[str, ...](), ""
+    if question.max_repeats is not None:
+        of = what_is_open(question, results)
+        ending, status = (stop_sentence(of, stopped or of.stopped),), stop_status(stopped or of.stopped)
     return StudyAnalysis(
         question=question,
         time_metric=current.time_metric,
         points=points,
         family=family,
-        warnings=run_checks(Evidence(question, current.time_metric, points, family, current.sentence)),
-        verdicts=(*_ending(question, results, stopped), *verdicts(question, points, family)),
+        warnings=run_checks(evidence),
+        verdict=replace(verdict_of(question, points, family, recommendation, doubt_of(evidence)), status=status),
+        statements=(*ending, *statements(question, points, family)),
         worker_groups=worker_groups(question, gathered, family=family),
         profiles=tuple(_profiles(gathered)),
         effects=effects_of(question, gathered, family),
@@ -94,13 +105,6 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
         batches=batch_groups(gathered, target, family, question.baseline) if target else (),
         energy_source=energy_source(gathered),
     )
-
-
-def _ending(question: Question, results: Sequence[TrialResult], stopped: Stopped | None) -> Iterator[str]:
-    """Yield why a study that runs until it is settled has stopped."""
-    if question.max_repeats is not None:
-        of = what_is_open(question, results)
-        yield stop_sentence(of, stopped or of.stopped)
 
 
 def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, Value], Profile]]:

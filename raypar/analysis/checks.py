@@ -269,9 +269,7 @@ class _Load(NamedTuple):
 def other_load(evidence: Evidence) -> Iterator[str]:
     """Others' work that took the trials' cores, or kept a good part of the machine busy."""
     # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in evidence.finished]
-    disturbed = [load for load, timed_s in loads if load.disturbs(timed_s)]
-    if not disturbed:
+    if not (disturbed := _disturbing(evidence)):
         return
     worst = []
     if taken := max((load.taken for load in disturbed if load.taken is not None), default=0.0):
@@ -279,7 +277,24 @@ def other_load(evidence: Evidence) -> Iterator[str]:
     most = max(disturbed, key=lambda load: load.busy)
     if most.busy:
         worst.append(f"it kept {most.busy_cores:.1f} of a machine's {units.counted(most.num_cores, 'core')} busy")
-    yield f"Other work ran while {_share(disturbed, loads)} were timed; at worst {' and '.join(worst)}."
+    share = _share(disturbed, evidence.finished)
+    yield f"Other work ran while {share} were timed; at worst {' and '.join(worst)}."
+
+
+def _disturbing(evidence: Evidence) -> list[_Load]:
+    """Return others' work during the trials that it disturbed."""
+    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in evidence.finished]
+    return [load for load, timed_s in loads if load.disturbs(timed_s)]
+
+
+def doubt_of(evidence: Evidence) -> str:
+    """Return why no claim of the study is to be trusted: most of its trials were disturbed; empty where it is."""
+    disturbed = _disturbing(evidence)
+    if 2 * len(disturbed) <= len(evidence.finished):
+        return ""
+    shares = [load.taken if load.taken is not None else load.busy for load in disturbed]
+    most = units.percent(max(max(shares), max(load.busy for load in disturbed)))
+    return f"other processes used up to {most} of the cores in {_share(disturbed, evidence.finished)}"
 
 
 def _load_of(result: TrialResult) -> _Load:

@@ -7,6 +7,7 @@ another question and are excluded. Other values of what is swept are no other se
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -44,6 +45,7 @@ class Question:
         config: the hyperparameters that it fixes, the defaults included, without those that follow from others; empty:
             unknown. ``num_threads`` is None where it follows from ``cpus_per_worker``.
         seed: of the first repeat; None: unknown.
+        text: the first sentence of the study's description; empty: it has none.
     """
 
     study_name: str
@@ -59,6 +61,7 @@ class Question:
     workload: str = ""
     config: Mapping[str, Value] = field(default_factory=dict)
     seed: int | None = None
+    text: str = ""
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """The point that `point` is compared with; itself where it is a baseline."""
@@ -93,7 +96,15 @@ def question_of(study: Study) -> Question:
         workload=study.workload.name,
         config=_fixed(study),
         seed=study.seed,
+        text=first_sentence(study.description),
     )
+
+
+def first_sentence(description: str) -> str:
+    """Return the text up to the first full stop, question mark or exclamation mark that a blank or the end follows."""
+    text = " ".join(description.split())
+    end = re.search(r"[.?!](?= |$)", text)
+    return text[: end.end()] if end else text
 
 
 def _fixed(study: Study) -> dict[str, Value]:

@@ -161,6 +161,7 @@ class Candidate(PointAnalysis):
         exclusion: why it can't be chosen; empty: it can.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
         metric_gap: its metric minus the best point's, where it is open whether that is within the margin.
+        is_metric_worse: whether its metric is shown to be worse than the best point's by more than the margin.
         is_on_front: whether no other beats it in time, metric, cost and energy.
     """
 
@@ -168,6 +169,7 @@ class Candidate(PointAnalysis):
     exclusion: str = ""
     is_close_call: bool = False
     metric_gap: Estimate | None = None
+    is_metric_worse: bool = False
     is_on_front: bool = False
 
     @property
@@ -284,9 +286,10 @@ def _without_worse(
             return c
         change = family.metric_change(best, c)
         if most < -margin and change is not None and change.excludes(0.0):
-            return replace(c, exclusion=f"{name} worse than the best")
+            return replace(c, exclusion=f"{name} worse than the best", is_metric_worse=True)
         exclusion = f"{name} could be {units.score_difference(name, -worst)} worse"
-        return replace(c, exclusion=exclusion, is_close_call=most >= -margin, metric_gap=gap)
+        is_open = most >= -margin
+        return replace(c, exclusion=exclusion, is_close_call=is_open, metric_gap=gap, is_metric_worse=not is_open)
 
     return [judged(c) for c in candidates]
 

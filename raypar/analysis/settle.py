@@ -142,6 +142,20 @@ def stop_sentence(of: Open, stopped: Stopped | None) -> str:
     return f"Not settled yet, after {trials}{left}."
 
 
+def stop_status(stopped: Stopped | None) -> str:
+    """Return the same in two or three words, for a headline."""
+    match stopped:
+        case Stopped.SETTLED:
+            return "settled"
+        case Stopped.MAXIMUM:
+            return "not settled (most repeats run)"
+        case Stopped.BUDGET:
+            return "not settled (budget spent)"
+        case Stopped.STUCK:
+            return "not settled (trials fail)"
+    return "not settled yet"
+
+
 class _Study:
     """Points of a study, as they are judged one after the other; each is open for the first reason that it has."""
 

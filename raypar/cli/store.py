@@ -53,9 +53,12 @@ def report(
     figure_format: Annotated[
         Literal["svg", "png"] | None, typer.Option("--format", help="Of the files of --figures. (default: both)")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all comparisons, scaling, effects, where time goes, all warnings.")
+    ] = False,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Say what a study found, from the store; nothing is run."""
+    """Show a study's answer, from the store; nothing is run."""
     from raypar.execution.stored import read_study
     from raypar.report.console import print_report
 
@@ -63,7 +66,7 @@ def report(
         raise RayparError("--open: there is no file to open", hint="name one: --html FILE")
     common.check_positive("--price", price)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
-    print_report(study.analysis, common.stdout())
+    print_report(study.analysis, common.stdout(), verbose=verbose)
     if html is not None:
         from raypar.report.html import Origin, html_report
         from raypar.report.text import write_text

@@ -65,7 +65,7 @@ def last_final_test(store: Store, study_name: str) -> FinalTest | None:
 def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
     """Return the analysis with the sentence of a final test, if there was one."""
     sentence = final.sentence() if final else ""
-    return replace(analysis, verdicts=(*analysis.verdicts, sentence)) if sentence else analysis
+    return replace(analysis, statements=(*analysis.statements, sentence)) if sentence else analysis
 
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:

@@ -75,7 +75,7 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
         RayparError: there is none of that name, or it has no result.
         StoreError: the store can't be read.
     """
-    from raypar.analysis.question import question_from_dict
+    from raypar.analysis.question import first_sentence, question_from_dict
     from raypar.track.store import Store
 
     store = Store(tracking_uri, folder)
@@ -90,6 +90,8 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
     if price_per_node_hour is not None:
         question = replace(question, price_per_node_hour=price_per_node_hour)
     origins = list(store.origins(name))
+    if not question.text:  # of a study that an older raypar ran
+        question = replace(question, text=first_sentence(origins[0][1]))
     values: dict[str, dict[str, None]] = {}
     for tags, _ in origins:
         for key in sorted(tags):

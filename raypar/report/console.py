@@ -1,12 +1,14 @@
-"""A study's analysis in a terminal: a table of points, verdicts, scaling and effects, warnings.
+"""A study's report in a terminal: the question and its answer, the recommended point, a table, caveats.
 
-The table fits 80 columns and reads the same without colour and in a pipe. Where it is too wide it says less, step by
-step (`points.LAYOUTS`); where even that won't fit, each point becomes a few lines.
+`print_report` fits a small study into 25 lines of 80 columns, and reads the same without colour and in a pipe;
+``verbose`` adds what else the numbers show. Where the table is too wide it says less, step by step (`points.LAYOUTS`);
+where even that won't fit, each point becomes a few lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -14,34 +16,59 @@ from rich.text import Text
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.report.fit import details
-from raypar.report.points import LAYOUTS, legend, point_columns
+from raypar.report.points import LAYOUTS, brief_legend, legend, point_columns
 from raypar.report.profile import breakdown_section
-from raypar.report.text import ascii_fallback, encoded, table_width, terminal_table, wrap_hanging
+from raypar.report.recommend import recommended_lines
+from raypar.report.sentences import comparison_columns, header, headline
+from raypar.report.text import Column, ascii_fallback, encoded, table_width, terminal_table, wrap_hanging
 from raypar.study.trial import point_label
 
+MAX_POINTS = 12
+MAX_COMPARISONS = 6
+MAX_CAVEATS = 3
 
-def print_report(analysis: StudyAnalysis, console: Console) -> None:
+
+def print_report(analysis: StudyAnalysis, console: Console, *, verbose: bool = False) -> None:
     """Print the report, fitted to the console's width and encoding."""
-    for part in _parts(analysis, console.width, console.encoding):
+    for part in _parts(analysis, console.width, console.encoding, verbose=verbose):
         console.print(part)
 
 
-def _parts(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[RenderableType]:
+def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool) -> Iterator[RenderableType]:
     def paragraph(text: str, indent: int = 0, style: str = "") -> Iterator[Text]:
         for line in wrap_hanging(ascii_fallback(text, encoding), width, indent):
             # Folded, where a path is longer than the line: rich would cut it.
             yield Text(line, style=style, overflow="fold")
 
-    counts = f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}"
-    yield from paragraph(f"{analysis.question.study_name or 'study'}: {counts}", style="bold")
+    name = analysis.question.study_name or "study"
+    yield from paragraph(header(analysis), style="dim")
     yield Text("")
+    yield from paragraph(headline(analysis.verdict), style="bold")
+    if comparisons := comparison_columns(analysis.verdict, None if verbose else MAX_COMPARISONS):
+        yield terminal_table([Column("", [" "] * len(comparisons[0].cells)), *comparisons], width, encoding)
+        if (more := len(analysis.verdict.comparisons) - len(comparisons[0].cells)) > 0:
+            yield from paragraph(f"... and {more} more", 2)
+    for line in recommended_lines(analysis.verdict):
+        yield from paragraph(line)
     if analysis.points:
-        yield from _points(analysis, width, encoding)
         yield Text("")
-        yield from paragraph(legend(analysis), style="dim")
+        shown = analysis if verbose else replace(analysis, points=analysis.points[:MAX_POINTS])
+        yield from _points(shown, width, encoding)
+        if (more := len(analysis.points) - len(shown.points)) > 0:
+            yield from paragraph(f"... and {units.counted(more, 'more point')}")
+        yield from paragraph(legend(analysis) if verbose else brief_legend(analysis), style="dim")
+    if not verbose:
+        if analysis.warnings:
+            yield Text("")
+            yield from paragraph(f"! {units.counted(len(analysis.warnings), 'caveat')}:", style="bold")
+        for finding in analysis.warnings[:MAX_CAVEATS]:
+            yield from paragraph(finding.detail, 2)
         yield Text("")
-    for verdict in analysis.verdicts:
-        yield from paragraph(verdict)
+        yield from paragraph(f"More: raypar report {name} --verbose | --html FILE | raypar ui", style="dim")
+        return
+    yield Text("")
+    for statement in analysis.statements:
+        yield from paragraph(statement)
     for section in details(analysis).values():
         if section:
             yield Text("")

@@ -148,7 +148,7 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
         rule = ["---:" if column.is_number else "---" for column in columns]
         rows = [[column.head for column in columns], rule, *zip(*(column.cells for column in columns), strict=True)]
         parts += ["\n".join(f"| {' | '.join(cells)} |" for cells in rows), legend(analysis)]
-    parts.append("\n".join(f"- {verdict}" for verdict in analysis.verdicts))
+    parts.append("\n".join(f"- {verdict}" for verdict in analysis.statements))
     warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
     parts += ["\n".join(warnings), f"Provenance: {provenance_line(origin)}"]
     return as_utf8("\n\n".join(part for part in parts if part)) + "\n"

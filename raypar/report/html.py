@@ -86,7 +86,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         origin=origin,
         subtitle=_subtitle(analysis, trials),
         advice=_advice(analysis, trials),
-        verdicts=analysis.verdicts,
+        verdicts=analysis.statements,
         points=points,
         parts={heading: lines for heading, lines in details(analysis).items() if lines},
         figures=drawings,

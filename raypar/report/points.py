@@ -122,6 +122,14 @@ def _methods(estimates: Sequence[Estimate]) -> str:
     return " or ".join(dict.fromkeys(e.method for e in estimates))
 
 
+def brief_legend(analysis: StudyAnalysis) -> str:
+    """Return what the times and intervals are, in a line."""
+    counts = sorted({len(p.samples) for p in analysis.points if p.samples})
+    repeats = f"{counts[0]} to {counts[-1]} repeats" if len(counts) > 1 else units.counted(sum(counts), "repeat")
+    what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
+    return f"Median {what}; 95 % intervals, those of speedups hold all at once; {repeats} a point."
+
+
 def legend(analysis: StudyAnalysis) -> str:
     """Return the meaning of the columns, and what the intervals rest on."""
     text = f"time: {timed_part(analysis.time_metric)}, median"

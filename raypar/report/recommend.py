@@ -15,6 +15,7 @@ from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
+from raypar.analysis.verdict import Verdict
 from raypar.report.sentences import batch_lines
 from raypar.report.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.trial import gain, point_label
@@ -99,6 +100,27 @@ def print_recommendation(
         console.print()
     for text in _notes(advice):
         print_paragraph(console, text)
+
+
+def recommended_lines(verdict: Verdict) -> Iterator[str]:
+    """Yield the recommended point, or the leading one and what would settle the choice."""
+    advice = verdict.recommendation
+    if advice is None:
+        return
+    chosen = advice.chosen
+    if chosen is None:
+        yield "No recommendation: every point is excluded."
+        return
+    shown = [units.seconds(_value(chosen.time_s)), units.score(advice.question.metric, _value(chosen.metric))]
+    name = f"{point_label(chosen.point)} ({', '.join(text for text in shown if text != units.MISSING)})"
+    if advice.question.is_search:
+        return
+    if verdict.doubt or advice.decision is Decision.UNCLEAR:
+        yield f"Leading: {name}, unconfirmed"
+        if advice.settling is not None and not verdict.doubt:
+            yield settling_line(advice.settling)
+        return
+    yield f"Recommended: {name}"
 
 
 def objective(advice: Recommendation) -> str:

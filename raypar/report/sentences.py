@@ -1,8 +1,9 @@
-"""Sentences on effects and batch sizes that every report shares; those on scaling stand in `fit`."""
+"""Sentences that every report shares: the verdict, effects, batch sizes; those on scaling stand in `fit`."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -11,10 +12,65 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
 from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.stats import Estimate
+from raypar.analysis.verdict import Comparison, Outcome, Verdict
+from raypar.report.text import Column
 from raypar.study.space import Value
-from raypar.study.trial import point_label
+from raypar.study.trial import TrialState, point_label
 
 IndentedLine: TypeAlias = tuple[int, str]  # how far it is indented, and its text
+
+
+def header(analysis: StudyAnalysis) -> str:
+    """Return what was run: ``quickstart: 4 points, 12 trials, settled, 46 s``."""
+    walls = [r.wall_s for p in analysis.points for r in p.results if r.wall_s is not None]
+    states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
+    parts = [
+        units.counted(len(analysis.points), "point"),
+        units.counted(analysis.num_trials, "trial"),
+        *(f"{states[state]} {state}" for state in TrialState if states[state]),
+        analysis.verdict.status,
+        units.seconds(sum(walls)) if walls else "",
+    ]
+    return f"{analysis.question.study_name or 'study'}: {', '.join(filter(None, parts))}"
+
+
+def headline(verdict: Verdict) -> str:
+    """Return the question and its answer."""
+    return f"{verdict.question} {verdict.answer}".strip()
+
+
+def comparison_columns(verdict: Verdict, most: int | None = None) -> list[Column]:
+    """Return a row for each comparison: what is compared, the speedup and the outcome; empty for one or none.
+
+    Args:
+        most: rows; None: all.
+    """
+    shown = verdict.comparisons[:most]
+    if not shown:
+        return []
+    subjects, settings = ({getattr(c, key) for c in verdict.comparisons} for key in ("who", "setting"))
+    keys = ["who"] * (len(subjects) > 1 or settings == {""}) + ["setting"] * (len(settings) > 1)
+    labels = [" ".join(getattr(c, key) for key in keys) or c.who for c in shown]
+    ratios = [units.ratio_interval(c.point.speedup) for c in shown]
+    return [Column("", labels), Column("", ratios), Column("", [_outcome(verdict, c) for c in shown], is_prose=True)]
+
+
+def _outcome(verdict: Verdict, comparison: Comparison) -> str:
+    """Return ``faster, 75 % efficient, accuracy 5.0 points below the best``."""
+    point, advice = comparison.point, verdict.recommendation
+    parts = [str(comparison.outcome)]
+    if comparison.outcome is Outcome.UNCONFIRMED:
+        parts = ["1 trial each, unconfirmed"]
+    if comparison.outcome is Outcome.FASTER and point.efficiency:
+        parts.append(f"{units.percent(point.efficiency.value)} efficient")
+    best = advice.best if advice else None
+    candidate = next((c for c in advice.candidates if c.point == point.point), None) if advice else None
+    if advice and best and best.metric and candidate and candidate.metric and candidate.is_metric_worse:
+        name = advice.question.metric
+        worse = units.score_difference(name, abs(best.metric.value - candidate.metric.value))
+        parts.append(f"{name} {worse} worse than the best")
+    return ", ".join(parts)
+
 
 MAX_GOODPUT_GROUPS = 2
 

@@ -27,7 +27,7 @@ from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import read_table, worker_groups
 from raypar.analysis.time_to_target import Start, Target
-from raypar.analysis.verdicts import break_even_lines
+from raypar.analysis.verdict import break_even_lines
 from raypar.errors import RayparError
 from raypar.execution.results import describe
 from raypar.predict.calibration import ObservedPoint, calibrate
@@ -200,7 +200,7 @@ def verdict_cases():
         "few lines": [curve_of({64: 0.5, 256: 1.0 + w}, workers=w) for w in range(2, 9)],
     }
     swept = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
-    sentences = {title: analyse(*study).verdicts for title, study in studies.items()}
+    sentences = {title: analyse(*study).statements for title, study in studies.items()}
     sentences |= {title: tuple(break_even_lines(swept, [*chain(*several)])) for title, several in curves.items()}
     return {title: "\n".join(lines) for title, lines in sentences.items()}
 

@@ -113,12 +113,12 @@ def test_a_speedup_has_one_interval_in_every_view(seed, num_repeats):
     (group,) = analysis.worker_groups
     assert group.speedups == speedups
     assert {c.num_workers: c.speedup for c in advice.candidates} == speedups
-    assert any(ratio_interval(speedups[4]) in line for line in analysis.verdicts)
+    assert any(ratio_interval(speedups[4]) in line for line in analysis.statements)
     # The lead over the next is the same in the verdict, and the interval of a ratio turned over is that turned over.
     one, two, four = analysis.points
     assert advice.chosen.num_workers == 4
     assert advice.lead == analysis.family.speedup(two, four)
-    is_claimed = any(ratio_interval(advice.lead) in line for line in analysis.verdicts[1:])
+    is_claimed = any(ratio_interval(advice.lead) in line for line in analysis.statements[1:])
     assert is_claimed == (advice.rivals == ())
     inverse = analysis.family.speedup(four, one)
     assert (inverse.low, inverse.high) == pytest.approx((1 / speedups[4].high, 1 / speedups[4].low))
@@ -137,7 +137,7 @@ def test_of_a_study_of_equal_points_few_make_any_claim():
     for seed in range(200):
         analysis = analyse(WORKERS, by_workers(*[8.0] * 5, num_repeats=6, noise=0.05, seed=seed, spread=0.003))
         claims = [p.speedup.excludes(1.0) for p in analysis.points[1:]]
-        num_false += any(claims) or any("is the fastest" in v or "differs" in v for v in analysis.verdicts)
+        num_false += any(claims) or any("is the fastest" in v or "differs" in v for v in analysis.statements)
     assert num_false / 200 <= 0.08  # 5 % and two standard errors
 
 

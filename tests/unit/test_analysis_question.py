@@ -105,7 +105,7 @@ def test_nothing_that_reads_a_study_mixes_them_in():
     sentence = "4 trials of other settings set aside: epochs=1 instead of 3."
 
     alone, both = analyse(question, own), analyse(question, mixed)
-    assert both.points == alone.points and both.verdicts == alone.verdicts
+    assert both.points == alone.points and both.statements == alone.statements
     assert [(w.check, w.detail) for w in both.warnings if w not in alone.warnings] == [("other_settings", sentence)]
 
     assert pair_speedups(question, mixed) == pair_speedups(question, own)

@@ -58,7 +58,7 @@ def test_points_that_differ_are_claimed_to_in_every_view(honesty):
     noise = honesty.Noise(cv=0.02, metric_sd=0.001)
     study = honesty.simulate(rng, honesty.dummies(4), 6, noise, {3: 2.0}, {3: 0.05})
     assert {"speedup", "verdict", "recommended", "dominated", "excluded"} <= {*honesty.false_claims(study, noise)}
-    sentences = honesty.analyse(study.question, study.results).verdicts
+    sentences = honesty.analyse(study.question, study.results).statements
     assert [bool(honesty.HEDGES.search(sentence)) for sentence in sentences] == [True, True, False, False, False]
 
 

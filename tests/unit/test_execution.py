@@ -346,7 +346,7 @@ def test_open_points_get_further_blocks_in_the_same_run_until_the_study_is_settl
     assert stage.happened.count("runner up") == 1
     num_trials = 9 + 2 * len(later)
     assert (outcome.plan.num_trials, outcome.num_done, outcome.status) == (num_trials, num_trials, "finished")
-    assert outcome.analysis.verdicts[0] == f"Settled after {num_trials} trials."
+    assert outcome.analysis.statements[0] == f"Settled after {num_trials} trials."
     added = [event for event in stage.shown if isinstance(event, TrialsAdded)]
     assert [tuple(event.specs) for event in added] == stage.of("ran")[1:]
     assert added[0].reason.startswith("1 point open: width=6 1.05") and "more" in added[0].reason
@@ -364,7 +364,7 @@ def test_a_study_that_runs_until_it_is_settled_goes_on_where_it_was(stage):
         assert sum(map(len, stage.of("ran"))) == len(every) - num_stored
     stage.happened.clear()
     stage.stored = every
-    assert stage.execute(until_settled()).analysis.verdicts == whole.analysis.verdicts
+    assert stage.execute(until_settled()).analysis.statements == whole.analysis.statements
     assert stage.of("ran") == []
 
 
@@ -388,7 +388,7 @@ def test_no_block_is_begun_that_would_end_after_the_budget(stage, monkeypatch):
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
     outcome = stage.execute(until_settled(budget=130))
     assert [len(specs) for specs in stage.of("ran")] == [9, 2, 2]
-    sentence = outcome.analysis.verdicts[0]
+    sentence = outcome.analysis.statements[0]
     assert sentence.startswith("Stopped after 13 trials, as the budget allows no further block; still open: width=6")
 
 
@@ -396,7 +396,9 @@ def test_the_maximum_of_repeats_ends_it(stage):
     stage.trial = wavering(30, spread=0.03)
     outcome = stage.execute(until_settled(max_repeats=4))
     assert [len(specs) for specs in stage.of("ran")] == [9, 2]
-    assert outcome.analysis.verdicts[0].startswith("Stopped at the maximum of 4 repeats, after 11 trials; still open:")
+    assert outcome.analysis.statements[0].startswith(
+        "Stopped at the maximum of 4 repeats, after 11 trials; still open:"
+    )
 
 
 def test_a_point_that_fails_gets_no_further_block_and_another_try_in_the_next_execution(stage):
@@ -404,12 +406,12 @@ def test_a_point_that_fails_gets_no_further_block_and_another_try_in_the_next_ex
     stage.trial = lambda spec: failed(spec) if spec.repeat == 2 else wavers(spec)
     outcome = stage.execute(until_settled())
     assert [len(specs) for specs in stage.of("ran")] == [9]
-    assert "as more of them would not help" in outcome.analysis.verdicts[0]
+    assert "as more of them would not help" in outcome.analysis.statements[0]
     stage.stored, stage.trial = list(outcome.results.values()), wavering(2)
     stage.happened.clear()
     outcome = stage.execute(until_settled())
     assert labels_of(stage.of("ran"))[0] == [(n, 2) for n in (4, 6, 8)]
-    assert outcome.analysis.verdicts[0].startswith("Settled after")
+    assert outcome.analysis.statements[0].startswith("Settled after")
 
 
 def test_an_interrupted_study_says_what_is_open(stage):
@@ -426,4 +428,4 @@ def test_an_interrupted_study_says_what_is_open(stage):
     stage._run_specs = run
     outcome = stage.execute(until_settled())
     assert outcome.was_interrupted and outcome.num_done == 10
-    assert outcome.analysis.verdicts[0].startswith("Not settled yet, after 10 trials; still open: width=6")
+    assert outcome.analysis.statements[0].startswith("Not settled yet, after 10 trials; still open: width=6")

@@ -72,7 +72,7 @@ def test_the_point_with_the_best_median_is_chosen_the_first_of_equals(mode, seco
 
 def test_a_final_test_is_reported_from_what_was_stored_of_it():
     analysis = with_final_test(analysis_of("max", x1=(0.5,)), read(json.dumps(asdict(FINAL))))
-    sentence = analysis.verdicts[-1]
+    sentence = analysis.statements[-1]
     assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
     again = replace(FINAL, look=2, metric="val_loss").sentence()
     assert "seen once" not in again and "looked at 2 times" in again and "loss 0.45" in again

@@ -170,7 +170,7 @@ def test_a_point_that_diverged_is_neither_recommended_nor_the_fastest_nor_the_be
     assert {c.exclusion for c in advice.candidates if c.point == POINTS[1]} == {why}
     assert front_of(analysis.points, "max", analysis.family) == {3}
     assert chosen_point(analysis).point != POINTS[1]
-    (fastest,) = [text for text in analysis.verdicts if " is the fastest" in text]
+    (fastest,) = [text for text in analysis.statements if " is the fastest" in text]
     assert fastest.startswith("batch_size=64 num_workers=2")
     findings = [finding.detail for finding in analysis.warnings if finding.check == "diverged_trials"]
     assert findings and point_label(POINTS[1]) in findings[0]

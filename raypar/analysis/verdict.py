@@ -1,4 +1,7 @@
-"""Verdicts: a study's numbers in a few sentences, break-even points included.
+"""Verdict of a study: its question, the answer, the comparisons that it rests on, and the point to take.
+
+A `Verdict` is made once, and every view renders it: terminal, page, Markdown, MLflow and `raypar recommend`. What it
+claims are the simultaneous intervals of the study's `Family` and the study's `Recommendation`, and nothing else.
 
 Break-even: only speedups whose interval lies on one side of 1 are clear. Between the nearest two on different sides the
 crossing is placed by a line through log(value) and log(speedup): a speedup that follows a power of the value is met
@@ -25,6 +28,7 @@ from raypar.analysis.pairwise import (
 )
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, Question, point_key
+from raypar.analysis.recommend import Recommendation
 from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import TrialState, gain, point_label
@@ -34,12 +38,205 @@ Compared: TypeAlias = tuple[PointAnalysis, Estimate]  # a point and its speedup 
 MAX_SPEEDUP_LINES = 4
 
 
-def verdicts(question: Question, points: Sequence[PointAnalysis], family: Family) -> tuple[str, ...]:
+class Outcome(StrEnum):
+    """Outcome of a comparison with a baseline."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+    UNCONFIRMED = "unconfirmed"  # one trial each
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of a point with its baseline.
+
+    Attributes:
+        point: has the speedup.
+        who: compared part of the point: ``2 workers``.
+        base: that of its baseline: ``1``.
+        setting: hyperparameters that both share: ``batch_size=96``; empty: none is swept.
+    """
+
+    point: PointAnalysis
+    who: str
+    base: str
+    setting: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict of a study.
+
+    Attributes:
+        question: the first sentence of the study's description, as written; empty where it has none.
+        answer: in a sentence or two.
+        comparisons: of all points that have a speedup, in the order of the points.
+        recommendation: of a point; None where no trial has a time, and for a single point.
+        doubt: why the measurement can't be trusted as a whole; empty where it can.
+        status: of a study that runs until it is settled: ``settled``; empty: another one.
+    """
+
+    question: str
+    answer: str
+    comparisons: tuple[Comparison, ...] = ()
+    recommendation: Recommendation | None = None
+    doubt: str = ""
+    status: str = ""
+
+
+def verdict_of(
+    question: Question,
+    points: Sequence[PointAnalysis],
+    family: Family,
+    recommendation: Recommendation | None,
+    doubt: str = "",
+) -> Verdict:
+    """Return the verdict of a study.
+
+    Args:
+        points: in the order of their values.
+        recommendation: without constraints.
+        doubt: as in `Verdict`.
+    """
+    comparisons = tuple(
+        Comparison(p, *_who(question, p.point), _setting(question, p.point), _outcome(question, ratio))
+        for p, ratio in _compared(points)
+    )
+    if not any(p.samples for p in points):
+        answer = nothing_to_compare(points)
+    elif doubt:
+        answer = f"Inconclusive: {doubt}."
+    elif question.is_search:
+        answer = _leading(question, points)
+    elif comparisons:
+        answer = _compared_answer(question, comparisons)
+    else:
+        answer = " ".join([*_best(question, points, family), *_fastest(points, family)])
+    return Verdict(question.text, answer, comparisons, recommendation, doubt)
+
+
+def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
+    """Return the answer of a study without a finished trial."""
+    outcomes = {p.outcome for p in points if p.results}
+    what = f"Every trial {outcomes.pop()}" if outcomes == {TrialState.DIVERGED} else "No trial finished"
+    return f"{what}: there is nothing to compare."
+
+
+def _outcome(question: Question, ratio: Estimate) -> Outcome:
+    if ratio.low is None:
+        return Outcome.UNCONFIRMED
+    if ratio.excludes(1.0):
+        return Outcome.FASTER if ratio.value > 1 else Outcome.SLOWER
+    is_equivalence = question.max_repeats is not None and is_equivalent(ratio, question.margin)
+    return Outcome.EQUIVALENT if is_equivalence else Outcome.INCONCLUSIVE
+
+
+def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
+    """Return the answer of a search: one trial a point shows nothing."""
+    scored = [(p, p.metric.value) for p in points if p.metric is not None and not p.unusable]
+    if not scored:
+        return f"No trial reported {question.metric}."
+    best, value = max(scored, key=lambda entry: gain(question.mode, entry[1]))
+    shown = f"{question.metric} {units.score(question.metric, value)}"
+    return f"Leading: {shown} with {point_label(best.point)} (best of {len(scored)}, one trial each, unconfirmed)."
+
+
+def _compared_answer(question: Question, comparisons: Sequence[Comparison]) -> str:
+    """Return which comparisons came out how, in one sentence."""
+    subjects = dict.fromkeys(c.who for c in comparisons)
+    settings = dict.fromkeys(c.setting for c in comparisons)
+    if len(subjects) == 1:
+        return f"{_over_settings(question, comparisons)}."
+    if len(settings) == 1:
+        return f"{_over_subjects(comparisons)}."
+    return f"{_counts(comparisons)}."
+
+
+def _over_settings(question: Question, comparisons: Sequence[Comparison]) -> str:
+    """Return in which settings one thing is faster than its baseline: ``2 workers are faster than 1 only at …``."""
+    by_outcome, first = _by_outcome(comparisons), comparisons[0]
+    rest = [key for key in question.space_keys if key not in question.baseline]
+    is_are = "are" if first.who.endswith("workers") else "is"
+    only = ""
+    if by_outcome.keys() == {Outcome.FASTER, Outcome.SLOWER}:
+        only, by_outcome = " only", {Outcome.FASTER: by_outcome[Outcome.FASTER]}
+    clauses: list[str] = []
+    for outcome, group in by_outcome.items():
+        where = _where(group, comparisons, rest)
+        if clauses:
+            clauses.append(f"{outcome}{where}")
+        elif outcome in (Outcome.FASTER, Outcome.SLOWER):
+            clauses.append(f"{first.who} {is_are} {outcome} than {first.base}{only}{where}")
+        else:
+            clauses.append(f"{outcome.capitalize()}{where}: {first.who} against {first.base}")
+    return "; ".join(clauses)
+
+
+def _where(group: Sequence[Comparison], every: Sequence[Comparison], rest: Sequence[str]) -> str:
+    """Return `` at batch_size=768``, `` at every batch_size``, `` from batch_size=256 on``."""
+    if not every[0].setting:
+        return ""
+    if len(group) == len(every):
+        return f" at every {rest[0]}" if len(rest) == 1 else f" in all {len(every)} settings"
+    values = [c.point.point.get(rest[0]) for c in every]
+    if len(rest) == 1 and len(group) > 1 and all(isinstance(v, (int, float)) for v in values):
+        places = [every.index(c) for c in group]
+        if places[-1] - places[0] == len(places) - 1:  # the points are in the order of their values
+            if places[-1] == len(every) - 1:
+                return f" from {group[0].setting} on"
+            if places[0] == 0:
+                return f" up to {group[-1].setting}"
+    if len(group) <= MAX_NAMED:
+        return " at " + units.listed((c.setting for c in group), MAX_NAMED, word="and")
+    return f" in {len(group)} of {len(every)} settings"
+
+
+def _over_subjects(comparisons: Sequence[Comparison]) -> str:
+    """Return what is faster than the baseline: ``2, 4 and 8 workers are faster than 1; inconclusive: 16 workers``."""
+    base, at = comparisons[0].base, f" at {comparisons[0].setting}" if comparisons[0].setting else ""
+    clauses = []
+    for outcome, group in _by_outcome(comparisons).items():
+        names = _subjects(group) if len(group) <= MAX_NAMED + 1 else f"{len(group)} of {len(comparisons)}"
+        is_are = "are" if len(group) > 1 or names.endswith("workers") else "is"
+        than = f" than {base}" if outcome in (Outcome.FASTER, Outcome.SLOWER) else ""
+        clauses.append(f"{names} {is_are} {outcome}{than}")
+    return "; ".join(clauses) + at
+
+
+def _subjects(group: Sequence[Comparison]) -> str:
+    names = [c.who for c in group]
+    if all(name.endswith(" workers") for name in names):
+        names = [name.removesuffix(" workers") for name in names]
+        return units.listed(names, len(names), word="and") + " workers"
+    return units.listed(names, len(names), word="and")
+
+
+def _counts(comparisons: Sequence[Comparison]) -> str:
+    """Return how many of many comparisons came out how, and the largest speedup."""
+    by_outcome = _by_outcome(comparisons)
+    parts = [f"{outcome} in {len(group)}" for outcome, group in by_outcome.items()]
+    text = f"Of {units.counted(len(comparisons), 'comparison')} with {comparisons[0].base}: {', '.join(parts)}"
+    if faster := by_outcome.get(Outcome.FASTER):
+        most = max(faster, key=lambda c: c.point.speedup.value if c.point.speedup else 0.0)
+        text += f"; the most with {most.who}{f' at {most.setting}' if most.setting else ''}"
+    return text
+
+
+def _by_outcome(comparisons: Sequence[Comparison]) -> dict[Outcome, list[Comparison]]:
+    groups = {outcome: [c for c in comparisons if c.outcome is outcome] for outcome in Outcome}
+    return {outcome: group for outcome, group in groups.items() if group}
+
+
+# ---- statements
+
+
+def statements(question: Question, points: Sequence[PointAnalysis], family: Family) -> tuple[str, ...]:
     """Return at most ten sentences: speedups, break-even points, the fastest point, the best, the metric by workers."""
     if not any(p.samples for p in points):
-        outcomes = {p.outcome for p in points if p.results}
-        what = f"Every trial {outcomes.pop()}" if outcomes == {TrialState.DIVERGED} else "No trial finished"
-        return (f"{what}: there is nothing to compare.",)
+        return (nothing_to_compare(points),)
     lines = _speedups(question, points) + break_even_lines(question, points)
     return (
         *lines,
@@ -69,14 +266,15 @@ def _speedups(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
 def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> str:
     who, base = _who(question, point.point)
     at, shown = _at(question, point.point), units.ratio_interval(ratio)
-    if ratio.low is None:
-        return f"{who} against {base}{at}: {shown} (1 trial each, unconfirmed)."
-    if not ratio.excludes(1.0):
-        is_equal = question.max_repeats is not None and is_equivalent(ratio, question.margin)
-        outcome = f"equivalent within {units.percent(question.margin)}" if is_equal else "inconclusive"
-        return f"{who} against {base}{at}: {shown}, {outcome}."
+    match outcome := _outcome(question, ratio):
+        case Outcome.UNCONFIRMED:
+            return f"{who} against {base}{at}: {shown} (1 trial each, unconfirmed)."
+        case Outcome.INCONCLUSIVE:
+            return f"{who} against {base}{at}: {shown}, inconclusive."
+        case Outcome.EQUIVALENT:
+            return f"{who} against {base}{at}: {shown}, equivalent within {units.percent(question.margin)}."
     verb = "are" if who.endswith("workers") else "is"
-    return f"{who} {verb} {'faster' if ratio.value > 1 else 'slower'} than {base}{at}: {shown}{_efficiency(point)}."
+    return f"{who} {verb} {outcome} than {base}{at}: {shown}{_efficiency(point)}."
 
 
 def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
@@ -172,8 +370,13 @@ def _who(question: Question, point: Mapping[str, Value]) -> tuple[str, str]:
 
 
 def _at(question: Question, point: Mapping[str, Value]) -> str:
+    setting = _setting(question, point)
+    return f" at {setting}" if setting else ""
+
+
+def _setting(question: Question, point: Mapping[str, Value]) -> str:
     rest = _part(point, [key for key in question.space_keys if key not in question.baseline])
-    return f" at {point_label(rest)}" if rest else ""
+    return point_label(rest) if rest else ""
 
 
 def _efficiency(point: PointAnalysis) -> str:

@@ -8,7 +8,7 @@ from results import clear, curve_of, tied
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.verdicts import CrossingKind, break_even_lines, crossing_of, crossings_of
+from raypar.analysis.verdict import CrossingKind, break_even_lines, crossing_of, crossings_of
 
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
 
