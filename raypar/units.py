@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 MISSING = "–"
+TOO_NOISY = "(too noisy)"  # instead of an interval: it needs more repeats
+MAX_SPREAD = 10  # of an interval's bounds
 INFINITE = "∞"  # an upper bound that lies beyond what was seen
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
@@ -234,12 +236,15 @@ def energy_interval(of: Interval) -> str:
 
 
 def plus_minus(of: Interval) -> str:
-    """Return the wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
+    """Return the wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval.
+
+    An interval that is wider than its value is shown as too noisy.
+    """
     if not of.value or of.low is None or of.high is None or math.isinf(of.high):
         return ""
     share = max(of.high - of.value, of.value - of.low) / abs(of.value)
-    if share >= 9.995:
-        return "±>999 %"
+    if share >= 1 or _is_noise(of):
+        return TOO_NOISY
     return f"±{100 * share:.{1 if share < 0.00995 else 0}f} %"
 
 
@@ -256,7 +261,14 @@ def _scale(value: float, letters: str) -> tuple[float, str]:
 def _brackets(of: Interval, show: Callable[[float], str]) -> str:
     if of.low is None or of.high is None or math.isnan(of.low + of.high):
         return ""
+    if _is_noise(of):
+        return f" {TOO_NOISY}"
     return f" [{show(of.low)}, {INFINITE if math.isinf(of.high) else show(of.high)}]"
+
+
+def _is_noise(of: Interval) -> bool:
+    """Return whether an interval spans more than an order of magnitude: its bounds show nothing."""
+    return of.low is not None and of.high is not None and of.low > 0 and MAX_SPREAD * of.low < of.high < math.inf
 
 
 def _bound(value: float, decimals: int) -> str:

@@ -9,6 +9,7 @@ Times are compared by their logarithms, so that 5 % are 5 % for a short trial an
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,11 @@ class Finding:
     check: str
     detail: str
     advice: str
+
+    @property
+    def summary(self) -> str:
+        """Beginning of the detail, without particulars: ``2 of 12 trials diverged``."""
+        return re.split(r"[;:(]|\.$", self.detail)[0].strip()
 
 
 @dataclass(frozen=True)
@@ -497,8 +503,8 @@ def _slowdown(result: TrialResult) -> float | None:
 def slow_first_trial(evidence: Evidence) -> Iterator[str]:
     """First trial of the study that took far longer than the others of its point."""
     if (slow := _slow_first(evidence)) is not None:
-        text = f"The study's first trial ({slow[0].spec.label}) took {units.percent(math.expm1(slow[1]))} longer"
-        yield f"{text} than the median of its point's others."
+        text = f"The study's first trial took {units.percent(math.expm1(slow[1]))} longer"
+        yield f"{text} than the median of its point's others ({slow[0].spec.label})."
 
 
 def _slow_first(evidence: Evidence) -> LogTime | None:
@@ -534,7 +540,9 @@ def outliers(evidence: Evidence) -> Iterator[str]:
             if is_far and not (slow_first and result is slow_first[0]):
                 outlying.append(f"{result.spec.label} ({_changed(math.expm1(off))})")
     if outlying:
-        yield f"Far from the median of their point: {_share(outlying, list(chain(*groups)))}: {named(outlying)}."
+        verb = "is" if len(outlying) == 1 else "are"
+        share = _share(outlying, list(chain(*groups)))
+        yield f"{share} {verb} far from the median of {'its' if verb == 'is' else 'their'} point: {named(outlying)}."
 
 
 def _scale(groups: Iterable[Sequence[LogTime]]) -> float | None:

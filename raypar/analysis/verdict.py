@@ -107,10 +107,10 @@ def verdict_of(
     )
     if not any(p.samples for p in points):
         answer = nothing_to_compare(points)
-    elif doubt:
-        answer = f"Inconclusive: {doubt}."
     elif question.is_search:
         answer = _leading(question, points)
+    elif doubt:
+        answer = f"Inconclusive: {doubt}."
     elif comparisons:
         answer = _compared_answer(question, comparisons)
     else:

@@ -19,13 +19,12 @@ from raypar.report.fit import details
 from raypar.report.points import LAYOUTS, brief_legend, legend, point_columns
 from raypar.report.profile import breakdown_section
 from raypar.report.recommend import recommended_lines
-from raypar.report.sentences import comparison_columns, header, headline
+from raypar.report.sentences import caveats_line, comparison_columns, header, headline
 from raypar.report.text import Column, ascii_fallback, encoded, table_width, terminal_table, wrap_hanging
 from raypar.study.trial import point_label
 
 MAX_POINTS = 12
 MAX_COMPARISONS = 6
-MAX_CAVEATS = 3
 
 
 def print_report(analysis: StudyAnalysis, console: Console, *, verbose: bool = False) -> None:
@@ -45,7 +44,9 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool)
     yield Text("")
     yield from paragraph(headline(analysis.verdict), style="bold")
     if comparisons := comparison_columns(analysis.verdict, None if verbose else MAX_COMPARISONS):
-        yield terminal_table([Column("", [" "] * len(comparisons[0].cells)), *comparisons], width, encoding)
+        yield terminal_table(
+            [Column("", [" "] * len(comparisons[0].cells)), *comparisons], width, encoding, heads=False
+        )
         if (more := len(analysis.verdict.comparisons) - len(comparisons[0].cells)) > 0:
             yield from paragraph(f"... and {more} more", 2)
     for line in recommended_lines(analysis.verdict):
@@ -58,12 +59,9 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool)
             yield from paragraph(f"... and {units.counted(more, 'more point')}")
         yield from paragraph(legend(analysis) if verbose else brief_legend(analysis), style="dim")
     if not verbose:
-        if analysis.warnings:
-            yield Text("")
-            yield from paragraph(f"! {units.counted(len(analysis.warnings), 'caveat')}:", style="bold")
-        for finding in analysis.warnings[:MAX_CAVEATS]:
-            yield from paragraph(finding.detail, 2)
         yield Text("")
+        if caveats := caveats_line(analysis):
+            yield from paragraph(caveats)
         yield from paragraph(f"More: raypar report {name} --verbose | --html FILE | raypar ui", style="dim")
         return
     yield Text("")

@@ -39,6 +39,17 @@ def headline(verdict: Verdict) -> str:
     return f"{verdict.question} {verdict.answer}".strip()
 
 
+def caveats_line(analysis: StudyAnalysis) -> str:
+    """Return the caveats in short, but for the one that the answer names; empty where there is none."""
+    named = "other_load" if analysis.verdict.doubt else ""
+    texts = [finding.summary for finding in analysis.warnings if finding.check != named]
+    if not texts:
+        return ""
+    texts = [texts[0], *(text[0].lower() + text[1:] for text in texts[1:])]
+    more = units.counted(len(texts), "caveat")
+    return f"! {more}: {units.listed(texts, MAX_CAVEATS, separator='; ')}."
+
+
 def comparison_columns(verdict: Verdict, most: int | None = None) -> list[Column]:
     """Return a row for each comparison: what is compared, the speedup and the outcome; empty for one or none.
 
@@ -73,6 +84,7 @@ def _outcome(verdict: Verdict, comparison: Comparison) -> str:
 
 
 MAX_GOODPUT_GROUPS = 2
+MAX_CAVEATS = 4
 
 
 def batch_lines(group: BatchGroup) -> Iterator[str]:

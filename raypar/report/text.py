@@ -108,13 +108,20 @@ def value_column(key: str, values: Sequence[object]) -> Column:
 
 
 def terminal_table(
-    columns: Sequence[Column], width: int, encoding: str, *, styles: Sequence[str] = (), rule: bool = False
+    columns: Sequence[Column],
+    width: int,
+    encoding: str,
+    *,
+    styles: Sequence[str] = (),
+    rule: bool = False,
+    heads: bool = True,
 ) -> Table:
     """Return a table that fits into `width` cells and cuts nothing off.
 
     Args:
         styles: one for each row.
         rule: a line below the heads.
+        heads: False: leave them out.
     """
     columns = [encoded(column, encoding) for column in columns]
     num_lines = max(column.head.count("\n") for column in columns)
@@ -122,7 +129,14 @@ def terminal_table(
     box = Box(f"{blank}{blank} {dash}{dash} \n{blank * 4}    ", ascii=True) if rule else None
     gap = GAP if _least_width(columns, GAP) <= width else 1
     # Between columns, a box has a character of its own.
-    table = Table(box=box, show_edge=False, header_style="bold", pad_edge=False, padding=(0, gap - bool(rule), 0, 0))
+    table = Table(
+        box=box,
+        show_header=heads,
+        show_edge=False,
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, gap - bool(rule), 0, 0),
+    )
     for column, column_width in zip(columns, _widths(columns, width, gap), strict=True):
         head = Text("\n" * (num_lines - column.head.count("\n")) + column.head)
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
