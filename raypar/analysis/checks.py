@@ -27,7 +27,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import WALL_TIME, Question, point_key
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.provenance import are_comparable, changed_files, files_text
-from raypar.study.trial import TrialResult, TrialState, point_label
+from raypar.study.trial import FailureKind, TrialResult, TrialState, point_label
 
 MAX_NAMED = 3  # points that a finding names one by one
 
@@ -129,7 +129,10 @@ def failed_trials(evidence: Evidence) -> Iterator[str]:
     failed = [r for p in evidence.points for r in p.results if r.state is TrialState.FAILED]
     if failed:
         first = failed[0]
-        text = f"{units.counted(len(failed), 'trial')} failed; {first.spec.label}"
+        num_skipped = sum(r.failure is not None and r.failure.kind is FailureKind.SKIPPED for r in failed)
+        text = f"{units.counted(len(failed) - num_skipped, 'trial')} failed"
+        text += f", {units.count(num_skipped)} not run; " if num_skipped else "; "
+        text += first.spec.label
         log = f" (log: {first.failure.log_path})" if first.failure and first.failure.log_path else ""
         yield f"{text}: {first.reason}{log}" if first.reason else f"{text}.{log}"
 
@@ -633,7 +636,7 @@ CHECKS: dict[Check, str] = {
     "(lr_warmup_steps) or clip gradients (clip_grad_norm).",
     baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
     "diverged, choose another baseline.",
-    failed_trials: "Run the study again: finished trials are kept, failed ones get another try.",
+    failed_trials: "See the log; once the cause is fixed, run the study again: finished trials are kept.",
     stalled: "Look for a cut network link, a suspended process or a full disk at that time. Metrics of these trials "
     "count; add repeats to replace their times.",
     includes_start_up: "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "

@@ -152,6 +152,7 @@ def submit(
         "--set": options.settings,
         "--isolation": options.isolation,
         "--fresh": options.rerun_all,
+        "--retry-failed": options.retry_failed,
         "--trial-timeout": options.trial_timeout_s,
         "--load-timeout": options.load_timeout_s,
         "--profile": bool(options.profiling.num_steps),

@@ -287,6 +287,9 @@ TrackingUri = Annotated[
 ]
 Isolation = Annotated[str, typer.Option(help="warm: gangs serve trial after trial; fresh: a gang for every trial.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run trials again that the store has results of.")]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Run trials of stopped points again, though their code has not changed.")
+]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Run on this machine without Ray (no searches).")]
 Timeout = Annotated[
     float | None, typer.Option("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung.")

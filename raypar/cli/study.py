@@ -118,6 +118,7 @@ def study(
     tracking_uri: common.TrackingUri = None,
     isolation: common.Isolation = "warm",
     fresh: common.Fresh = False,
+    retry_failed: common.RetryFailed = False,
     no_ray: common.NoRay = False,
     trial_timeout: common.Timeout = None,
     load_timeout: common.LoadTimeout = None,
@@ -163,6 +164,7 @@ def study(
             address=None if dashboard else address,
             isolation=isolation,
             rerun_all=fresh,
+            retry_failed=retry_failed,
             with_ray=not no_ray,
             trial_timeout_s=trial_timeout,
             load_timeout_s=load_timeout,
@@ -213,6 +215,7 @@ def resume(
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
     load_timeout: common.LoadTimeout = None,
+    retry_failed: common.RetryFailed = False,
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
     with handle_signals():
@@ -232,7 +235,7 @@ def resume(
         loaded = load(path, last.set, last.repeats, last.seed, data_dir, limit_s, last.until_flags)
         if last.log_model:
             loaded = keeping_models(loaded)
-        run(loaded, last.applied_to(options_here(tracking_uri)))
+        run(loaded, replace(last.applied_to(options_here(tracking_uri)), retry_failed=retry_failed))
 
 
 def load(
@@ -287,7 +290,8 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
     check_data(loaded.study)
     done = stored_results(loaded.study.name, options)
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
-        made = make_plan(loaded.study, cluster, done, where=loaded.path)
+        code = None if options.retry_failed else loaded.code
+        made = make_plan(loaded.study, cluster, done, where=loaded.path, code=code)
     if changed := changed_code(made, loaded):
         common.say(common.stdout(), changed)
     print_plan(

@@ -60,6 +60,7 @@ OPEN_CLUSTER = (
 )
 NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
 STOPPING = "interrupted: what runs is ended, what has ended is kept (a second Ctrl-C exits at once)"
+STOPPED_BEFORE = "{} failed alike, and their code has not changed: they are not run again (--retry-failed runs them)"
 NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 
 ListenerOf: TypeAlias = Callable[[ExecutionPlan], contextlib.AbstractContextManager[Listener]]
@@ -89,10 +90,12 @@ def execute(
         store.check_writable()
         cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)
-        plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray)
+        code = None if options.retry_failed else loaded.code
+        plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray, code=code)
         for text in _notices(loaded, options, plan, stored):
             notice(Notice(text))
-        outcome = ExecutionOutcome(plan, log_dir, {result.spec.identity: result for result in plan.done})
+        failures = [result for result in plan.done if not result.is_complete]
+        outcome = ExecutionOutcome(plan, log_dir, {result.spec.identity: result for result in plan.done}, failures)
         if not plan.num_missing and not _lacks_final_test(plan, store):
             outcome.analysis = with_final_test(outcome.analysis, last_final_test(store, study.name))
             if options.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
@@ -174,7 +177,9 @@ def _notices(
         yield OPEN_CLUSTER.format(masked(str(options.address)))
     if text := changed_code(plan, loaded):
         yield text
-    num_unprofiled = sum(not result.profile for result in plan.done if result.spec.repeat == 0)
+    if failed := [result for result in plan.done if not result.is_complete]:
+        yield STOPPED_BEFORE.format(units.counted(len(failed), "trial"))
+    num_unprofiled = sum(not r.profile for r in plan.done if r.spec.repeat == 0 and r.is_complete)
     if options.profiling.num_steps and num_unprofiled:
         yield NO_PROFILE.format(units.counted(num_unprofiled, "point"))
     if options.log_model and (text := other_trials(stored, plan.missing)):

@@ -34,6 +34,7 @@ class Options:
         address: of a Ray cluster that is there (``auto``, ``host:port``); None: a private one.
         with_ray: False: ranks are forked on this machine, without Ray.
         rerun_all: run trials too whose results the store has.
+        retry_failed: run trials of stopped points again, though their code has not changed.
         exclusive: nobody else uses the cluster at ``address``.
         share_machine: run on cores that another study has, where too few are free.
         min_nodes: of the cluster, the head included, that are waited for.
@@ -51,6 +52,7 @@ class Options:
     with_ray: bool = True
     isolation: str = "warm"
     rerun_all: bool = False
+    retry_failed: bool = False
     trial_timeout_s: float | None = None
     load_timeout_s: float | None = None
     command: Sequence[str] = ()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import statistics
 import traceback
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raypar.analysis.question import current_results, question_of
 from raypar.analysis.settle import Open, what_is_open
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
+from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases
+from raypar.run.runner import StoppedPoints
 from raypar.study.options import OPTIONS, resolve
 from raypar.study.space import Grid, examples
 from raypar.study.study import Study
-from raypar.study.trial import Placement, TrialResult, TrialSpec
+from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
 from raypar.train.affinity import Core
@@ -29,7 +31,7 @@ class ExecutionPlan:
 
     Attributes:
         specs: every trial of the study, in order, as far as decided; empty for a search, which draws its points.
-        done: results that the store has already.
+        done: results that the store has already; with those of stopped points, which have failed.
         missing: the specs still to run.
     """
 
@@ -95,7 +97,7 @@ class ExecutionPlan:
         """
         times_s: dict[Placement, list[float]] = {}
         for result in self.done:
-            if result.wall_s is not None:
+            if result.is_complete and result.wall_s is not None:
                 times_s.setdefault(result.spec.placement, []).append(result.wall_s)
         if not times_s:
             return None
@@ -107,13 +109,20 @@ class ExecutionPlan:
 
 
 def make_plan(
-    study: Study, cluster: Cluster, stored: Sequence[TrialResult], *, where: Path | str = "study", with_ray: bool = True
+    study: Study,
+    cluster: Cluster,
+    stored: Sequence[TrialResult],
+    *,
+    where: Path | str = "study",
+    with_ray: bool = True,
+    code: Mapping[str, str] | None = None,
 ) -> ExecutionPlan:
     """Expand the study, refuse what can never run, and leave out what is done.
 
     Args:
         stored: results that need not be made again.
         where: the study's file, for messages.
+        code: digests of the study's source files, by which stopped points are not tried again; None: they are.
 
     Raises:
         RayparError: some trial could never run on the cluster, or it is a search, and there is no Ray to search with.
@@ -130,10 +139,32 @@ def make_plan(
     if study.until:
         specs += _later_trials(study, stored, cluster)
     identities = {spec.identity for spec in specs}
-    done = tuple(result for identity, result in complete.items() if identity in identities)
-    missing = tuple(spec for spec in specs if spec.identity not in complete)
+    over = complete if code is None else complete | _stopped(stored, identities, code)
+    done = tuple(result for identity, result in over.items() if identity in identities)
+    missing = tuple(spec for spec in specs if spec.identity not in over)
     plan = ExecutionPlan(study, specs, done, missing, cluster)
     return plan if missing or not study.until else plan.with_more(next_block(study, done, cluster)[1])
+
+
+def _stopped(
+    stored: Sequence[TrialResult], identities: Collection[str], code: Mapping[str, str]
+) -> dict[str, TrialResult]:
+    """Return the failed trials of points that an error in the study's present code has stopped, by identity."""
+    of_points: dict[str, list[TrialResult]] = {}
+    for result in stored:
+        if result.spec.identity in identities and not changed_files(result.code, code):
+            of_points.setdefault(point_label(result.spec.point), []).append(result)
+    stopped = StoppedPoints()
+    over: dict[str, TrialResult] = {}
+    for results in of_points.values():
+        for result in results:
+            stopped.note(result.spec, result.failure, has_reported=bool(result.reports))
+        is_stopped = stopped.refusal(results[0].spec) or any(
+            result.failure and result.failure.kind is FailureKind.SKIPPED for result in results
+        )
+        if is_stopped and not any(result.is_complete for result in results):
+            over |= {result.spec.identity: result for result in results}
+    return over
 
 
 def next_block(study: Study, results: Sequence[TrialResult], cluster: Cluster) -> tuple[Open, tuple[TrialSpec, ...]]:

@@ -54,7 +54,7 @@ class ExecutionOutcome:
     Attributes:
         log_dir: the ranks' output, a folder a trial.
         results: by identity: of all trials that have one by now, failures and earlier executions' included.
-        failures: of this execution.
+        failures: of this execution, and of the stopped points that it did not try again.
         num_unsent: records that the store did not take yet.
         interrupted_by: the number of the signal that ended it, if one did.
         broke_off: the reason why it could not go on, if it could not.

@@ -17,11 +17,14 @@ from raypar.errors import cut
 from raypar.report.text import Column, print_line, print_table, value_column
 from raypar.study.options import OPTIONS, known_options
 from raypar.study.study import Study
-from raypar.study.trial import Placement, TrialResult, TrialSpec, point_label
+from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.workload import Workload
 
 if TYPE_CHECKING:
     from raypar.train.flops import LayerWork, Work
+
+
+MAX_LABELS = 4  # trials named in a line
 
 
 def print_plan(
@@ -72,17 +75,29 @@ def print_plan(
 
 
 def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: Path) -> None:
-    """Each failed trial with its last words and where its log is."""
+    """Print each error once: the trials that it ended, its traceback's end and the log of the first of them."""
+    alike: dict[str, list[TrialResult]] = {}
+    skipped: list[str] = []
     for result in failures:
-        failure = result.failure
+        assert result.failure is not None
+        if result.failure.kind is FailureKind.SKIPPED:
+            skipped.append(result.spec.label)
+        else:
+            alike.setdefault(result.failure.message, []).append(result)
+    for message, results in alike.items():
+        labels = units.listed((result.spec.label for result in results), MAX_LABELS)
+        print_line(console, f"failed: {labels}: {message}", style="red")
+        failure = results[0].failure
         assert failure is not None
-        print_line(console, f"failed: {result.spec.label}: {failure.message}", style="red")
         if failure.traceback:
             last = [line for line in failure.traceback.strip().splitlines() if line.strip()][-3:]
             print_line(console, "\n".join(f"    {cut(line)}" for line in last))
         if failure.log_path:
             print_line(console, f"    log: {failure.log_path}")
-    print_line(console, f"all logs of this execution: {log_dir}")
+    if skipped:
+        print_line(console, f"not run, as their points had failed: {units.listed(skipped, MAX_LABELS)}")
+    if log_dir.exists():
+        print_line(console, f"all logs of this execution: {log_dir}")
 
 
 def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, int, float]]) -> None:

@@ -29,6 +29,7 @@ from raypar.run.runner import (
     GangReady,
     GangStarting,
     Notice,
+    StoppedPoints,
     TrialEnded,
     TrialReported,
     TrialRetried,
@@ -179,6 +180,7 @@ class Dispatcher:
         self._queue = [Trial(spec) for spec in specs]  # in their order
         self._unbound: list[str] = []  # Tune's trials that run whatever comes next
         self._trials: dict[str, Trial] = {}  # by Tune's trial
+        self._stopped = StoppedPoints()
         self._walls_s: defaultdict[str, list[float]] = defaultdict(list)  # of the trials of a point that have ended
         self._first_gang_ready_s: float | None = None
         self._gang_starts_s: list[float] = []
@@ -350,7 +352,7 @@ class Dispatcher:
             self._tell(ClusterChanged(len(self._pool.nodes), self.num_slots))
         head = self._queue[:HORIZON]
         refused, lacking = self._refusals(dict.fromkeys(trial.spec.placement for trial in head))
-        candidates = [trial for trial in head if trial.spec.placement not in refused]
+        candidates = [trial for trial in head if self._failure_of(trial, refused) is None]
         for each in self._pool.gangs.values():
             self._expect_end(each)
         decisions = decide(
@@ -365,7 +367,7 @@ class Dispatcher:
         is_turn = True  # nobody before it waits: nodes may have joined when its turn comes
         for trial in head:
             gang = gang_of.get(trial)
-            failure = refused.get(trial.spec.placement) if is_turn else None
+            failure = self._failure_of(trial, refused) if is_turn else None
             if gang is not None and (reason := self._pool.refusal(gang, trial.spec)) is not None:
                 failure = Failure(FailureKind.REFUSED, reason)
             if (gang is None and failure is None) or not self._bind(trial):
@@ -382,6 +384,10 @@ class Dispatcher:
             self._pool.start(placement, nodes, self.gang_ended)
         for placement in self._pool.request_nodes(lacking):
             self._tell(Notice(f"{placement}: waiting for the cluster to add nodes"))
+
+    def _failure_of(self, trial: Trial, refused: Mapping[Placement, Failure]) -> Failure | None:
+        """Return why a queued trial is not started, now that it is its turn; None where it can be."""
+        return self._stopped.refusal(trial.spec) or refused.get(trial.spec.placement)
 
     def _refusals(self, placements: Collection[Placement]) -> tuple[dict[Placement, Failure], list[Placement]]:
         """Return why placements can't run here (with lost nodes a place may come back), and those to add nodes for."""
@@ -476,13 +482,16 @@ class Dispatcher:
         """An attempt is over: queue the trial again, or let that be its end. The failure: None where there was none."""
         if trial.attempt is not None:
             trial.attempt.end()
+        notice = self._stopped.note(trial.spec, failure, has_reported=bool(trial.reports))
         retried = failure is not None and is_retried(failure, trial.num_attempts, self._config.max_retries)
-        if failure is not None and retried and not trial.stop_requested:
+        if failure is not None and retried and not trial.stop_requested and notice is None:
             self._tell(TrialRetried(trial.spec, failure.message), trial.uid)
             trial.phase, trial.attempt = TrialPhase.QUEUED, None
             self._queue.insert(0, trial)
         else:
             self._conclude(trial, failure)
+        if notice is not None:
+            self._tell(Notice(notice))
 
     def _wait_for_cores(self, attempt: Attempt) -> None:
         """Queue a trial again that has not begun, since other studies have its cores."""
@@ -515,7 +524,7 @@ class Dispatcher:
             metric=self._config.metric,
             reports=trial.reports,
             attempts=max(1, trial.num_attempts),
-            started_at=attempt.started_at if attempt else 0.0,
+            started_at=attempt.started_at if attempt else time.time(),
             environment=attempt.environment() if attempt else {},
             failure=failure,
         )

@@ -18,6 +18,8 @@ from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause
 from raypar.run.runner import (
     Listener,
     More,
+    Notice,
+    StoppedPoints,
     TrialEnded,
     TrialReported,
     TrialRetried,
@@ -54,16 +56,22 @@ class LocalRunner:
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`)."""
-        workload = cloudpickle.dumps(study.workload)
+        workload, stopped, notice = cloudpickle.dumps(study.workload), StoppedPoints(), None
         for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
+            if (refusal := stopped.refusal(spec)) is not None:
+                listener(TrialEnded(trial_result(spec, {}, started_at=time.time(), failure=refusal)))
+                continue
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
                 job = TrialJob(spec, attempt, workload, self._settings)
                 result = _LocalAttempt(job, study.metric, listener, self._server, self._cores).run()
-                if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
+                notice = stopped.note(spec, result.failure, has_reported=bool(result.reports))
+                if result.failure is None or not is_retried(result.failure, attempt, study.max_retries) or notice:
                     break
                 listener(TrialRetried(spec, result.failure.message))
             listener(TrialEnded(result))
+            if notice is not None:
+                listener(Notice(notice))
 
 
 class _LocalAttempt:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from raypar.study.study import Study
-from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, bad_losses
+from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, bad_losses, point_label
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 ISOLATIONS = ("warm", "fresh")
 # A user's error would only come again, and so would what takes more memory than there is.
 RETRIED = (FailureKind.CRASH, FailureKind.PEER_LOST, FailureKind.HUNG, FailureKind.GANG_LOST)
+# Raised by the trial's code, or by what it needs.
+DETERMINISTIC = (FailureKind.ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.CRASH)
+SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+VARIES = re.compile(r"\brank \d+|\b0x[0-9a-f]+")  # in the message of one error
+NUM_ALIKE = 2  # attempts that end alike: a third would, too
+SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
+STOPPED = "{} stopped: its first {} attempts failed alike: {}"
 
 
 class Runner(Protocol):
@@ -119,3 +127,32 @@ def ends_training(spec: TrialSpec, report: Mapping[str, float], metric: str) -> 
 def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
     """Return whether a trial that failed at its `attempt`-th start (from 1) is started again."""
     return failure.kind in RETRIED and attempt <= max_retries
+
+
+class StoppedPoints:
+    """Points of a run that are given up, as their first attempts all ended with one error before a report.
+
+    An attempt that ends well, after a report or with another error keeps its point going for good; one that others
+    have ended (a lost node, a timeout) shows nothing.
+    """
+
+    def __init__(self) -> None:
+        self._errors: dict[str, list[str | None]] = {}  # of a point's attempts; None: ended in another way
+        self._refusals: dict[str, Failure] = {}
+
+    def note(self, spec: TrialSpec, failure: Failure | None, *, has_reported: bool) -> str | None:
+        """Note the end of an attempt at a trial; return a notice if that stops the trial's point."""
+        label = point_label(spec.point)
+        errors = self._errors.setdefault(label, [])
+        if failure is None or has_reported:
+            errors.append(None)
+        elif failure.kind in DETERMINISTIC and not failure.message.endswith(SENT_BY_OTHERS):
+            errors.append(VARIES.sub("", failure.message))
+            if len(errors) >= NUM_ALIKE and set(errors) == {errors[0]} and label not in self._refusals:
+                self._refusals[label] = Failure(FailureKind.SKIPPED, SKIPPED.format(NUM_ALIKE, failure.summary))
+                return STOPPED.format(label, NUM_ALIKE, failure.summary)
+        return None
+
+    def refusal(self, spec: TrialSpec) -> Failure | None:
+        """Return why a trial is not started (again), None where its point goes on."""
+        return self._refusals.get(point_label(spec.point))

@@ -65,6 +65,7 @@ class FailureKind(StrEnum):
     HUNG = "hung"  # took longer than it may
     GANG_LOST = "gang_lost"  # a worker, node or controller of the gang died
     REFUSED = "refused"  # could never be placed
+    SKIPPED = "skipped"  # never started: the first attempts at its point had all ended with one error
     INVALID = "invalid"  # no trial can be trained with the workload's data or model: ends the study
 
 
@@ -163,6 +164,11 @@ class Failure:
     traceback: str = ""
     log_path: str = ""
 
+    @property
+    def summary(self) -> str:
+        """First line of the message."""
+        return (self.message.strip().splitlines() or [""])[0]
+
 
 @dataclass(frozen=True)
 class TrialResult:
@@ -238,7 +244,7 @@ class TrialResult:
     def reason(self) -> str:
         """Reason why it failed or diverged, in a line; empty for others, or where nothing is known."""
         if self.failure is not None:
-            return (self.failure.message.strip().splitlines() or [""])[0]
+            return self.failure.summary
         if not self.is_unusable:
             return ""
         bad = next(((report, losses) for report in self.reports if (losses := bad_losses(report))), None)

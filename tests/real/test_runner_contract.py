@@ -11,9 +11,9 @@ import pytest
 from harness import RunEvents, losses, run, settings_at, until
 from loops import NUM_TRAIN, acting, diverging_func, train_func
 
-from raypar import Study, Workload
+from raypar import Study, Workload, grid
 from raypar.run.local import LocalRunner
-from raypar.run.runner import TrialEnded, TrialReported, TrialRetried, TrialStarted
+from raypar.run.runner import Notice, TrialEnded, TrialReported, TrialRetried, TrialStarted
 from raypar.run.tune import TuneRunner
 from raypar.signals import is_running
 from raypar.study.trial import FailureKind, TrialSpec, TrialState
@@ -135,6 +135,23 @@ def test_a_trial_that_diverges_stops_at_its_first_report_and_is_not_retried(stud
     assert (result.state, result.attempts, result.failure) == (TrialState.DIVERGED, 1, None)
     assert [report["epoch"] for report in result.reports] == [1] and math.isnan(result.final["train_loss"])
     assert {len(steps) for steps in result.step_times_s} == {NUM_TRAIN // 64}
+
+
+def test_a_point_that_raises_one_error_at_once_is_stopped_and_the_others_go_on(run_in, tmp_path):
+    space = {"act": grid("train", "raise"), "num_samples": grid(64)}
+    study = Study(workload=acting, name="raising", space=space, num_repeats=4, max_retries=MAX_RETRIES)
+    specs = study.trials()
+    events = run_in(study, specs, tmp_path)
+    assert [result.spec for result in events.results] == list(specs)
+    good, bad = ([r for r in events.results if r.spec.point["act"] == act] for act in ("train", "raise"))
+    assert [result.state for result in good] == [TrialState.FINISHED] * 4
+    kinds = [FailureKind.ERROR] * 2 + [FailureKind.SKIPPED] * 2
+    assert [result.failure and result.failure.kind for result in bad] == kinds
+    assert [e.spec for e in events.of(TrialStarted)] == [r.spec for r in events.results if r not in bad[2:]]
+    (notice,) = events.of(Notice)
+    assert (
+        notice.text == "act=raise num_samples=64 stopped: its first 2 attempts failed alike: ValueError: no such luck"
+    )
 
 
 def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import make_result
+from results import make_result, make_spec
 from scipy.stats import kendalltau
 
 from raypar.analysis.analyse import Question, analyse
 from raypar.analysis.checks import CHECKS, Evidence, trend_of
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import collect
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))
 NO_BASELINE = replace(QUESTION, baseline={})
@@ -79,7 +79,9 @@ def nodes(*names, model="EPYC 1", cores=8):
 
 ALONE = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # others ran elsewhere: nothing that it needs
 SPREAD = {**ALONE, "node": ["a", "b"], "num_sharing_network": 0}
+NOT_RUN = Failure(FailureKind.SKIPPED, "not run")
 FAILED = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
+SKIPPED = [replace(FAILED, spec=make_spec({"num_workers": 2}, repeat), failure=NOT_RUN) for repeat in (10, 11)]
 NAN_REPORT = {"epoch": 1, "train_loss": float("nan"), "accuracy": 0.1}
 DIVERGED = replace(make_result({"num_workers": 2}, 9, state=TrialState.DIVERGED), reports=(NAN_REPORT,))
 BUSY = {"foreign_cpu_share": [0.01, 0.2], "other_load_cores": [1.26, 1.26], "num_node_cores": [2, 2]}
@@ -105,7 +107,10 @@ CASES = {
         ([*sound(), DIVERGED], "1 of 13 trials diverged: num_workers=2 #10 (train_loss=nan at epoch 1)."),
         ([*sound(), replace(DIVERGED, reports=())], "1 of 13 trials diverged: num_workers=2 #10."),
     ],
-    "failed_trials": [([*sound(), FAILED], "1 trial failed; num_workers=2 #10: CUDA out of memory")],
+    "failed_trials": [
+        ([*sound(), FAILED], "1 trial failed; num_workers=2 #10: CUDA out of memory"),
+        ([*sound(), FAILED, *SKIPPED], "1 trial failed, 2 not run; num_workers=2 #10: CUDA out of memory"),
+    ],
     "baseline_missing": [(sound()[6:], "1 point without a speedup: no timed * the baseline num_workers=1.")],
     "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials: *")],
     "other_code": [

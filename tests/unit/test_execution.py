@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from raypar import grid
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import execute as module
-from raypar.execution.execute import CHANGED_CODE, STOPPING
+from raypar.execution.execute import CHANGED_CODE, STOPPED_BEFORE, STOPPING
 from raypar.execution.results import JOINED
 from raypar.run import locks
 from raypar.run.cluster import Cluster
@@ -148,6 +149,27 @@ def test_failed_trials_are_counted_and_the_execution_is_closed_as_failed(stage):
     outcome = stage.execute(study)
     assert [result.spec for result in outcome.failures] == [bad]
     assert len(stage.of("recorded")) == 8 and stage.of("closed") == ["failed"]
+
+
+def test_a_stopped_point_is_reported_as_failed_again_and_run_again_when_asked(stage):
+    study = a_study(num_repeats=3)
+    stage.code = {"s.py": "py3.11:1"}
+    is_bad = {spec.identity for spec in study.trials() if spec.config["width"] == 8}
+    stage.trial = lambda spec: failed(spec) if spec.identity in is_bad else finished(spec)
+    stage.stored = list(stage.execute(study).results.values())
+    stage.happened.clear()
+    outcome = stage.execute(study)
+    assert stage.happened == ["checked"] and outcome.status == "failed" and outcome.analysis.num_trials == 12
+    assert stage.notices == [STOPPED_BEFORE.format("6 trials")]
+    console = Console(file=io.StringIO(), width=200)
+    print_outcome(console, outcome, "raypar resume s")
+    (error,) = re.findall("^failed: .*", console.file.getvalue(), re.MULTILINE)
+    assert error.endswith(" width=8 #1 and 2 more: no luck")
+    for asked in ({"retry_failed": True}, {"rerun_all": True}):
+        stage.happened.clear()
+        stage.execute(study, **asked)
+        (ran,) = stage.of("ran")
+        assert len(ran) == (6 if "retry_failed" in asked else 12) and is_bad <= {spec.identity for spec in ran}
 
 
 def test_a_workload_that_no_trial_can_be_trained_with_ends_the_study_with_one_message_and_no_result(stage):

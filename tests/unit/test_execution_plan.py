@@ -5,7 +5,7 @@ import pytest
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
 from raypar.execution.plan import check_data, make_plan
 from raypar.run.cluster import Cluster, NodeType
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.train.affinity import Core
 from raypar.workloads import digits
 
@@ -40,6 +40,37 @@ def test_only_what_has_no_complete_result_is_missing():
     without_one = make_plan(a_study(space={"num_workers": grid(2)}), TWO_CORES, done(study, 0, 1, 2, 3))
     assert {result.spec.config["num_workers"] for result in without_one.done} == {2}
     assert not without_one.missing
+
+
+ERROR, SKIPPED = (Failure(kind, "ValueError: no") for kind in (FailureKind.ERROR, FailureKind.SKIPPED))
+OTHER = Failure(FailureKind.ERROR, "ValueError: another")
+LOST = Failure(FailureKind.GANG_LOST, "its gang was lost")
+CODE = {"s.py": "py3.11:1"}
+
+
+@pytest.mark.parametrize(
+    ("failures", "changes", "num_missing"),
+    [
+        ([ERROR, ERROR, SKIPPED], {}, 0),
+        ([ERROR, ERROR], {}, 0),
+        ([ERROR, ERROR, None], {}, 2),  # it goes on
+        ([ERROR, SKIPPED], {}, 0),  # of one trial, started twice
+        ([None, SKIPPED], {}, 1),
+        ([ERROR, OTHER], {}, 2),
+        ([LOST, LOST], {}, 2),
+        ([ERROR], {}, 1),
+        ([ERROR, ERROR, SKIPPED], {"code": {"s.py": "py3.11:2"}}, 3),  # perhaps they fixed it
+        ([ERROR, ERROR, SKIPPED], {"code": None}, 3),
+    ],
+)
+def test_the_trials_of_a_stopped_point_are_tried_again_when_the_code_has_changed(failures, changes, num_missing):
+    study = a_study(space={}, num_repeats=len(failures))
+    stored = [
+        TrialResult(spec, TrialState.FAILED if failure else TrialState.FINISHED, failure=failure, code=CODE)
+        for spec, failure in zip(study.trials(), failures, strict=True)
+    ]
+    plan = make_plan(study, TWO_CORES, stored, **{"code": CODE, **changes})
+    assert (plan.num_missing, len(plan.done)) == (num_missing, len(failures) - num_missing)
 
 
 def test_the_device_is_what_there_is():

@@ -511,3 +511,62 @@ def test_a_gang_of_fresh_interpreters_serves_once():
     assert gang.phase is GangPhase.BUSY
     gang.end_turn()
     assert gang.phase is GangPhase.CLOSING
+
+
+RAISED, EXITED = Failure(FailureKind.ERROR, "ValueError: no such act\nat 0", 0), Failure(FailureKind.CRASH, "", 0)
+ALIKE = "the first 2 attempts at its point failed alike: "
+
+
+def repeats(num, *num_workers):
+    """Specs of some points, block by block."""
+    return [make_result({"num_workers": n}, repeat, 1.0).spec for repeat in range(num) for n in num_workers]
+
+
+def test_a_point_whose_first_trials_raise_one_error_is_stopped_and_the_others_go_on():
+    run = Run(repeats(4, 1, 2))
+    run.define(*"abcdefgh")
+    run.workers_come_up()
+    for uid in "abcd":
+        run.end(uid, RankEnd(failure=RAISED)) if uid in "ac" else run.end(uid)
+    assert [e.text for e in run.of(Notice)] == [
+        "num_workers=1 stopped: its first 2 attempts failed alike: ValueError: no such act"
+    ]
+    run.end("f")
+    run.end("h")
+    assert run.started == [spec for i, spec in enumerate(run.specs) if i not in (4, 6)]
+    skipped = [result for result in run.results if result.spec in (run.specs[4], run.specs[6])]
+    assert [r.failure for r in skipped] == 2 * [
+        Failure(FailureKind.SKIPPED, f"not run: {ALIKE}ValueError: no such act")
+    ]
+    assert all(r.state is TrialState.FAILED and r.started_at > 0 for r in skipped) and len(run.results) == 8
+
+
+@pytest.mark.parametrize(
+    ("messages", "has_reported", "num_attempts"),
+    [
+        (["rank 0 ended with exit code 3", "rank 1 ended with exit code 3"], False, 2),
+        (["rank 0 ended with exit code 3"] * 4, True, 4),
+        (["rank 0 ended with exit code 3", "rank 0 ended with exit code 4"] * 2, False, 4),
+        (["rank 0 was killed by SIGSEGV"] * 2, False, 2),
+        (["rank 0 was killed by SIGKILL"] * 4, False, 4),  # by whom, and would they again?
+    ],
+)
+def test_a_crash_that_comes_again_at_once_is_not_retried_for_ever(messages, has_reported, num_attempts):
+    run = one_running(max_retries=3)
+    for message in messages:
+        if has_reported:
+            run.it.report(run.running("a"), {"epoch": 1.0})
+        run.end("a", RankEnd(failure=replace(EXITED, message=message)))
+    (result,) = run.results
+    assert result.attempts == num_attempts and len(run.of(TrialRetried)) == num_attempts - 1
+    assert (result.failure.message, len(run.of(Notice))) == (messages[-1], num_attempts == 2)
+
+
+@pytest.mark.parametrize("other", [DONE, RankEnd(failure=replace(RAISED, message="ValueError: another"))])
+def test_a_point_that_fails_in_two_ways_goes_on(other):
+    run = Run(repeats(4, 1))
+    run.define(*"abcd")
+    run.workers_come_up()
+    for uid, end in zip("abcd", (RankEnd(failure=RAISED), other, *[RankEnd(failure=RAISED)] * 2), strict=True):
+        run.end(uid, end)
+    assert run.started == run.specs and not run.of(Notice)
