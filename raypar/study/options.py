@@ -325,6 +325,21 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], default_device: str
     return {key: float(v) if key in floats and v is not None else v for key, v in config.items()}
 
 
+def has_effect(key: str, config: Config) -> bool:
+    """Return False for an option of another strategy, or of a feature that this complete config does not use."""
+    strategies = OPTIONS[key].strategies
+    if strategies and config.get("strategy") not in strategies:
+        return False
+    match key:
+        case "powersgd_rank":
+            return bool(config["compression"] == "powersgd")
+        case "lr_base_batch_size":
+            return bool(config["lr_scaling"] != "none")
+        case "num_threads":
+            return bool(config[key] != config["cpus_per_worker"])
+    return True
+
+
 def conflicts(
     config: Config, workload: Workload, num_train_samples: int | None, swept: Collection[str]
 ) -> Iterator[Conflict]:

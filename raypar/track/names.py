@@ -7,8 +7,12 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from raypar.study.space import Value
+from raypar.study.trial import point_label
 
 # Of MLflow, a little below its limits where it counts bytes in one version and characters in another.
 MAX_TAG_LENGTH = 7_900
@@ -38,6 +42,19 @@ def experiment_name(study: str) -> str:
     """Return the name of a study's MLflow experiment: the study's unless MLflow can't hold it."""
     clean = "".join(c if c.isprintable() else "_" for c in study).strip()
     return study if clean == study and 0 < len(study) <= MAX_NAME_LENGTH else _hashed(clean, study, MAX_NAME_LENGTH)
+
+
+def short_label(point: Mapping[str, Value]) -> str:
+    """Return ``bs=64 w=2`` for a column of names: initials of words, unless two hyperparameters would share them."""
+    shorts = {key: _initials(key) for key in point}
+    counts = Counter(shorts.values())
+    shown = {key if counts[short] > 1 else short: point[key] for key, short in shorts.items()}
+    return point_label(shown)
+
+
+def _initials(key: str) -> str:
+    words = key.removeprefix("num_").split("_")
+    return key if len(words) == 1 and not key.startswith("num_") else "".join(word[:1] for word in words)
 
 
 def _hashed(name: str, original: str, limit: int) -> str:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from raypar.study.options import OPTIONS
-from raypar.study.trial import TrialResult, TrialState
-from raypar.track.names import MAX_NAME_LENGTH, MAX_PARAM_LENGTH, clip, join_tag, key_names, split_tag, tag_text
+from raypar.study.options import OPTIONS, has_effect
+from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.track.names import (
+    MAX_NAME_LENGTH,
+    MAX_PARAM_LENGTH,
+    clip,
+    join_tag,
+    key_names,
+    short_label,
+    split_tag,
+    tag_text,
+)
 from raypar.track.view import ViewContent
 
 NO_DIGEST = "none"
@@ -26,24 +34,20 @@ TRACEBACK_FILE = "traceback.txt"
 # Whoever selects finished runs in MLflow wants results to work with; the tag ``raypar.state`` says which is which.
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED"}
 NO_RESULT_STATUS = "FAILED"
-SCALARS = (
-    *("train_time_s", "eval_time_s", "startup_s", "data_time_s", "warmup_s", "wall_s", "throughput_samples_per_s"),
-    *("energy_j", "other_load_cores"),
-)
+# What somebody plots. MLflow draws a chart of every metric and lists every param and tag: the rest is in RESULT_FILE.
+SCALARS = ("train_time_s", "wall_s", "throughput_samples_per_s", "energy_j", "other_load_cores")
+PARAMS = ("num_workers", "batch_size", "epochs", "lr", "optimizer", "strategy", "device", "precision")
 # Reports of raypar's training loop, under the names of other tools; MLflow makes sections of the part before the slash.
 # Metrics of a workload keep their names.
 SECTIONS = {
-    "epoch": "train/epoch",
     "train_loss": "train/loss",
     "lr": "train/learning_rate",
     "grad_norm": "train/grad_norm",
-    "train_time_s": "train/runtime_s",
-    "throughput_samples_per_s": "train/samples_per_second",
     "val_loss": "eval/loss",
-    "eval_time_s": "eval/runtime_s",
-    "eval_samples_per_s": "eval/samples_per_second",
-    "eval_steps_per_s": "eval/steps_per_second",
 }
+UNPLOTTED = frozenset(
+    ("epoch", "train_time_s", "throughput_samples_per_s", "eval_time_s", "eval_samples_per_s", "eval_steps_per_s")
+)
 
 
 class Input(NamedTuple):
@@ -99,11 +103,11 @@ def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> C
     if result.failure and result.failure.traceback:
         files[TRACEBACK_FILE] = result.failure.traceback
     return ChildRun(
-        name=clip(result.spec.label, MAX_NAME_LENGTH),
+        name=clip(f"{short_label(result.spec.point)} #{result.spec.repeat + 1}", MAX_NAME_LENGTH),
         start_ms=start_ms,
         end_ms=end_ms,
         status=RUN_STATUS.get(result.state, NO_RESULT_STATUS),
-        params=_params(result),
+        params=run_params(result.spec),
         points=[*_scalars(result, end_ms), *_series(result, start_ms, end_ms)],
         tags={**_tags(result), **(result_tags(result) or {})},
         files=files,
@@ -157,13 +161,17 @@ def parse_result(stored: object) -> TrialResult | None:
 
 
 def series_keys(result: TrialResult) -> dict[str, str]:
-    """Map keys of the reports to metrics in MLflow, without the key that is the axis."""
-    sections = SECTIONS if _is_of_own_loop(result) else {}
-    axis = "step" if sections else "epoch"
-    names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key != axis]
+    """Map keys of the reports to metrics in MLflow, without the key that is the axis.
+
+    Of raypar's training loop without times, and without a learning rate that is constant.
+    """
+    sections, left_out = {}, {"epoch"}
+    if _is_of_own_loop(result):
+        is_constant = len({report.get("lr") for report in result.reports}) < 2
+        sections, left_out = SECTIONS, {"step", *UNPLOTTED, *(["lr"] if is_constant else [])}
+    names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key not in left_out]
     # One metric can't hold both the trial's figure and its figure per report.
-    taken = {*SCALARS, "step_time_median_s", "step_time_p95_s", "num_workers", "batch_size", *result.spec.point}
-    taken |= set(sections.values())
+    taken = {*SCALARS, "num_workers", "batch_size", *result.spec.point, *sections.values()}
     texts = {name: sections.get(name, f"epoch/{name}" if name in taken else name) for name in names}
     keys = key_names(texts.values())
     return {name: keys[text] for name, text in texts.items()}
@@ -181,11 +189,23 @@ def without_step_times(result: TrialResult) -> TrialResult:
     return replace(result, step_times_s=())
 
 
-def _params(result: TrialResult) -> dict[str, str]:
-    values = {**result.spec.config, **result.spec.point}
+def run_params(spec: TrialSpec) -> dict[str, str]:
+    """Return the swept hyperparameters, the workload's own, `PARAMS`, and other options that have an effect.
+
+    An option at its default is left out, and so is one that this config does not use.
+    """
+    values = {key: value for key, value in {**spec.config, **spec.point}.items() if _is_param(spec, key)}
     keys = key_names(values)
     texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in values.items()}
     return {keys[k]: clip(text, MAX_PARAM_LENGTH) for k, text in texts.items()}
+
+
+def _is_param(spec: TrialSpec, key: str) -> bool:
+    if key in spec.point or key in PARAMS:
+        return True
+    if key not in OPTIONS:
+        return spec.config[key] is not None
+    return spec.config[key] != OPTIONS[key].default and has_effect(key, spec.config)
 
 
 def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
@@ -194,10 +214,6 @@ def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
     keys = key_names(swept)
     values = {keys[k]: v for k, v in swept.items()}
     values.update({key: getattr(result, key) for key in SCALARS})
-    if steps := list(result.gang_step_times_s):
-        values["step_time_median_s"] = statistics.median(steps)
-        p95 = statistics.quantiles(steps, n=20, method="inclusive")[-1] if len(steps) > 1 else steps[0]
-        values["step_time_p95_s"] = p95
     return [Point(k, v, time_ms, 0) for k, v in ((k, _number(v)) for k, v in values.items()) if v is not None]
 
 
@@ -229,28 +245,18 @@ def _axis(reports: Sequence[Mapping[str, float]], key: str) -> list[int] | None:
 
 
 def _tags(result: TrialResult) -> dict[str, str]:
-    spec = result.spec
-    tags: dict[str, Any] = {
+    tags: dict[str, object] = {
         "raypar.kind": "trial",
-        "raypar.study": spec.study,
-        "raypar.workload": spec.workload,
-        "raypar.identity": spec.identity,
-        "raypar.repeat": spec.repeat,
-        "raypar.seed": spec.seed,
-        "raypar.order": spec.order,
+        "raypar.identity": result.spec.identity,
+        "raypar.repeat": result.spec.repeat,
         "raypar.state": result.state.value,
-        "raypar.attempts": result.attempts,
     }
-    environment = {f"raypar.env.{key}": tag_text(value) for key, value in result.environment.items()}
-    tags |= {key: environment[name] for name, key in key_names(environment).items()}
     if result.is_unusable:
         tags["mlflow.note.content"] = f"{result.state}: {result.reason}" if result.reason else result.state.value
     if failure := result.failure:
         tags["raypar.failure"] = tags["mlflow.note.content"] = failure.message
         tags["raypar.failure_kind"] = failure.kind.value
-        tags["raypar.failure_rank"] = failure.rank
-        tags["raypar.log_path"] = failure.log_path or None
-    return {key: tag_text(value) for key, value in tags.items() if value is not None}
+    return {key: tag_text(value) for key, value in tags.items()}
 
 
 def _number(value: object) -> float | None:

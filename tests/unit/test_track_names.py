@@ -19,6 +19,7 @@ from raypar.track.names import (
     join_tag,
     key_name,
     key_names,
+    short_label,
     split_tag,
 )
 from raypar.track.store import default_tracking_uri
@@ -109,3 +110,17 @@ PROJECT = Path("/project")
 )
 def test_files_lie_where_an_address_says(path_of, address, path):
     assert path_of(address) == (path and Path(path))
+
+
+POINTS = {
+    "the only point": {},
+    "bs=768 w=2": {"batch_size": 768, "num_workers": 2},
+    "lr=0.001 optimizer=adam hs=(64,32)": {"lr": 0.001, "optimizer": "adam", "hidden_size": (64, 32)},
+    "num_workers=2 w=3": {"num_workers": 2, "w": 3},
+    "batch_size=64 block_size=128 t=1": {"batch_size": 64, "block_size": 128, "num_threads": 1},
+}
+
+
+@pytest.mark.parametrize("label", POINTS)
+def test_short_labels_are_initials_that_no_two_hyperparameters_share(label):
+    assert short_label(POINTS[label]) == label

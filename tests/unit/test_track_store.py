@@ -116,7 +116,7 @@ def test_plain_mlflow_sees_the_execution_its_trial_and_the_experiment(project, u
     assert parent.data.params == {"num_repeats": "3"}
     assert parent.data.tags["mlflow.source.name"] == "studies/mnist.py"
     assert history(uri, parent, "scaling/speedup") == [(1, 1.0), (2, 1.9)]
-    assert (child.info.run_name, child.data.params["hidden"]) == ("batch_size=64 #1", "128,64")
+    assert (child.info.run_name, child.data.params["hidden"]) == ("bs=64 #1", "128,64")
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     metrics = {"num_workers": 2.0, "accuracy": 0.9, "speedup": 1.9, "efficiency": 0.95}
     assert metrics.items() <= child.data.metrics.items()
