@@ -11,7 +11,7 @@ from pathlib import Path
 from raypar.units import size
 
 EXIT_BAD_INPUT = 2
-TRAIN_PACKAGES = ("torch", "torchvision", "sklearn")  # of the extra `train`
+TRAIN_PACKAGES = ("torch", "torchvision")  # of the extra `train`
 
 
 class RayparError(Exception):

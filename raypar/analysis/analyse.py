@@ -6,12 +6,14 @@ from the store makes its `Question` from what was stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, doubt_of, run_checks
-from raypar.analysis.effects import Effects, effects_of
+from raypar.analysis.effects import Effects, Importances, effects_of, importances_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.pairwise import Family, family_of, trial_speedup
 from raypar.analysis.points import PointAnalysis, analyse_points, energy_source
@@ -23,7 +25,7 @@ from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdict import Verdict, statements, verdict_of
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, gain
 
 __all__ = ["PointAnalysis", "Question", "StudyAnalysis", "analyse", "pair_speedups", "question_of"]
 
@@ -35,12 +37,13 @@ class StudyAnalysis:
     Attributes:
         question: what the study asks.
         time_metric: what the times are: ``train_time_s`` (the timed steps alone) or ``wall_s`` (everything).
-        points: one each, in the order of their values.
+        points: one each, in the order of their values; those of a search by their metric, the best first.
         warnings: what to mind when reading the numbers, the gravest first.
         verdict: the question, the answer and the recommended point.
         statements: what else the numbers show, in sentences.
         family: the confidence of its comparisons.
-        worker_groups: points that differ only in ``num_workers``, for what they say about scaling.
+        worker_groups: points that differ only in ``num_workers``, for what they say about scaling; none where times
+            can't be trusted, nor then effects and batches.
         profiles: points with where their steps' time goes, of those that were looked into.
         effects: what each hyperparameter does; None where fewer than two are swept.
         target: the best value of the metric that every trial reached, where batch sizes differ; None: there is none.
@@ -66,6 +69,11 @@ class StudyAnalysis:
     def num_trials(self) -> int:
         return sum(len(point.results) for point in self.points)
 
+    @cached_property
+    def importances(self) -> Importances | None:
+        """Importance of each hyperparameter of a search; None for other studies, and where too few trials finished."""
+        return importances_of(self.question, self.points) if self.question.is_search else None
+
 
 def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: Stopped | None = None) -> StudyAnalysis:
     """Analyse the results of a study.
@@ -84,27 +92,35 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
     points = analyse_points(question, gathered, family)
     target = common_target(question, gathered)
     evidence = Evidence(question, current.time_metric, points, family, current.sentence)
+    doubt = doubt_of(question, evidence.finished)
     has_choice = len(points) > 1 and any(p.time_s for p in points)
     recommendation = recommend(question, results, Constraints()) if has_choice else None
     ending, status = tuple[str, ...](), ""
     if question.max_repeats is not None:
         of = what_is_open(question, results)
         ending, status = (stop_sentence(of, stopped or of.stopped),), stop_status(stopped or of.stopped)
+    if question.is_search:
+        points = tuple(sorted(points, key=lambda p: _rank(question, p)))
     return StudyAnalysis(
         question=question,
         time_metric=current.time_metric,
         points=points,
         family=family,
         warnings=run_checks(evidence),
-        verdict=replace(verdict_of(question, points, family, recommendation, doubt_of(evidence)), status=status),
-        statements=(*ending, *statements(question, points, family)),
-        worker_groups=worker_groups(question, gathered, family=family),
+        verdict=replace(verdict_of(question, points, family, recommendation, doubt), status=status),
+        statements=(*ending, *statements(question, points, family, doubt)),
+        worker_groups=worker_groups(question, gathered, family=family) if not doubt else (),
         profiles=tuple(_profiles(gathered)),
-        effects=effects_of(question, gathered, family),
+        effects=effects_of(question, gathered, family) if not doubt else None,
         target=target,
-        batches=batch_groups(gathered, target, family, question.baseline) if target else (),
+        batches=batch_groups(gathered, target, family, question.baseline) if target and not doubt else (),
         energy_source=energy_source(gathered),
     )
+
+
+def _rank(question: Question, p: PointAnalysis) -> float:
+    """Return what a search's points are sorted by: the best metric first, points without a usable one last."""
+    return -gain(question.mode, p.metric.value) if p.metric and not p.unusable else math.inf
 
 
 def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, Value], Profile]]:

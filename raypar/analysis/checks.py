@@ -278,7 +278,7 @@ class _Load(NamedTuple):
 def other_load(evidence: Evidence) -> Iterator[str]:
     """Others' work that took the trials' cores, or kept a good part of the machine busy."""
     # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    if not (disturbed := _disturbing(evidence)):
+    if not (disturbed := _disturbing(evidence.finished)):
         return
     worst = []
     if taken := max((load.taken for load in disturbed if load.taken is not None), default=0.0):
@@ -290,20 +290,22 @@ def other_load(evidence: Evidence) -> Iterator[str]:
     yield f"Other work ran while {share} were timed; at worst {' and '.join(worst)}."
 
 
-def _disturbing(evidence: Evidence) -> list[_Load]:
+def _disturbing(finished: Sequence[TrialResult]) -> list[_Load]:
     """Return others' work during the trials that it disturbed."""
-    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in evidence.finished]
+    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in finished]
     return [load for load, timed_s in loads if load.disturbs(timed_s)]
 
 
-def doubt_of(evidence: Evidence) -> str:
-    """Return why no claim of the study is to be trusted: most of its trials were disturbed; empty where it is."""
-    disturbed = _disturbing(evidence)
-    if 2 * len(disturbed) <= len(evidence.finished):
+def doubt_of(question: Question, finished: Sequence[TrialResult]) -> str:
+    """Return why times of a study show nothing: most of its trials were disturbed. Empty where they were not.
+
+    A search asks for the best metric: it has none.
+    """
+    disturbed = _disturbing(finished)
+    if question.is_search or 2 * len(disturbed) <= len(finished):
         return ""
-    shares = [load.taken if load.taken is not None else load.busy for load in disturbed]
-    most = units.percent(max(max(shares), max(load.busy for load in disturbed)))
-    return f"other processes used up to {most} of the cores in {_share(disturbed, evidence.finished)}"
+    most = units.percent(max(max(load.taken or 0.0, load.busy) for load in disturbed))
+    return f"other processes used up to {most} of the cores in {_share(disturbed, finished)}"
 
 
 def _load_of(result: TrialResult) -> _Load:

@@ -103,6 +103,19 @@ class Effects:
 
 
 @dataclass(frozen=True)
+class Importances:
+    """Importance of each swept hyperparameter for the metric of a search.
+
+    Attributes:
+        num_points: how many points with a metric they rest on.
+        shares: of the importance of all, 0 to 1, by hyperparameter, the largest first; empty: the points don't show it.
+    """
+
+    num_points: int
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class _Grid:
     """Every trial of a grid in its place.
 
@@ -243,3 +256,47 @@ def _interactions(grid: _Grid, family: Family) -> tuple[tuple[Interaction, ...],
 def _mean(log_times: Floats) -> Floats:
     """Return the mean log time of each block, over the points."""
     return np.asarray(log_times.mean(axis=0))
+
+
+# ---- importances
+
+MIN_POINTS = 10
+MIN_EXPLAINED = 0.1  # of the variance of points that a tree was not fitted to
+NUM_TREES = 200
+
+
+def importances_of(question: Question, points: Sequence[PointSamples]) -> Importances | None:
+    """Estimate how much each hyperparameter of a search matters for the metric, by permutation.
+
+    A random forest learns the metric from the hyperparameters. The importance of one is the loss of fit when its values
+    are shuffled (L. Breiman, Machine Learning 45, 2001). Where the forest predicts hardly any of what it was not fitted
+    to, importances mean nothing, and there are none.
+
+    Args:
+        points: of which a trial diverged or failed count for nothing.
+
+    Returns:
+        None for fewer than 10 points that have a metric, or one hyperparameter.
+    """
+    scored = [(p, p.all_of("metric")[0]) for p in points if p.by_repeat("metric")]
+    keys = [key for key in question.space_keys if len({point_key({key: p.point.get(key)}) for p, _ in scored}) > 1]
+    if len(scored) < MIN_POINTS or len(keys) < 2:
+        return None
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.inspection import permutation_importance
+
+    columns = np.column_stack([_numbers([p.point.get(key) for p, _ in scored]) for key in keys])
+    metrics = [metric for _, metric in scored]
+    forest = RandomForestRegressor(NUM_TREES, oob_score=True, random_state=0).fit(columns, metrics)
+    if not forest.oob_score_ > MIN_EXPLAINED:
+        return Importances(len(scored), {})
+    losses = permutation_importance(forest, columns, metrics, n_repeats=10, random_state=0).importances_mean.clip(0)
+    ranked = sorted(zip(keys, losses / losses.sum(), strict=True), key=lambda entry: -entry[1])
+    return Importances(len(scored), {key: float(share) for key, share in ranked})
+
+
+def _numbers(values: Sequence[Value | None]) -> Floats:
+    """Return the values as numbers, texts by their rank: a tree asks only for an order."""
+    if all(isinstance(value, (int, float)) for value in values):
+        return np.array(values, dtype=float)
+    return np.unique([str(value) for value in values], return_inverse=True)[1].astype(float)

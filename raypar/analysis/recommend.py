@@ -31,6 +31,7 @@ from typing import TypeAlias
 import numpy as np
 
 from raypar import units
+from raypar.analysis.checks import doubt_of
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
     Family,
@@ -366,7 +367,8 @@ class Recommendation:
         lead: time of the runner-up over that of the chosen one; None without one.
         rivals: the leader and those that don't differ significantly from it, without the chosen one.
         open_rivals: points that may be faster than the chosen one by more than the margin, and may be good enough.
-        settling: None where there is nothing to settle.
+        settling: None where there is nothing to settle, or repeats would not help.
+        doubt: why times can't be trusted; empty where they can.
         batches: what the batch size does, where a target is asked for.
         excluded: a sentence on trials of other settings; empty where there are none.
         energy_source: what the candidates' energies are of; empty: they have none.
@@ -384,6 +386,7 @@ class Recommendation:
     rivals: tuple[Candidate, ...] = ()
     open_rivals: tuple[OpenRival, ...] = ()
     settling: Settling | None = None
+    doubt: str = ""
     batches: tuple[BatchGroup, ...] = ()
     excluded: str = ""
     energy_source: str = ""
@@ -432,7 +435,9 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
         batches = batch_groups(compared, target, family, question.baseline)
     before = Recommendation(question, constraints, current.time_metric, candidates, Decision.NONE)
     source = energy_source(current.points)
+    doubt = doubt_of(question, [r for p in current.points for r in p.measured])
     before = replace(before, batches=batches, excluded=current.sentence, energy_source=source, family=family)
+    before = replace(before, doubt=doubt)
     return _chosen(before, family) if before.eligible else before
 
 
@@ -450,7 +455,7 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     maybe_good.sort(key=lambda c: c.median_s)
     open_rivals = [OpenRival(c, _repeats_for(before, c, chosen)) for c in (*much_faster, *maybe_good)]
     is_unconfirmed = len(before.candidates) > 1 and (len(chosen.times) < 2 or chosen.metric_gap is not None)
-    is_open = is_unconfirmed or bool(open_rivals)
+    is_open = is_unconfirmed or bool(open_rivals) or bool(before.doubt)
     is_tied = bool(tied) or not all(_is_slower(c, chosen, family) for c in doubted)
     repeated = open_rivals[: len(much_faster) + MAX_DOUBTED] or [OpenRival(c, None) for c in tied[:MAX_DOUBTED]]
     after = replace(
@@ -459,7 +464,7 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
         chosen=chosen,
         rivals=tuple(tied),
         open_rivals=tuple(open_rivals),
-        settling=_settling(chosen, repeated) if is_open else None,
+        settling=_settling(chosen, repeated) if is_open and not before.doubt else None,
     )
     rest = [c for c in ranked if c is not chosen]
     return replace(after, runner_up=rest[0], lead=family.ratio(rest[0].times, chosen.times)) if rest else after

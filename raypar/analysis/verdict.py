@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from operator import itemgetter
 from typing import TypeAlias
 
 from raypar import units
@@ -46,11 +47,12 @@ class Outcome(StrEnum):
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
     UNCONFIRMED = "unconfirmed"  # one trial each
+    DISTURBED = "disturbed"  # most trials of the study were, by other processes
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Comparison of a point with its baseline.
+class BaselineComparison:
+    """BaselineComparison of a point with its baseline.
 
     Attributes:
         point: has the speedup.
@@ -75,13 +77,13 @@ class Verdict:
         answer: in a sentence or two.
         comparisons: of all points that have a speedup, in the order of the points.
         recommendation: of a point; None where no trial has a time, and for a single point.
-        doubt: why the measurement can't be trusted as a whole; empty where it can.
+        doubt: why times can't be trusted, so that none of them is compared; empty where they can.
         status: of a study that runs until it is settled: ``settled``; empty: another one.
     """
 
     question: str
     answer: str
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[BaselineComparison, ...] = ()
     recommendation: Recommendation | None = None
     doubt: str = ""
     status: str = ""
@@ -102,7 +104,7 @@ def verdict_of(
         doubt: as in `Verdict`.
     """
     comparisons = tuple(
-        Comparison(p, *_who(question, p.point), _setting(question, p.point), _outcome(question, ratio))
+        BaselineComparison(p, *_who(question, p.point), _setting(question, p.point), _outcome(question, ratio, doubt))
         for p, ratio in _compared(points)
     )
     if not any(p.samples for p in points):
@@ -110,11 +112,15 @@ def verdict_of(
     elif question.is_search:
         answer = _leading(question, points)
     elif doubt:
-        answer = f"Inconclusive: {doubt}."
+        answer = f"Inconclusive: {doubt}. Rerun it on an idle machine, with --fresh."
+    elif len(comparisons) == 1:
+        answer = _one_speedup(question, *next(iter(_compared(points))))
     elif comparisons:
         answer = _compared_answer(question, comparisons)
+    elif len(points) == 1:
+        answer = _only(question, points[0])
     else:
-        answer = " ".join([*_best(question, points, family), *_fastest(points, family)])
+        answer = " ".join([*_fastest(points, family), *_best(question, points, family)])
     return Verdict(question.text, answer, comparisons, recommendation, doubt)
 
 
@@ -125,7 +131,9 @@ def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
     return f"{what}: there is nothing to compare."
 
 
-def _outcome(question: Question, ratio: Estimate) -> Outcome:
+def _outcome(question: Question, ratio: Estimate, doubt: str = "") -> Outcome:
+    if doubt:
+        return Outcome.DISTURBED
     if ratio.low is None:
         return Outcome.UNCONFIRMED
     if ratio.excludes(1.0):
@@ -144,7 +152,15 @@ def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
     return f"Leading: {shown} with {point_label(best.point)} (best of {len(scored)}, one trial each, unconfirmed)."
 
 
-def _compared_answer(question: Question, comparisons: Sequence[Comparison]) -> str:
+def _only(question: Question, point: PointAnalysis) -> str:
+    """Return the time and the metric of a study's only point."""
+    parts = [units.seconds_interval(point.time_s)] if point.time_s else []
+    if point.metric:
+        parts.append(f"{question.metric} {units.score_interval(question.metric, point.metric)}")
+    return f"{f'{point_label(point.point)}: ' * bool(point.point)}{', '.join(parts)}."
+
+
+def _compared_answer(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
     """Return which comparisons came out how, in one sentence."""
     subjects = dict.fromkeys(c.who for c in comparisons)
     settings = dict.fromkeys(c.setting for c in comparisons)
@@ -155,7 +171,7 @@ def _compared_answer(question: Question, comparisons: Sequence[Comparison]) -> s
     return f"{_counts(comparisons)}."
 
 
-def _over_settings(question: Question, comparisons: Sequence[Comparison]) -> str:
+def _over_settings(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
     """Return in which settings one thing is faster than its baseline: ``2 workers are faster than 1 only at …``."""
     by_outcome, first = _by_outcome(comparisons), comparisons[0]
     rest = [key for key in question.space_keys if key not in question.baseline]
@@ -175,10 +191,12 @@ def _over_settings(question: Question, comparisons: Sequence[Comparison]) -> str
     return "; ".join(clauses)
 
 
-def _where(group: Sequence[Comparison], every: Sequence[Comparison], rest: Sequence[str]) -> str:
+def _where(group: Sequence[BaselineComparison], every: Sequence[BaselineComparison], rest: Sequence[str]) -> str:
     """Return `` at batch_size=768``, `` at every batch_size``, `` from batch_size=256 on``."""
     if not every[0].setting:
         return ""
+    if len(every) == 1:
+        return f" at {every[0].setting}"
     if len(group) == len(every):
         return f" at every {rest[0]}" if len(rest) == 1 else f" in all {len(every)} settings"
     values = [c.point.point.get(rest[0]) for c in every]
@@ -194,7 +212,7 @@ def _where(group: Sequence[Comparison], every: Sequence[Comparison], rest: Seque
     return f" in {len(group)} of {len(every)} settings"
 
 
-def _over_subjects(comparisons: Sequence[Comparison]) -> str:
+def _over_subjects(comparisons: Sequence[BaselineComparison]) -> str:
     """Return what is faster than the baseline: ``2, 4 and 8 workers are faster than 1; inconclusive: 16 workers``."""
     base, at = comparisons[0].base, f" at {comparisons[0].setting}" if comparisons[0].setting else ""
     clauses = []
@@ -206,7 +224,7 @@ def _over_subjects(comparisons: Sequence[Comparison]) -> str:
     return "; ".join(clauses) + at
 
 
-def _subjects(group: Sequence[Comparison]) -> str:
+def _subjects(group: Sequence[BaselineComparison]) -> str:
     names = [c.who for c in group]
     if all(name.endswith(" workers") for name in names):
         names = [name.removesuffix(" workers") for name in names]
@@ -214,18 +232,23 @@ def _subjects(group: Sequence[Comparison]) -> str:
     return units.listed(names, len(names), word="and")
 
 
-def _counts(comparisons: Sequence[Comparison]) -> str:
+def _counts(comparisons: Sequence[BaselineComparison]) -> str:
     """Return how many of many comparisons came out how, and the largest speedup."""
     by_outcome = _by_outcome(comparisons)
-    parts = [f"{outcome} in {len(group)}" for outcome, group in by_outcome.items()]
-    text = f"Of {units.counted(len(comparisons), 'comparison')} with {comparisons[0].base}: {', '.join(parts)}"
+    parts = [f"{len(group)} {outcome}" for outcome, group in by_outcome.items()]
+    base = comparisons[0].base
+    base += " worker" * (comparisons[0].who.endswith("workers") and base == "1")
+    num = units.counted(len(comparisons), "comparison")
+    text = f"Of {num} with {base}: {', '.join(parts)}"
+    if len(by_outcome) == 1:
+        text = f"All {num} with {base}: {next(iter(by_outcome))}"
     if faster := by_outcome.get(Outcome.FASTER):
-        most = max(faster, key=lambda c: c.point.speedup.value if c.point.speedup else 0.0)
-        text += f"; the most with {most.who}{f' at {most.setting}' if most.setting else ''}"
+        ratio, most = max(((c.point.speedup.value, c) for c in faster if c.point.speedup), key=itemgetter(0))
+        text += f"; highest: {units.ratio(ratio)}, {most.who}{f' at {most.setting}' if most.setting else ''}"
     return text
 
 
-def _by_outcome(comparisons: Sequence[Comparison]) -> dict[Outcome, list[Comparison]]:
+def _by_outcome(comparisons: Sequence[BaselineComparison]) -> dict[Outcome, list[BaselineComparison]]:
     groups = {outcome: [c for c in comparisons if c.outcome is outcome] for outcome in Outcome}
     return {outcome: group for outcome, group in groups.items() if group}
 
@@ -233,14 +256,17 @@ def _by_outcome(comparisons: Sequence[Comparison]) -> dict[Outcome, list[Compari
 # ---- statements
 
 
-def statements(question: Question, points: Sequence[PointAnalysis], family: Family) -> tuple[str, ...]:
-    """Return at most ten sentences: speedups, break-even points, the fastest point, the best, the metric by workers."""
+def statements(question: Question, points: Sequence[PointAnalysis], family: Family, doubt: str = "") -> tuple[str, ...]:
+    """Return at most ten sentences: speedups, break-even points, the fastest point, the best, the metric by workers.
+
+    Args:
+        doubt: as in `Verdict`: there are none on times.
+    """
     if not any(p.samples for p in points):
         return (nothing_to_compare(points),)
-    lines = _speedups(question, points) + break_even_lines(question, points)
+    on_times = [*_speedups(question, points), *break_even_lines(question, points), *_fastest(points, family)]
     return (
-        *lines,
-        *_fastest(points, family),
+        *(on_times if not doubt else ()),
         *_best(question, points, family),
         *_over_workers(question, points, family),
     )

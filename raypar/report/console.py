@@ -19,8 +19,8 @@ from raypar.report.fit import details
 from raypar.report.points import LAYOUTS, brief_legend, legend, point_columns
 from raypar.report.profile import breakdown_section
 from raypar.report.recommend import recommended_lines
-from raypar.report.sentences import caveats_line, comparison_columns, header, headline
-from raypar.report.text import Column, ascii_fallback, encoded, table_width, terminal_table, wrap_hanging
+from raypar.report.sentences import caveats_line, comparison_columns, header, headline, importance_line
+from raypar.report.text import Column, ascii_fallback, encoded, fits_at_words, table_width, terminal_table, wrap_hanging
 from raypar.study.trial import point_label
 
 MAX_POINTS = 12
@@ -43,13 +43,14 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool)
     yield from paragraph(header(analysis), style="dim")
     yield Text("")
     yield from paragraph(headline(analysis.verdict), style="bold")
-    if comparisons := comparison_columns(analysis.verdict, None if verbose else MAX_COMPARISONS):
-        yield terminal_table(
-            [Column("", [" "] * len(comparisons[0].cells)), *comparisons], width, encoding, heads=False
-        )
-        if (more := len(analysis.verdict.comparisons) - len(comparisons[0].cells)) > 0:
-            yield from paragraph(f"... and {more} more", 2)
-    for line in recommended_lines(analysis.verdict):
+    if verbose or len(analysis.verdict.comparisons) <= MAX_COMPARISONS:  # the table has the speedups, too
+        columns = [Column("", [" "] * len(analysis.verdict.comparisons)), *comparison_columns(analysis.verdict)]
+        if fits_at_words(columns, width, encoding):
+            yield terminal_table(columns, width, encoding, heads=False)
+        else:
+            for cells in zip(*(column.cells for column in columns), strict=True):
+                yield from paragraph(" ".join(cells), 2)
+    for line in filter(None, (*recommended_lines(analysis.verdict), importance_line(analysis))):
         yield from paragraph(line)
     if analysis.points:
         yield Text("")
@@ -70,8 +71,8 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool)
     for section in details(analysis).values():
         if section:
             yield Text("")
-        for indent, line in section:
-            yield from paragraph(line, indent)
+        for indented, line in section:
+            yield from paragraph(line, indented)
     yield from breakdown_section(analysis.profiles, width, encoding)
     if analysis.warnings:
         yield Text("")

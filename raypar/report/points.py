@@ -123,11 +123,18 @@ def _methods(estimates: Sequence[Estimate]) -> str:
 
 
 def brief_legend(analysis: StudyAnalysis) -> str:
-    """Return what the times and intervals are, in a line."""
+    """Return what the times and intervals are, in a line; empty without a finished trial."""
     counts = sorted({len(p.samples) for p in analysis.points if p.samples})
     repeats = f"{counts[0]} to {counts[-1]} repeats" if len(counts) > 1 else units.counted(sum(counts), "repeat")
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
-    return f"Median {what}; 95 % intervals, those of speedups hold all at once; {repeats} a point."
+    if not counts:
+        return ""
+    times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
+    intervals = ", 95 % CI" * bool(times) + " (of speedups: simultaneous)" * bool(speedups)
+    text = f"Median {what}{intervals}, {repeats}"
+    if any(p.cost for p in analysis.points):
+        text += f"; cost: {analysis.question.price_per_node_hour:g} a node-hour"
+    return text
 
 
 def legend(analysis: StudyAnalysis) -> str:

@@ -26,7 +26,7 @@ MAX_ROWS = 15
 def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bool) -> list[Column]:
     """The table's columns; a quantity that no row has is left out."""
     metric = advice.question.metric
-    marks = [(">" if c is advice.chosen else " ") + ("*" if c.is_on_front else " ") for c in rows]
+    marks = [(">" if c is advice.chosen else " ") + ("*" if c.is_on_front and not c.exclusion else " ") for c in rows]
     times = [units.seconds_interval(c.time_s, bounds=intervals) for c in rows]
     every = [
         Column("", marks),
@@ -115,9 +115,9 @@ def recommended_lines(verdict: Verdict) -> Iterator[str]:
     name = f"{point_label(chosen.point)} ({', '.join(text for text in shown if text != units.MISSING)})"
     if advice.question.is_search:
         return
-    if verdict.doubt or advice.decision is Decision.UNCLEAR:
+    if advice.decision is Decision.UNCLEAR:
         yield f"Leading: {name}, unconfirmed"
-        if advice.settling is not None and not verdict.doubt:
+        if advice.settling is not None:
             yield settling_line(advice.settling)
         return
     yield f"Recommended: {name}"
@@ -163,6 +163,8 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
     else:
         runner_up = point_label(advice.runner_up.point)
         yield f"Runner-up: {runner_up}, which takes {units.ratio_interval(advice.lead)} as long."
+    if advice.doubt:
+        yield f"Times are not to be trusted: {advice.doubt}. Rerun the study on an idle machine, with --fresh."
     if doubted := [r.candidate for r in advice.open_rivals if r.candidate.exclusion]:
         yield _doubt(advice, doubted)
     if len(advice.candidates) > 1 and len(chosen.times) < 2:
@@ -187,6 +189,8 @@ def _what(advice: Recommendation, chosen: Candidate) -> str:
 
 def _why(advice: Recommendation, chosen: Candidate) -> str:
     is_single = len(chosen.times) < 2
+    if advice.doubt:
+        return ""
     if not advice.rivals:
         num = sum(not c.exclusion for c in advice.candidates) - 1
         others = "other one that qualifies" if num == 1 else f"{num} others that qualify"

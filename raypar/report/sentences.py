@@ -12,7 +12,7 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
 from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.stats import Estimate
-from raypar.analysis.verdict import Comparison, Outcome, Verdict
+from raypar.analysis.verdict import BaselineComparison, Outcome, Verdict
 from raypar.report.text import Column
 from raypar.study.space import Value
 from raypar.study.trial import TrialState, point_label
@@ -40,9 +40,9 @@ def headline(verdict: Verdict) -> str:
 
 
 def caveats_line(analysis: StudyAnalysis) -> str:
-    """Return the caveats in short, but for the one that the answer names; empty where there is none."""
-    named = "other_load" if analysis.verdict.doubt else ""
-    texts = [finding.summary for finding in analysis.warnings if finding.check != named]
+    """Return the caveats in short, but for those that stand in the answer or the table; empty where there is none."""
+    named = {"few_repeats", "not_separated", *(["other_load"] if analysis.verdict.doubt else [])}
+    texts = [finding.summary for finding in analysis.warnings if finding.check not in named]
     if not texts:
         return ""
     texts = [texts[0], *(text[0].lower() + text[1:] for text in texts[1:])]
@@ -50,24 +50,20 @@ def caveats_line(analysis: StudyAnalysis) -> str:
     return f"! {more}: {units.listed(texts, MAX_CAVEATS, separator='; ')}."
 
 
-def comparison_columns(verdict: Verdict, most: int | None = None) -> list[Column]:
-    """Return a row for each comparison: what is compared, the speedup and the outcome; empty for one or none.
-
-    Args:
-        most: rows; None: all.
-    """
-    shown = verdict.comparisons[:most]
-    if not shown:
+def comparison_columns(verdict: Verdict) -> list[Column]:
+    """Return a row for each comparison: what is compared, the speedup, the outcome; empty for one, the answer's."""
+    shown = verdict.comparisons
+    if len(shown) < 2:
         return []
-    subjects, settings = ({getattr(c, key) for c in verdict.comparisons} for key in ("who", "setting"))
-    keys = ["who"] * (len(subjects) > 1 or settings == {""}) + ["setting"] * (len(settings) > 1)
-    labels = [" ".join(getattr(c, key) for key in keys) or c.who for c in shown]
-    ratios = [units.ratio_interval(c.point.speedup) for c in shown]
-    return [Column("", labels), Column("", ratios), Column("", [_outcome(verdict, c) for c in shown], is_prose=True)]
+    subjects, settings = ({getattr(c, key) for c in shown} for key in ("who", "setting"))
+    keys = ["setting"] * (len(settings) > 1) + ["who"] * (len(subjects) > 1 or settings == {""})
+    labels = [Column("", [getattr(c, key) for c in shown]) for key in keys or ["who"]]
+    ratios = Column("", [units.ratio_interval(c.point.speedup) for c in shown])
+    return [*labels, ratios, Column("", [_outcome(verdict, c) for c in shown], is_prose=True)]
 
 
-def _outcome(verdict: Verdict, comparison: Comparison) -> str:
-    """Return ``faster, 75 % efficient, accuracy 5.0 points below the best``."""
+def _outcome(verdict: Verdict, comparison: BaselineComparison) -> str:
+    """Return ``faster, 75 % efficient, accuracy 5.0 points below best``."""
     point, advice = comparison.point, verdict.recommendation
     parts = [str(comparison.outcome)]
     if comparison.outcome is Outcome.UNCONFIRMED:
@@ -79,8 +75,20 @@ def _outcome(verdict: Verdict, comparison: Comparison) -> str:
     if advice and best and best.metric and candidate and candidate.metric and candidate.is_metric_worse:
         name = advice.question.metric
         worse = units.score_difference(name, abs(best.metric.value - candidate.metric.value))
-        parts.append(f"{name} {worse} worse than the best")
+        side = "below" if advice.question.mode == "max" else "above"
+        parts.append(f"{name} {worse} {side} best")
     return ", ".join(parts)
+
+
+def importance_line(analysis: StudyAnalysis) -> str:
+    """Return how much each hyperparameter of a search matters; empty where that is no question, or too few finished."""
+    importances, metric = analysis.importances, analysis.question.metric
+    if importances is None:
+        return ""
+    if not importances.shares:
+        return f"Importance for {metric}: not shown by {units.counted(importances.num_points, 'trial')}."
+    shares = ", ".join(f"{key} {units.percent(share)}" for key, share in importances.shares.items())
+    return f"Importance for {metric} (random forest, {units.counted(importances.num_points, 'trial')}): {shares}."
 
 
 MAX_GOODPUT_GROUPS = 2

@@ -62,7 +62,7 @@ def embedded_csv(name: str) -> Path:
         path = Path(folder, "datasets", "data", name)
         if path.is_file():
             return path
-    raise DataError(f"scikit-learn's {name} is not installed", hint="pip install 'raypar[train]'")
+    raise DataError(f"scikit-learn's {name} is not installed", hint="pip install scikit-learn")
 
 
 digits = Workload(

@@ -46,6 +46,7 @@ RERUN = "quickstart_rerun"
 FILE = "FILE"  # stands for a file that the command writes, which is then looked at
 
 REPORTED = {"report.txt": ("report", "{}"), "trials.txt": ("show", "{}"), "recommend.txt": ("recommend", "{}")} | {
+    "report_verbose.txt": ("report", "{}", "--verbose"),
     "report.html": ("report", "{}", "--html", FILE),
     **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("export", "{}", FILE)),
 }

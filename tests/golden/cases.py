@@ -143,11 +143,13 @@ def reports():
         "batch sizes": (Question("s", {}, ("batch_size",)), batch_sizes()),
     }
 
-    def shown(title, width=80):
-        return printed(lambda console: print_report(analyse(*cases[title]), console), width=width)
+    def shown(title, width=80, **how):
+        return printed(lambda console: print_report(analyse(*cases[title]), console, **how), width=width)
 
     at_widths = {f"{width} columns": shown("six repeats", width) for width in (100, 50, 30)}
-    return {**{title: shown(title) for title in cases}, **at_widths, "a profile, 60 columns": shown("a profile", 60)}
+    verbose = {f"{title}, verbose": shown(title, verbose=True) for title in cases}
+    narrow = {"a profile, 60 columns": shown("a profile", 60, verbose=True)}
+    return {title: shown(title) for title in cases} | at_widths | verbose | narrow
 
 
 def verdict_cases():
@@ -200,7 +202,8 @@ def verdict_cases():
         "few lines": [curve_of({64: 0.5, 256: 1.0 + w}, workers=w) for w in range(2, 9)],
     }
     swept = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
-    sentences = {title: analyse(*study).statements for title, study in studies.items()}
+    analyses = {title: analyse(*study) for title, study in studies.items()}
+    sentences = {title: (f"= {of.verdict.answer}", *of.statements) for title, of in analyses.items()}
     sentences |= {title: tuple(break_even_lines(swept, [*chain(*several)])) for title, several in curves.items()}
     return {title: "\n".join(lines) for title, lines in sentences.items()}
 

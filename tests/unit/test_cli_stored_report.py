@@ -74,5 +74,5 @@ def test_without_flags_nothing_is_written(store, tmp_path):
 
 
 def test_the_price_of_the_command_line_stands_over_that_of_the_study(store):
-    assert "× 7.25, the price of a node-hour" in reported(store, "--price", "7.25")
+    assert "cost: 7.25 a node-hour" in reported(store, "--price", "7.25")
     refused("--price nan: must be greater than 0", "report", "scaling", "--tracking-uri", store, "--price", "nan")

@@ -17,7 +17,7 @@ from raypar.study.loader import name_of
 WITHOUT = """
 import importlib, json, pkgutil, sys
 from pathlib import Path
-for name in ("torch", "torchvision", "sklearn"):
+for name in ("torch", "torchvision"):
     sys.modules[name] = None
 """
 IMPORTS = """
