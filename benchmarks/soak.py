@@ -58,7 +58,7 @@ MAX_LOCKED_OUT = 3
 HEAD = ("Ray's head", "raylet")
 EARLY_TRIAL = 100
 MAX_GROWTH_BYTES = 50e6
-DONE = re.compile(r"^\[ *(\d+)/\d+\]", re.MULTILINE)
+DONE = re.compile(r"^\S+ [\d:]+  \[ *(\d+)/\d+\]", re.MULTILINE)
 
 
 def main() -> None:

@@ -77,6 +77,11 @@ class Open:
     stopped: Stopped | None
 
     @property
+    def later_s(self) -> float | None:
+        """Expected seconds of the blocks after the next one; None: unknown."""
+        return None if self.cost_s is None or self.block_s is None else max(0.0, self.cost_s - self.block_s)
+
+    @property
     def text(self) -> str:
         """``2 points open: num_workers=2 1.04× [0.98, 1.10], ...; about 12 s more``."""
         cost = "" if self.cost_s is None else f"; about {units.seconds(self.cost_s)} more"
@@ -202,7 +207,7 @@ class _Study:
                 self._note(c, c.exclusion, rival.num_repeats, [c, chosen, best])
             else:
                 lead = units.ratio_interval(self._recommendation.family.ratio(chosen.times, c.times))
-                self._note(c, f"{lead} as fast as {point_label(chosen.point)}", rival.num_repeats, [c, chosen])
+                self._note(c, f"{lead} against {point_label(chosen.point)}", rival.num_repeats, [c, chosen])
 
     def _note(self, c: Candidate, reason: str, num_repeats: int | None, compared: Iterable[Candidate]) -> None:
         """Note that a point is open.

@@ -32,7 +32,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.analysis.question import question_of
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
-    from raypar.report.live import LiveView
+    from raypar.report.live import STARTING_RAY, LiveView
     from raypar.track.client import has_server
 
     if options.address is None:
@@ -45,7 +45,10 @@ def run(loaded: LoadedStudy, options: Options) -> None:
                 stored = f"{done} of {made.num_trials} trials are in the store already and are not run again"
                 common.say(console, stored)
             question = question_of(made.study)
-            return LiveView(console, made.num_trials, done=made.done, queued=made.missing, question=question)
+            starting = STARTING_RAY if options.with_ray and options.address is None else ""
+            return LiveView(
+                console, made.num_trials, done=made.done, queued=made.missing, question=question, starting=starting
+            )
 
         outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, common.notices_on(console))
         # A terminal that was closed takes no report.
@@ -64,7 +67,6 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> N
     from raypar.report.console import print_report
     from raypar.report.listings import print_failures
 
-    name = outcome.analysis.question.study_name
     if outcome.partial and outcome.num_done:
         common.say(console, outcome.partial)
     if outcome.num_done:
@@ -81,8 +83,6 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> N
         common.say(console, f"interrupted; `{resume}` runs the rest")
     elif outcome.broke_off:
         common.say(console, f"broke off; `{resume}` runs the rest")
-    if outcome.num_done:
-        common.say(console, f"`raypar ui` shows the runs in MLflow, `raypar report {name}` this table again")
 
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:

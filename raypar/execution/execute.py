@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raypar import units
+from raypar.analysis.checks import MAX_BUSY
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, ClusterError, NotForTraining, RayparError, StoreError, WorkloadError
 from raypar.execution.best_model import (
@@ -46,8 +47,9 @@ from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
 from raypar.track.uploader import end_abandoned
-from raypar.train.affinity import host_cores
+from raypar.train.affinity import allowed_cores, host_cores
 from raypar.train.job import RunSettings
+from raypar.train.telemetry import CpuMonitor
 
 CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that others share
 # Variables of the driver's environment that a trial's processes need.
@@ -59,7 +61,9 @@ OPEN_CLUSTER = (
     "(start it with RAY_AUTH_MODE=token)"
 )
 NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
-STOPPING = "interrupted: what runs is ended, what has ended is kept (a second Ctrl-C exits at once)"
+OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"
+MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # over which other load is measured: long enough to be seen, and no longer ago
+STOPPING = "stopping: finished trials are kept (a second Ctrl-C exits at once)"
 STOPPED_BEFORE = "{} failed alike, and their code has not changed: they are not run again (--retry-failed runs them)"
 NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 
@@ -81,7 +85,8 @@ def execute(
         listener_of: called with the plan; a context manager that gives the listener to show progress with.
         notice: gets what is to be reported before there is a plan.
     """
-    begun_s = time.monotonic()
+    begun_s, core_monitor = time.monotonic(), CpuMonitor(allowed_cores())
+    core_monitor.start()
     study, store = loaded.study, Store(options.tracking_uri, options.project_dir)
     me, database = Holder.here(study.name, options.command), sqlite_path(options.tracking_uri)
     with contextlib.ExitStack() as stack:
@@ -111,6 +116,8 @@ def execute(
             stack.enter_context(leased.keeping_off_others())
             plan, companions = plan.within(leased.cores), leased.companions
             outcome.plan = plan
+            if not study.is_search and (text := other_load(core_monitor, time.monotonic() - begun_s)):
+                notice(Notice(text))
         execution = execution_record(loaded, options)
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
@@ -161,6 +168,21 @@ def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]
         return ()
     results = Store(options.tracking_uri, options.project_dir).results(study_name)
     return tuple(result for result in results if result.started_at >= options.not_before)
+
+
+def other_load(monitor: CpuMonitor, elapsed_s: float) -> str:
+    """Return the notice of other load that would disturb the trials; empty where there is little.
+
+    Args:
+        monitor: of the cores of this process, started `elapsed_s` ago; what this process did since doesn't count.
+    """
+    if elapsed_s > MAX_LOAD_S:  # data was downloaded, or another study waited for
+        monitor.start()
+        elapsed_s = 0.0
+    time.sleep(max(0.0, MIN_LOAD_S - elapsed_s))
+    monitor.stop()
+    share = monitor.summary().get("foreign_cpu_share", 0.0)
+    return OTHER_LOAD.format(units.percent(share)) if share > MAX_BUSY else ""
 
 
 def changed_code(plan: ExecutionPlan, loaded: LoadedStudy) -> str:
@@ -229,6 +251,9 @@ def _run(
         begun_s: when the execution began, by the monotonic clock.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
+    if loaded.study.until and plan.done:
+        of, _ = next_block(loaded.study, plan.done, plan.cluster)
+        handler(TrialsAdded((), of.text, of.later_s))
     has_begun = False
     try:
         with runner_for(loaded, options, plan, log_dir) as runner:
@@ -253,14 +278,16 @@ def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
     outcome = handler.outcome
     study = outcome.plan.study
     of, specs = next_block(study, tuple(outcome.results.values()), outcome.plan.cluster)
+    later_s = of.later_s
     if study.budget_s is not None and specs:
-        end_s = time.monotonic() - begun_s + (of.block_s or 0.0)
-        if end_s > study.budget_s:
+        left_s = study.budget_s - (time.monotonic() - begun_s) - (of.block_s or 0.0)
+        if left_s < 0:
             outcome.stopped = Stopped.BUDGET
             return ()
+        later_s = None if later_s is None else min(later_s, left_s)
     if specs:
         outcome.plan = outcome.plan.with_more(specs)
-        handler(TrialsAdded(specs, of.text))
+        handler(TrialsAdded(specs, of.text, later_s))
     return specs
 
 

@@ -1,7 +1,10 @@
 """Live view of a running study.
 
 The view shares the machine with the trials that are being timed. So an event only changes a few fields; drawing is
-left to rich's own thread, once a second. Where the output is no terminal, there is no thread: a line for each trial.
+left to rich's own thread, once a second. Where the output is no terminal, there is no thread: a line with its time for
+each trial.
+
+A line that is too long for the terminal loses parts from its end; a label alone that is too long is broken at a space.
 """
 
 from __future__ import annotations
@@ -9,25 +12,28 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleRenderable, Group
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.segment import ControlType
 from rich.text import Text
 
 from raypar import units
 from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, TrialTime, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
-from raypar.report.text import ascii_fallback
+from raypar.report.text import ascii_fallback, wrap_hanging
 from raypar.run import runner
-from raypar.study.trial import Placement, TrialResult, TrialSpec, TrialState, point_label
+from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, TrialState, point_label
 
 
-def progress_text(spec: TrialSpec, report: Mapping[str, float]) -> str:
+def progress_parts(spec: TrialSpec, report: Mapping[str, float]) -> list[str]:
     """Label, epoch, loss, accuracy and throughput of a running trial, as far as reported."""
     parts = [spec.label]
     if (epoch := report.get("epoch")) is not None:
@@ -40,26 +46,24 @@ def progress_text(spec: TrialSpec, report: Mapping[str, float]) -> str:
         parts.append(f"accuracy {units.score('accuracy', accuracy)}")
     if (throughput := report.get("throughput_samples_per_s")) is not None:
         parts.append(units.rate(throughput))
-    return "  ".join(parts)
+    return parts
 
 
-def ended_text(result: TrialResult) -> str:
-    """One line about a trial that has ended."""
+def ended_parts(result: TrialResult) -> list[str]:
+    """Label, end and figures of a trial that has ended."""
     parts = [result.spec.label]
     if result.failure:
         parts.append(f"FAILED: {result.reason or result.failure.kind}")
-        if result.failure.log_path:
-            parts.append(f"log: {result.failure.log_path}")
-        return "  ".join(parts)
+        return parts
     if not result.is_measured:
         parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
     if result.train_time_s is not None:
         parts.append(f"trained {units.seconds(result.train_time_s)}")
-    if result.wall_s is not None:
-        parts.append(f"in all {units.seconds(result.wall_s)}")
     if (accuracy := result.final.get("accuracy")) is not None:
         parts.append(f"accuracy {units.score('accuracy', accuracy)}")
-    return "  ".join(parts)
+    if result.wall_s is not None:
+        parts.append(f"in all {units.seconds(result.wall_s)}")
+    return parts
 
 
 def interim_text(best: Interim) -> str:
@@ -72,7 +76,28 @@ def interim_text(best: Interim) -> str:
 
 REFRESH_PER_S = 1
 MAX_SHOWN = 4  # running trials with a line of their own
-BAR_WIDTH = 30
+NUM_LAST = 3  # trials that have ended with a line of their own
+BAR_WIDTH, MIN_BAR_WIDTH = 30, 5
+TIME_OF_LINE = "%Y-%m-%d %H:%M:%S"
+STARTING_RAY = "starting Ray (usually 10-20 s)"
+
+
+class _ResizableLive(Live):
+    """Live display that also clears the rows into which a terminal has wrapped its lines when it was made narrower.
+
+    Attributes:
+        widths: cells of each line that is drawn next.
+    """
+
+    widths: Sequence[int] = ()
+    _drawn: Sequence[int] = ()  # cells of each line on the terminal
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        width = max(1, self.console.width)
+        num_wrapped = sum(max(0, -(-cells // width) - 1) for cells in self._drawn)
+        self._drawn = self.widths
+        clear = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)) * num_wrapped
+        return [Control(ControlType.CARRIAGE_RETURN, *clear), *super().process_renderables(renderables)]
 
 
 @dataclass
@@ -92,8 +117,10 @@ class LiveView:
         num_trials: all trials of the study, those done before included.
         done: results that were there already.
         queued: the trials to come, where they are known: a search draws its own.
-        question: what the study asks, to say which point is the best so far.
+        question: what the study asks, to say which point is leading.
+        starting: shown until the first gang or trial starts.
         clock: monotonic seconds.
+        now: time of day.
     """
 
     def __init__(
@@ -104,13 +131,20 @@ class LiveView:
         done: Sequence[TrialResult] = (),
         queued: Sequence[TrialSpec] = (),
         question: Question | None = None,
+        starting: str = "",
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._console = console
         self._num_trials = num_trials
         self._num_done = len(done)
         self._num_lost: Counter[TrialState] = Counter()  # trials that failed or diverged
-        self._clock = clock
+        self._num_skipped = 0
+        self._errors: set[str] = set()  # those printed
+        self._clock, self._now = clock, now
+        self._begun_s = clock()
+        self._starting_text = starting
+        self._last: deque[TrialResult] = deque(maxlen=NUM_LAST)
         self._running: dict[str, _Running] = {}
         self._starting: dict[Placement, float] = {}
         self._queued = {spec.identity: trial_kind(spec) for spec in queued}
@@ -118,6 +152,8 @@ class LiveView:
         self._question = question
         self._interim: Interim | None = None
         self._open = ""  # what a study that runs until it is settled has open
+        self._later_s: float | None = None  # expected of its trials that are still to be decided on; None: unknown
+        self._is_decided = question is None or question.max_repeats is None  # all trials are those given
         self._ended: list[TrialTime] = [
             (trial_kind(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None
         ]
@@ -126,17 +162,18 @@ class LiveView:
         self._pauses_s: list[float] = []
         self._gang_starts_s: dict[Placement, float] = {}
         self._lock = threading.RLock()
-        self._live: Live | None = None
+        self._live: _ResizableLive | None = None
         if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Live(
+            self._live = _ResizableLive(
                 get_renderable=self._render, console=console, refresh_per_second=REFRESH_PER_S, transient=True
             )
 
     def __enter__(self) -> LiveView:
-        if self._num_done:
-            self._say(f"{units.counted(self._num_done, 'trial')} of {self._num_trials} done before")
+        self._begun_s = self._clock()
         if self._live:
             self._live.start(refresh=True)
+        elif self._starting_text:
+            self._say(self._starting_text)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,6 +191,8 @@ class LiveView:
 
     def _take(self, event: runner.Event) -> str | None:
         """Change what is known; what to print for good, if anything."""
+        if not isinstance(event, (runner.Notice, runner.ClusterChanged, runner.TrialsAdded)):
+            self._starting_text = ""
         match event:
             case runner.GangStarting(placement):
                 self._idle_since_s = None
@@ -175,8 +214,9 @@ class LiveView:
                 return f"{spec.label}  starting again: {reason}"
             case runner.TrialEnded(result):
                 return self._end(result)
-            case runner.TrialsAdded(specs, reason):
+            case runner.TrialsAdded(specs, reason, later_s):
                 self._num_trials += len(specs)
+                self._later_s = later_s
                 self._queued |= {spec.identity: trial_kind(spec) for spec in specs}
                 self._open = reason
                 return None if self._live else reason
@@ -203,6 +243,10 @@ class LiveView:
         self._results.append(result)
         failed, late_s = not result.is_complete, 0.0
         is_lost = failed or result.is_unusable
+        if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
+            self._num_skipped += 1
+            return None  # the notice of the stopped point says it all
+        self._last.append(result)
         self._num_lost[result.state] += is_lost
         if not failed:
             seen_s = now_s - started.since_s if started else 0.0
@@ -213,17 +257,22 @@ class LiveView:
                 self._interim = interim_best(self._question, self._results)
         if not self._running:
             self._idle_since_s = now_s - late_s
-        if self._live and not is_lost:
+        if self._live and (not is_lost or result.reason in self._errors):
             return None
-        width = len(str(self._num_trials))
-        parts = [f"[{self._num_done:>{width}}/{self._num_trials}] {ended_text(result)}"]
-        if not failed and self._num_done < self._num_trials and (left_s := self.remaining_s()) is not None:
-            parts.append(f"{units.seconds(round(left_s))} left")
+        self._errors.add(result.reason)
+        shown, width = ended_parts(result), len(str(self._num_trials))
+        if not self._live and result.failure is not None and result.failure.log_path:
+            shown.append(f"log: {result.failure.log_path}")
+        parts = [f"[{self._num_done:>{width}}/{self._num_trials}] {'  '.join(shown)}"]
+        if not failed and self._num_done < self._num_trials and (finish := self._finish_text()):
+            parts.append(finish)
         if self._interim and not is_lost:
             parts.append(interim_text(self._interim))
         return "; ".join(parts)
 
     def _say(self, line: str) -> None:
+        if not self._live:
+            line = f"{self._now():{TIME_OF_LINE}}  {line}"
         with contextlib.suppress(OSError):  # a terminal that was closed: no reason to lose a trial
             self._console.print(Text(ascii_fallback(line, self._console.encoding)), soft_wrap=True)  # rich flushes
 
@@ -248,32 +297,83 @@ class LiveView:
     def _num_queued(self) -> int:
         return max(0, self._num_trials - self._num_done - len(self._running))
 
-    def _render(self) -> RenderableType:
+    def _finish_text(self) -> str:
+        """``finishes at about 14:32 (35 s left)``; empty where nobody knows."""
+        is_idle = not self._running and not self._num_queued  # until further trials are decided on
+        if is_idle or (left_s := self.remaining_s()) is None:
+            return ""
+        left_s += self._later_s or 0.0
+        if left_s < 1 and self._is_decided:
+            return "finishes at any moment"
+        now = self._now()
+        finish = now + timedelta(seconds=left_s)
+        clock = f"{finish:%H:%M}" if finish.date() == now.date() else f"{finish:%a %H:%M}"
+        is_least = self._later_s is None and not self._is_decided
+        when = f"at {clock} at the earliest" if is_least else f"at about {clock}"
+        return f"finishes {when} ({_whole_seconds(left_s)} left)"
+
+    def _render(self) -> Group:
         with self._lock:
-            lines: list[RenderableType] = [self._summary()]
-            if self._interim:
-                lines.append(self._line(f"  {interim_text(self._interim)}"))
-            if self._open:
-                lines.append(self._line(f"  {self._open}"))
-            now = self._clock()
-            for placement, since_s in self._starting.items():
-                lines.append(self._line(f"  starting a gang of {placement}, {units.seconds(round(now - since_s))}"))
-            shown = list(self._running.values())
-            lines.extend(self._line(f"  {progress_text(trial.spec, trial.report)}") for trial in shown[:MAX_SHOWN])
-            if more := units.and_more(len(shown) - MAX_SHOWN):
-                lines.append(self._line(f" {more}"))
+            lines = self._lines(self._console.width)
+        if self._live:
+            self._live.widths = [line.cell_len for line in lines]
         return Group(*lines)
 
-    def _summary(self) -> RenderableType:
+    def _lines(self, width: int) -> list[Text]:
+        """Return the view's lines, each of at most `width` cells; as many as the terminal has room for."""
+        times = [f"{_whole_seconds(self._clock() - self._begun_s)} elapsed", self._finish_text()]
+        head = [*self._summary(width), *self._wrapped(", ".join(filter(None, times)), 2)]
+        if self._open:
+            head += self._wrapped(self._open, 2)
+        if self._interim:
+            head += self._wrapped(interim_text(self._interim), 2)
+        running: list[Text] = []
+        if self._starting_text:
+            running += self._wrapped(self._starting_text, 2)
+        for placement, since_s in self._starting.items():
+            for_s = _whole_seconds(self._clock() - since_s)
+            running += self._wrapped(f"starting a gang of {placement}, {for_s}", 2)
+        shown = list(self._running.values())
+        for trial in shown[:MAX_SHOWN]:
+            running += self._fitted("running: ", progress_parts(trial.spec, trial.report), trial.spec.label)
+        if more := units.and_more(len(shown) - MAX_SHOWN):
+            running += self._wrapped(f"running:{more}", 2)
+        last = [line for result in self._last for line in self._ended_lines(result)]
+        num_rows = self._console.height - 1
+        num_hidden = max(0, len(head) + len(last) + len(running) - num_rows)
+        return [*head, *last[num_hidden:], *running][:num_rows]
+
+    def _summary(self, width: int) -> list[Text]:
         text = f"{self._num_done}/{self._num_trials} trials, {len(self._running)} running, {self._num_queued} queued"
         text += "".join(f", {num} {state}" for state, num in self._num_lost.items() if num)
-        if (remaining := self.remaining_s()) is not None:
-            text += f", {units.seconds(round(remaining))} left"
-        row = Table.grid(padding=(0, 2))
-        bar_width = max(5, min(BAR_WIDTH, self._console.width - len(text) - 3))
-        row.add_row(ProgressBar(max(1, self._num_trials), self._num_done, width=bar_width), self._line(text))
-        return row
+        text += f", {self._num_skipped} not run" if self._num_skipped else ""
+        bar_width = min(BAR_WIDTH, width - cell_len(text) - 2)
+        if bar_width < MIN_BAR_WIDTH:
+            return self._wrapped(text, 0)
+        bar = ProgressBar(max(1, self._num_trials), self._num_done, width=bar_width)
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in self._console.render(bar)))
+        line.append(" " * (bar_width + 2 - line.cell_len) + text)
+        return [line]
 
-    def _line(self, text: str) -> Text:
-        """One line of the view, cut where the terminal ends: a view that wraps would jump."""
-        return Text(ascii_fallback(text, self._console.encoding), no_wrap=True, overflow="ellipsis")
+    def _ended_lines(self, result: TrialResult) -> list[Text]:
+        label, *parts = ended_parts(result)
+        least = label if result.is_measured else f"{label}  {result.state.upper()}"
+        return self._fitted("ended:   ", [label, *parts], least)
+
+    def _fitted(self, head: str, parts: Sequence[str], least: str) -> list[Text]:
+        """Return one line of as many of the parts as there is room for; where that is one, `least` in its place."""
+        for num in range(len(parts), 0, -1):
+            line = "  " + head + ("  ".join(parts[:num]) if num > 1 else least)
+            if cell_len(line := ascii_fallback(line, self._console.encoding)) <= self._console.width:
+                return [Text(line)]
+        return self._wrapped(head + least, 2)
+
+    def _wrapped(self, text: str, indent: int) -> list[Text]:
+        """Return the lines of a text; a word that is longer than one is folded."""
+        lines = wrap_hanging(ascii_fallback(text, self._console.encoding), self._console.width, indent)
+        return [part for line in lines for part in Text(line).wrap(self._console, self._console.width)]
+
+
+def _whole_seconds(value_s: float) -> str:
+    rounded = round(value_s)
+    return f"{rounded} s" if rounded < units.MINUTE_S else units.seconds(rounded)

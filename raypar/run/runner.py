@@ -60,10 +60,11 @@ class ClusterChanged:
 
 @dataclass(frozen=True)
 class TrialsAdded:
-    """Trials that were decided on while the study runs, and why."""
+    """Trials that were decided on while the study runs, and why; `later_s`: expected seconds of those after them."""
 
     specs: Sequence[TrialSpec]
     reason: str
+    later_s: float | None = None
 
 
 @dataclass(frozen=True)

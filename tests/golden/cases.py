@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,7 +41,7 @@ from raypar.report.console import print_report
 from raypar.report.export import markdown_of
 from raypar.report.figures import figures_of
 from raypar.report.fit import scaling_lines
-from raypar.report.live import LiveView
+from raypar.report.live import STARTING_RAY, LiveView
 from raypar.report.predict import PredictionReport, plot_of, print_prediction
 from raypar.report.profile import print_profile
 from raypar.report.recommend import print_recommendation
@@ -556,7 +557,10 @@ def live():
         """What is printed on events, seconds that pass, and pictures of the view."""
         passed = [0.0]
         console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, _environ={})
-        view = LiveView(console, num, clock=lambda: sum(passed), **more)
+        noon = datetime(2026, 3, 2, 12)
+        view = LiveView(
+            console, num, clock=lambda: sum(passed), now=lambda: noon + timedelta(seconds=sum(passed)), **more
+        )
         with contextlib.nullcontext() if terminal else view:  # a terminal's view, once entered, draws at any time
             for event in events:
                 if isinstance(event, float):
@@ -591,16 +595,26 @@ def live():
     pairs = [ended(r, p, t + r * (t < 3) / 5) for r in (0, 1) for p, t in ((ONE, 4.0), (TWO, 2.0))]
     more = [ended(r, p, t) for r in (2, 3, 4) for p, t in ((ONE, 4.0), (TWO, 2.0))]
     best = {"question": WORKERS}
+    settling = {"question": replace(WORKERS, max_repeats=30)}
+    skipped = Failure(FailureKind.SKIPPED, "not run: the first 2 attempts at its point failed alike: boom")
+    not_run = runner.TrialEnded(replace(failed.result, spec=make_spec(POINT, 3), failure=skipped))
+    reason = "2 points open: num_workers=2 1.04× [0.98, 1.10], num_workers=4 1.61× [0.95, 2.71]; about 5 min 10 s more"
+    added = runner.TrialsAdded([make_spec(p, 2) for p in (ONE, TWO)], reason, 240.0)
     piped = starting, ready, started(0), report, ended(0, time_s=3.2), failed, retried, *words
     return {
         "a pipe": watched(12, *piped, terminal=False),
-        "done before": watched(5, ended(3), terminal=False, done=[make_result(POINT, r) for r in range(3)]),
+        "some are done": watched(5, ended(3), terminal=False, done=[make_result(POINT, r) for r in range(3)]),
         "a gang, a trial": watched(10, starting, 12.0, PICTURE, ready, PICTURE, ended(1), report, PICTURE),
         "diverged": watched(3, started(0), runner.TrialEnded(diverged(POINT, 0)), started(1), PICTURE),
         "diverged, a pipe": watched(3, ended(0), runner.TrialEnded(diverged(POINT, 1)), terminal=False),
         "failed and retried": watched(3, started(0), started(1), started(2), failed, retried, PICTURE),
         "many trials run": watched(50, *map(started, range(7)), PICTURE),
-        "40 columns": watched(10, report, PICTURE, width=40),
+        "stopped": watched(4, started(0), failed, not_run, PICTURE),
+        "40 columns": watched(10, ended(1), failed, report, PICTURE, width=40),
+        "Ray starts": watched(4, 4.0, PICTURE, starting, 1.0, PICTURE, starting=STARTING_RAY),
+        "Ray starts, a pipe": watched(4, starting, terminal=False, starting=STARTING_RAY),
+        "until settled": watched(4, *pairs, PICTURE, added, 86400.0, PICTURE, **settling),
+        "until settled, a pipe": watched(4, *pairs[2:], added, *more[:1], terminal=False, **settling),
         "time left: the median": watched(10, PICTURE, *three, PICTURE, started(3), 5.0, PICTURE, 495.0, PICTURE),
         "time left: two at once": watched(9, ended(0, wall_s=10.0), started(1), started(2), PICTURE),
         "time left: trials alike": watched(5, PICTURE, ended(1, ONE, wall_s=40.0), PICTURE, **alike),

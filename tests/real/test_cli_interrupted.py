@@ -44,7 +44,7 @@ def check_rest(cli, study, *command):
     """Run the rest; check that each point is in the store once, and that no trial was started that need not be."""
     study.hold_no_more()
     output = cli.done(*command)
-    assert "2 of 4 trials" in output and len(re.findall(r"^\[\d/4\] ", output, re.MULTILINE)) == 2
+    assert "2 of 4 trials" in output and len(re.findall(r"^\S+ \S+  \[\d/4\] ", output, re.MULTILINE)) == 2
     assert finished(cli.folder) == RATES
     starts = study.starts()
     assert len(starts) == 5 and starts[2] in starts[3:]

@@ -50,7 +50,7 @@ def first(tmp_path_factory):
 def test_a_study_prints_its_trials_and_table_and_nothing_of_what_runs_beneath(first):
     cli, output = first
     assert re.search(r"^tiny: 2 points, 4 trials$", output, re.MULTILINE) and "speedup" in output
-    assert len(re.findall(r"^\[\d/4\] num_workers=[12] #[12]  trained ", output, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\S+ [\d:]+  \[\d/4\] num_workers=[12] #[12]  trained ", output, re.MULTILINE)) == 4
     assert [line for line in output.splitlines() if FOREIGN.search(line)] == []
     cli.wait_for_its_processes()
 

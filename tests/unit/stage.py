@@ -39,7 +39,7 @@ class Stage:
         self.happened, self.stored, self.shown, self.notices, self.code = [], [], [], [], {}
         self.trial, self.report = finished, lambda: "<html>"
         self.error, self.error_at = None, 1  # instead of a trial's result
-        self.num_unsent, self.tmp_path, self.machine = 0, tmp_path, TWO_CORES
+        self.num_unsent, self.tmp_path, self.machine, self.load = 0, tmp_path, TWO_CORES, ""
         store = SimpleNamespace(
             check_writable=lambda: self.happened.append("checked"),
             results=lambda _: tuple(self.stored),
@@ -51,6 +51,7 @@ class Stage:
         monkeypatch.setattr(module, "Recorder", self._recorder)
         monkeypatch.setattr(module, "runner_for", self._runner)
         monkeypatch.setattr(module, "this_machine", lambda: self.machine)
+        monkeypatch.setattr(module, "other_load", lambda *_: self.load)
 
     def _recorder(self, execution, **_):
         self.execution = execution

@@ -17,7 +17,7 @@ from raypar import grid
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import execute as module
-from raypar.execution.execute import CHANGED_CODE, STOPPED_BEFORE, STOPPING
+from raypar.execution.execute import CHANGED_CODE, OTHER_LOAD, STOPPED_BEFORE, STOPPING
 from raypar.execution.results import JOINED
 from raypar.run import locks
 from raypar.run.cluster import Cluster
@@ -26,6 +26,7 @@ from raypar.run.runner import Notice, TrialEnded, TrialsAdded
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.train.affinity import Core
+from raypar.train.telemetry import CpuMonitor, CpuTimes
 
 
 @pytest.fixture
@@ -287,6 +288,36 @@ def test_a_study_runs_on_cores_that_no_other_has(on_four_cores, machine):
     on_four_cores.execute(a_study(name="again"))  # they are free again
 
 
+def test_other_load_is_a_notice_before_anything_is_started(on_four_cores):
+    on_four_cores.load = "busy"
+    on_four_cores.execute(a_study())
+    assert on_four_cores.notices == ["busy"] and len(on_four_cores.of("recorded")) == 8
+
+
+class Cores(CpuMonitor):
+    """Two cores whose clock and counters are read from a list."""
+
+    def __init__(self, *times):
+        super().__init__((0, 1))
+        self.times = list(times)
+        self.start()
+
+    def _read(self):
+        return CpuTimes(**self.times.pop(0))
+
+
+def test_other_load_is_measured_without_this_process_and_not_long_ago(monkeypatch):
+    slept = []
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=slept.append))
+    before, after = {"at_s": 10.0, "busy_s": 5.0, "own_s": 1.0}, {"at_s": 11.0, "busy_s": 6.9, "own_s": 1.44}
+    text = OTHER_LOAD.format("73 %")
+    assert len(text) <= 80
+    assert module.other_load(Cores(before, after), 1.0) == text
+    assert module.other_load(Cores(before, {**after, "own_s": 2.8}), 0.2) == ""
+    assert module.other_load(Cores({"at_s": 1.0}, before, after), 60.0) == text
+    assert slept == [0.0, pytest.approx(0.3), 0.5]
+
+
 def test_a_study_waits_for_cores_before_anything_is_started(on_four_cores, machine, monkeypatch):
     assert machine.take(lambda free: [0, 1, 2])
     waits = on_four_cores.notices.append
@@ -380,9 +411,12 @@ def test_a_study_that_runs_until_it_is_settled_goes_on_where_it_was(stage):
     every = sorted(whole.results.values(), key=lambda result: (result.spec.repeat, result.spec.order))
     for num_stored in (4, 9, 10, 11, 12):
         stage.happened.clear()
+        stage.shown.clear()
         stage.stored = every[:num_stored]
         outcome = stage.execute(until_settled())
         assert outcome.results.keys() == whole.results.keys()
+        first = next(event for event in stage.shown if isinstance(event, TrialsAdded))
+        assert not first.specs and "open: width=" in first.reason and first.later_s is not None
         assert sum(map(len, stage.of("ran"))) == len(every) - num_stored
     stage.happened.clear()
     stage.stored = every
