@@ -120,7 +120,7 @@ def verdict_of(
     elif len(points) == 1:
         answer = _only(question, points[0])
     else:
-        answer = " ".join([*_fastest(points, family), *_best(question, points, family)])
+        answer = " ".join([*fastest_lines(points, family), *best_lines(question, points, family)])
     return Verdict(question.text, answer, comparisons, recommendation, doubt)
 
 
@@ -264,10 +264,10 @@ def statements(question: Question, points: Sequence[PointAnalysis], family: Fami
     """
     if not any(p.samples for p in points):
         return (nothing_to_compare(points),)
-    on_times = [*_speedups(question, points), *break_even_lines(question, points), *_fastest(points, family)]
+    on_times = [*_speedups(question, points), *break_even_lines(question, points), *fastest_lines(points, family)]
     return (
         *(on_times if not doubt else ()),
-        *_best(question, points, family),
+        *best_lines(question, points, family),
         *_over_workers(question, points, family),
     )
 
@@ -319,7 +319,7 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
     return text + "."
 
 
-def _fastest(points: Sequence[PointAnalysis], family: Family) -> list[str]:
+def fastest_lines(points: Sequence[PointAnalysis], family: Family) -> list[str]:
     """Name the point that trains fastest: by time where all did the same work, by throughput otherwise.
 
     Not one of which a trial diverged.
@@ -348,7 +348,7 @@ def _fastest(points: Sequence[PointAnalysis], family: Family) -> list[str]:
     return [f"The fastest is inconclusive: {units.listed(labels, MAX_NAMED, word='and')} are too close to call."]
 
 
-def _best(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
+def best_lines(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
     """Name the point with the best metric, but for those of which a trial diverged."""
     scored = [(p, p.metric) for p in points if p.metric is not None and not p.unusable]
     if len(scored) < 2:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +14,12 @@ import typer
 
 from raypar.cli import common
 from raypar.errors import RayparError
+from raypar.files import make_private_folder
 from raypar.masking import masked
 from raypar.report.text import strip_control
+from raypar.track.names import safe_name
+
+REPORTS = Path(".raypar/reports")
 
 
 def list_studies(tracking_uri: common.TrackingUri = None) -> None:
@@ -45,7 +51,9 @@ def report(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it as one HTML file too, which needs nothing else.")
     ] = None,
-    open_html: Annotated[bool, typer.Option("--open", help="Open what --html wrote in the browser.")] = False,
+    open_html: Annotated[
+        bool, typer.Option("--open", help="Open it in the browser; without --html a file in .raypar/reports.")
+    ] = False,
     price: common.Price = None,
     figures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
@@ -62,11 +70,13 @@ def report(
     from raypar.execution.stored import read_study
     from raypar.report.console import print_report
 
-    if open_html and html is None:
-        raise RayparError("--open: there is no file to open", hint="name one: --html FILE")
     common.check_positive("--price", price)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
     print_report(study.analysis, common.stdout(), verbose=verbose)
+    if open_html and html is None:
+        html = REPORTS / f"{safe_name(name)}.html"
+        with contextlib.suppress(OSError):  # reported when the page is written
+            make_private_folder(REPORTS)
     if html is not None:
         from raypar.report.html import Origin, html_report
         from raypar.report.text import write_text
@@ -74,8 +84,8 @@ def report(
         origin = Origin(study.tags, study.description, study.source)
         write_text(html, html_report(study.analysis, study.current_results.results, origin))
         common.say(common.stdout(), f"wrote {html}")
-        if open_html:
-            typer.launch(html.resolve().as_uri())
+        if open_html and not webbrowser.open(html.resolve().as_uri()):
+            common.say(common.stdout(), "no browser found here: open the file in one")
     if figures is not None:
         from raypar.report.figures import figures_of, write_figures
 

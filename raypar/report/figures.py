@@ -1,6 +1,7 @@
-"""The figures of a study. Each is a function in `FIGURES`, and has a title and a text alternative; Vega-Lite draws it.
+"""The figures of a study. Each is a function in `FIGURES`, with a title and a caption; Vega-Lite draws it.
 
-A figure that the study has no data for is omitted, with the reason.
+Values are drawn as medians with their intervals, above a dot for each trial. A caption says what to see: sentences of
+the study's verdict and statements. A figure that the study has no data for is omitted, with the reason.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.breakdown import PARTS
 from raypar.analysis.laws import USL, Fit
+from raypar.analysis.pairwise import trial_speedup
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import TRAIN_TIME, point_key
-from raypar.analysis.recommend import front_of, pareto_front
+from raypar.analysis.question import TRAIN_TIME, PointSamples, point_key
+from raypar.analysis.recommend import Candidate, Decision, pareto_front
 from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
+from raypar.analysis.verdict import Outcome, best_lines, break_even_lines, fastest_lines
 from raypar.errors import RayparError
 from raypar.report import vega
-from raypar.report.profile import NAMES, WORTH_A_WORD
+from raypar.report.profile import NAMES
+from raypar.report.recommend import recommended_lines
+from raypar.report.sentences import comparison_columns
 from raypar.report.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain, latest, point_label
@@ -35,8 +40,13 @@ MakeFigure: TypeAlias = Callable[[StudyAnalysis, Sequence[TrialResult]], Figure 
 
 
 def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | OmittedFigure, ...]:
-    """Return every figure, or why it is omitted, in the order of a report; `results`: the trials in any order."""
-    return tuple(figure(analysis, results) for figure in FIGURES)
+    """Return every figure, or why it is omitted, those first that matter most for this study.
+
+    Args:
+        results: the trials, in any order.
+    """
+    first = SEARCH_FIGURES if analysis.question.is_search else ()
+    return tuple(figure(analysis, results) for figure in dict.fromkeys((*first, *FIGURES)))
 
 
 def write_figures(
@@ -59,22 +69,100 @@ def write_figures(
 
 
 NUM_CURVE_POINTS = 40
+MIN_COUNTS = 3  # fewer worker counts make no curve
 BESIDE = 1.015  # from group to group
 IDEAL = "ideal"
-NO_GROUPS = "no two points with finished trials differ only in num_workers"
+NO_CURVE = f"no points that differ only in num_workers have finished trials at {MIN_COUNTS} worker counts or more"
+MAX_BARS = 40
+PLAIN = (vega.GREY, "circle")
+OUTCOME_STYLES = {Outcome.FASTER: ("#0072B2", "triangle-right"), Outcome.SLOWER: ("#D55E00", "triangle-left")}
+
+
+def comparisons(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """Speedup of each point over its baseline with its interval, and of each trial over that of its block."""
+    title = f"Speedup over {point_label(analysis.question.baseline)}" if analysis.question.baseline else "Speedup"
+    shown = [(c, c.point.speedup) for c in analysis.verdict.comparisons if c.point.speedup][:MAX_BARS]
+    if not shown:
+        return OmittedFigure(title, "no point has a finished baseline to be compared with")
+    if analysis.question.compared_keys() == ("num_workers",) and _curves(analysis):
+        return OmittedFigure(title, "the speedup over workers shows the same")
+    cells = zip(*(column.cells for column in comparison_columns(analysis.verdict)[:-2]), strict=True)
+    names = [", ".join(filter(None, row)) for row in cells] or [shown[0][0].who]  # one needs no table
+    rows = [
+        {"point": name, **bounds(ratio), "shown": units.ratio_interval(ratio), "outcome": str(c.outcome)}
+        for (c, ratio), name in zip(shown, names, strict=False)
+    ]
+    trials = [
+        row for (c, _), name in zip(shown, names, strict=False) for row in _speedups(analysis, c.point, point=name)
+    ]
+    rows, scale = vega.within(rows, trials=trials, log=True)
+    x = quantity("value", "speedup", log2=True, axis={"format": "~g"}, scale=scale)
+    y = nominal("point", sort=None)
+    colour, shape = _styled("outcome", {str(c.outcome): OUTCOME_STYLES.get(c.outcome, PLAIN) for c, _ in shown})
+    spec = layers(
+        rows,
+        vega.reference_layer(x=x),
+        *vega.interval_layers(rows, "x", x, y, color=colour),
+        vega.trial_layer(trials, x, y, "speedup", beside="yOffset"),
+        _medians(x, y, color=colour, shape=shape, tooltip=vega.tooltip(point="point", shown="speedup")),
+        height=max(80, 30 * len(rows)),
+    )
+    return Figure("comparisons", title, _comparisons_caption(analysis), spec)
+
+
+def _comparisons_caption(analysis: StudyAnalysis) -> str:
+    if analysis.verdict.doubt or analysis.question.is_search:
+        return _doubt(analysis) or "One trial each, unconfirmed."
+    return next(iter(break_even_lines(analysis.question, analysis.points)), analysis.verdict.answer)
+
+
+def _doubt(analysis: StudyAnalysis) -> str:
+    """Return the caption of a figure of times that can't be trusted; empty where they can."""
+    return "Inconclusive: other processes used the cores." if analysis.verdict.doubt else ""
+
+
+def _styled(field: str, styles: Mapping[str, tuple[str, str]], **legend: int) -> tuple[Spec, Spec]:
+    """Return the channels of colours and shapes by name, with a legend for two or more."""
+    shown = {"orient": "top", "columns": 3, **legend} if len(styles) > 1 else None
+    colour, shape = (
+        nominal(field, scale={"domain": list(styles), "range": list(each)}, legend=shown)
+        for each in zip(*styles.values(), strict=True)
+    )
+    return colour, shape
+
+
+def _medians(x: Spec, y: Spec, **channels: object) -> Spec:
+    return layer({"type": "point", "filled": True, "size": 90, "opacity": 1}, x=x, y=y, **channels)
+
+
+def _speedups(analysis: StudyAnalysis, of: PointSamples, base: PointSamples | None = None, **more: str) -> list[Row]:
+    """Return a row for the speedup of each trial over that of `base` in its block; None: of the point's baseline."""
+    if base is None:
+        key = point_key(analysis.question.baseline_of(of.point))
+        base = next((p for p in analysis.points if point_key(p.point) == key), None)
+    pairs = [(base.samples[r], s) for r, s in of.samples.items() if r in base.samples] if base else []
+    ratios = [(pair[1].identity, trial_speedup(*pair)) for pair in pairs]
+    labels = {r.spec.identity: r.spec.label for r in of.results}
+    return [
+        {**more, "trial": labels[identity], "value": ratio, "shown": units.ratio(ratio)}
+        for identity, ratio in ratios
+        if ratio is not None
+    ]
 
 
 def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Speedups over the number of workers with their intervals, the ideal line, and the laws fitted to them."""
     title = "Speedup over workers"
-    groups = _named(analysis.worker_groups[: vega.MAX_SERIES])
+    groups = _curves(analysis)
     if not groups:
-        return OmittedFigure(title, NO_GROUPS)
+        return OmittedFigure(title, NO_CURVE)
     rows = list(_group_rows(groups, attrgetter("speedup"), units.ratio_interval))
     counts = [row["workers"] for row in rows]
     laws = list(_law_rows(groups, max(counts)))
     kinds = list(dict.fromkeys(row["kind"] for row in laws))
-    x, y = vega.workers_axis(counts), quantity("value", "speedup", log2=True, axis={"format": "~g"})
+    trials = list(_group_trials(analysis, groups))
+    rows, scale = vega.within(rows, trials=trials, log=True)
+    x, y = vega.workers_axis(counts), quantity("value", "speedup", log2=True, axis={"format": "~g"}, scale=scale)
     styles = {"domain": [IDEAL, *kinds], "range": ([2, 4], [1, 0], [8, 4])[: 1 + len(kinds)]}
     dashes, colour = nominal("kind", scale=styles, legend=vega.stroke_legend()), vega.series(list(groups))
     ideal = [
@@ -89,54 +177,66 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         lines = {"data": {"values": laws}, **vega.line_layer(x, y, strokeDash=dashes, color=colour)}
     else:
         lines = vega.line_layer({**x, "field": "beside"}, y, color=colour)
-    drawn_laws = f"the fitted laws ({', '.join(kinds)})" if kinds else "no law: too few worker counts to fit one"
-    text = f"Speedup against the number of workers, both on logarithmic scales, with the ideal line and {drawn_laws}."
-    spec, words = _over_workers(analysis, list(groups), rows, x, y, "speedup", (ideal_line, lines), log=True)
-    return Figure("speedup", title, text + words, spec)
+    spec = _over_workers(rows, trials, x, y, "speedup", (ideal_line, lines))
+    if analysis.verdict.comparisons:
+        return Figure("speedup", title, _comparisons_caption(analysis), spec)
+    return Figure("speedup", title, _at_most_workers(groups, attrgetter("speedup"), units.ratio_interval), spec)
 
 
 def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Parallel efficiencies over the number of workers with their intervals; 100 % is ideal."""
     title = "Parallel efficiency over workers"
-    groups = _named(analysis.worker_groups[: vega.MAX_SERIES])
+    groups = _curves(analysis)
     if not groups:
-        return OmittedFigure(title, NO_GROUPS)
+        return OmittedFigure(title, NO_CURVE)
     rows = list(_group_rows(groups, attrgetter("efficiency"), units.percent_interval))
+    shares = [
+        (row, row["value"] * groups[row["series"]].baseline / row["workers"]) for row in _group_trials(analysis, groups)
+    ]
+    trials = [{**row, "value": share, "shown": units.percent(share)} for row, share in shares]
+    rows, scale = vega.within(rows, trials=trials)
     x = vega.workers_axis([row["workers"] for row in rows])
-    y = quantity("value", "efficiency", zero=True, axis={"format": ".0%"})
-    below = (vega.reference_layer(y), vega.line_layer({**x, "field": "beside"}, y, color=vega.series(list(groups))))
-    text = "Parallel efficiency against the number of workers; the dotted line at 100 % is ideal."
-    spec, words = _over_workers(analysis, list(groups), rows, x, y, "efficiency", below)
-    return Figure("efficiency", title, text + words, spec)
+    y = quantity("value", "efficiency", zero=True, axis={"format": ".0%"}, scale=scale)
+    line = vega.line_layer({**x, "field": "beside"}, y, color=vega.series(list(groups)))
+    spec = _over_workers(rows, trials, x, y, "efficiency", (vega.reference_layer(y=y), line))
+    caption = _at_most_workers(groups, attrgetter("efficiency"), units.percent_interval)
+    return Figure("efficiency", title, f"Efficiency {caption}", spec)
+
+
+def _curves(analysis: StudyAnalysis) -> dict[str, WorkerGroup]:
+    """Return the groups to draw by their labels; ``measured``: one that shares all it sweeps with no other."""
+    return _named([g for g in analysis.worker_groups if len(g.speedups) >= MIN_COUNTS][: vega.MAX_SERIES])
+
+
+def _at_most_workers(
+    groups: Mapping[str, WorkerGroup],
+    value_of: Callable[[ScalingPoint], Estimate],
+    show: Callable[[units.Interval], str],
+) -> str:
+    """Return the values of each group at its largest worker count: ``with 16 workers: 46 % [39, 53] (lr=0.1)``."""
+    lasts = [(group.points[-1], f" ({group.label})" * bool(group.label)) for group in groups.values()]
+    shown = (f"{units.counted(last.num_workers, 'worker')}: {show(value_of(last))}{of}" for last, of in lasts)
+    return f"with {units.listed(shown, MAX_SHOWN)}."
 
 
 def _over_workers(
-    analysis: StudyAnalysis,
-    names: Sequence[str],
-    rows: Sequence[Row],
-    x: Spec,
-    y: Spec,
-    shown_as: str,
-    below: Sequence[Spec],
-    *,
-    log: bool = False,
-) -> tuple[Spec, str]:
-    """The figure of values with their intervals above some layers, and the values in words."""
+    rows: Sequence[Row], trials: Sequence[Row], x: Spec, y: Spec, shown_as: str, below: Sequence[Spec]
+) -> Spec:
+    """The spec of values with their intervals and trials above some layers."""
+    names = list(dict.fromkeys(row["series"] for row in rows))
     # Side by side, so that intervals at the same number of workers don't hide each other.
     places = {name: i - (len(names) - 1) / 2 for i, name in enumerate(names)}
-    drawn = [{**row, "beside": row["workers"] * BESIDE ** places[row["series"]]} for row in rows]
-    drawn, cut = vega.within(drawn, log=log)
-    beside, upright = {**x, "field": "beside"}, {"y": {**y, "field": "value_low"}, "y2": {"field": "value_high"}}
-    spec = layers(
+    drawn, dots = (
+        [{**row, "beside": row["workers"] * BESIDE ** places[row["series"]]} for row in each] for each in (rows, trials)
+    )
+    beside, colour = {**x, "field": "beside"}, vega.series(names)
+    return layers(
         drawn,
         *below,
-        layer({"type": "rule", "strokeWidth": 2}, x=beside, **upright, color=vega.series(names), opacity=vega.PICKED),
+        vega.trial_layer(dots, beside, y, shown_as, beside="xOffset", color=colour),
+        *vega.interval_layers(drawn, "y", beside, y, color=colour, opacity=vega.PICKED),
         vega.point_layer(names, beside, y, series="point", workers="workers", shown=shown_as, repeats="repeats"),
     )
-    num = len(analysis.worker_groups)
-    some = f" The first {vega.MAX_SERIES} of {num} groups of points are drawn." if num > vega.MAX_SERIES else ""
-    words = vega.listed([f"{row['label']}: {row['shown']}" for row in rows])
-    return spec, f"{some} Measured: {words}.{cut}"
 
 
 def _group_rows(
@@ -153,12 +253,21 @@ def _group_rows(
                 **bounds(e),
                 "shown": "1 by definition" if num_workers == group.baseline else show(e),
                 "repeats": e.num_samples,
-                "label": (f"{name}, " if group.label else "") + units.counted(num_workers, "worker"),
             }
 
 
+def _group_trials(analysis: StudyAnalysis, groups: Mapping[str, WorkerGroup]) -> Iterator[Row]:
+    """Yield the speedup of each trial over that of its block with the group's baseline."""
+    points = {(point_key(p.rest), p.num_workers): p for p in analysis.points if "num_workers" in p.point}
+    for name, group in groups.items():
+        base = points[point_key(group.point), group.baseline]
+        for workers in group.speedups:
+            if workers != group.baseline:
+                rows = _speedups(analysis, points[point_key(group.point), workers], base, series=name)
+                yield from ({**row, "workers": workers} for row in rows)
+
+
 def _named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
-    """The groups by their labels; ``measured``: one that shares all it sweeps with no other."""
     named: dict[str, WorkerGroup] = {}
     for group in groups:
         name = group.label or "measured"
@@ -183,56 +292,91 @@ def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
 
 
 MAX_DRAWN_POINTS = 200
-ON_FRONT, OFF_FRONT = "on the Pareto front", "beaten by another"
+MAX_SHOWN = 3  # of what a caption lists
+TAKEN, LEADING = "recommended", "leading"
+ON_FRONT, BEATEN, EXCLUDED, OTHER = "on the Pareto front", "beaten by another", "excluded", "other points"
+KIND_STYLES = {
+    **dict.fromkeys((TAKEN, LEADING), ("#009E73", "diamond")),
+    **dict.fromkeys((ON_FRONT, OTHER), ("#0072B2", "circle")),
+    BEATEN: ("#E69F00", "square"),
+    EXCLUDED: (vega.GREY, "triangle-up"),
+}
 
 
 def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """Each point's time and metric, with the Pareto front of `raypar recommend`."""
-    metric = analysis.question.metric
-    title, is_share = f"Time against {metric}, with the Pareto front", units.is_share(metric)
-    front = {id(analysis.points[i]) for i in front_of(analysis.points, analysis.question.mode, analysis.family)}
-    rows: list[Row] = [
-        {
-            "point": point_label(point.point),
-            **bounds(point.time_s, "time"),
-            # Within 0 and 1, which the arithmetic of an accuracy's interval does not know.
-            **{k: min(max(v, 0.0), 1.0) if is_share else v for k, v in bounds(point.metric).items()},
-            "time_shown": units.seconds_interval(point.time_s),
-            "shown": units.score_interval(metric, point.metric),
-            "series": ON_FRONT if id(point) in front else OFF_FRONT,
-        }
-        for point in analysis.points
-        if point.time_s is not None and point.metric is not None and not point.unusable
-    ]
+    """Each point's time and metric: the recommended one, those on the Pareto front, those that are excluded."""
+    metric, advice = analysis.question.metric, analysis.verdict.recommendation
+    title = f"Time against {metric}"
+    taken, word = _taken(analysis)
+    rows: list[Row] = []
+    trials: list[Row] = []
+    for c in advice.candidates if advice else ():
+        if c.time_s is None or c.metric is None or c.unusable:
+            continue
+        kind = word if c is taken else EXCLUDED if c.exclusion else ON_FRONT if c.is_on_front else BEATEN
+        of_metric = bounds(c.metric)
+        if units.is_share(metric):  # within 0 and 1, of which the arithmetic of its interval knows nothing
+            of_metric = {key: min(max(value, 0.0), 1.0) for key, value in of_metric.items()}
+        shown = {"time_shown": units.seconds_interval(c.time_s), "shown": units.score_interval(metric, c.metric)}
+        rows.append({"point": point_label(c.point), **bounds(c.time_s, "time"), **of_metric, **shown, "series": kind})
+        metrics = c.by_repeat("metric")
+        trials += [
+            {"trial": r.spec.label, "time": c.times[r.spec.repeat], "value": metrics[r.spec.repeat], "series": kind}
+            | {"shown": units.score(metric, metrics[r.spec.repeat])}
+            for r in c.measured
+            if r.spec.repeat in c.times and r.spec.repeat in metrics
+        ]
     if not rows:
-        return OmittedFigure(title, f"no point has both a time and a {metric}")
-    rows, cut = vega.within(rows, "time")
-    rows, also_cut = vega.within(rows)
-    best, others = ([row for row in rows if row["series"] == kind] for kind in (ON_FRONT, OFF_FRONT))
-    shown = [row for kind in (best, others) for row in vega.thinned(kind, MAX_DRAWN_POINTS)]
-    edge = pareto_front([(row["time"], -gain(analysis.question.mode, row["value"])) for row in best])
-    on_edge = sorted((best[i] for i in edge), key=lambda row: float(row["time"]))
-    x = quantity("time", _time_title(analysis))
-    y = quantity("value", metric, axis=vega.metric_axis(metric))
-    names = [ON_FRONT, OFF_FRONT]
-    front_line = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": "#0072B2"}
-    rule, colour = {"type": "rule", "strokeWidth": 1}, vega.series(names)
+        return OmittedFigure(title, f"no two points have a time and {metric}")
+    rows, x_scale = vega.within(rows, "time", trials)
+    rows, y_scale = vega.within(rows, "value", trials)
+    names = [kind for kind in (word, ON_FRONT, BEATEN, EXCLUDED) if any(row["series"] == kind for row in rows)]
+    front = [row for row in rows if row["series"] in (word, ON_FRONT)]
+    edge = pareto_front([(row["time"], -gain(analysis.question.mode, row["value"])) for row in front])
+    on_edge = sorted((front[i] for i in edge), key=lambda row: float(row["time"]))
+    rows = [row for kind in names for row in vega.thinned([r for r in rows if r["series"] == kind], MAX_DRAWN_POINTS)]
+    x = quantity("time", _time_title(analysis), scale=x_scale)
+    y = quantity("value", metric, axis=vega.metric_axis(metric), scale=y_scale)
+    front_line = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": vega.GREY}
+    colour, shape = _styled("series", {name: KIND_STYLES[name] for name in names})
+    tips = vega.tooltip(point="point", time_shown="time", shown="metric")
     spec = layers(
-        shown,
+        rows,
         {"data": {"values": on_edge}, **layer(front_line, x=x, y=y)},
-        layer(rule, x={**x, "field": "time_low"}, x2={"field": "time_high"}, y=y, color=colour),
-        layer(rule, x=x, y={**y, "field": "value_low"}, y2={"field": "value_high"}, color=colour),
-        vega.point_layer(names, x, y, point="point", time_shown="time", shown="metric"),
+        vega.trial_layer(vega.thinned(trials, MAX_DRAWN_TRIALS), x, y, metric, color=colour),
+        *vega.interval_layers(rows, "x", x, y, color=colour),
+        *vega.interval_layers(rows, "y", x, y, color=colour),
+        _medians(x, y, color=colour, shape=shape, tooltip=tips),
     )
-    words = vega.listed([f"{row['point']}: {row['time_shown']}, {row['shown']}" for row in best])
-    some = f" Of either kind, {MAX_DRAWN_POINTS} are drawn at the most." if len(rows) > len(shown) else ""
-    how = "significantly" if any(len(p.times) > 1 for p in analysis.points) else "by its medians"
-    text = (
-        f"The medians of each point's time and {metric}, with their intervals. On the Pareto front are the "
-        f"points that no other beats {how}, cost and energy included where they are known; the line joins the best of "
-        f"the two medians. {len(best)} of {len(rows)} points are on it: {words}.{some}{cut or also_cut}"
-    )
-    return Figure("pareto", title, text, spec)
+    return Figure("pareto", title, _pareto_caption(analysis, rows), spec)
+
+
+def _taken(analysis: StudyAnalysis) -> tuple[Candidate | None, str]:
+    """Return the point that the verdict names, and what it is called: recommended or leading."""
+    advice = analysis.verdict.recommendation
+    if advice is None or analysis.question.is_search:
+        return (advice.best if advice else None), LEADING
+    is_open = advice.decision is Decision.UNCLEAR or analysis.verdict.doubt
+    return advice.chosen, LEADING if is_open else TAKEN
+
+
+def _pareto_caption(analysis: StudyAnalysis, rows: Sequence[Row]) -> str:
+    advice, metric = analysis.verdict.recommendation, analysis.question.metric
+    assert advice is not None
+    if analysis.question.is_search:
+        least, most = (units.seconds(pick(row["time"] for row in rows)) for pick in (min, max))
+        first = f"Trainings took from {least} to {most}"
+        if advice.best and advice.best.time_s:
+            first += f", that of the leading point {units.seconds(advice.best.time_s.value)}"
+    else:
+        first = next(recommended_lines(analysis.verdict), "")
+    if excluded := [c.exclusion for c in advice.candidates if c.exclusion]:
+        num_worse, for_metric = sum(why.startswith(metric) for why in excluded), f" for their {metric}"
+        first += (
+            f". Excluded{for_metric * (num_worse == len(excluded))}: {len(excluded)} of {len(advice.candidates)} points"
+        )
+        first += f" ({num_worse}{for_metric})" * (0 < num_worse < len(excluded))
+    return f"{first}."
 
 
 MAX_CELLS = 400
@@ -246,7 +390,7 @@ def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omit
     """The median time over two swept hyperparameters, for a study that sweeps two."""
     cells = [(p.point, p.time_s) for p in analysis.points if p.time_s is not None]
     shows = (units.seconds, units.seconds_interval)
-    return _heat_map(analysis, cells, shows, "heat_map", "Time", _time_title(analysis), "fast")
+    return _heat_map(analysis, cells, shows, "heat_map", "Time", _time_title(analysis))
 
 
 def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
@@ -254,7 +398,7 @@ def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure
     name = analysis.question.metric
     cells = [(p.point, p.metric) for p in analysis.points if p.metric is not None]
     shows = (partial(units.score, name), partial(units.score_interval, name))
-    return _heat_map(analysis, cells, shows, "metric_heat_map", name[:1].upper() + name[1:], name, "low")
+    return _heat_map(analysis, cells, shows, "metric_heat_map", name[:1].upper() + name[1:], name)
 
 
 def _heat_map(
@@ -264,7 +408,6 @@ def _heat_map(
     key: str,
     what: str,
     legend: str,
-    dark_is: str,
 ) -> Figure | OmittedFigure:
     """The figure of points with their values; `shows`: one as written on a cell, and as shown in words."""
     keys = analysis.question.space_keys
@@ -306,10 +449,13 @@ def _heat_map(
             drawn.append({"data": {"values": empty}, **layer({**mark, "color": vega.GREY}, x=x, y=y, text=text)})
     spec = layers(rows, *drawn, height=max(120, 40 * lines))
     spec["resolve"] = {"scale": {"color": "independent"}}
-    shown = [f"{keys[0]}={row['across']} {keys[1]}={row['down']}: {row['shown']}" for row in (*rows, *empty)]
-    written = vega.listed(shown, 24)
     title = f"{what} over both hyperparameters"
-    return Figure(key, title, f"The median of each point, dark is {dark_is}. {written}.", spec)
+    lowest, highest = (pick(cells, key=lambda cell: cell[1].value) for pick in (min, max))
+    ends = [f"{one(e.value)} at {point_label(point)}" for point, e in (lowest, highest)]
+    caption = f"The medians range from {' to '.join(ends)}."
+    if one(lowest[1].value) == one(highest[1].value):
+        caption = f"The median is {one(lowest[1].value)} at every point."
+    return Figure(key, title, caption, spec)
 
 
 def _ordered(values: Sequence[object]) -> list[str]:
@@ -334,39 +480,35 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         return OmittedFigure(title, "no two points differ only in their batch size and have reached a common target")
     drawn = {point_label(group.rest) if group.rest else "all": group for group in groups[:MAX_GROUPS]}
     rows: list[Row] = []
-    words = []
     for label, group in drawn.items():
         for batch in group.batches:
             for key, name in BATCH_PARTS.items():
                 e: Estimate = getattr(batch, key)
                 shown = {**bounds(e), "shown": units.ratio_interval(e)}
                 rows.append({"series": name, "group": label, "batch": batch.batch_size, **shown})
-        last = next(batch for batch in reversed(group.batches) if batch.batch_size != group.base)
-        at = f" at {label}" if group.rest else ""
-        rate, progress, speed = (units.ratio(e.value) for e in (last.throughput, last.progress, last.goodput))
-        of_last = f"{rate} the samples/s, {progress} the progress per sample, {speed} the speed"
-        words.append(f"{group.key}={last.batch_size}{at}: {of_last}")
     first, names = groups[0], list(BATCH_PARTS.values())
     sizes = sorted({row["batch"] for row in rows})
     x = quantity("batch", first.key, log2=True, axis={"values": sizes, "format": "d", "grid": False})
-    y = quantity("value", f"over {first.base}", log2=True, axis={"format": "~g"})
+    rows, scale = vega.within(rows, log=True)
+    y = quantity("value", f"over {first.base}", log2=True, axis={"format": "~g"}, scale=scale)
     styles = {"domain": list(drawn), "range": list(([1, 0], [6, 4], [2, 3])[: len(drawn)])}
     dash = nominal("group", scale=styles, legend=vega.stroke_legend() if len(drawn) > 1 else None)
     spec = layers(
         rows,
         vega.line_layer(x, y, color=vega.series(names), strokeDash=dash),
+        *vega.interval_layers(rows, "y", x, y, color=vega.series(names), opacity=vega.PICKED),
         vega.point_layer(names, x, y, size=70, series="what", group="at", batch=first.key, shown="over the base"),
     )
-    more = f" The first {MAX_GROUPS} of {len(groups)} groups." if len(groups) > MAX_GROUPS else ""
-    text = (
-        f"Until {target.metric} {units.score(target.metric, target.value)}, which every trial reached, over the batch "
-        f"size, against {first.base}: samples per second, progress per sample, and their product, the speed towards "
-        f"the target.{more} {vega.listed(words)}."
+    last = next(batch for batch in reversed(first.batches) if batch.batch_size != first.base)
+    at = f" at {point_label(first.rest)}" if first.rest else ""
+    caption = (
+        f"{first.key}={last.batch_size}{at}: {units.ratio(last.throughput.value)} the samples/s × "
+        f"{units.ratio(last.progress.value)} the progress per sample = {units.ratio_interval(last.goodput)} the speed "
+        f"to {target.metric} {units.score(target.metric, target.value)}"
     )
-    return Figure("goodput", title, text, spec)
+    return Figure("goodput", title, f"{caption}{'' if last.goodput.excludes(1.0) else ', inconclusive'}.", spec)
 
 
-MAX_BARS = 40
 OFF_AXIS = {"offset": 24}  # of a legend: the axis has its title there
 # Eight parts of a step: Okabe and Ito's colours, with two greys for what is neither work nor communication.
 PART_COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
@@ -375,55 +517,51 @@ TRIAL_COLOURS = dict(zip(TRIAL_PARTS, ("#CC79A7", "#E69F00", "#56B4E9", "#0072B2
 
 
 def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """The median time of each point with its interval."""
+    """The median time of each point with its interval, and the time of each trial."""
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
-    title = f"Each point's {what}"
+    title = f"{what.capitalize()} of each point"
     timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None]
     if not timed:
         return OmittedFigure(title, "no trial finished with a time")
-    drawn, more = _fastest(timed)
+    drawn = _first_points(analysis, timed)
     blanks = [(p.point, p.outcome) for p in analysis.points if p.outcome is not None][: MAX_BARS - len(drawn)]
     y, names = vega.point_axis([*(p.point for p, _ in drawn), *(point for point, _ in blanks)])
-    rows = [
-        {
-            "point": name,
-            **bounds(time_s),
-            "shown": units.seconds_interval(time_s),
-            "repeats": time_s.num_samples,
-            "kind": "baseline" if point.is_baseline else "point",
-        }
-        for (point, time_s), name in zip(drawn, names, strict=False)
-    ]
+    taken, word = _taken(analysis)
+    rows: list[Row] = []
+    trials: list[Row] = []
+    for (p, time_s), name in zip(drawn, names, strict=False):
+        kind = word if taken and point_key(p.point) == point_key(taken.point) else OTHER
+        shown = {"shown": units.seconds_interval(time_s), "repeats": time_s.num_samples}
+        rows.append({"point": name, **bounds(time_s), **shown, "kind": kind})
+        labels = {r.spec.repeat: r.spec.label for r in p.measured}
+        trials += [
+            {"point": name, "trial": labels[repeat], "value": value, "shown": units.seconds(value)}
+            for repeat, value in p.times.items()
+        ]
     empty = [{"point": name, "shown": outcome} for (_, outcome), name in zip(blanks, names[len(drawn) :], strict=True)]
     text_layer = {"data": {"values": empty}} | layer(
-        {"type": "text", "align": "left", "color": vega.GREY},
+        {"type": "text", "align": "left", "dx": 4, "color": vega.GREY},
         y=y,
         x={"datum": 0, "type": "quantitative"},
         text={"field": "shown", "type": "nominal"},
     )
-    shown, cut = vega.within(rows)
-    kinds = ["baseline", "point"]
-    legend = {"orient": "top", **OFF_AXIS} if any(row["kind"] == "baseline" for row in rows) else None
-    low = {"field": "value_low", "type": "quantitative"}
-    colour = nominal("kind", scale={"domain": kinds, "range": ["#D55E00", "#0072B2"]}, legend=legend)
+    rows, scale = vega.within(rows, trials=trials)
+    x, kinds = quantity("value", f"{what}, s", zero=True, scale=scale), [word, OTHER]
+    kinds = [kind for kind in kinds if any(row["kind"] == kind for row in rows)]
+    colour, shape = _styled("kind", {kind: KIND_STYLES[kind] for kind in kinds}, **OFF_AXIS)
+    tips = vega.tooltip(point="point", shown=what, repeats="repeats")
     spec = layers(
-        shown,
-        layer({"type": "rule", "strokeWidth": 2}, y=y, x=low, x2={"field": "value_high"}),
-        layer(
-            {"type": "point", "filled": True, "size": 80, "opacity": 1},
-            y=y,
-            x=quantity("value", f"{what}, s", zero=True),
-            color=colour,
-            shape={**colour, "scale": {"domain": kinds, "range": ["square", "circle"]}},
-            tooltip=vega.tooltip(point="point", shown=what, repeats="repeats"),
-        ),
+        rows,
+        *vega.interval_layers(rows, "x", x, y, color=colour),
+        vega.trial_layer(trials, x, y, what, beside="yOffset"),
+        _medians(x, y, color=colour, shape=shape, tooltip=tips),
         *([text_layer] if empty else []),
         height=max(80, 24 * len(names)),
     )
-    shown_points = [f"{point_label(p.point)}: {row['shown']}" for (p, _), row in zip(drawn, rows, strict=True)]
-    words = vega.listed([*shown_points, *(f"{point_label(point)}: {outcome}" for point, outcome in blanks)])
-    text = f"The median of each point's {what}, with its interval.{more} {words}.{cut}"
-    return Figure("times", title, text, spec)
+    caption = _doubt(analysis) or " ".join(fastest_lines(analysis.points, analysis.family))
+    caption = caption or f"Median of {point_label(drawn[0][0].point)}: {rows[0]['shown']}."
+    more = f" Drawn: {len(drawn)} of {len(timed)} points." if len(drawn) < len(timed) else ""
+    return Figure("times", title, caption + more, spec)
 
 
 def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
@@ -433,20 +571,25 @@ def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omi
         return OmittedFigure(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
     shown = analysis.profiles[:MAX_BARS]
     rows: list[Row] = []
-    words = []
     y, names = vega.point_axis([point for point, _ in shown])
-    for (point, profile), name in zip(shown, names, strict=True):
-        mean = profile.mean
+    means = {point_label(point): profile.mean for point, profile in shown}
+    for mean, name in zip(means.values(), names, strict=True):
         shares = {part: units.percent(mean.parts[part] / mean.step_s) for part in PARTS}
         for i, (part, share) in enumerate(shares.items()):
             ms, label = 1e3 * mean.parts[part], NAMES[part]
             rows.append({"point": name, "part": label, "order": i, "value": ms, "shown": f"{ms:.3g} ms, {share}"})
-        large = sorted((p for p in PARTS if mean.parts[p] >= WORTH_A_WORD * mean.step_s), key=lambda p: -mean.parts[p])
-        parts = ", ".join(f"{NAMES[part]} {shares[part]}" for part in large)
-        words.append(f"{point_label(point)}: a step of {units.seconds(mean.step_s)}, of it {parts}")
     colours = dict(zip((NAMES[p] for p in PARTS), PART_COLOURS, strict=True))
-    text = f"Bars of the mean step's parts, stacked, with the profiler. {vega.listed(words)}."
-    return Figure("breakdown", title, text, _stacked(rows, y, colours, "step, ms"))
+    largest = max(PARTS, key=lambda part: max(mean.parts[part] / mean.step_s for mean in means.values()))
+    shares_of_largest = {at: mean.parts[largest] / mean.step_s for at, mean in means.items()}
+    caption = _shares_caption(NAMES[largest], "a step", shares_of_largest)
+    return Figure("breakdown", title, caption, _stacked(rows, y, colours, "step, ms"))
+
+
+def _shares_caption(part: str, whole: str, shares: Mapping[str, float]) -> str:
+    """Return between which shares of a whole a part takes; `shares`: by point."""
+    most, least = (pick(shares, key=lambda at: shares[at]) for pick in (max, min))
+    text = f"{part[:1].upper()}{part[1:]} takes {units.percent(shares[most])} of {whole}"
+    return f"{text} at {most}, {units.percent(shares[least])} at {least}." if most != least else f"{text}."
 
 
 def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
@@ -460,20 +603,19 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
     if not timed:
         return OmittedFigure(title, "raypar could not look into any finished trial")
     rows: list[Row] = []
-    words = []
-    drawn, more = _fastest(timed)
+    drawn = _first_points(analysis, timed)
     y, names = vega.point_axis([p.point for p, _ in drawn])
+    shares = {}
     for (point, _), name in zip(drawn, names, strict=True):
         trials = by_point[point_key(point.point)]
-        means = {part: statistics.fmean(parts[part] for parts in trials) for part in TRIAL_COLOURS}
-        total_s = sum(means.values())
-        for i, (part, seconds) in enumerate(means.items()):
+        mean = {part: statistics.fmean(parts[part] for parts in trials) for part in TRIAL_COLOURS}
+        total_s = sum(mean.values())
+        shares[point_label(point.point)] = mean["training"] / total_s
+        for i, (part, seconds) in enumerate(mean.items()):
             shown = f"{units.seconds(seconds)}, {units.percent(seconds / total_s)}"
             rows.append({"point": name, "part": part, "order": i, "value": seconds, "shown": shown})
-        share = units.percent(means["training"] / total_s)
-        words.append(f"{point_label(point.point)}: {units.seconds(total_s)}, of it training {share}")
-    text = f"Bars of the mean trial's parts, stacked, from the start of its processes to their end.{more}"
-    return Figure("trial_parts", title, f"{text} {vega.listed(words)}.", _stacked(rows, y, TRIAL_COLOURS, "trial, s"))
+    caption = _shares_caption("training", "a trial", shares)
+    return Figure("trial_parts", title, caption, _stacked(rows, y, TRIAL_COLOURS, "trial, s"))
 
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
@@ -491,11 +633,13 @@ def _parts_of(result: TrialResult) -> dict[str, float]:
     return {**parts, "rest": max(0.0, result.wall_s - sum(parts.values()))}
 
 
-def _fastest(timed: Sequence[tuple[PointAnalysis, Estimate]]) -> tuple[list[tuple[PointAnalysis, Estimate]], str]:
-    """Return all, in their order, or of too many the fastest, and a sentence on the others."""
-    if len(timed) <= MAX_BARS:
-        return list(timed), ""
-    return sorted(timed, key=lambda e: e[1].value)[:MAX_BARS], f" The {MAX_BARS} fastest of {len(timed)} points."
+def _first_points(
+    analysis: StudyAnalysis, timed: Sequence[tuple[PointAnalysis, Estimate]]
+) -> Sequence[tuple[PointAnalysis, Estimate]]:
+    """Return all, in their order, or of too many the fastest; of a search the first, which are the best."""
+    if len(timed) <= MAX_BARS or analysis.question.is_search:
+        return timed[:MAX_BARS]
+    return sorted(timed, key=lambda e: e[1].value)[:MAX_BARS]
 
 
 def _stacked(rows: Sequence[Row], y: Spec, colours: Mapping[str, str], title: str) -> Spec:
@@ -514,10 +658,9 @@ def _stacked(rows: Sequence[Row], y: Spec, colours: Mapping[str, str], title: st
         tooltip=vega.tooltip(point="point", part="part", shown="time"),
     )
     bars = {"params": vega.pick("part"), **bars}
-    return layers([row for row in rows if row["part"] in seen], bars, height=max(80, 34 * num_bars))
+    return layers([row for row in rows if row["part"] in seen], bars, height=max(80, 30 * num_bars))
 
 
-MAX_LEGEND_LETTERS = 34
 MAX_CURVES = 5  # of a point's trials; more hide each other
 MAX_REPORTS = 1200  # of all curves
 MAX_DRAWN_TRIALS = 500
@@ -539,7 +682,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
     best = sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)[: vega.MAX_SERIES]
     labels = [label for label in dict.fromkeys(labels) if label in best]
     names, legend_title = dict(zip(labels, labels, strict=True)), None
-    if max(map(len, labels)) > MAX_LEGEND_LETTERS:  # values instead, and the keys as the legend's title
+    if max(map(len, labels)) > vega.MAX_SHORT_NAME:  # values instead, and the keys as the legend's title
         points = {point_label(p.point): p.point for p in analysis.points}
         axis, short = vega.point_axis([points[label] for label in labels])
         names, legend_title = dict(zip(labels, short, strict=True)), axis["title"]
@@ -560,13 +703,13 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
         layer(line, x=x, y=y, detail={"field": "trial"}, color=colour, opacity=vega.PICKED),
         vega.point_layer(series, x, y, size=36, title=legend_title, **tips),
     )
-    ends = {label: [curve[-1]["value"] for other, curve in drawn if other == label] for label in labels}
-    words = [f"{label}: {units.score(metric, statistics.median(values))}" for label, values in ends.items()]
-    some = f" The {len(names)} best points of {len(with_curve)}." if len(with_curve) > len(names) else ""
-    some += f" {len(drawn)} of {len(curves)} trials." if len(drawn) < len(curves) else ""
-    over = "the time trained so far, without evaluations" if is_timed else "its reports, whose times are not known"
-    text = f"The {metric} over {over}, a curve for each trial.{some}"
-    return Figure("learning", title, f"{text} At the end, in the median: {vega.listed(words)}.", spec)
+    ends = [curve[-1]["shown"] for _, curve in sorted(drawn, key=lambda entry: entry[1][-1]["value"])]
+    num_trials = f"{len(drawn)} of {units.counted(len(curves), 'trial')}" if len(drawn) < len(curves) else "The trials"
+    ends_at = (
+        f"{num_trials} end at {ends[0]} to {ends[-1]}." if ends[0] != ends[-1] else f"{num_trials} end at {ends[0]}."
+    )
+    best_metric = () if analysis.question.is_search else best_lines(analysis.question, analysis.points, analysis.family)
+    return Figure("learning", title, " ".join(best_metric) or ends_at, spec)
 
 
 def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
@@ -591,16 +734,14 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
     x, y = quantity("minutes", "started, minutes into the study"), quantity("value", "time over the point's median")
     dot = {"type": "point", "filled": True, "size": 50, "color": "#0072B2", "opacity": 1}
     dots = layer(dot, x=x, y=y, tooltip=vega.tooltip(trial="trial", shown="time"))
-    spec = layers(vega.thinned(rows, MAX_DRAWN_TRIALS), vega.reference_layer(y), dots)
+    spec = layers(vega.thinned(rows, MAX_DRAWN_TRIALS), vega.reference_layer(y=y), dots)
     half = len(seen) // 2
     early, late = (statistics.median(r for *_, r in part) for part in (seen[:half], seen[-half:]))
-    worst = max(seen, key=lambda entry: abs(entry[3] - 1))
-    text = (
-        f"Each trial's time over the median of its point, by when it was started; without drift they lie around 1. "
-        f"Medians: {units.ratio(early)} in the first half, {units.ratio(late)} in the second. "
-        f"Farthest off: {worst[1]} with {units.ratio(worst[3])}."
+    caption = (
+        f"Median of the trials' times over their points' medians: {units.ratio(early)} in the first half, "
+        f"{units.ratio(late)} in the second."
     )
-    return Figure("drift", title, text, spec)
+    return Figure("drift", title, caption, spec)
 
 
 def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list[Row]:
@@ -623,15 +764,17 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
 
 # In the order of a report. A new figure is a function and its entry here.
 FIGURES: Sequence[MakeFigure] = (
+    comparisons,
     speedup,
-    efficiency,
     times,
-    trial_parts,
-    breakdown,
     pareto,
     learning,
+    breakdown,
+    trial_parts,
     goodput,
+    efficiency,
     heat_map,
     metric_heat_map,
     drift,
 )
+SEARCH_FIGURES: Sequence[MakeFigure] = (learning, pareto)  # come first in a search

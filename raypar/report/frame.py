@@ -37,7 +37,7 @@ class Figures(dict[str, Figure]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<figure><h4>{escape(f.title)}</h4>{static_svg(f)}<figcaption>{escape(f.alternative)}</figcaption></figure>"
+            f"<figure><h4>{escape(f.title)}</h4>{static_svg(f)}<figcaption>{escape(f.caption)}</figcaption></figure>"
             for f in self.values()
         )
 

@@ -25,12 +25,13 @@ from markupsafe import Markup, escape
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
-from raypar.analysis.recommend import Constraints, recommend
+from raypar.analysis.verdict import Verdict
 from raypar.provenance import versions
 from raypar.report.figures import figures_of
 from raypar.report.fit import details
 from raypar.report.points import legend, point_columns
-from raypar.report.recommend import answer_lines, objective, settling_line
+from raypar.report.recommend import objective, recommended_lines
+from raypar.report.sentences import comparison_columns, header, headline, importance_line
 from raypar.report.text import Column, as_utf8, no_break_values, strip_control, value_column
 from raypar.report.vega import Figure, OmittedFigure, for_page, is_number, static_svg
 from raypar.study.trial import TrialResult, latest, point_label
@@ -47,6 +48,9 @@ _GEOMETRY = re.compile(r' (?:d|transform|points|[xy][12]?|c[xy]|r|width|height)=
 _DECIMALS, _FONT = re.compile(r"\d+\.\d{3,}"), re.compile(r' font-family="[^"]*"')
 MAX_TABLE_BYTES = 650_000
 MAX_POINTS = 500
+MAX_COMPARISONS = 8
+MAX_FIGURES = 6  # others are folded
+NO_BREAK = "\N{NO-BREAK SPACE}"
 MAX_FAILURE_LENGTH, MAX_FAILURE_BYTES = 300, 100_000  # of one message, of all
 MIN_FAILURE_LENGTH = 40
 MAX_SEEDS = 50
@@ -72,6 +76,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     """
     trials = latest(results)
     figures = figures_of(analysis, trials)
+    verdict = analysis.verdict
     table_script, chart_script = _inline((FOLDER / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
     points = points_table(analysis)
     # Drawn here: a drawing's texts are escaped by who draws it.
@@ -81,19 +86,26 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     parts = (table_script, chart_script, origin.study_source, *drawings, points.markup if points else "")
     taken = sum(len(str(part).encode("utf-8", "replace")) for part in parts)
     text = _template().render(
-        title=analysis.question.study_name or "study",
+        headline=headline(verdict),
         version=versions().get("raypar", ""),
+        verdict=verdict,
         origin=origin,
+        header=header(analysis),
         subtitle=_subtitle(analysis, trials),
-        advice=_advice(analysis, trials),
-        verdicts=analysis.statements,
+        description=" ".join(origin.description.split()).removeprefix(verdict.question).strip(),
+        comparisons=_comparisons(verdict),
+        num_comparisons_omitted=max(0, len(verdict.comparisons) - MAX_COMPARISONS),
+        recommended=[line for line in (*recommended_lines(verdict), importance_line(analysis)) if line],
+        objective=objective(advice) if (advice := verdict.recommendation) and not analysis.question.is_search else "",
+        statements=analysis.statements,
         points=points,
         parts={heading: lines for heading, lines in details(analysis).items() if lines},
-        figures=drawings,
-        left_out=[f for f in figures if isinstance(f, OmittedFigure)],
+        figures=drawings[:MAX_FIGURES],
+        more_figures=drawings[MAX_FIGURES:],
+        omitted=[f for f in figures if isinstance(f, OmittedFigure)],
         trials=trials_table(analysis, trials, max_bytes=MAX_PAGE_BYTES - MAX_WORDS_BYTES - taken),
         warnings=analysis.warnings,
-        minded=units.counted(len(analysis.warnings), "thing") + " to mind",
+        caveats=units.counted(len(analysis.warnings), "caveat"),
         provenance=provenance_lines(origin.tags, trials),
         table_script=Markup(table_script),
         chart_script=Markup(chart_script),
@@ -119,13 +131,11 @@ def _template() -> Template:
     return environment.get_template(TEMPLATE)
 
 
-def _advice(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> list[str]:
-    """Return the recommendation for a study of two points or more, the objective first."""
-    if not any(p.time_s for p in analysis.points) or len(analysis.points) < 2:
-        return []
-    advice = recommend(analysis.question, trials, Constraints())
-    settling = [settling_line(advice.settling)] if advice.settling else []
-    return [f"Looked for: {objective(advice)}.", *answer_lines(advice), *settling]
+def _comparisons(verdict: Verdict) -> list[tuple[str, Markup, str]]:
+    """Return what is compared, its speedup and the outcome, of the first comparisons."""
+    columns = comparison_columns(verdict)
+    rows = list(zip(*(column.cells for column in columns), strict=True))[:MAX_COMPARISONS]
+    return [(", ".join(filter(None, compared)), _value(ratio), outcome) for *compared, ratio, outcome in rows]
 
 
 def brief(svg: str) -> str:
@@ -159,12 +169,10 @@ def _hash(script: str) -> str:
 
 def _subtitle(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> str:
     parts = [f"workload {trials[0].spec.workload}"] if trials else []
-    parts += [units.counted(len(analysis.points), "point"), units.counted(len(trials), "trial")]
     if analysis.question.baseline:
-        parts.append(f"compared with {point_label(analysis.question.baseline)}")
+        parts.append(f"baseline {point_label(analysis.question.baseline)}")
     if started := [r.started_at for r in trials if r.started_at > 0]:
-        days = dict.fromkeys(f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}" for at in (min(started), max(started)))
-        parts.append("started " + " to ".join(days))
+        parts.append(f"started {datetime.fromtimestamp(min(started)):%Y-%m-%d %H:%M}")
     return ", ".join(parts)
 
 
@@ -184,8 +192,8 @@ def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
         return None
     table = _table("all-points", point_columns(analysis, max_points=MAX_POINTS))
     more = len(analysis.points) - table.num_rows
-    left_out = [f"{units.counted(more, 'more point')} left out."] if more else []
-    return replace(table, notes=[legend(analysis), *left_out])
+    omitted = [f"{units.counted(more, 'more point')} not shown."] if more else []
+    return replace(table, notes=[legend(analysis), *omitted])
 
 
 def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_bytes: int = MAX_PAGE_BYTES) -> HtmlTable:
@@ -217,7 +225,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_byt
     shared = [f"{head} {text}" for head, text in same.items() if text not in ("", units.MISSING)]
     notes = [f"The same for all: {', '.join(shared)}."] if shared else []
     if more := len(trials) - table.num_rows:
-        notes.append(f"{units.counted(more, 'later trial')} left out: `raypar show` and `raypar export` have all.")
+        notes.append(f"{units.counted(more, 'later trial')} not shown: `raypar show` and `raypar export` have all.")
     return replace(table, notes=notes)
 
 
@@ -251,7 +259,10 @@ def _table(name: str, columns: Sequence[Column], max_bytes: int = MAX_PAGE_BYTES
     """Return as many rows as fit into the limits on the table's size."""
     rules = _rule(name, [c.is_number for c in columns], "text-align:right")
     rules += _rule(name, [c.is_prose for c in columns], "white-space:normal;min-width:12rem")
-    heads = "".join(f'<th scope="col">{escape(strip_control(c.head))}</th>' for c in columns)
+    # Heads may break after an underscore.
+    heads = "".join(
+        f'<th scope="col">{escape(strip_control(c.head)).replace("_", Markup("_<wbr>"))}</th>' for c in columns
+    )
     rows: list[str] = []
     left = min(MAX_TABLE_BYTES, max_bytes)
     for i in range(len(columns[0].cells)):
@@ -266,8 +277,17 @@ def _table(name: str, columns: Sequence[Column], max_bytes: int = MAX_PAGE_BYTES
 
 
 def _cell(text: str, sort: float | None) -> str:
-    shown = escape(strip_control(text))
-    return f"<td>{shown}" if not is_number(sort) else f'<td data-sort="{sort:.6g}">{shown}'
+    """Return a cell whose line may break before an interval, nowhere else within a value."""
+    if not is_number(sort):
+        return f"<td>{escape(strip_control(text))}"
+    return f'<td data-sort="{sort:.6g}">{_value(text)}'
+
+
+def _value(text: str) -> Markup:
+    """Return a value whose line may break before its interval, or before ``(too noisy)``, and nowhere else."""
+    value, *interval = re.split(r" (?=[\[(])", strip_control(text), maxsplit=1)
+    shown = escape(value.replace(" ", NO_BREAK))
+    return shown + (Markup(' <span class="interval">{}</span>').format(interval[0]) if interval else "")
 
 
 def _rule(name: str, picked: Iterable[bool], style: str) -> str:

@@ -26,9 +26,10 @@ Spec: TypeAlias = dict[str, Any]
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 MAX_SERIES = len(COLOURS)
-MAX_SHORT_NAME = 18  # characters: two of them beside each other fit on a phone
-WIDTH_PX, HEIGHT_PX = 640, 300
+MAX_SHORT_NAME = 22  # characters: two of them beside each other fit on a phone
+WIDTH_PX, HEIGHT_PX = 560, 240
 TICK_PX = 70
+BESIDE_PX = 8  # from an interval to the dots of its trials
 EDGE = 1.08  # from the outermost numbers of workers to the figure's sides, as a factor
 MAX_BOUND_FACTOR = 4
 KINDS = ("svg", "png")
@@ -42,7 +43,7 @@ class Figure:
 
     key: str  # a word for files and links
     title: str
-    alternative: str  # its content in words
+    caption: str  # what to see in it, in a sentence or two
     spec: Mapping[str, Any]  # of Vega-Lite, without size and colours of text
 
     def save(self, path: Path | str) -> None:
@@ -56,7 +57,7 @@ class Figure:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the figure and its words for a notebook."""
-        return {"image/svg+xml": drawn(self, "svg").decode(), "text/plain": f"{self.title}. {self.alternative}"}
+        return {"image/svg+xml": drawn(self, "svg").decode(), "text/plain": f"{self.title}. {self.caption}"}
 
 
 @dataclass(frozen=True)
@@ -191,10 +192,37 @@ def point_layer(
     return {"params": pick("series"), **drawn}
 
 
-def reference_layer(y: Spec) -> Spec:
-    """Return a dotted line at 1."""
+def trial_layer(rows: Sequence[Row], x: Spec, y: Spec, what: str, *, beside: str = "", **channels: Any) -> Spec:
+    """Return a layer of small dots, one for each trial.
+
+    Args:
+        what: name of their value where the pointer is over one.
+        beside: ``xOffset`` or ``yOffset``: the direction in which they stand beside their interval; empty: none.
+    """
+    mark = {"type": "point", "filled": True, "size": 28, "opacity": 0.75, "color": GREY}
+    if beside:
+        mark[beside] = BESIDE_PX
+    return {"data": {"values": rows}, **layer(mark, x=x, y=y, tooltip=tooltip(trial="trial", shown=what), **channels)}
+
+
+def interval_layers(rows: Sequence[Row], along: Literal["x", "y"], x: Spec, y: Spec, **channels: Any) -> list[Spec]:
+    """Return the intervals of `within` along x or y, with an arrow where one leaves the axis."""
+    scaled, other, across = (x, "y", y) if along == "x" else (y, "x", x)
+    name, shapes = scaled["field"], ("left", "right") if along == "x" else ("down", "up")
+    low, high = ({**scaled, "field": f"{name}_{side}"} for side in ("low", "high"))
+    ends = {along: low, f"{along}2": {"field": high["field"]}, other: across}
+    marks = [layer({"type": "rule", "strokeWidth": 2}, **ends, **channels)]
+    for bound, shape in zip((low, high), shapes, strict=True):
+        if cut := [row for row in rows if row.get(f"{bound['field']}_is_cut")]:
+            arrow = {"type": "point", "filled": True, "shape": f"triangle-{shape}", "size": 70, "opacity": 1}
+            marks.append({"data": {"values": cut}, **layer(arrow, **{along: bound, other: across}, **channels)})
+    return marks
+
+
+def reference_layer(**channel: Spec) -> Spec:
+    """Return a dotted line at 1 of the x or y given."""
     mark = {"type": "rule", "strokeDash": [2, 4], "color": GREY, "strokeWidth": 1.5}
-    return {"data": {"values": [{"value": 1}]}, **layer(mark, y=y)}
+    return {"data": {"values": [{"value": 1}]}, **layer(mark, **channel)}
 
 
 def stroke_legend() -> Spec:
@@ -204,26 +232,35 @@ def stroke_legend() -> Spec:
 
 def bounds(estimate: Estimate, name: str = "value") -> Row:
     """Return the fields ``value``, ``value_low`` and ``value_high``; the bounds are the value without an interval."""
-    low, high = estimate.low, estimate.high
-    if low is None or high is None or not math.isfinite(low) or not math.isfinite(high):
-        low = high = estimate.value
+    low, high = (
+        estimate.value if bound is None or math.isnan(bound) else bound for bound in (estimate.low, estimate.high)
+    )
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 
 
-def within(rows: Sequence[Row], name: str = "value", *, log: bool = False) -> tuple[list[Row], str]:
-    """Return the rows with bounds that don't dwarf the values, and a sentence where one was cut.
+def within(
+    rows: Sequence[Row], name: str = "value", trials: Sequence[Row] = (), *, log: bool = False
+) -> tuple[list[Row], Spec]:
+    """Return the rows with bounds that don't dwarf the values, and the scale where one was cut.
 
-    Two trials may have an interval of a factor of a million: in full, it would hide all else.
+    Two trials may have an interval of a factor of a million: in full, it would hide all else. Cut bounds are marked by
+    the fields ``value_low_is_cut`` and ``value_high_is_cut``, and stand at the ends of the scale.
     """
-    values = [row[name] for row in rows]
-    margin = max(max(values) - min(values), abs(max(values)))
-    limits = min(values) - margin, max(values) + margin
-    if log:
-        limits = min(values) / MAX_BOUND_FACTOR, max(values) * MAX_BOUND_FACTOR
+    values = [row[name] for row in (*rows, *trials)]
+    least, most = min(values), max(values)
+    margin = max(most - least, abs(most))
+    limits = (least / MAX_BOUND_FACTOR, most * MAX_BOUND_FACTOR) if log else (least - margin, most + margin)
+    if least >= 0:
+        limits = max(0.0, limits[0]), limits[1]
     low, high = f"{name}_low", f"{name}_high"
-    kept = [{**row, low: max(row[low], limits[0]), high: min(row[high], limits[1])} for row in rows]
-    is_cut = any(row[low] < limits[0] or row[high] > limits[1] for row in rows)
-    return kept, " Intervals far wider than the values are drawn in part." if is_cut else ""
+    if all(limits[0] <= row[low] and row[high] <= limits[1] for row in rows):
+        return list(rows), {}
+    kept = []
+    for row in rows:
+        cut = {low: max(row[low], limits[0]), high: min(row[high], limits[1])}
+        kept.append({**row, **cut, **{f"{bound}_is_cut": cut[bound] != row[bound] for bound in cut}})
+    ends = min(least, *(row[low] for row in kept)), max(most, *(row[high] for row in kept))
+    return kept, {"domain": ends if log or least < 0 else (0, ends[1]), "nice": False}
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
@@ -237,20 +274,15 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def listed(sentences: Sequence[str], most: int = 12) -> str:
-    """Return the first of some parts of a sentence, and the number of the others."""
-    return units.listed(sentences, most, separator="; ")
-
-
 def _config(ink: str) -> Spec:
     words = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
     lines = {"domainColor": ink, "domainOpacity": 0.5, "tickColor": ink, "tickOpacity": 0.5}
     return {
         "background": "transparent",
-        "aria": False,  # mark by mark; a figure has its text alternative
+        "aria": False,  # mark by mark; a figure has its caption
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
-        "legend": {**words, "symbolStrokeWidth": 2, "symbolSize": 90},
+        "legend": {**words, "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1},
         "title": {"color": ink, "fontSize": 15},
         "view": {"stroke": None},
         "text": {"color": ink},

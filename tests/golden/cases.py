@@ -497,15 +497,15 @@ def figures():
 
     both, full = html_studies.question(), html_studies.results()
     lr, loss = Question("s", {}, ("lr",), num_repeats=1), Question("s", {}, ("lr",), metric="loss", mode="min")
-    eight = [r for i in range(8) for r in at_workers({1: 4.0 + i, 2: 2.0 + i}, NOISE[:2])]
-    groups = [replace(r, spec=replace(r.spec, point={"lr": i // 4, **r.spec.point})) for i, r in enumerate(eight)]
-    wide = "speedup efficiency times pareto", at_workers({1: 1.0, 2: 2.0}, (1.0, 5.0))
+    eight = [r for i in range(8) for r in at_workers({1: 4.0 + i, 2: 2.0 + i, 4: 1.0 + i}, NOISE[:2])]
+    groups = [replace(r, spec=replace(r.spec, point={"lr": i // 6, **r.spec.point})) for i, r in enumerate(eight)]
+    wide = "speedup efficiency times pareto", at_workers({1: 1.0, 2: 2.0, 4: 3.0}, (1.0, 5.0))
     parts = {"startup_s": 1.0, "data_time_s": 0.25, "warmup_s": 0.5, "eval_time_s": 0.75, "wall_s": 10.0}
     broken = [replace(r, reports=(*r.reports, {"accuracy": math.nan, TRAIN_TIME: 1.0})) for r in full[:2]]
     losses = "pareto", reported((0.1, 0.2, 0.3), "loss", 0.1, 0.9, 0.5)
     loop = [replace(r, train_time_s=None, reports=({"accuracy": 0.5}, {"accuracy": 0.7})) for r in at_workers({1: 4.0})]
     drawn_lr = [make_result({"lr": i / 7, "momentum": i / 9}) for i in range(8)]
-    shares = [make_result({"lr": 0.1}, r, 4.0 + r, 0.5 + r / 2) for r in (0, 1)]
+    shares = [make_result({"lr": lr}, r, 4.0 + r + lr, 0.5 + r / 2) for r in (0, 1) for lr in (0.1, 0.2)]
     best = "learning", reported(range(9), "accuracy", *(x / 9 for x in range(9)), num_reports=2)
     with patch.multiple(report_figures, MAX_REPORTS=24, MAX_CURVES=1):
         thinned = drawn("learning", full, both)
@@ -514,7 +514,7 @@ def figures():
         "diverged trials": drawn("times pareto heat_map metric_heat_map", some_diverged()[1], some_diverged()[0]),
         "points that fill no grid": drawn("omitted", drawn_lr, Question("s", {}, ("lr", "momentum"), num_repeats=1)),
         "more groups than colours": drawn("speedup", groups, both),
-        "too few worker counts for a law": drawn("speedup efficiency", at_workers({1: 4.0, 2: 2.5})),
+        "too few worker counts for a curve": drawn("comparisons speedup", at_workers({1: 4.0, 2: 2.5}, NOISE)),
         "intervals far wider than the values": drawn(*wide),
         "parts of trials": drawn("trial_parts", [replace(r, **parts) for r in at_workers({1: 4.0, 2: 3.0})]),
         "a profile": drawn("breakdown", full, both),
@@ -531,11 +531,11 @@ def figures():
 
 
 def in_words(figure):
-    """A figure without what is the same in all of its kind: title, alternative, data."""
+    """A figure without what is the same in all of its kind: title, caption, data."""
     if isinstance(figure, OmittedFigure):
         return f"(without {figure.title}: {figure.reason})"
     tables = [pretty(brief(rows)) for rows in _data(figure.spec)]
-    return "\n".join([f"{figure.key}: {figure.title}", figure.alternative, *tables])
+    return "\n".join([f"{figure.key}: {figure.title}", figure.caption, *tables])
 
 
 def _data(node):

@@ -289,7 +289,6 @@ FLAGS = (
     flags("no such workload", "work digit", "no workload `digit`", "did you mean 'digits'?"),
     flags("a peak of NaN", "work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
     flags("work of several", "work digits --peak-tflops 1 --set lr=1,2", "several values of lr", "one value"),
-    flags("an open page of nothing", "report s --open", "--open", "--html FILE"),
     flags("figures of no kind", "report s --figures f --format gif", "--format 'gif'", "svg"),
     *(
         flags(f"{command.split()[0]} of no study", command, "no study `s`", "raypar study FILE")

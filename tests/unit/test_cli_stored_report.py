@@ -42,6 +42,17 @@ def test_the_page_is_made_from_the_store_alone(store, tmp_path):
     assert all(word in text for word in words) and text.count("<figure ") == 10
 
 
+@pytest.mark.parametrize(("args", "path"), [(("--html", "r.html"), "r.html"), ((), ".raypar/reports/scaling.html")])
+@pytest.mark.parametrize("has_browser", [True, False])
+def test_the_page_is_opened_in_the_browser(store, tmp_path, monkeypatch, args, path, has_browser):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or has_browser)
+    out = reported(store, "--open", *args)
+    assert opened == [(tmp_path / path).as_uri()] and f"wrote {path}" in out
+    assert ("no browser found here" in out) is not has_browser
+    assert "How far does it scale?" in (tmp_path / path).read_text(encoding="utf-8")
+
+
 def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store, tmp_path):
     out = reported(store, "--figures", "both")
     names = sorted(path.name for path in (tmp_path / "both").iterdir())
@@ -71,6 +82,8 @@ def test_in_any_locale_the_report_comes_and_has_the_same_numbers(store, tmp_path
 def test_without_flags_nothing_is_written(store, tmp_path):
     assert "wrote" not in reported(store) and list(tmp_path.iterdir()) == []
     refused("r.html: can't be written", "report", "scaling", "--tracking-uri", store, "--html", "no/r.html", out=None)
+    (tmp_path / ".raypar").write_text("a file")
+    refused("scaling.html: can't be written", "report", "scaling", "--tracking-uri", store, "--open", out=None)
 
 
 def test_the_price_of_the_command_line_stands_over_that_of_the_study(store):

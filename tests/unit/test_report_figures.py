@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.analysis.analyse import analyse
+from raypar.analysis.question import Question
 from raypar.errors import RayparError
 from raypar.report.figures import figures_of, write_figures
-from raypar.report.vega import Figure, OmittedFigure, static_svg, thinned
+from raypar.report.vega import Figure, OmittedFigure, static_svg, thinned, within
+from raypar.study.trial import point_label
 
 
 def drawn(trials, asked):
@@ -38,7 +40,68 @@ def test_every_figure_can_be_drawn_in_the_colour_of_the_page(full):
     for figure in full.values():
         svg = static_svg(figure)
         assert svg.startswith("<svg") and "currentColor" in svg and "NaN" not in svg, figure.key
-        assert figure.title and len(figure.alternative) > 80
+        assert figure.title and figure.caption.endswith(".") and len(figure.caption) < 200
+
+
+def test_each_trial_is_a_dot_and_each_interval_is_drawn(full):
+    finished = [r for r in results() if r.is_measured]
+    for key, num_trials in {"speedup": 12, "efficiency": 12, "times": 18, "pareto": 18}.items():
+        marks = [(layer, layer.get("data", full[key].spec["data"])["values"]) for layer in full[key].spec["layer"]]
+        (trials,) = (rows for _, rows in marks if rows and rows[0].keys() >= {"trial", "shown"})
+        assert len({row["trial"] for row in trials}) == num_trials, key
+        assert {row["trial"] for row in trials} <= {r.spec.label for r in finished}
+        assert any("x2" in layer["encoding"] or "y2" in layer["encoding"] for layer, _ in marks)
+
+
+def test_the_comparisons_of_two_worker_counts_are_drawn_one_below_the_other():
+    figures = drawn([r for r in results() if r.spec.point["num_workers"] <= 2], question())
+    assert "speedup" not in figures
+    spec = figures["comparisons"].spec
+    assert [row["point"] for row in spec["data"]["values"]] == ["lr=0.1", "lr=0.2"]
+    assert [row["outcome"] for row in spec["data"]["values"]] == ["faster", "faster"]
+    assert figures["comparisons"].caption == "2 workers are faster than 1 at every lr."
+
+
+def test_a_search_shows_its_learning_curves_first():
+    asked = Question("s", {}, ("lr", "num_workers"), num_repeats=1)
+    trials = [r for r in results() if r.spec.repeat == 0]
+    keys = [f.key for f in figures_of(analyse(asked, trials), trials) if isinstance(f, Figure)]
+    assert keys[:2] == ["learning", "pareto"]
+
+
+def test_a_point_that_the_recommendation_excludes_is_not_on_the_front():
+    trials = [r if r.spec.point["lr"] == 0.1 else with_accuracy(r, 0.5) for r in results()]
+    analysis = analyse(question(), trials)
+    excluded = {point_label(c.point) for c in analysis.verdict.recommendation.candidates if c.exclusion}
+    assert {"lr=0.2 num_workers=1", "lr=0.2 num_workers=4"} <= excluded
+    rows = drawn(trials, question())["pareto"].spec["data"]["values"]
+    assert {row["point"] for row in rows if row["series"] == "excluded"} == excluded - {"lr=0.2 num_workers=8"}
+    assert [row["point"] for row in rows if row["series"] == "recommended"] == ["lr=0.1 num_workers=4"]
+
+
+def with_accuracy(result, accuracy):
+    return replace(result, reports=tuple({**report, "accuracy": accuracy} for report in result.reports))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 1), st.floats(1, 1e6)), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_an_interval_is_drawn_whole_or_marked_as_cut_at_the_end_of_the_axis(intervals, log):
+    rows = [{"value": v, "value_low": v * low, "value_high": v * high} for v, low, high in intervals]
+    kept, scale = within(rows, log=log)
+    for before, after in zip(rows, kept, strict=True):
+        for side in ("value_low", "value_high"):
+            assert after.get(f"{side}_is_cut", False) == (after[side] != before[side])
+        assert (
+            before["value_low"] <= after["value_low"] <= after["value"] <= after["value_high"] <= before["value_high"]
+        )
+    is_cut = kept != rows and any(row[f"{side}_is_cut"] for row in kept for side in ("value_low", "value_high"))
+    assert bool(scale) == is_cut
+    if scale:
+        low, high = scale["domain"]
+        assert all(low <= row["value_low"] and row["value_high"] <= high for row in kept)
+        assert all(row["value_high"] == high for row in kept if row["value_high_is_cut"])
 
 
 def test_names_of_a_study_are_values_and_titles_only():

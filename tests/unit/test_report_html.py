@@ -19,7 +19,7 @@ from raypar.analysis.stats import Estimate, Method
 from raypar.report import html as html_tables
 from raypar.report.figures import figures_of
 from raypar.report.html import Origin, brief, html_report
-from raypar.report.text import as_utf8
+from raypar.report.text import as_utf8, no_break_values
 from raypar.report.vega import Figure, for_page, static_svg
 from raypar.study.trial import TrialState
 
@@ -73,13 +73,37 @@ def hostile():
     return Page(report(trials, asked, Origin({"command": HOSTILE, f"version.{HOSTILE}": HOSTILE}, HOSTILE, HOSTILE)))
 
 
-def test_every_figure_is_drawn_in_the_page_and_has_a_text_alternative(hostile):
+def test_every_figure_is_drawn_in_the_page_and_named_by_its_title_and_caption(hostile):
     charts = [a for a in hostile.all_of("div") if a.get("class") == "chart"]
     assert len(charts) == len(hostile.all_of("figure")) == len(hostile.all_of("svg")) == len(hostile.scripts[1]) >= 7
-    ids = {a["id"] for _, a in hostile.elements if "id" in a}
     for chart in charts:
-        assert chart["role"] == "img" and {chart["aria-labelledby"], chart["aria-describedby"]} <= ids
-        assert len(hostile.texts_by_id[str(chart["aria-describedby"])]) > 80
+        title, caption = (hostile.texts_by_id[name] for name in str(chart["aria-labelledby"]).split())
+        assert chart["role"] == "img" and title and len(caption) > 20
+
+
+def test_the_answer_comes_first_then_comparisons_and_the_recommended_point_with_the_caveats_beside():
+    trials, asked = results(), replace(question(), text="Does it scale?")
+    text = report(trials, asked, Origin({}, "Does it scale? On one machine."))
+    page, verdict = Page(text), analyse(asked, trials).verdict
+    assert page.texts_by_id["answer"].startswith(f"Does it scale? {no_break_values(verdict.answer)}")
+    assert f"<title>Does it scale? {verdict.answer}</title>" in text
+    shown = (
+        "<h1",
+        '<p class="soft">On one machine.',
+        'id="comparisons"',
+        "Recommended: ",
+        "2 caveats",
+        'id="all-points"',
+    )
+    places = [text.index(part) for part in shown]
+    assert places == sorted(places)
+    assert text.index('<div class="answer">') < places[0] and text[: places[-1]].count("</main>") == 0
+
+
+def test_six_figures_are_unfolded_and_the_others_in_the_fold(plain):
+    figures = [m.start() for m in re.finditer("<figure ", plain.html)]
+    fold = plain.html.index('id="more-figures"')
+    assert len(figures) == 10 and sum(place < fold for place in figures) == 6
 
 
 def test_nothing_is_loaded_over_the_network_and_only_two_scripts_may_run(hostile):
@@ -127,11 +151,13 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
     single = partial(Estimate, low=None, high=None, num_samples=1, level=None, method=Method.SINGLE)
     values = [{"time_s": single(r.train_time_s), "metric": single(r.final["accuracy"])} for r in trials]
     points = [replace(first, point=r.spec.point, **v) for r, v in zip(trials, values, strict=True)]
-    analysis = replace(analysis, points=tuple(points))
+    advice = analysis.verdict.recommendation
+    advice = replace(advice, candidates=tuple(replace(advice.candidates[0], **vars(p)) for p in points))
+    analysis = replace(analysis, points=tuple(points), verdict=replace(analysis.verdict, recommendation=advice))
     every, table = html_tables.trials_table(analysis, trials), html_tables.points_table(analysis)
     assert table is not None and every.num_rows == 5000
     figures = [f for f in figures_of(analysis, trials) if isinstance(f, Figure)]
-    drawn = sum(len(static_svg(f)) + len(json.dumps(for_page(f))) + len(f.alternative) for f in figures)
+    drawn = sum(len(static_svg(f)) + len(json.dumps(for_page(f))) + len(f.caption) for f in figures)
     assert len(figures) >= 2
     assert sum(map(len, plain.scripts[0])) + drawn + len(every.markup) + len(table.markup) < 1.9e6
 
@@ -141,7 +167,7 @@ def test_a_table_keeps_to_its_limits_and_says_how_many_trials_it_lacks(monkeypat
     analysis = analyse(question(), trials)
     every, few, none = (html_tables.trials_table(analysis, trials, max_bytes=n) for n in (10**6, 1000, -1))
     assert every.num_rows == len(trials) > few.num_rows > 0 == none.num_rows
-    left_out = f"{len(trials) - few.num_rows} later trials left out: `raypar show` and `raypar export` have all."
+    left_out = f"{len(trials) - few.num_rows} later trials not shown: `raypar show` and `raypar export` have all."
     assert left_out in few.notes
     monkeypatch.setattr(html_tables, "MAX_TABLE_BYTES", 1000)
     assert html_tables.trials_table(analysis, trials) == few
