@@ -26,7 +26,7 @@ from raypar.analysis.question import TRAIN_TIME, PointSamples, point_key
 from raypar.analysis.recommend import Candidate, Decision, pareto_front
 from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.analysis.verdict import Outcome, best_lines, break_even_lines, fastest_lines
+from raypar.analysis.verdict import Outcome, best_lines, fastest_lines
 from raypar.errors import RayparError
 from raypar.report import vega
 from raypar.report.profile import NAMES
@@ -113,7 +113,7 @@ def comparisons(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
 def _comparisons_caption(analysis: StudyAnalysis) -> str:
     if analysis.verdict.doubt or analysis.question.is_search:
         return _doubt(analysis) or "One trial each, unconfirmed."
-    return next(iter(break_even_lines(analysis.question, analysis.points)), analysis.verdict.answer)
+    return analysis.verdict.answer
 
 
 def _doubt(analysis: StudyAnalysis) -> str:
@@ -324,7 +324,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
             {"trial": r.spec.label, "time": c.times[r.spec.repeat], "value": metrics[r.spec.repeat], "series": kind}
             | {"shown": units.score(metric, metrics[r.spec.repeat])}
             for r in c.measured
-            if r.spec.repeat in c.times and r.spec.repeat in metrics
+            if r.spec.repeat in c.times and r.spec.repeat in metrics and len(c.times) > 1
         ]
     if not rows:
         return OmittedFigure(title, f"no two points have a time and {metric}")
@@ -537,6 +537,7 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
         trials += [
             {"point": name, "trial": labels[repeat], "value": value, "shown": units.seconds(value)}
             for repeat, value in p.times.items()
+            if len(p.times) > 1  # one alone is the median
         ]
     empty = [{"point": name, "shown": outcome} for (_, outcome), name in zip(blanks, names[len(drawn) :], strict=True)]
     text_layer = {"data": {"values": empty}} | layer(
@@ -559,6 +560,8 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
         height=max(80, 24 * len(names)),
     )
     caption = _doubt(analysis) or " ".join(fastest_lines(analysis.points, analysis.family))
+    if analysis.question.is_search:
+        caption = f"In the order of {analysis.question.metric}, the best first."
     caption = caption or f"Median of {point_label(drawn[0][0].point)}: {rows[0]['shown']}."
     more = f" Drawn: {len(drawn)} of {len(timed)} points." if len(drawn) < len(timed) else ""
     return Figure("times", title, caption + more, spec)

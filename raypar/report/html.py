@@ -100,6 +100,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         statements=analysis.statements,
         points=points,
         parts={heading: lines for heading, lines in details(analysis).items() if lines},
+        is_repeated=any(len(p.samples) > 1 for p in analysis.points),
         figures=drawings[:MAX_FIGURES],
         more_figures=drawings[MAX_FIGURES:],
         omitted=[f for f in figures if isinstance(f, OmittedFigure)],

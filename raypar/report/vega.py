@@ -282,7 +282,7 @@ def _config(ink: str) -> Spec:
         "aria": False,  # mark by mark; a figure has its caption
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
-        "legend": {**words, "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1},
+        "legend": {**words, "labelFontSize": 11, "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1},
         "title": {"color": ink, "fontSize": 15},
         "view": {"stroke": None},
         "text": {"color": ink},

@@ -9,7 +9,17 @@ MAX_LINE = 110
 MAX_FLAT_LINE = 400  # of numbers and texts alone: a row, a report
 MAX_ROWS = 40
 _LEFT_OUT = ("style", "svg")  # layout, and what the figures' specs say again
-_INLINE = ("a", "code", "strong", "button", "span", "em", "label", "input", "wbr")  # stand within the line of their element
+_INLINE = (
+    "a",
+    "code",
+    "strong",
+    "button",
+    "span",
+    "em",
+    "label",
+    "input",
+    "wbr",
+)  # stand within the line of their element
 _VOID = ("meta", "input", "br", "col", "wbr")
 _ENDED_BY = {"td": ("td", "th", "tr"), "th": ("td", "th", "tr"), "tr": ("tr",)}  # whose end tags a table may lack
 _HASH = re.compile(r"'sha256-[^']+'")

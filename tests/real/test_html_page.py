@@ -1,16 +1,31 @@
-"""The HTML report in a real browser: what its scripts do, what it asks of the network, how it fits a phone."""
+"""The HTML report in a real browser: what its scripts do, what it asks of the network, how it fits phone and paper.
 
+The pages of the golden studies are checked by axe-core (https://github.com/dequelabs/axe-core), which a package of the
+tests brings along.
+"""
+
+import base64
+import contextlib
+import re
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
+import golden
 import pytest
 from browser import browser
 from html_studies import question, results
 
 from raypar.analysis.analyse import analyse
+from raypar.execution.stored import read_study
 from raypar.report.html import Origin, html_report
 
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
-DRAWN = "[...document.querySelectorAll('figure[data-figure]')].every(f => f.querySelector('.vega-embed svg'))"
+UNFOLD = "document.querySelectorAll('details').forEach(d => d.open = true)"
+DRAWN = (
+    "[...document.querySelectorAll('figure[data-figure]')]"
+    ".filter(f => !f.closest('details:not([open])')).every(f => f.querySelector('.vega-embed svg'))"
+)
 COLUMN = "[...document.querySelectorAll('#all-trials tbody tr')].map(r => r.cells[{}].textContent)"
 
 
@@ -28,8 +43,22 @@ def path(tmp_path_factory):
 @pytest.fixture
 def page(chromium, path):
     opened = chromium(path)
+    opened.run(UNFOLD)
     opened.until(DRAWN)
     return opened
+
+
+@pytest.fixture(scope="module")
+def golden_pages(tmp_path_factory):
+    """The pages of the golden studies by name."""
+    pages, made = {}, tmp_path_factory.mktemp("golden")
+    with golden.studies() as folder, contextlib.chdir(folder):
+        for name in ("quickstart", "scaling", "search"):
+            study = read_study(name, f"sqlite:///{folder}/mlflow.db", folder)
+            origin = Origin(study.tags, study.description, study.source)
+            pages[name] = made / f"{name}.html"
+            pages[name].write_text(html_report(study.analysis, study.current_results.results, origin), "utf-8")
+    return pages
 
 
 def written(path, name, text):
@@ -37,7 +66,7 @@ def written(path, name, text):
     trials = [
         replace(r, spec=replace(r.spec, point={**r.spec.point, "note": text})) for r in results(name=name, failure=text)
     ]
-    asked = question(name, keys=("lr", "num_workers", "note"))
+    asked = replace(question(name, keys=("lr", "num_workers", "note")), text=text)
     path.write_text(
         html_report(analyse(asked, trials), trials, Origin({"command": text}, text, text)), encoding="utf-8"
     )
@@ -49,8 +78,8 @@ def test_every_figure_is_drawn_with_words_for_those_who_do_not_see_it_and_nothin
     num = page.run("document.querySelectorAll('figure[data-figure]').length")
     assert num >= 8
     named = (
-        "[...document.querySelectorAll('.chart[role=img]')].filter(c => ['labelledby', 'describedby'].every("
-        "a => document.getElementById(c.getAttribute('aria-' + a)).textContent.length > 8)).length"
+        "[...document.querySelectorAll('.chart[role=img]')].filter(c => c.getAttribute('aria-labelledby').split(' ')"
+        ".every(id => document.getElementById(id).textContent.length > 8)).length"
     )
     assert page.run(named) == num
     assert page.errors() == []
@@ -98,7 +127,7 @@ def test_it_is_readable_in_light_and_dark_on_a_phone_and_printed(page):
         ink = page.run(brightness.format("querySelector('.vega-embed svg text')", "fill"))
         assert abs(paper - ink) > 0.7 and (paper > 0.5) == (scheme == "light")
     page.emulate(media="print")
-    assert page.run("getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert page.run("getComputedStyle(document.querySelector('.filter')).display") == "none"
     assert page.run("(t => t.scrollHeight <= t.clientHeight + 1)(document.querySelector('#all-trials').parentElement)")
     page.emulate()
     page.resize(390, 800, is_phone=True)
@@ -112,15 +141,57 @@ def test_without_scripts_tables_and_figures_are_there(chromium, path):
     page = chromium("about:blank")
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(path)
-    assert page.run("document.querySelectorAll('.chart > svg').length") >= 8
+    assert page.run("document.querySelectorAll('.chart > div > svg').length") >= 8
     assert page.run("document.querySelectorAll('#all-trials tbody tr').length") == 19
     assert page.run("getComputedStyle(document.querySelector('.filter')).display") == "none"
 
 
 def test_names_and_texts_of_a_study_do_nothing(chromium, tmp_path):
     page = chromium(written(tmp_path / "hostile.html", HOSTILE, HOSTILE))
+    page.run(UNFOLD)
     page.until(DRAWN)
-    assert page.run("document.title") == HOSTILE
+    assert HOSTILE in page.run("document.title")
     assert page.run("document.querySelectorAll('img').length") == 0
     assert HOSTILE in page.run("document.querySelector('pre').textContent")
     assert page.errors() == [] and len(page.requests()) == 1
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
+def test_axe_finds_nothing(chromium, golden_pages, study):
+    package = find_spec("axe_playwright_python")
+    if package is None:
+        pytest.skip("axe-playwright-python is not installed, of which axe-core is a part")
+    page = chromium(golden_pages[study])
+    page.run(f"{Path(package.submodule_search_locations[0], 'axe.min.js').read_text('utf-8')};0")
+    findings = "axe.run().then(all => all.violations.map(v => `${v.id}: ${v.nodes.length} of ${v.nodes[0].html}`))"
+    for scheme, unfold in (("light", "0"), ("dark", UNFOLD)):
+        page.emulate(prefers_color_scheme=scheme)
+        page.run(unfold)
+        page.until(DRAWN)
+        assert page.run(findings) == []
+
+
+def test_four_points_fit_a_screenful_or_three_and_two_sheets_of_paper(chromium, golden_pages):
+    page = chromium(golden_pages["quickstart"])
+    page.resize(1400, 1000)
+    page.until(DRAWN)
+    assert page.run("document.querySelectorAll('section figure').length") == 6
+    assert page.run("document.documentElement.scrollHeight") <= 3500
+    for paper in ({}, {"paperWidth": 8.27, "paperHeight": 11.69}):  # letter, A4
+        pdf = base64.b64decode(page.call("Page.printToPDF", **paper)["data"])
+        assert len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf)) == 2
+
+
+@pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
+def test_no_table_is_clipped_and_the_answer_stands_on_the_first_screen(chromium, golden_pages, study):
+    page = chromium(golden_pages[study])
+    page.resize(1400, 1000)
+    assert page.run("document.querySelector('.answer').getBoundingClientRect().bottom") < 700
+    page.run(UNFOLD)
+    page.until(DRAWN)
+    clipped = "[...document.querySelectorAll('[role=region]')].filter(t => t.scrollWidth > t.clientWidth)"
+    assert page.run(f"{clipped}.map(t => t.ariaLabel)") == []
+    page.resize(390, 800, is_phone=True)
+    page.until("document.documentElement.clientWidth === 390")
+    assert page.run("document.documentElement.scrollWidth") == 390
