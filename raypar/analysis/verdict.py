@@ -219,8 +219,12 @@ def _over_subjects(comparisons: Sequence[BaselineComparison]) -> str:
     for outcome, group in _by_outcome(comparisons).items():
         names = _subjects(group) if len(group) <= MAX_NAMED + 1 else f"{len(group)} of {len(comparisons)}"
         is_are = "are" if len(group) > 1 or names.endswith("workers") else "is"
-        than = f" than {base}" if outcome in (Outcome.FASTER, Outcome.SLOWER) else ""
-        clauses.append(f"{names} {is_are} {outcome}{than}")
+        if outcome in (Outcome.FASTER, Outcome.SLOWER):
+            clauses.append(f"{names} {is_are} {outcome} than {base}")
+        elif clauses:
+            clauses.append(f"{outcome}: {names}")
+        else:
+            clauses.append(f"{outcome.capitalize()}: {names} against {base}")
     return "; ".join(clauses) + at
 
 
