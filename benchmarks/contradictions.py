@@ -47,12 +47,13 @@ SPACES: tuple[dict[str, tuple[Value, ...]], ...] = (
 )
 ENDS = {TrialState.FAILED: 0.04, TrialState.STOPPED: 0.02, TrialState.DIVERGED: 0.04}
 
-LABEL = r"((?:\w+=\S+ ?)+?)"
+VALUE = r"\w+=\S*[^\s.,:;]"
+LABEL = rf"((?:{VALUE} ?)+?)"
 RECOMMENDED = re.compile(rf"(?:Recommended: |\bTake ){LABEL}(?= \(|[,:])")
 LEADING = re.compile(rf"Leading: {LABEL}(?= \(|,)")
 FASTEST = re.compile(rf"{LABEL} is the fastest:")
-DIRECTED = re.compile(r"(\w+ workers|\w+=\S+) (?:is|are) (faster|slower) than (\S+?)(?: at ((?:\w+=\S+ ?)+?))?: (\d\S*×)")
-ON_TIMES = re.compile(r"\b(?:faster|slower|is the fastest|Recommended:|Take \w+=|pays? |paid )")
+DIRECTED = re.compile(rf"(\w+ workers|{VALUE}) (?:is|are) (faster|slower) than (\S+?)(?: at {LABEL})?: \d\S*×")
+ON_TIMES = re.compile(r"(?<!may be )\b(?:faster|slower|is the fastest|Recommended:|Take \w+=|pays? |paid )")
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def _wrong_directions(analysis: StudyAnalysis, views: Mapping[str, str]) -> Iter
     """Yield the claims on a point and its baseline that are not the outcome of their comparison."""
     outcomes = {(c.who, c.base, c.setting): c.outcome for c in analysis.verdict.comparisons}
     for name, text in views.items():
-        for who, direction, base, setting, _ in DIRECTED.findall(text):
+        for who, direction, base, setting in DIRECTED.findall(text):
             outcome = outcomes.get((who, base, setting.strip()))
             if outcome is not None and outcome is not Outcome(direction):
                 yield f"{name}: {who} is {direction} than {base} at {setting}, which is {outcome}"

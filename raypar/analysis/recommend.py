@@ -59,6 +59,7 @@ from raypar.study.trial import TrialResult, gain
 
 MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
+NOISE = 0.5  # of the best metric: what could be worse by more is not worth a number
 
 Differs: TypeAlias = Callable[[int, int, int], bool]
 
@@ -288,11 +289,23 @@ def _without_worse(
         change = family.metric_change(best, c)
         if most < -margin and change is not None and change.excludes(0.0):
             return replace(c, exclusion=f"{name} worse than the best", is_metric_worse=True)
-        exclusion = f"{name} could be {units.score_difference(name, -worst)} worse"
+        exclusion = could_be_worse(name, -worst, best_value)
         is_open = most >= -margin
         return replace(c, exclusion=exclusion, is_close_call=is_open, metric_gap=gap, is_metric_worse=not is_open)
 
     return [judged(c) for c in candidates]
+
+
+def could_be_worse(name: str, worse: float, best: float) -> str:
+    """Return that a metric could be so much worse than the best one, or that it is too noisy to say anything.
+
+    Args:
+        worse: the bound of an interval.
+        best: the best point's value.
+    """
+    if worse > NOISE * abs(best):
+        return f"{name} is {units.TOO_NOISY[1:-1]}"
+    return f"{name} could be {units.score_difference(name, worse)} worse"
 
 
 def _best(candidates: Sequence[Candidate], mode: str) -> tuple[Candidate | None, float]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
-from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling
+from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling, could_be_worse
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.analysis.verdict import Verdict
@@ -175,9 +175,9 @@ def _doubt(advice: Recommendation, doubted: Sequence[Candidate]) -> str:
     metric, sign = advice.question.metric, gain(advice.question.mode, 1.0)
     gaps = [c.metric_gap for c in doubted if c.metric_gap]
     most = max(-sign * bound for gap in gaps for bound in (gap.low, gap.value, gap.high) if bound is not None)
-    worse = units.score_difference(metric, most)
     names = _named([point_label(c.point) for c in doubted])
-    return f"{names} may be faster, but {metric} could be {worse} worse than the best."
+    best = advice.best.metric.value if advice.best and advice.best.metric else 0.0
+    return f"{names} may be faster, but {could_be_worse(metric, most, best)}."
 
 
 def _what(advice: Recommendation, chosen: Candidate) -> str:
