@@ -26,7 +26,7 @@ from raypar.units import HOUR_S
 
 PACKAGES = "CPU packages"
 MIXED = "the energies of some trials hold that of the CPU packages, those of others don't"
-NOT_MEASURED = "no trial says what energy it used"
+NOT_MEASURED = "no trial has its energy recorded"
 
 
 def energy_source(gathered: Iterable[PointSamples]) -> str:

@@ -357,7 +357,7 @@ def current_results(question: Question, results: Sequence[TrialResult]) -> Curre
         f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(expected)}"
         for key, (expected, others) in settings.items()
     ]
-    sentence = f"{units.counted(len(excluded), 'trial')} of other settings set aside: {_listed(parts)}."
+    sentence = f"{units.counted(len(excluded), 'trial')} of other settings excluded: {_listed(parts)}."
     return CurrentResults(question, tuple(current), tuple(excluded), sentence if excluded else "")
 
 

@@ -281,7 +281,7 @@ def _without_worse(
         if gap.low is None or gap.high is None:
             if (worse := -sign * gap.value) <= margin:
                 return replace(c, metric_gap=gap)
-            exclusion = f"{name} {units.score_difference(name, worse)} worse, by one trial"
+            exclusion = f"{name} {units.score_difference(name, worse)} worse (1 trial, unconfirmed)"
             return replace(c, exclusion=exclusion, is_close_call=True, metric_gap=gap)
         worst, most = sorted((sign * gap.low, sign * gap.high))
         if worst >= -margin:
@@ -527,8 +527,8 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, res
         hint = 'compare with something: baseline={"num_workers": 1} in the study\'s file, or leave it out'
         raise RayparError(f"--min-efficiency {constraints.min_efficiency:g}: no point has an efficiency", hint=hint)
     if constraints.max_cost is not None and timed and all(c.cost is None for c in timed):
-        hint = "leave it out, or run the study again: results of now say where they ran"
-        raise RayparError(f"--max-cost {constraints.max_cost:g}: no result says on how many nodes it ran", hint=hint)
+        hint = "leave it out, or run the study again: new results record their nodes"
+        raise RayparError(f"--max-cost {constraints.max_cost:g}: no result has its number of nodes recorded", hint=hint)
     if constraints.max_energy_j is None:
         return
     limit = f"--max-energy {units.energy(constraints.max_energy_j)}"

@@ -453,7 +453,7 @@ def _columns_of(line: int, head: Sequence[str], by: Sequence[str]) -> tuple[list
         measured += matches[:1]
         if len(matches) != 1:
             shown = ",".join(head[i] for i in matches or range(len(head)))
-            problem = f"{len(matches)} columns say {what}" if matches else f"no column says {what}"
+            problem = f"{len(matches)} columns give {what}" if matches else f"no column gives {what}"
             hint = "keep one of them, or give the others another name"
             hint = hint if matches else f"name a column {' or '.join(accepted)}"
             mistakes.append(Mistake(f"line {line}, head", shown, problem, hint))

@@ -301,7 +301,7 @@ LoadTimeout = Annotated[
     ),
 ]
 Price = Annotated[
-    float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: what the study says)")
+    float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: the study's price)")
 ]
 LogModel = Annotated[
     bool,

@@ -78,7 +78,7 @@ def recommend(
         hint = "write --metric-margin 0.005 for half a point of accuracy"
         raise RayparError(f"--metric-margin {metric_margin:g}: must be 0 or more", hint=hint)
     if target is not None and metric_margin is not None:
-        raise RayparError("--metric-margin and --target exclude each other", hint="the target says what is good enough")
+        raise RayparError("--metric-margin and --target exclude each other", hint="the target sets what is good enough")
     if target is None and start != "first-step":
         raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
     only = common.chosen_values(settings or ())

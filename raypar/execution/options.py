@@ -166,7 +166,7 @@ class ResumeFlags:
         types = get_type_hints(cls)
         values = {field.name: stored.get(field.name, field.default) for field in fields(cls)}
         if wrong := [name for name, value in values.items() if not _is_of_type(value, types[name])]:
-            problem = f"the store does not say how study `{study}` was run: {', '.join(wrong)}"
+            problem = f"the store has no record of how study `{study}` was run: {', '.join(wrong)}"
             hint = "run it as the first time, `raypar study FILE …`: finished trials are kept"
             raise RayparError(problem, hint=hint)
         return cls(**values)
@@ -178,14 +178,14 @@ class ResumeFlags:
         user has named none.
         """
         if file is None and not is_in_folder(self.file, folder):
-            problem = f"the store says that study `{study}` is {self.file}, which is not in this folder"
+            problem = f"the stored file of study `{study}` is {self.file}, which is not in this folder"
             command = shlex.join(["raypar", "resume", study, "--file", self.file])
             raise RayparError(problem, hint=f"a study file is code; if this one is yours: `{command}`")
         if address is None and self.address is not None and not is_of_this_machine(self.address):
             from raypar.run.cluster import check_address
 
             check_address(self.address)  # one that could not be joined at all needs another hint
-            problem = f"the store says that study `{study}` ran on the cluster at {self.address}"
+            problem = f"study `{study}` ran on the cluster at {self.address}, according to the store"
             command = shlex.join(["raypar", "resume", study, "--address", self.address])
             hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
             raise RayparError(problem, hint=hint)

@@ -86,7 +86,7 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
         question = question_from_dict(store.question(name))
     except TypeError:
         hint = "run it again: finished trials are kept"
-        raise RayparError(f"the store does not say what study `{name}` asks", hint=hint) from None
+        raise RayparError(f"the store has no record of what study `{name}` asks", hint=hint) from None
     if price_per_node_hour is not None:
         question = replace(question, price_per_node_hour=price_per_node_hour)
     origins = list(store.origins(name))

@@ -192,7 +192,7 @@ def calibrate(
     alone = [p for p in points if p.num_workers == 1]
     if not alone:
         raise RayparError(
-            "no trial of one worker was measured: what computing takes can't be told from communication",
+            "no trial of one worker was measured: computation and communication can't be separated",
             hint="run the study with --set num_workers=1 as well",
         )
     notes = []
@@ -240,7 +240,7 @@ def fit_study_network(
     several = [p for p in calibration.points if p.num_workers > 1]
     if not several:
         raise RayparError(
-            "no trial of several workers was measured: the study tells nothing of a network",
+            "no trial of several workers was measured: the study has no data on a network",
             hint="give one: --network 100Gbit, or --network measured",
         )
     workers = np.array([p.num_workers for p in several])

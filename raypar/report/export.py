@@ -179,7 +179,7 @@ def check_path(path: Path, *, force: bool) -> None:
     """Raises RayparError for an ending that is not known, and where a file would be lost that nobody gave up."""
     if path.suffix.lower() not in (*TABLES, MARKDOWN):
         hint = "end the name in .csv, .json, .parquet (all trials) or .md (a summary)"
-        raise RayparError(f"{path}: the ending says no format that is known", hint=hint)
+        raise RayparError(f"{path}: unknown file format", hint=hint)
     if path.is_dir():
         raise RayparError(f"{path}: is a folder", hint="name a file")
     if path.exists() and not force:

@@ -127,7 +127,7 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
         return f"{text}, so that each worker more adds {units.percent(1 - fraction.value)} of {alone}."
     if fit.limit is None:
         return f"{text}; {_no_bound(fit)}."
-    return f"{text}, no more than {units.ratio_interval(fit.limit)} as fast as {_base(analysis)} with however many."
+    return f"{text}: at most {units.ratio_interval(fit.limit)} over {_base(analysis)} with any number of workers."
 
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
@@ -229,7 +229,7 @@ def _interval_note(analysis: ScalingAnalysis) -> str:
 def _excluded_line(group: WorkerGroup) -> str:
     """Return the worker counts without a finished trial, and why."""
     counts = [f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.excluded.items()]
-    return f"Left out: {', '.join(counts)}."
+    return f"Excluded: {', '.join(counts)}."
 
 
 def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:

@@ -142,7 +142,7 @@ def effect_lines(analysis: StudyAnalysis) -> tuple[IndentedLine, ...]:
 def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
     if effects.main:
         in_one = " (1 block, unconfirmed)" if effects.num_blocks == 1 else ""
-        yield 0, f"Effect of each hyperparameter, at equal values of the others{in_one}:"
+        yield 0, f"Effect of each hyperparameter{in_one}:"
     for effect in effects.main:
         levels = _shown_levels(effect.levels, effect.reference, is_ordered=effect.is_ordered)
         yield 2, f"{effect.key}: {'; '.join(_level(effect, level, metric) for level in levels)}."

@@ -414,7 +414,7 @@ def watch_of_own(pids: Mapping[str, int], is_up: Callable[[], bool] = lambda: Tr
             hint = "is this machine too busy for it? `top` shows what runs"
             return ClusterError(f"Ray has not come up within {units.seconds(START_LIMIT_S)}", hint=hint)
         message = f"Ray was lost: {NAMES[ended]} ended (process {pids[ended]})"
-        return ClusterError(message, hint="it was killed, or ran out of memory: `dmesg` tells of the latter")
+        return ClusterError(message, hint="it was killed, or ran out of memory: `dmesg` shows the latter")
 
     return HeadWatch(loss, every_s=0.25)
 

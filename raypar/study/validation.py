@@ -430,7 +430,7 @@ def _validate_points(study: Study) -> list[Mistake]:
         affinity = chosen["cpu_affinity"]
         values = examples(affinity) if isinstance(affinity, DOMAINS) else (affinity,)
         if counts := [value for value in values if affinity_width(value, 1) is not None]:
-            wrong = f"is given beside cpu_affinity={counts[0]!r}, which says how many cores as well"
+            wrong = f"is given beside cpu_affinity={counts[0]!r}, which sets the number of cores too"
             hint = 'leave cpus_per_worker out, or say cpu_affinity="spread" or "compact"'
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
     mistakes: dict[str, Mistake] = {}

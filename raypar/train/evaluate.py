@@ -100,7 +100,7 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
     device = torch.device("cpu")
     data = workload.data(config)
     if data.test is None:
-        raise ValueError(f"workload {workload.name} says has_test, but its data has no test split")
+        raise ValueError(f"workload {workload.name} has has_test=True, but its data has no test split")
     numerics = numerics_of(config, device)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))

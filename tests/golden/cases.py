@@ -619,8 +619,8 @@ def live():
         "time left: two at once": watched(9, ended(0, wall_s=10.0), started(1), started(2), PICTURE),
         "time left: trials alike": watched(5, PICTURE, ended(1, ONE, wall_s=40.0), PICTURE, **alike),
         "time left: pauses and gangs": watched(5, *first, PICTURE, starting, PICTURE, queued=queue),
-        "the best so far": watched(11, *pairs[:2], PICTURE, *pairs[2:], PICTURE, *more, PICTURE, **best),
-        "the best so far, a pipe": watched(11, *pairs, *more, terminal=False, **best),
+        "the leading point": watched(11, *pairs[:2], PICTURE, *pairs[2:], PICTURE, *more, PICTURE, **best),
+        "the leading point, a pipe": watched(11, *pairs, *more, terminal=False, **best),
     }
 
 

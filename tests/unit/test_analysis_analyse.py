@@ -245,7 +245,7 @@ def test_the_energy_to_a_target_is_that_share_of_the_trainings():
 @pytest.mark.parametrize(
     ("results", "reason"),
     [
-        (measured({1: None}, {}), "no trial says what energy it used"),
+        (measured({1: None}, {}), "no trial has its energy recorded"),
         (measured({1: None}, {"no_energy": "no CPU package has a counter"}), "no CPU package has a counter"),
         (measured({1: 1.0}) + measured({2: 1.0}, {"energy_of": "GPUs"}), "the energies of some trials hold"),
     ],

@@ -1,4 +1,4 @@
-"""Trials of other settings than those that a study asked for last are set aside, wherever its results are read."""
+"""Trials of other settings than those that a study asked for last are excluded, wherever its results are read."""
 
 import json
 from dataclasses import asdict, replace
@@ -56,7 +56,7 @@ def test_trials_of_other_settings_are_set_aside_and_named(other, sentence):
     own, others = ran(ASKED), ran(other, FAST, started_at=9.0)
     parted = current_results(as_stored(question_of(ASKED)), [*own, *others])
     assert (list(parted.results), list(parted.excluded)) == (own, others)
-    assert parted.sentence.startswith(f"{len(others)} trials of other settings set aside: ")
+    assert parted.sentence.startswith(f"{len(others)} trials of other settings excluded: ")
     assert sentence in parted.sentence
 
 
@@ -102,7 +102,7 @@ def test_nothing_that_reads_a_study_mixes_them_in():
     question = question_of(ASKED)
     own = ran(ASKED)
     mixed = [*own, *ran(study({"epochs": 1}), FAST, started_at=9.0)]
-    sentence = "4 trials of other settings set aside: epochs=1 instead of 3."
+    sentence = "4 trials of other settings excluded: epochs=1 instead of 3."
 
     alone, both = analyse(question, own), analyse(question, mixed)
     assert both.points == alone.points and both.statements == alone.statements

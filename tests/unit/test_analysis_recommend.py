@@ -57,7 +57,7 @@ ONE_MISS = trials(BY_THREE, accuracies={1: 0.98, 2: 0.98, 4: 0.9})
 ONE_MISS[3] = replace(ONE_MISS[3], reports=({"accuracy": 0.3},))
 FAILED = [*trials({1: 40.0}), make_result({"num_workers": 2}, 0, state=TrialState.FAILED)]
 NO_NODES = [replace(r, environment={}) if r.spec.point["num_workers"] == 4 else r for r in THREE]
-WORSE, SINGLE = "accuracy worse than the best", "accuracy 47.0 points worse, by one trial"
+WORSE, SINGLE = "accuracy worse than the best", "accuracy 47.0 points worse (1 trial, unconfirmed)"
 PRICED = {"price_per_node_hour": 36.0}
 
 
@@ -138,7 +138,7 @@ def test_a_limit_within_the_interval_is_a_close_call():
     ("constraints", "message"),
     [
         ({"target": Target("acuracy", 0.9)}, "no trial reports `acuracy`"),
-        ({"max_cost": 9.0, **PRICED}, "--max-cost 9: no result says on how many nodes it ran"),
+        ({"max_cost": 9.0, **PRICED}, "--max-cost 9: no result has its number of nodes recorded"),
         ({"only": {"num_worker": (1,)}}, "--set num_worker=1: no trial has `num_worker`"),
         ({"only": {"num_workers": (3,)}}, "--set num_workers=3: no point has it"),
         ({"min_efficiency": 0.7, "baseline": {}}, "no point has an efficiency"),
@@ -212,7 +212,9 @@ def test_metrics_without_a_spread_are_compared_with_the_margin_as_they_are():
 def test_nothing_is_taken_from_one_trial_a_point(accuracies):
     advice = recommend(BY_LR, measured(np.random.default_rng(0), accuracies, 1, 0.0), Constraints())
     assert advice.decision is UNCLEAR and advice.settling.num_repeats == 6
-    assert all(c.is_close_call and c.exclusion.endswith("by one trial") for c in advice.candidates if c.exclusion)
+    assert all(
+        c.is_close_call and c.exclusion.endswith("(1 trial, unconfirmed)") for c in advice.candidates if c.exclusion
+    )
     assert advice.chosen.median_s == min(c.median_s for c in advice.candidates if not c.exclusion)
 
 

@@ -65,7 +65,7 @@ def test_a_file_that_is_there_is_kept_unless_force_is_given(store, tmp_path):
     ("name", "file", "message"),
     [
         ("mnost", "t.csv", "no study `mnost` in the store → did you mean 'mnist'?"),
-        ("mnist", "t.xlsx", "t.xlsx: the ending says no format that is known"),
+        ("mnist", "t.xlsx", "t.xlsx: unknown file format"),
         ("mnist", "no/t.csv", "no/t.csv: can't be written"),
     ],
 )

@@ -130,7 +130,7 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("scaled", "--workers 99999999", "--workers"),
         ("wide", "--network 1Gbit", "no trial of one worker was measured"),
         ("lost", "--network 1Gbit", "its network can't be inspected → give its size: --parameters"),
-        ("lost", "--parameters 1M", "the study tells nothing of a network"),
+        ("lost", "--parameters 1M", "the study has no data on a network"),
         ("piped", "--network 1Gbit", "strategy=pipeline: the step model knows"),
         ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
     ],

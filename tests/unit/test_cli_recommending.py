@@ -97,7 +97,7 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
         ("--max-time 1.2.3s", "--max-time 1.2.3s: is no time greater than 0"),
         ("--max-cost 3", "--max-cost needs a price"),
         ("--max-cost -3 --price 1", "--max-cost -3.0: must be greater than 0"),
-        ("--max-cost 3 --price 1", "no result says on how many nodes it ran"),
+        ("--max-cost 3 --price 1", "no result has its number of nodes recorded"),
         ("--set num_workers", "--set num_workers: lacks `=`"),
         ("--set num_workers=3", "--set num_workers=3: no point has it"),
         ("--set lr=uniform(0,1)", "is a range"),

@@ -77,5 +77,5 @@ def test_the_stored_keys_and_a_record_of_them_stay_readable():
     text = json.dumps({**first, **later}, separators=(",", ":"))
     assert ResumeFlags.from_stored("s", json.loads(text)).to_json() == text
     assert ResumeFlags.from_stored("s", {**first, "of a later version": 1}).to_json() == text
-    with pytest.raises(RayparError, match="does not say how study `s` was run: seed, exclusive"):
+    with pytest.raises(RayparError, match="has no record of how study `s` was run: seed, exclusive"):
         ResumeFlags.from_stored("s", {**json.loads(text), "seed": None, "exclusive": "yes"})

@@ -91,7 +91,7 @@ WRONG = (("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_
 def test_flags_of_another_type_and_absent_ones_are_reported(key, value, tmp_path):
     stored = {"file": "good.py", **RESUME}
     for wrong in ({**stored, key: value}, {k: v for k, v in stored.items() if k != key}):
-        with pytest.raises(RayparError, match=f"does not say how study `good` was run: {key}"):
+        with pytest.raises(RayparError, match=f"has no record of how study `good` was run: {key}"):
             ResumeFlags.from_stored("good", wrong)
 
 

@@ -17,6 +17,14 @@ RELATIVE = re.compile(r"(What|Whether|Of|How|Which|Where|Who|Whose|When|That)\b"
 # Names say what a thing holds, not how it was come by.
 VAGUE = re.compile(r"_*(found|told|known|own|said|wanted|mended)")
 DIALECT = re.compile(r"\b(mend(ed|s)?|amiss|manieth|way out|ways out|(is|are|was) told)\b")
+# The left column of the table of words: not in what people read.
+LEFT_COLUMN = re.compile(
+    r"\b(told|tells?|says|by more than chance|by one trial|best so far|ways? out|amiss|mend(s|ed)?|left out|set aside"
+    r"|asked last|not to be had|gone|wants|what each hyperparameter does|at equal values of the others"
+    r"|as fast as \d)\b",
+    re.IGNORECASE,
+)
+READ = (".txt", ".md", ".html", ".csv", ".jinja", ".js")
 ON_THE_WAY = ("raypar/study/", "raypar/execution/", "raypar/run/", "raypar/train/", "raypar/parallel/")
 
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -91,6 +99,24 @@ def test_comments_and_docs_keep_to_the_words_of_the_field():
         if DIALECT.search(line)
     ]
     assert not wrong
+
+
+def messages():
+    """Return the strings of the code, without docstrings, and the lines of templates and of what people have read."""
+    docstrings = {id(node.body[0].value) for _, node in definitions() if ast.get_docstring(node) is not None}
+    for path, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                yield f"{path}:{node.lineno}", node.value
+    for folder in ("raypar", "tests/golden"):
+        for path in sorted((REPOSITORY / folder).rglob("*")):
+            if path.suffix in READ:
+                for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                    yield f"{path.relative_to(REPOSITORY)}:{number}", line
+
+
+def test_messages_reports_and_pages_keep_to_the_words_of_the_field():
+    assert [f"{where}: {match[0]}" for where, text in messages() if (match := LEFT_COLUMN.search(text))] == []
 
 
 if __name__ == "__main__":
