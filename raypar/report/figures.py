@@ -46,6 +46,8 @@ def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple
         results: the trials, in any order.
     """
     first = SEARCH_FIGURES if analysis.question.is_search else ()
+    if len(analysis.points) > MANY_POINTS and not first:
+        first = GRID_FIGURES
     return tuple(figure(analysis, results) for figure in dict.fromkeys((*first, *FIGURES)))
 
 
@@ -71,9 +73,10 @@ def write_figures(
 NUM_CURVE_POINTS = 40
 MIN_COUNTS = 3  # fewer worker counts make no curve
 BESIDE = 1.015  # from group to group
+RATIO_AXIS = {"format": "~g", "tickCount": 5}
 IDEAL = "ideal"
 NO_CURVE = f"no points that differ only in num_workers have finished trials at {MIN_COUNTS} worker counts or more"
-MAX_BARS = 40
+MAX_BARS = 20
 PLAIN = (vega.GREY, "circle")
 OUTCOME_STYLES = {Outcome.FASTER: ("#0072B2", "triangle-right"), Outcome.SLOWER: ("#D55E00", "triangle-left")}
 
@@ -96,7 +99,7 @@ def comparisons(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
         row for (c, _), name in zip(shown, names, strict=False) for row in _speedups(analysis, c.point, point=name)
     ]
     rows, scale = vega.within(rows, trials=trials, log=True)
-    x = quantity("value", "speedup", log2=True, axis={"format": "~g"}, scale=scale)
+    x = quantity("value", "speedup", log2=True, axis=RATIO_AXIS, scale=scale)
     y = nominal("point", sort=None)
     colour, shape = _styled("outcome", {str(c.outcome): OUTCOME_STYLES.get(c.outcome, PLAIN) for c, _ in shown})
     spec = layers(
@@ -162,7 +165,7 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     kinds = list(dict.fromkeys(row["kind"] for row in laws))
     trials = list(_group_trials(analysis, groups))
     rows, scale = vega.within(rows, trials=trials, log=True)
-    x, y = vega.workers_axis(counts), quantity("value", "speedup", log2=True, axis={"format": "~g"}, scale=scale)
+    x, y = vega.workers_axis(counts), quantity("value", "speedup", log2=True, axis=RATIO_AXIS, scale=scale)
     styles = {"domain": [IDEAL, *kinds], "range": ([2, 4], [1, 0], [8, 4])[: 1 + len(kinds)]}
     dashes, colour = nominal("kind", scale=styles, legend=vega.stroke_legend()), vega.series(list(groups))
     ideal = [
@@ -200,7 +203,7 @@ def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Om
     line = vega.line_layer({**x, "field": "beside"}, y, color=vega.series(list(groups)))
     spec = _over_workers(rows, trials, x, y, "efficiency", (vega.reference_layer(y=y), line))
     caption = _at_most_workers(groups, attrgetter("efficiency"), units.percent_interval)
-    return Figure("efficiency", title, f"Efficiency {caption}", spec)
+    return Figure("efficiency", title, f"Efficiency: {caption}", spec)
 
 
 def _curves(analysis: StudyAnalysis) -> dict[str, WorkerGroup]:
@@ -213,10 +216,11 @@ def _at_most_workers(
     value_of: Callable[[ScalingPoint], Estimate],
     show: Callable[[units.Interval], str],
 ) -> str:
-    """Return the values of each group at its largest worker count: ``with 16 workers: 46 % [39, 53] (lr=0.1)``."""
-    lasts = [(group.points[-1], f" ({group.label})" * bool(group.label)) for group in groups.values()]
-    shown = (f"{units.counted(last.num_workers, 'worker')}: {show(value_of(last))}{of}" for last, of in lasts)
-    return f"with {units.listed(shown, MAX_SHOWN)}."
+    """Return the lowest and the highest value of the groups, each at its largest worker count."""
+    lasts = [(value_of(last), last.num_workers, group.label) for group in groups.values() for last in group.points[-1:]]
+    ends = (pick(lasts, key=lambda last: last[0].value) for pick in (min, max))
+    shown = (f"{show(e)} with {units.counted(n, 'worker')}{f' at {at}' * bool(at)}" for e, n, at in ends)
+    return " to ".join(dict.fromkeys(shown)) + "."
 
 
 def _over_workers(
@@ -379,6 +383,52 @@ def _pareto_caption(analysis: StudyAnalysis, rows: Sequence[Row]) -> str:
     return f"{first}."
 
 
+MIN_TRIALS, MIN_TOP = 6, 3  # fewer show no effect
+TOP_SHARE = 0.1  # of the trials, whose values the caption names
+LOG_RANGE = 20  # of the values of a logarithmic axis
+
+
+def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """The metric of a search's trials over the hyperparameter that matters most."""
+    metric = analysis.question.metric
+    title = f"{metric[:1].upper()}{metric[1:]} over the hyperparameter that matters most"
+    scored = [(p, p.metric.value) for p in analysis.points if p.metric is not None and not p.unusable]
+    if not analysis.question.is_search or len(scored) < MIN_TRIALS:
+        return OmittedFigure(title, f"it shows a search of {MIN_TRIALS} trials or more")
+    shares = analysis.importances.shares if analysis.importances else {}
+    values = {key: [p.point.get(key) for p, _ in scored] for key in (*shares, *analysis.question.space_keys)}
+    key = next(iter(shares), max(values, key=lambda each: len(set(map(units.value_of, values[each])))))
+    numbers = [value for value in values[key] if vega.is_number(value)]
+    is_number = len(numbers) == len(scored)
+    is_log = is_number and min(numbers) > 0 and max(numbers) > LOG_RANGE * min(numbers)
+    rows: list[Row] = [
+        {"x": value if is_number else units.value_of(value), "value": score, "point": point_label(p.point)}
+        | {"shown": units.score(metric, score)}
+        for (p, score), value in zip(scored, values[key], strict=True)
+    ]
+    x = nominal("x", key, sort=None, axis={"labelAngle": 0})
+    if is_number:
+        x = quantity("x", key, scale={"type": "log"} if is_log else {})
+    y = quantity("value", metric, axis=vega.metric_axis(metric))
+    spec = layers(
+        vega.thinned(rows, MAX_DRAWN_TRIALS),
+        _medians(x, y, color={"value": vega.COLOURS[0]}, tooltip=vega.tooltip(point="point", shown=metric)),
+    )
+    top = rows[: max(MIN_TOP, round(TOP_SHARE * len(rows)))]  # a search's points come with the best first
+    seen = [row["x"] for row in top]
+    where = (
+        f"{key} from {units.value_of(min(seen))} to {units.value_of(max(seen))}"
+        if is_number
+        else (f"{key}={units.listed(dict.fromkeys(seen), MAX_SHOWN, word='or')}")
+    )
+    return Figure(
+        "main_effect",
+        f"{metric[:1].upper()}{metric[1:]} over {key}",
+        f"The best {len(top)} of {len(rows)} trials have {where}.",
+        spec,
+    )
+
+
 MAX_CELLS = 400
 MAX_WRITTEN_COLUMNS = 8  # of a heat map: more texts don't fit beside each other on a phone
 MAX_AXIS_LETTERS = 40
@@ -490,7 +540,7 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     sizes = sorted({row["batch"] for row in rows})
     x = quantity("batch", first.key, log2=True, axis={"values": sizes, "format": "d", "grid": False})
     rows, scale = vega.within(rows, log=True)
-    y = quantity("value", f"over {first.base}", log2=True, axis={"format": "~g"}, scale=scale)
+    y = quantity("value", f"over {first.base}", log2=True, axis=RATIO_AXIS, scale=scale)
     styles = {"domain": list(drawn), "range": list(([1, 0], [6, 4], [2, 3])[: len(drawn)])}
     dash = nominal("group", scale=styles, legend=vega.stroke_legend() if len(drawn) > 1 else None)
     spec = layers(
@@ -707,10 +757,8 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
         vega.point_layer(series, x, y, size=36, title=legend_title, **tips),
     )
     ends = [curve[-1]["shown"] for _, curve in sorted(drawn, key=lambda entry: entry[1][-1]["value"])]
-    num_trials = f"{len(drawn)} of {units.counted(len(curves), 'trial')}" if len(drawn) < len(curves) else "The trials"
-    ends_at = (
-        f"{num_trials} end at {ends[0]} to {ends[-1]}." if ends[0] != ends[-1] else f"{num_trials} end at {ends[0]}."
-    )
+    who = f"The best {len(drawn)} of {len(curves)} trials" if len(drawn) < len(curves) else "The trials"
+    ends_at = f"{who} end at {' to '.join(dict.fromkeys((ends[0], ends[-1])))}."
     best_metric = () if analysis.question.is_search else best_lines(analysis.question, analysis.points, analysis.family)
     return Figure("learning", title, " ".join(best_metric) or ends_at, spec)
 
@@ -772,6 +820,7 @@ FIGURES: Sequence[MakeFigure] = (
     times,
     pareto,
     learning,
+    main_effect,
     breakdown,
     trial_parts,
     goodput,
@@ -780,4 +829,11 @@ FIGURES: Sequence[MakeFigure] = (
     metric_heat_map,
     drift,
 )
-SEARCH_FIGURES: Sequence[MakeFigure] = (learning, pareto)  # come first in a search
+SEARCH_FIGURES: Sequence[MakeFigure] = (main_effect, learning, pareto)  # come first in a search …
+GRID_FIGURES: Sequence[MakeFigure] = (
+    comparisons,
+    speedup,
+    heat_map,
+    metric_heat_map,
+)  # … and in a study of many points
+MANY_POINTS = 12

@@ -94,7 +94,6 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         subtitle=_subtitle(analysis, trials),
         description=" ".join(origin.description.split()).removeprefix(verdict.question).strip(),
         comparisons=_comparisons(verdict),
-        num_comparisons_omitted=max(0, len(verdict.comparisons) - MAX_COMPARISONS),
         recommended=[line for line in (*recommended_lines(verdict), importance_line(analysis)) if line],
         objective=objective(advice) if (advice := verdict.recommendation) and not analysis.question.is_search else "",
         statements=analysis.statements,
@@ -133,9 +132,9 @@ def _template() -> Template:
 
 
 def _comparisons(verdict: Verdict) -> list[tuple[str, Markup, str]]:
-    """Return what is compared, its speedup and the outcome, of the first comparisons."""
-    columns = comparison_columns(verdict)
-    rows = list(zip(*(column.cells for column in columns), strict=True))[:MAX_COMPARISONS]
+    """Return what is compared, its speedup and the outcome; empty for many: the table of points has the speedups."""
+    rows = list(zip(*(column.cells for column in comparison_columns(verdict)), strict=True))
+    rows = rows if len(rows) <= MAX_COMPARISONS else []
     return [(", ".join(filter(None, compared)), _value(ratio), outcome) for *compared, ratio, outcome in rows]
 
 

@@ -8,6 +8,7 @@ import pytest
 from html_studies import HOSTILE, question, results
 from hypothesis import given
 from hypothesis import strategies as st
+from results import make_result
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
@@ -62,11 +63,24 @@ def test_the_comparisons_of_two_worker_counts_are_drawn_one_below_the_other():
     assert figures["comparisons"].caption == "2 workers are faster than 1 at every lr."
 
 
-def test_a_search_shows_its_learning_curves_first():
+def test_a_search_shows_the_hyperparameter_that_matters_most_and_its_learning_curves_first():
     asked = Question("s", {}, ("lr", "num_workers"), num_repeats=1)
     trials = [r for r in results() if r.spec.repeat == 0]
-    keys = [f.key for f in figures_of(analyse(asked, trials), trials) if isinstance(f, Figure)]
-    assert keys[:2] == ["learning", "pareto"]
+    first, *others = (f for f in figures_of(analyse(asked, trials), trials) if isinstance(f, Figure))
+    assert [first.key, *(f.key for f in others[:2])] == ["main_effect", "learning", "pareto"]
+    assert first.title == "Accuracy over num_workers"
+    assert first.caption == "The best 3 of 6 trials have num_workers from 1 to 4."
+    assert sorted({row["x"] for row in first.spec["data"]["values"]}) == [1, 2, 4]
+
+
+def test_a_study_of_many_points_shows_its_heat_maps_before_its_bars():
+    def keys(num_rates):
+        points = [{"lr": i / 10, "num_workers": n} for i in range(num_rates) for n in (1, 2)]
+        trials = [make_result(p, r, 4.0 / p["num_workers"] + r / 100) for p in points for r in range(2)]
+        return list(drawn(trials, question()))
+
+    assert keys(7)[:4] == ["comparisons", "heat_map", "metric_heat_map", "times"]
+    assert keys(6)[:3] == ["comparisons", "times", "pareto"]
 
 
 def test_a_point_that_the_recommendation_excludes_is_not_on_the_front():
