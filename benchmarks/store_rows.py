@@ -45,6 +45,14 @@ class RowWriter(RunWriter):
         self.flush()
         return super().find(study, **tags)
 
+    def find_running(self, study: str, kind: str, **tags: str) -> list[RunRef]:
+        self.flush()
+        return super().find_running(study, kind, **tags)
+
+    def point_runs(self, study: str) -> dict[str, RunRef]:
+        self.flush()
+        return super().point_runs(study)
+
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
         if study not in self._models:
             model = super().create(study, name, start_ms, tags)
@@ -87,21 +95,22 @@ class RowWriter(RunWriter):
             self._inputs.setdefault((run.run_id, i.name, i.digest), i)
 
     def end(self, run: RunRef, status: str, end_ms: int) -> None:
-        self._runs[run.run_id].update(status=status, end_time=end_ms)
+        if run.run_id in self._runs:
+            self._runs[run.run_id].update(status=status, end_time=end_ms)
+        else:  # written meanwhile
+            super().end(run, status, end_ms)
 
     def flush(self) -> None:
         """Write all pending rows, in one transaction."""
-        if not self._runs:
-            return
         latest = [(run, *point) for run, points in self._points.items() for point in _latest(points)]
         points = [(run, *point) for run, points in self._points.items() for point in points]
-        columns = list(next(iter(self._runs.values())))
-        places = ", ".join("?" * len(columns))
         with closing(sqlite3.connect(self._database)) as database, database:
-            database.executemany(
-                f"INSERT OR REPLACE INTO runs ({', '.join(columns)}) VALUES ({places})",
-                [tuple(row[column] for column in columns) for row in self._runs.values()],
-            )
+            if runs := list(self._runs.values()):
+                columns = list(runs[0])
+                database.executemany(
+                    f"INSERT OR REPLACE INTO runs ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
+                    [tuple(row[column] for column in columns) for row in runs],
+                )
             for table, pairs in (("tags", self._tags), ("params", self._params)):
                 database.executemany(
                     f"INSERT OR REPLACE INTO {table} (run_uuid, key, value) VALUES (?, ?, ?)",

@@ -107,6 +107,12 @@ def first_sentence(description: str) -> str:
     return text[: end.end()] if end else text
 
 
+def after_first_sentence(description: str) -> str:
+    """Return what a text has after its `first_sentence`, as written."""
+    end = re.search(r"[.?!](?=\s|$)", description.strip())
+    return description.strip()[end.end() :].strip() if end else ""
+
+
 def _fixed(study: Study) -> dict[str, Value]:
     """Return the hyperparameters that all trials share, set by the study or left at their defaults."""
     every = resolve(study.workload, study.config)

@@ -75,7 +75,7 @@ def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> t
     if not ids:
         return None
     name = name or next(iter(ids))
-    return name, experiment_url(server_url, ids[name], charts=True)
+    return name, experiment_url(server_url, ids[name])
 
 
 def check_positive(flag: str, value: float | None, example: str = "2.5") -> None:

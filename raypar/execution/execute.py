@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raypar import units
+from raypar.analysis.analyse import analyse
 from raypar.analysis.checks import MAX_BUSY
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, ClusterError, NotForTraining, RayparError, StoreError, WorkloadError
@@ -30,7 +31,14 @@ from raypar.execution.best_model import (
 )
 from raypar.execution.options import Options
 from raypar.execution.plan import ExecutionPlan, check_data, lacks_nodes, make_plan, next_block
-from raypar.execution.results import ExecutionOutcome, ResultHandler, execution_record, scaling_metrics
+from raypar.execution.results import (
+    ExecutionOutcome,
+    ResultHandler,
+    execution_record,
+    note_of,
+    record_summary,
+    speedup_curves,
+)
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes, watch_of_cluster
@@ -118,7 +126,8 @@ def execute(
             outcome.plan = plan
             if not study.is_search and (text := other_load(core_monitor, time.monotonic() - begun_s)):
                 notice(Notice(text))
-        execution = execution_record(loaded, options)
+        answer = note_of(analyse(study, plan.done)) if plan.done else ""
+        execution = execution_record(loaded, options, answer)
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
         view = stack.enter_context(listener_of(plan))
@@ -132,8 +141,9 @@ def execute(
                 folder = log_dir / MODEL_NAME
                 log_final_model(study, outcome.analysis, outcome.results, store, recorder, folder, handler)
         with outcome.noting_the_end(), uninterrupted():
-            recorder.record_metrics(scaling_metrics(outcome.analysis))
             if outcome.results and not options.profiling.instead_of_training:
+                recorder.record_metrics(speedup_curves(outcome.analysis))
+                record_summary(recorder, lambda: outcome.analysis)
                 _add_report(recorder, execution, outcome, handler)
             outcome.num_unsent = recorder.close(outcome.status)
         if not (outcome.was_interrupted or outcome.num_unsent):
@@ -219,7 +229,7 @@ def _log_model_alone(
     loaded: LoadedStudy, options: Options, outcome: ExecutionOutcome, store: Store, notice: Listener
 ) -> None:
     """Log the best model of a study that has no trial missing, as an execution of its own."""
-    with _recorder(execution_record(loaded, options), options, upload=True) as recorder:
+    with _recorder(execution_record(loaded, options, note_of(outcome.analysis)), options, upload=True) as recorder:
         folder = outcome.log_dir / MODEL_NAME
         log_final_model(loaded.study, outcome.analysis, outcome.results, store, recorder, folder, notice)
         outcome.num_unsent = recorder.close("finished")

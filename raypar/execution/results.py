@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
+import math
 import shutil
 import signal
 import tarfile
@@ -20,24 +22,30 @@ from typing import Any
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
-from raypar.analysis.question import question_of
+from raypar.analysis.points import PointAnalysis
+from raypar.analysis.question import after_first_sentence, first_sentence, point_key, question_of
+from raypar.analysis.recommend import Decision
 from raypar.analysis.settle import Stopped
-from raypar.analysis.stats import Estimate
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
 from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
+from raypar.report.export import answer_markdown
+from raypar.report.points import brief_legend
+from raypar.report.sentences import caveats_line
 from raypar.run.locks import Holder
 from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import Interrupted, uninterrupted
 from raypar.study.loader import LoadedStudy
-from raypar.study.space import Choice, Domain, Grid, Value
+from raypar.study.space import Choice, Domain, Grid
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, TrialResult
+from raypar.track.names import short_label
 from raypar.track.recorder import Execution, Recorder, Status
+from raypar.track.runs import PointRun, run_params, swept_numbers
 from raypar.track.system_metrics import SystemMonitor
-from raypar.track.view import IDEAL
+from raypar.track.view import MEDIAN
 from raypar.train.job import ARTIFACT_FOLDER, CHECKPOINT_FOLDER, PROFILE_FOLDER
 from raypar.units import value_of
 
@@ -45,6 +53,13 @@ PARTIAL = "Partial: {} when {} of {} were done."
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
 JOINED = "{} shares cores of this study (--share-machine): trials that run meanwhile are marked"
 BREAKDOWN_FILE = "breakdown.json"
+log = logging.getLogger(__name__)
+SPEEDUP = "scaling/speedup"
+MAX_CURVES = 6
+MAX_NOTE_POINTS = 30
+# A summary takes time of a core that a trial may need.
+SUMMARY_AFTER_S = 60.0
+MAX_SUMMARY_SHARE = 0.01
 
 
 @dataclass
@@ -131,6 +146,7 @@ class ResultHandler:
         self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
         self._announced = self.companions()
         self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by the trial's identity
+        self._summary_due_s = time.monotonic() + SUMMARY_AFTER_S
 
     def __call__(self, event: Event) -> None:
         with uninterrupted():
@@ -148,6 +164,7 @@ class ResultHandler:
                 event = replace(event, result=replace(result, code=self.code))
                 self._keep(event)
                 self._drop_checkpoints(event.result.spec.identity)
+                self._summarise()
             self.view(event)
 
     def _note_companions(self, identity: str) -> None:
@@ -162,6 +179,12 @@ class ResultHandler:
         studies = self._shared_with.pop(result.spec.identity)
         shared = {"shared_with": ", ".join(sorted(studies))} if studies else {}
         return replace(result, environment={**result.environment, **shared})
+
+    def _summarise(self) -> None:
+        """Update the study's answer in the store, now and then."""
+        if (begun_s := time.monotonic()) >= self._summary_due_s:
+            record_summary(self.recorder, lambda: analyse(self._question, tuple(self.outcome.results.values())))
+            self._summary_due_s = begun_s + max(SUMMARY_AFTER_S, (time.monotonic() - begun_s) / MAX_SUMMARY_SHARE)
 
     def close(self) -> None:
         """Drop the checkpoints of interrupted trials: they are of no use to a later run."""
@@ -205,10 +228,10 @@ class ResultHandler:
         speedups = pair_speedups(self._question, tuple(results.values()))
         metrics: dict[str, dict[str, float]] = {}
         for identity in speedups.keys() - self._paired:
-            metrics[identity] = {"speedup": speedups[identity]}
+            metrics[identity] = {"speedup": _rounded(speedups[identity])}
             if isinstance(base, int):
                 num_workers = results[identity].spec.placement.num_workers
-                metrics[identity]["efficiency"] = speedups[identity] * base / num_workers
+                metrics[identity]["efficiency"] = _rounded(speedups[identity] * base / num_workers)
         self._paired |= metrics.keys()
         self.recorder.record_trial_metrics(metrics)
 
@@ -236,7 +259,10 @@ def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:
 
 
 def describe(study: Study, command: Sequence[str] = ()) -> str:
-    """Describe a study in Markdown: question, workload, space, baseline, metric and the command that ran it last."""
+    """Describe a study in Markdown: workload, space, baseline, metric and the command that ran it last.
+
+    Before these what its description says after the question.
+    """
     workload = study.workload
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
     points = len(study.points())
@@ -251,7 +277,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
         "Run by": f"`{' '.join(command)}`" if command else "",
     }
     lines = "\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text)
-    return f"{study.description}\n\n{lines}" if study.description else lines
+    return "\n\n".join(filter(None, [after_first_sentence(study.description), lines]))
 
 
 def domain_text(domain: Domain) -> str:
@@ -269,8 +295,12 @@ def _pairs(chosen: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key}` {value_of(value)}" for key, value in chosen.items())
 
 
-def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
-    """Return a new execution of the study, with all that ``raypar resume`` needs to go on with it."""
+def execution_record(loaded: LoadedStudy, options: Options, answer: str = "") -> Execution:
+    """Return a new execution of the study, with all that ``raypar resume`` needs to go on with it.
+
+    Args:
+        answer: what is known already, from `note_of`; empty: nothing.
+    """
     study, started_at = loaded.study, time.time()
     return Execution(
         uid=uuid.uuid4().hex,
@@ -291,34 +321,92 @@ def execution_record(loaded: LoadedStudy, options: Options) -> Execution:
         },
         description=masked(study.description),
         about=masked(describe(study, options.command)),
+        answer=answer or masked(first_sentence(study.description)),
         score=study.metric,
+        mode=study.mode,
         compares=bool(study.baseline),
+        has_points=not study.is_search,
         study_file=loaded.path,
         study_source=loaded.source,
     )
 
 
-def scaling_metrics(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
-    """Return speedup, efficiency and serial fraction as (key, value, number of workers), so that MLflow draws curves.
+def record_summary(recorder: Recorder, analysis_of: Callable[[], StudyAnalysis]) -> None:
+    """Record a study's answer and points. An analysis that fails costs these, and nothing else."""
+    try:
+        analysis = analysis_of()
+        answer, points = note_of(analysis), point_runs(analysis)
+    except Exception:
+        log.exception("the study's answer was not stored")
+    else:
+        recorder.record_summary(answer, points)
 
-    Beside them the ideal speedup, where the baseline is a number of workers.
+
+def note_of(analysis: StudyAnalysis) -> str:
+    """Return a study's answer in Markdown for MLflow's pages, with its caveats."""
+    text = answer_markdown(analysis, MAX_NOTE_POINTS)
+    return masked("\n\n".join(filter(None, [text, caveats_line(analysis), brief_legend(analysis)])))
+
+
+def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
+    """Return the points that have a result as MLflow shows them; none of a search, whose trials are its points."""
+    verdict, advice = analysis.verdict, analysis.verdict.recommendation
+    chosen = advice.chosen.point if advice and advice.chosen else None
+    standing = "leading" if advice and advice.decision is Decision.UNCLEAR else "recommended"
+    compared = {
+        point_key(c.point.point): f"{c.outcome}: {units.ratio_interval(c.point.speedup)}" for c in verdict.comparisons
+    }
+    runs = []
+    for point in analysis.points if not analysis.question.is_search else ():
+        if point.results:
+            is_chosen = chosen is not None and point_key(chosen) == point_key(point.point)
+            compared_as = "baseline" if point.is_baseline else compared.get(point_key(point.point), "")
+            note = [standing if is_chosen else "", compared_as, str(point.outcome or "")]
+            spec = point.results[-1].spec
+            tags = {
+                "raypar.recommended": "yes" if is_chosen and standing == "recommended" else "no",
+                "mlflow.note.content": "; ".join(filter(None, note)),
+            }
+            metrics = {**swept_numbers(spec), **_medians(analysis, point)}
+            runs.append(PointRun(spec.point_identity, short_label(point.point), run_params(spec), metrics, tags))
+    return runs
+
+
+def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
+    """Return a point's estimates and the ends of their intervals, rounded, and the number of its finished trials."""
+    estimates = {
+        analysis.time_metric: point.time_s,
+        "speedup": point.speedup,
+        "efficiency": point.efficiency and replace(point.efficiency, low=None, high=None),  # that of the speedup
+        analysis.question.metric: point.metric,
+        "cost": point.cost,
+        "energy_j": point.energy_j,
+    }
+    values: dict[str, float] = {"num_trials": len(point.samples)}
+    for key, estimate in estimates.items():
+        if estimate is not None:
+            ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+            values |= {f"{MEDIAN}{key}{end}": value for end, value in ends.items() if value is not None}
+    return {key: _rounded(value) for key, value in values.items() if math.isfinite(value)}
+
+
+def _rounded(value: float) -> float:
+    """Return four significant digits, as MLflow's tables have room for."""
+    return float(f"{value:.4g}")
+
+
+def speedup_curves(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
+    """Return the speedup of each setting as (key, value, number of workers), so that MLflow draws it as a curve.
+
+    MLflow has no error bars: at each number of workers the curve goes from the median to both ends of the interval.
     """
-    base = analysis.question.baseline.get("num_workers")
-    estimates: list[tuple[str, Mapping[str, Value], Estimate | None, int]] = []
-    ideal: dict[int, float] = {}
+    curves: dict[str, list[tuple[float, int]]] = {}
     for point in analysis.points:
-        if (num := point.num_workers) is not None:
-            values = {"speedup": point.speedup, "efficiency": point.efficiency}
-            estimates += [(name, point.point, estimate, num) for name, estimate in values.items()]
-            if isinstance(base, int) and point.speedup is not None:
-                ideal[num] = num / base
-    for group in analysis.worker_groups:
-        estimates += [("karp_flatt", group.point, p.karp_flatt, p.num_workers) for p in group.points]
-    metrics: list[tuple[str, float, int]] = []
-    for name, at, estimate, num_workers in estimates:
-        if estimate is None:
-            continue
-        key = f"scaling/{name}" + "".join(f" {k} {v}" for k, v in at.items() if k != "num_workers")
-        sides = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
-        metrics += [(side, value, num_workers) for side, value in sides.items() if value is not None]
-    return [*metrics, *((IDEAL, ideal[num_workers], num_workers) for num_workers in sorted(ideal))]
+        if point.speedup is not None and "num_workers" in point.point and point.num_workers is not None:
+            setting = {key: value for key, value in point.point.items() if key != "num_workers"}
+            key = f"{SPEEDUP} {short_label(setting).replace('=', ' ')}" if setting else SPEEDUP
+            median, low, high = point.speedup.value, point.speedup.low, point.speedup.high
+            path = [median] if low is None or high is None or low == high else [median, low, high, median]
+            curves.setdefault(key, []).extend((value, point.num_workers) for value in path)
+    shown = list(curves.items())[:MAX_CURVES]
+    return [(key, value, num_workers) for key, curve in shown for value, num_workers in curve]

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
-from raypar.analysis.question import Question, current_results
+from raypar.analysis.question import Question, after_first_sentence, current_results
 from raypar.errors import RayparError
 from raypar.report.points import FULL, legend, point_columns
+from raypar.report.recommend import recommended_lines
+from raypar.report.sentences import headline
 from raypar.report.text import as_utf8, replacing
-from raypar.study.trial import TrialResult, point_label
+from raypar.study.trial import TrialResult, gain, point_label
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
@@ -130,8 +132,30 @@ def _series(pd: Any, values: Sequence[Any]) -> Any:
     return pd.Series([math.nan if v is None else float(v) for v in values], dtype="float64")
 
 
+def answer_markdown(analysis: StudyAnalysis, max_points: int | None = None) -> str:
+    """Return a study's question and answer, its points in a table, and the recommended one.
+
+    Args:
+        max_points: rows of the table, the best points of a search first; None: all.
+    """
+    points = analysis.points
+    if analysis.question.is_search:
+        gains = {id(p): gain(analysis.question.mode, p.metric.value) if p.metric else -math.inf for p in points}
+        points = tuple(sorted(points, key=lambda p: gains[id(p)], reverse=True))
+    shown = replace(analysis, points=points[:max_points])
+    parts = [headline(analysis.verdict)]
+    if points:
+        columns = point_columns(shown, replace(FULL, throughput=False))
+        rule = ["---:" if column.is_number else "---" for column in columns]
+        rows = [[column.head for column in columns], rule, *zip(*(column.cells for column in columns), strict=True)]
+        parts.append("\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows))
+    if num_left := len(points) - len(shown.points):
+        parts.append(f"... and {units.counted(num_left, 'more point')}.")
+    return as_utf8("\n\n".join([*parts, *recommended_lines(analysis.verdict)]))
+
+
 def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
-    """The study's findings for a paper or a pull request. Names stand in it as they are.
+    """Return a study's answer and findings for a paper or a pull request. Names stand in it as they are.
 
     Args:
         origin: the provenance of its executions, each key with every value that occurred; empty: not known.
@@ -142,15 +166,17 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
     if analysis.question.baseline:
         asked += f"Compared with: {point_label(analysis.question.baseline)}. "
     asked += f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}."
-    parts = [f"# {analysis.question.study_name}", description, asked]
-    if analysis.points:
-        columns = point_columns(analysis, replace(FULL, throughput=False))
-        rule = ["---:" if column.is_number else "---" for column in columns]
-        rows = [[column.head for column in columns], rule, *zip(*(column.cells for column in columns), strict=True)]
-        parts += ["\n".join(f"| {' | '.join(cells)} |" for cells in rows), legend(analysis)]
-    parts.append("\n".join(f"- {verdict}" for verdict in analysis.statements))
     warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
-    parts += ["\n".join(warnings), f"Provenance: {provenance_line(origin)}"]
+    parts = [
+        f"# {analysis.question.study_name}",
+        answer_markdown(analysis),
+        legend(analysis) if analysis.points else "",
+        "\n".join(f"- {statement}" for statement in analysis.statements),
+        "\n".join(warnings),
+        after_first_sentence(description) if analysis.question.text else description,
+        asked,
+        f"Provenance: {provenance_line(origin)}",
+    ]
     return as_utf8("\n\n".join(part for part in parts if part)) + "\n"
 
 

@@ -126,12 +126,20 @@ class TrialSpec:
     @cached_property
     def identity(self) -> str:
         """Hash of what determines the result (not of the order it is run in): 16 hex digits."""
+        return self._hash(self.repeat, self.seed)
+
+    @cached_property
+    def point_identity(self) -> str:
+        """Hash that all repeats of a point share: 16 hex digits."""
+        return self._hash()
+
+    def _hash(self, *which: int) -> str:
         config = sorted(
             (key, value)
             for key, value in self.config.items()
             if (key not in IDENTITY_IGNORED or key in self.point) and (key, value) not in IDENTITY_DEFAULTS.items()
         )
-        content = [self.study, self.workload, config, self.repeat, self.seed]
+        content = [self.study, self.workload, config, *which]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
 
     @property

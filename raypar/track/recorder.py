@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -15,8 +15,7 @@ from raypar.errors import StoreError
 from raypar.study.trial import TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
-from raypar.track.names import key_names
-from raypar.track.runs import Point, view_content
+from raypar.track.runs import Point, PointRun, view_content
 from raypar.track.uploader import RunWriter, Uploader, replay
 from raypar.track.view import ViewContent
 
@@ -40,9 +39,11 @@ class Execution:
         started_at: Unix time.
         params: settings common to all trials, for people.
         tags: free; `Store.question` reads ``raypar.question`` (JSON).
-        description, about: the study's question, short and at length in Markdown (empty: the description).
-        score: key of the reports that trials are judged by.
+        description, about: the study's question, and what else there is to say of it in Markdown.
+        answer: the question and what is known of its answer, in Markdown.
+        score, mode: key of the reports that trials are judged by, and "max" or "min".
         compares: trials have a speedup against a baseline.
+        has_points: trials lie under the runs of their points.
     """
 
     uid: str
@@ -52,8 +53,11 @@ class Execution:
     tags: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
     about: str = ""
+    answer: str = ""
     score: str = ""
+    mode: str = "max"
     compares: bool = False
+    has_points: bool = True
     study_file: Path | None = None
     study_source: str = ""
 
@@ -125,7 +129,8 @@ class Recorder:
             params=dict(started.params),
             tags=tags,
             description=started.description,
-            about=started.about or started.description,
+            about=started.about,
+            answer=started.answer or started.description,
             study_source=started.study_source,
         )
 
@@ -140,7 +145,10 @@ class Recorder:
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
         if system:
             optional["system"] = system
-        shown = view_content(result, self._execution.score, self._execution.compares)
+        of = self._execution
+        if of.has_points:
+            optional["point"] = result.spec.point_identity
+        shown = view_content(result, of.score, of.mode, compares=of.compares, has_points=of.has_points)
         if self._shown is None or len(shown.series) > len(self._shown.series):
             self._shown = shown
             optional["shown"] = asdict(shown)
@@ -149,12 +157,12 @@ class Recorder:
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
         """Record (key, value, step) of the execution itself: speedup curves."""
-        shown: dict[str, Any] = {}
-        if metrics and self._shown is not None:
-            self._shown = replace(self._shown, curves=tuple(key_names(key for key, _, _ in metrics).values()))
-            shown = {"shown": asdict(self._shown)}
         if metrics:
-            self._write("metrics", points=metrics, **shown)
+            self._write("metrics", points=metrics)
+
+    def record_summary(self, answer: str, points: Sequence[PointRun] = ()) -> None:
+        """Record what is known of the study by now: its answer in Markdown, and its points."""
+        self._write("summary", answer=answer, about=self._execution.about, points=[p._asdict() for p in points])
 
     def record_trial_metrics(self, by_identity: Mapping[str, Mapping[str, float]]) -> None:
         """Add metrics to trials, those of earlier executions included."""

@@ -84,6 +84,21 @@ class ChildRun(NamedTuple):
     inputs: Sequence[Input] = ()
 
 
+class PointRun(NamedTuple):
+    """A point as MLflow shows it, between the execution and its trials.
+
+    Attributes:
+        identity: `TrialSpec.point_identity`: a study has one run of each.
+        metrics: swept numbers, and estimates under keys that no trial has.
+    """
+
+    identity: str
+    name: str
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+
 class StoredRun(NamedTuple):
     """A run as read from a store; its status is RUNNING until all of it is there."""
 
@@ -177,12 +192,18 @@ def series_keys(result: TrialResult) -> dict[str, str]:
     return {name: keys[text] for name, text in texts.items()}
 
 
-def view_content(result: TrialResult, score: str, compares: bool) -> ViewContent:
-    """Return the content of a study's saved view, going by one of its trials."""
+def view_content(result: TrialResult, score: str, mode: str, *, compares: bool, has_points: bool) -> ViewContent:
+    """Return the content of a study's saved views, going by one of its trials.
+
+    Args:
+        score, mode: the key of the reports that trials are judged by, and "max" or "min".
+        compares, has_points: as in `ViewContent`.
+    """
     point, keys = result.spec.point, series_keys(result)
     names = key_names(point)
     swept = {names[k]: _number(value) is not None for k, value in point.items()}
-    return ViewContent(swept, keys.get(score, ""), tuple(keys.values()), compares)
+    time_metric = "wall_s" if result.is_measured and result.train_time_s is None else "train_time_s"
+    return ViewContent(swept, keys.get(score, ""), tuple(keys.values()), compares, has_points, time_metric, mode)
 
 
 def without_step_times(result: TrialResult) -> TrialResult:
@@ -209,12 +230,16 @@ def _is_param(spec: TrialSpec, key: str) -> bool:
 
 
 def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
-    # Params are strings in MLflow and sort 1, 16, 2: numbers that are swept, and the workers, are metrics as well.
-    swept = {**{k: result.spec.config.get(k) for k in ("num_workers", "batch_size")}, **result.spec.point}
+    figures = {key: _number(getattr(result, key)) for key in SCALARS}
+    values = {**swept_numbers(result.spec), **{key: value for key, value in figures.items() if value is not None}}
+    return [Point(key, value, time_ms, 0) for key, value in values.items()]
+
+
+def swept_numbers(spec: TrialSpec) -> dict[str, float]:
+    """Return the numbers among what is swept, and the workers: as params, which are strings, they sort 1, 16, 2."""
+    swept = {**{k: spec.config.get(k) for k in ("num_workers", "batch_size")}, **spec.point}
     keys = key_names(swept)
-    values = {keys[k]: v for k, v in swept.items()}
-    values.update({key: getattr(result, key) for key in SCALARS})
-    return [Point(k, v, time_ms, 0) for k, v in ((k, _number(v)) for k, v in values.items()) if v is not None]
+    return {keys[k]: number for k, value in swept.items() if (number := _number(value)) is not None}
 
 
 def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:

@@ -41,11 +41,12 @@ from raypar.track.names import (
     key_names,
     safe_name,
     short_hash,
+    short_label,
     split_tag,
 )
-from raypar.track.runs import SOURCE_FILE, Input, Point, child_run, inputs_of
+from raypar.track.runs import SOURCE_FILE, Input, Point, PointRun, child_run, inputs_of
 from raypar.track.store import default_tracking_uri
-from raypar.track.view import VIEW_TAG, ViewContent, experiment_path, saved_view
+from raypar.track.view import ViewContent, links, saved_views
 
 # Limits of one log_batch call.
 _MAX_POINTS, _MAX_PAIRS = 1000, 100
@@ -112,11 +113,23 @@ class RunWriter:
         return RunRef(runs[0].info.run_id, runs[0].info.artifact_uri) if runs else None
 
     @store_errors()
-    def find_running(self, study: str, **tags: str) -> list[RunRef]:
-        """Return the runs of the study with these ``raypar.`` tags that have not ended."""
-        running = f"{_filter(tags)} AND attributes.status = 'RUNNING'"
+    def find_running(self, study: str, kind: str, **tags: str) -> list[RunRef]:
+        """Return the runs of the study of this kind and with these ``raypar.`` tags that have not ended."""
+        running = f"{_filter({'kind': kind, **tags})} AND attributes.status = 'RUNNING'"
         runs = self._client.search_runs([self.experiment(study)], running, max_results=1000)
         return [RunRef(run.info.run_id, run.info.artifact_uri) for run in runs]
+
+    @store_errors()
+    def point_runs(self, study: str) -> dict[str, RunRef]:
+        """Return the runs of the study's points by the points' identities."""
+        runs, token = [], None
+        while True:
+            ids = [self.experiment(study)]
+            page = self._client.search_runs(ids, _filter({"kind": "point"}), max_results=1000, page_token=token)
+            runs += page
+            if not (token := page.token):
+                break
+        return {run.data.tags["raypar.point"]: RunRef(run.info.run_id, run.info.artifact_uri) for run in runs}
 
     @store_errors()
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
@@ -226,6 +239,7 @@ class Uploader:
     def _forget(self) -> None:
         self._writer.forget()
         self._parents: dict[str, RunRef] = {}
+        self._points: dict[str, dict[str, RunRef]] = {}  # of a study, by identity
         self._trials: dict[tuple[str, str], RunRef] = {}
 
     def apply(self, record: Record, *, is_new: bool = False) -> None:
@@ -252,7 +266,7 @@ class Uploader:
             raise Rejected(f"a record that can't be read: {type(e).__name__}: {e}") from e
 
     def _execution(self, record: Record, is_new: bool) -> None:
-        study, description = str(record["study"]), str(record["description"])
+        description = str(record["description"])
         tags = {**_long_tags(record["tags"]), **_totals(record)}
         if description:
             tags["mlflow.note.content"] = clip(description, MAX_TAG_LENGTH)
@@ -262,21 +276,27 @@ class Uploader:
         self._writer.log(parent, params=params, tags={} if is_new else tags)
         if record["study_source"]:
             self._writer.write_file(parent, SOURCE_FILE, record["study_source"])
-        if about := str(record.get("about", description)):
-            link = experiment_path(self._writer.experiment(study), charts=True)
-            # First, because MLflow folds the description to its first line.
-            note = f"[Charts]({link}) · {clip(about, MAX_EXPERIMENT_TAG_LENGTH - 200)}"
-            self._writer.describe_experiment(study, "mlflow.note.content", note)
+        self._describe(record)
+
+    def _describe(self, record: Record) -> None:
+        """Write the experiment's description: first the answer, to which MLflow's pages fold it."""
+        answer, about = str(record.get("answer", "")), str(record.get("about", ""))
+        if answer or about:
+            linked = links(self._writer.experiment(record["study"]))
+            note = "\n\n".join(filter(None, [answer, linked, about]))
+            self._writer.describe_experiment(record["study"], "mlflow.note.content", note)
 
     def _trial(self, record: Record, is_new: bool) -> None:
         text = json.dumps(record["result"], separators=(",", ":"))
         result = TrialResult.from_json(text)
         child = child_run(result, result_json=text, recorded_at=record["at"])
         study, uid, execution = record["study"], _quotable(record["uid"]), _quotable(record["execution"])
-        parent = self._parent(record)
+        parent, point = self._parent(record), record.get("point")
         run = None if is_new else self._writer.find(study, uid=uid)
         if run is None:
-            ids = {"raypar.uid": uid, "raypar.execution": execution, "mlflow.parentRunId": parent.run_id}
+            name = short_label(result.spec.point)
+            above = self._point(record, point, name, child.params, child.start_ms) if point else parent
+            ids = {"raypar.uid": uid, "raypar.execution": execution, "mlflow.parentRunId": above.run_id}
             run = self._writer.create(study, child.name, child.start_ms, {**child.tags, **ids})
         system = [Point(*point) for point in record.get("system", ())]
         self._writer.log(run, params=child.params, points=[*child.points, *system])
@@ -295,11 +315,22 @@ class Uploader:
         self._view(record)
 
     def _metrics(self, record: Record, _is_new: bool) -> None:
-        time_ms = round(record["at"] * 1000)
-        keys = key_names(key for key, _, _ in record["points"])
-        points = [Point(keys[key], float(value), time_ms, int(step)) for key, value, step in record["points"]]
-        self._writer.log(self._parent(record), points=points)
-        self._view(record)
+        # In this order, also those at one step.
+        points = list(enumerate(record["points"], round(record["at"] * 1000)))
+        keys = key_names(key for _, (key, _, _) in points)
+        metrics = [Point(keys[key], float(value), time_ms, int(step)) for time_ms, (key, value, step) in points]
+        self._writer.log(self._parent(record), points=metrics)
+
+    def _summary(self, record: Record, _is_new: bool) -> None:
+        self._describe(record)
+        parent, at_ms = self._parent(record), round(record["at"] * 1000)
+        for order, content in enumerate(record["points"]):
+            point = PointRun(**content)
+            run = self._point(record, point.identity, point.name, point.params, at_ms)
+            keys = key_names(point.metrics)
+            metrics = [Point(keys[key], float(value), at_ms, 0) for key, value in point.metrics.items()]
+            place = {"raypar.order": f"{order:04}", "mlflow.parentRunId": parent.run_id, "mlflow.runName": point.name}
+            self._writer.log(run, params=point.params, points=metrics, tags={**point.tags, **place})
 
     def _trial_metrics(self, record: Record, _is_new: bool) -> None:
         time_ms = round(record["at"] * 1000)
@@ -326,18 +357,20 @@ class Uploader:
         parent, end_ms = self._parent(record), round(record["at"] * 1000)
         if record["status"] != "FINISHED":
             # Of a trial that broke off while it was written to the store, and is in no journal: it counts as not run.
-            for run in self._writer.find_running(record["study"], execution=_quotable(record["execution"])):
+            for run in self._writer.find_running(record["study"], "trial", execution=_quotable(record["execution"])):
                 self._writer.log(run, tags={"raypar.kind": INCOMPLETE})
                 self._writer.end(run, "KILLED", end_ms)
+        for run in self._writer.find_running(record["study"], "point", execution=_quotable(record["execution"])):
+            self._writer.end(run, "FINISHED", end_ms)
         self._writer.log(parent, tags=_totals(record))
         self._writer.end(parent, record["status"], end_ms)
 
     def _view(self, record: Record) -> None:
-        """Update the study's saved view, where the record brings one. Optional: any failure is ignored."""
-        shown = record.get("shown")
-        if shown and (text := saved_view(ViewContent(**shown), at_ms=round(record["at"] * 1000))):
+        """Update the study's saved views, where the record brings one. Optional: any failure is ignored."""
+        if shown := record.get("shown"):
             with suppress(Unreachable, Rejected):
-                self._writer.describe_experiment(record["study"], VIEW_TAG, text)
+                for tag, text in saved_views(ViewContent.from_record(shown), at_ms=round(record["at"] * 1000)).items():
+                    self._writer.describe_experiment(record["study"], tag, text)
 
     def _parent(
         self, record: Record, *, name: str = "", tags: Mapping[str, str] | None = None, is_new: bool = False
@@ -352,6 +385,20 @@ class Uploader:
             self._parents[uid] = run
         return self._parents[uid]
 
+    def _point(self, record: Record, identity: str, name: str, params: Mapping[str, str], start_ms: int) -> RunRef:
+        """Return the run of a point, which has one in its study; created if there is none."""
+        study, uid = record["study"], _quotable(identity)
+        if study not in self._points:
+            self._points[study] = self._writer.point_runs(study)
+        points = self._points[study]
+        if uid not in points:
+            execution = _quotable(record["execution"])
+            ids = {"raypar.kind": "point", "raypar.point": uid, "raypar.execution": execution}
+            tags = {**ids, "mlflow.parentRunId": self._parent(record).run_id}
+            points[uid] = self._writer.create(study, name, start_ms, tags)
+            self._writer.log(points[uid], params=params)
+        return points[uid]
+
     def _trial_run(self, record: Record, identity: str) -> RunRef | None:
         """Return the run of a trial in this execution, or else in the latest one that has it."""
         study, execution, identity = record["study"], record["execution"], _quotable(identity)
@@ -362,7 +409,7 @@ class Uploader:
         )
 
 
-_KINDS = ("execution", "trial", "metrics", "trial_metrics", "trial_inputs", "model", "artifact", "close")
+_KINDS = ("execution", "trial", "summary", "metrics", "trial_metrics", "trial_inputs", "model", "artifact", "close")
 _HANDLERS: Mapping[str, Callable[[Uploader, Record, bool], None]] = {
     kind: getattr(Uploader, f"_{kind}") for kind in _KINDS
 }

@@ -1,4 +1,4 @@
-"""Links to a study in MLflow, and a saved view with its columns and charts.
+"""Links to a study in MLflow, and saved views of its points and of its trials, each a table and charts.
 
 The format of a saved view is internal to MLflow and undocumented. It is written as an experiment tag that other
 versions of MLflow ignore; nothing else depends on it.
@@ -9,114 +9,140 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from raypar.track.names import MAX_EXPERIMENT_TAG_LENGTH, short_hash
 
-VIEW_VERSION = 2
-VIEW_KEY = f"raypar-v{VIEW_VERSION}"
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+VIEW_KEY, TRIALS_KEY = "raypar-v2", "raypar-trials"
+VIEW_TAG = "mlflow.sharedViewState."
+MEDIAN = "median_"  # before the name of a trial's metric: that of a point's estimate
 
-IDEAL = "scaling/ideal"
-_SPEEDUP, _EFFICIENCY = "scaling/speedup", "scaling/efficiency"
+_NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # columns of MLflow's own
+_DESCRIPTION = "attributes.`Description`"
 _LOSSES = ("train/loss", "eval/loss", "train_loss", "val_loss")  # the last two by train loops that raypar didn't write
-# Curves that are nearly constant over the steps; drawn after all others.
-_DULL = ("train/epoch", "/runtime_s", "/samples_per_second", "/steps_per_second")
 _MAX_CURVES = 6
 _MAX_SWEPT = 4  # charts of one kind, one for each swept hyperparameter
 
 
 @dataclass(frozen=True)
 class ViewContent:
-    """Content of a study's saved view, under its keys in MLflow.
+    """Content of a study's saved views, under its keys in MLflow.
 
     Attributes:
         swept: the swept hyperparameters; True for numbers, which are metrics as well.
         score: metric that trials are judged by; empty if no trial reports it.
         series: metrics that trials report step by step.
         compares: trials have a speedup against a baseline.
-        curves: metrics of the execution over the number of workers.
+        has_points: trials lie under the runs of their points.
+        time_metric: the time that trials are compared by.
+        mode: "max" or "min", whichever is the better score.
     """
 
     swept: Mapping[str, bool]
     score: str = ""
     series: Sequence[str] = ()
     compares: bool = False
-    curves: Sequence[str] = ()
+    has_points: bool = False
+    time_metric: str = "train_time_s"
+    mode: str = "max"
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> ViewContent:
+        """Return the content as a journal has it, be it that of an older raypar."""
+        return cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})
 
 
-def experiment_url(server_url: str, experiment_id: str, *, charts: bool = False) -> str:
-    """Return a link to a study's runs, or to its charts."""
-    return f"{server_url.rstrip('/')}/{experiment_path(experiment_id, charts=charts)}"
+def experiment_url(server_url: str, experiment_id: str) -> str:
+    """Return a link to a study's points; to its trials where these are its points."""
+    return f"{server_url.rstrip('/')}/{_view_path(experiment_id, VIEW_KEY)}"
 
 
-def experiment_path(experiment_id: str, *, charts: bool = False) -> str:
-    """Return the part of `experiment_url` after the server. Without ``workflowType`` MLflow opens an empty page."""
-    path = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
-    return f"{path}&viewStateShareKey={VIEW_KEY}&compareRunsMode=CHART" if charts else path
+def links(experiment_id: str) -> str:
+    """Return links to a study's views, in Markdown for MLflow's own pages."""
+    points, trials = (_view_path(experiment_id, key) for key in (VIEW_KEY, TRIALS_KEY))
+    return f"[Table]({points}) · [Charts]({points}&compareRunsMode=CHART) · [All trials]({trials})"
 
 
-def saved_view(content: ViewContent, *, at_ms: int) -> str | None:
-    """Return the tag's value, the same for the same arguments; None if it is too long for a tag."""
-    scores = [content.score] if content.score else []
-    scores += [key for key in content.series if key in _LOSSES and key not in scores]
-    speedups = ["speedup", "efficiency"] if content.compares else []
-    outcomes = ["train_time_s", "throughput_samples_per_s", *speedups, *scores]
+def _view_path(experiment_id: str, key: str) -> str:
+    # Without ``workflowType`` MLflow opens an empty page.
+    return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+
+
+def saved_views(content: ViewContent, *, at_ms: int) -> dict[str, str]:
+    """Return the tags of the views, the same for the same arguments; without one that is too long for a tag."""
+    trials = _saved(content, "trials", at_ms)
+    views = {VIEW_KEY: _saved(content, "points", at_ms) if content.has_points else trials, TRIALS_KEY: trials}
+    return {VIEW_TAG + key: text for key, text in views.items() if len(text) <= MAX_EXPERIMENT_TAG_LENGTH}
+
+
+def _saved(content: ViewContent, name: str, at_ms: int) -> str:
+    prefix = MEDIAN if name == "points" else ""
+    time_s, score = prefix + content.time_metric, prefix + content.score if content.score else ""
+    outcomes = [time_s, *(prefix + key for key in ("speedup", "efficiency") if content.compares)]
+    outcomes += [score] if score else []
+    outcomes += ["num_trials"] if prefix else ["throughput_samples_per_s"]
+    order = f"metrics.`{score}`" if score else "tags.`mlflow.runName`"
+    if content.has_points:
+        order = "tags.`raypar.order`" if prefix else "tags.`mlflow.runName`"
     sections, charts = [], []
-    for name, drawn in _sections(content, outcomes):
+    for title, drawn in _sections(content, prefix):
         if drawn:
-            sections.append({**_FLAGS, "uuid": short_hash(name), "name": name, "display": True, **_LAYOUT})
-            charts += [{**chart, "metricSectionId": short_hash(name)} for chart in drawn]
+            sections.append({**_FLAGS, "uuid": short_hash(title), "name": title, "display": True, **_LAYOUT})
+            charts += [{**chart, "metricSectionId": short_hash(title)} for chart in drawn]
+    swept = [f"params.`{key}`" for key in content.swept]
+    columns = [*swept, *([_DESCRIPTION] if prefix else []), *(f"metrics.`{key}`" for key in outcomes)]
     state = {
         **_STATE,
-        "selectedColumns": [f"params.`{k}`" for k in content.swept] + [f"metrics.`{k}`" for k in outcomes],
+        # Runs whose names and values fit into their columns, the swept values first.
+        **_columns(columns),
+        "searchFilter": f"tags.`raypar.kind` = '{name.removesuffix('s')}'",
+        "orderByKey": order,
+        "orderByAsc": not order.startswith("metrics.") or content.mode == "min",
         "compareRunCharts": charts,
         "compareRunSections": sections,
     }
     packed = base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode(), 9)).decode()
-    text = json.dumps({"name": "raypar charts", "createdAt": at_ms, "updatedAt": at_ms, "state": f"deflate;{packed}"})
-    return text if len(text) <= MAX_EXPERIMENT_TAG_LENGTH else None
+    return json.dumps({"name": name, "createdAt": at_ms, "updatedAt": at_ms, "state": f"deflate;{packed}"})
 
 
-def _sections(content: ViewContent, outcomes: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
+def _columns(columns: Sequence[str]) -> dict[str, Any]:
+    """Return the table's columns, in their order, as wide as their titles in pixels."""
+    titles = {column: column.partition("`")[2].rstrip("`") for column in columns}
+    widths = {_NAME: 150, _CREATED: 115}
+    widths |= {column: 20 + max(70, round(7.5 * len(title))) for column, title in titles.items()}
+    widths |= {_DESCRIPTION: 180, _DURATION: 80}
+    return {"selectedColumns": list(columns), "columnOrder": list(widths), "columnWidths": widths}
+
+
+def _sections(content: ViewContent, prefix: str) -> Iterable[tuple[str, list[dict[str, Any]]]]:
     """Return title and charts of each section, the most informative first."""
+    time_s, score = prefix + content.time_metric, prefix + content.score
     swept = list(content.swept.items())[:_MAX_SWEPT]
 
     def against(key: str) -> list[dict[str, Any]]:
         """Return a chart of a metric over each swept hyperparameter."""
         return [_scatter((name, "METRIC" if is_number else "PARAM"), (key, "METRIC")) for name, is_number in swept]
 
-    scaling = []
-    for name in (_SPEEDUP, _EFFICIENCY):
-        if curves := [key for key in content.curves if key.startswith(name) and not key.endswith((" low", " high"))]:
-            ideal = [IDEAL] if name == _SPEEDUP and IDEAL in content.curves else []
-            scaling.append(_line(f"{name.partition('/')[2]} over the number of workers", [*curves, *ideal]))
     if content.compares:
-        scaling += against("speedup")
-    score = []
+        yield "Speedup", against(prefix + "speedup")
+    yield "Training time", against(time_s)
     if content.score:
-        score = [_scatter(("train_time_s", "METRIC"), (content.score, "METRIC")), *against(content.score)]
+        charts = [_scatter((time_s, "METRIC"), (score, "METRIC")), *against(score)]
         if len(content.swept) > 1:
-            score.append(_parallel(list(content.swept), outcomes))
-    losses = [key for key in content.series if key in _LOSSES]
-    others = [key for key in (content.score, *content.series) if key and key not in losses]
-    series = list(dict.fromkeys([*losses, *sorted(others, key=lambda key: key.endswith(_DULL))]))
-    return [
-        ("Speedup", scaling),
-        ("Training time", against("train_time_s")),
-        (f"{content.score}: what it costs, what it depends on", score),
-        ("While training", [_line(key, [key]) for key in series[:_MAX_CURVES]]),
-    ]
+            charts.append(_parallel(list(content.swept), [time_s, score]))
+        yield f"{content.score}: what it costs, what it depends on", charts
+    if not prefix:
+        losses = [key for key in content.series if key in _LOSSES]
+        others = [key for key in (content.score, *content.series) if key and key not in losses]
+        yield "While training", [_line(key) for key in list(dict.fromkeys([*losses, *others]))[:_MAX_CURVES]]
 
 
-_STATE = (
-    # Sorted by anything but time, runs are flat, and charts draw trials too. Executions, which have the curves over
-    # the number of workers, come first: MLflow fetches a hundred runs.
-    {"orderByKey": "tags.`raypar.kind`", "orderByAsc": True, "searchFilter": "", "startTime": "ALL"}
-    | {"lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs"}
-    | {"columnOrder": [], "columnWidths": {}, "runsHiddenMode": "SHOWALL", "runsExpanded": {}}
+_STATE: Mapping[str, Any] = (
+    # Runs are flat, not trees, because they are not sorted by their start: each is in the charts.
+    {"startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs"}
+    | {"runsHiddenMode": "SHOWALL", "runsExpanded": {}}
     | {"viewMaximized": False, "runListHidden": False, "isAccordionReordered": True}
     | {"useGroupedValuesInCharts": True, "hideEmptyCharts": True, "groupBy": None, "groupsExpanded": {}}
     | {"globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""}}
@@ -135,8 +161,8 @@ def _chart(kind: str, name: str, num_runs: int) -> dict[str, Any]:
     return {**_FLAGS, "uuid": uuid, "type": kind, "runsCountToCompare": num_runs, "displayName": name}
 
 
-def _line(name: str, keys: Sequence[str]) -> dict[str, Any]:
-    return {**_chart("LINE", name, 20), **_LINE, "metricKey": keys[0], "selectedMetricKeys": list(keys)}
+def _line(key: str) -> dict[str, Any]:
+    return {**_chart("LINE", key, 20), **_LINE, "metricKey": key, "selectedMetricKeys": [key]}
 
 
 def _scatter(x: tuple[str, str], y: tuple[str, str]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from raypar.run import runner
 from raypar.study.options import OPTIONS
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.runs import SECTIONS, child_run
-from raypar.track.view import ViewContent, saved_view
+from raypar.track.view import ViewContent, saved_views
 from raypar.workloads import digits
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
@@ -704,13 +704,16 @@ def _run(result, in_full):
 
 
 def views():
-    dull = ["train/epoch", "train/runtime_s", "train/samples_per_second", "eval/runtime_s", "eval/steps_per_second"]
-    search = ViewContent({"lr": True}, "macro_f1", [*dull, "train/loss", "eval/loss", "macro_f1"])
-    of = [f"scaling/{name} batch_size 64{side}" for name in ("speedup", "efficiency") for side in ("", " low", " high")]
-    curves, swept = [*of, "scaling/karp_flatt", "scaling/ideal"], {"strategy": False, "num_workers": True}
-    timed = ViewContent(swept, "accuracy", ["accuracy"], compares=True, curves=curves)
+    search = ViewContent({"lr": True}, "macro_f1", ["train/loss", "eval/loss", "macro_f1"])
+    swept = {"strategy": False, "num_workers": True}
+    timed = ViewContent(swept, "accuracy", ["accuracy"], compares=True, has_points=True)
     contents = {"a search": search, "a timed study": timed}
-    return {title: pretty(unpacked(saved_view(content, at_ms=1))) for title, content in contents.items()}
+    return {
+        f"{title}, {tag.rpartition('.')[2]}": pretty(unpacked(text))
+        for title, content in contents.items()
+        for tag, text in saved_views(content, at_ms=1).items()
+        if content.has_points or tag.endswith("trials")
+    }
 
 
 FILES = {"report": reports, "verdicts": verdict_cases, "markdown": markdown, "effects": effects, "scaling": scaling}

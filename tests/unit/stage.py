@@ -68,6 +68,7 @@ class Stage:
             record=lambda result, *_, **__: note(("recorded", result.spec)),
             record_trial_metrics=lambda metrics: note(("metrics", metrics)),
             record_metrics=lambda points: note(("scaling", {(key, step): value for key, value, step in points})),
+            record_summary=lambda answer, points: note(("summary", (answer, points))),
             add_artifact=lambda *artifact: note(("artifact", artifact)),
             close=close,
         )

@@ -48,7 +48,8 @@ def test_every_format_has_the_same_trials(store, tmp_path):
 
 def test_a_summary_has_all_versions_and_no_command_line(store, tmp_path):
     text = exported(store, tmp_path / "t.md").read_text(encoding="utf-8")
-    assert text.startswith("# mnist\n\nDoes it scale?\n\nSwept: num_workers.")
+    assert text.startswith("# mnist\n\nDoes it scale? 2 workers are faster than 1: ")
+    assert "\n\nSwept: num_workers." in text
     assert text.endswith("Provenance: torch 2.14.0 or 2.15.0; on n1 (Xeon; 2 cores); commit abc.\n")
     assert "secret" not in text
 

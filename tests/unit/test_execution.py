@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from raypar import grid
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import execute as module
+from raypar.execution import results
 from raypar.execution.execute import CHANGED_CODE, OTHER_LOAD, STOPPED_BEFORE, STOPPING
 from raypar.execution.results import JOINED
 from raypar.run import locks
@@ -66,6 +68,38 @@ def test_speedups_of_pairs_go_to_their_trials_as_soon_as_both_are_there_and_once
     for width in (4, 8):
         curve = {num_workers: v for (key, num_workers), v in scaling.items() if key == f"scaling/speedup width {width}"}
         assert curve == {1: 1.0, 2: pytest.approx(2.0)}
+
+
+def test_the_answer_is_stored_at_the_end_and_now_and_then_before(stage, monkeypatch):
+    study = a_study(description="Does it pay? At all.")
+    stage.execute(study)
+    assert len(stage.of("summary")) == 1, "a study of seconds is not interrupted for it"
+    stage.happened.clear()
+    monkeypatch.setattr(results, "SUMMARY_AFTER_S", 0.0)
+    monkeypatch.setattr(results, "MAX_SUMMARY_SHARE", math.inf)
+    stage.execute(study)
+    assert stage.execution.answer == "Does it pay?"
+    assert stage.execution.about.startswith("At all.\n\n- **Trains:**")
+    counts = [answer.count("\n| ") for answer, _ in stage.of("summary")]
+    assert len(counts) > 1 and counts[-1] == 2 + 4, "the table's rows"
+    answers = [answer for answer, _ in stage.of("summary")]
+    assert [answer for answer in answers if not answer.startswith("Does it pay?")] == []
+    assert [len(points) for _, points in stage.of("summary")][-1] == 4
+    places = [i for i, entry in enumerate(stage.happened) if isinstance(entry, tuple) and entry[0] == "summary"]
+    recorded = [i for i, entry in enumerate(stage.happened) if isinstance(entry, tuple) and entry[0] == "recorded"]
+    assert recorded[0] < places[0] < recorded[-1] < places[-1], "the first before the last trial"
+    stage.stored = [finished(spec) for spec in study.trials()[:5]]
+    stage.execute(study)
+    assert stage.execution.answer.startswith("Does it pay? ") and "| 1 |" in stage.execution.answer
+
+
+def test_an_answer_that_fails_costs_nothing_else(stage, monkeypatch):
+    def broken(_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("raypar.execution.results.note_of", broken)
+    outcome = stage.execute(a_study())
+    assert (stage.of("summary"), stage.of("closed"), outcome.num_done) == ([], ["finished"], 8)
 
 
 def test_what_is_stored_is_not_run_again_unless_asked(stage):

@@ -10,37 +10,91 @@ from results import make_result
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.execution.best_model import FinalTest, chosen_point, last_final_test, with_final_test
-from raypar.execution.results import scaling_metrics
+from raypar.execution.results import note_of, point_runs, speedup_curves
+from raypar.study.trial import TrialState
 
+SEARCH = Question("s", {}, ("lr",), num_repeats=1)
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
 
 
-def test_speedup_efficiency_and_serial_fraction_are_metrics_over_the_number_of_workers():
-    times = {1: 8.0, 2: 5.0, 4: 3.5}
-    results = [
+TIMES = {1: 8.0, 2: 5.0, 4: 3.5}
+
+
+def timed(batch_sizes, repeats=3):
+    return [
         make_result({"batch_size": b, "num_workers": n}, r, t * (1 + 0.01 * ((r + n) % 3)))
-        for b in (32, 64)
-        for n, t in times.items()
-        for r in range(2)
+        for b in batch_sizes
+        for n, t in TIMES.items()
+        for r in range(repeats)
     ]
-    metrics = {(name, num_workers): value for name, value, num_workers in scaling_metrics(analyse(QUESTION, results))}
-    for b in (32, 64):
-        speedup, low, high = (metrics[f"scaling/speedup batch_size {b}{side}", 4] for side in ("", " low", " high"))
-        assert metrics[f"scaling/efficiency batch_size {b}", 4] == pytest.approx(speedup / 4)
-        for side, of in (("", speedup), (" low", high), (" high", low)):
-            fraction = metrics[f"scaling/karp_flatt batch_size {b}{side}", 4]
-            assert fraction == pytest.approx((1 / of - 1 / 4) / (3 / 4))
-        assert metrics[f"scaling/speedup batch_size {b}", 1] == 1
-        assert (f"scaling/karp_flatt batch_size {b}", 1) not in metrics
-    assert {n: metrics["scaling/ideal", n] for n in times} == {1: 1.0, 2: 2.0, 4: 4.0}
 
 
-def test_without_points_that_differ_in_their_workers_alone_there_is_no_serial_fraction():
-    results = [make_result({"batch_size": b}, 0) for b in (32, 64)]
-    question = Question("s", {"batch_size": 32}, ("batch_size",))
-    names = {name for name, _, _ in scaling_metrics(analyse(question, results))}
-    assert "scaling/speedup batch_size 64" in names
-    assert not any("karp_flatt" in name or "ideal" in name for name in names)
+def test_a_setting_has_one_curve_of_speedups_that_goes_to_both_ends_of_each_interval():
+    analysis = analyse(QUESTION, timed((32, 64)))
+    curves = speedup_curves(analysis)
+    assert {key for key, _, _ in curves} == {"scaling/speedup bs 32", "scaling/speedup bs 64"}
+    for key in ("scaling/speedup bs 32", "scaling/speedup bs 64"):
+        points = [p for p in analysis.points if f"bs {p.point['batch_size']}" in key]
+        expected = [(1.0, 1)]
+        for p in points[1:]:
+            of = p.speedup
+            expected += [(value, p.num_workers) for value in (of.value, of.low, of.high, of.value)]
+        assert [(value, step) for name, value, step in curves if name == key] == expected
+    unconfirmed = speedup_curves(analyse(QUESTION, timed((32,), repeats=1)))
+    assert [step for _, _, step in unconfirmed] == [1, 2, 4]
+
+
+def test_at_most_six_curves_and_none_without_workers():
+    assert len({key for key, _, _ in speedup_curves(analyse(QUESTION, timed(range(8, 16))))}) == 6
+    results = [make_result({"batch_size": b}, r) for b in (32, 64) for r in range(3)]
+    assert speedup_curves(analyse(Question("s", {"batch_size": 32}, ("batch_size",)), results)) == []
+
+
+def test_points_have_rounded_medians_their_outcome_and_one_is_recommended():
+    analysis = analyse(replace(QUESTION, text="Does it pay?"), timed((32,)))
+    runs = {run.name: run for run in point_runs(analysis)}
+    assert list(runs) == ["bs=32 w=1", "bs=32 w=2", "bs=32 w=4"]
+    two = runs["bs=32 w=2"]
+    assert two.params["num_workers"] == "2" and two.metrics["num_workers"] == 2
+    estimates = {p.num_workers: p for p in analysis.points}
+    assert two.metrics["median_speedup"] == float(f"{estimates[2].speedup.value:.4g}")
+    assert two.metrics["median_speedup_low"] < two.metrics["median_speedup"] < two.metrics["median_speedup_high"]
+    assert two.metrics["num_trials"] == 3
+    of_trials = {"train_time_s", "wall_s", "speedup", "efficiency", "accuracy", "throughput_samples_per_s"}
+    assert not of_trials & two.metrics.keys()
+    notes = {name: run.tags["mlflow.note.content"] for name, run in runs.items()}
+    assert notes["bs=32 w=1"].endswith("baseline") and notes["bs=32 w=2"].startswith("faster: 1.6")
+    recommended = [name for name, run in runs.items() if run.tags["raypar.recommended"] == "yes"]
+    assert recommended == [name for name, note in notes.items() if note.startswith("recommended")]
+    assert len(recommended) == 1 and "Recommended: " in note_of(analysis)
+    assert len({run.identity for run in runs.values()}) == 3
+
+
+def test_a_point_without_a_time_has_its_outcome_and_one_that_nobody_ran_has_no_run():
+    of_diverged = [replace(r, state=TrialState.DIVERGED) for r in timed((64,), 1)]
+    question = replace(QUESTION, points=({"batch_size": 9, "num_workers": 1},))
+    runs = point_runs(analyse(question, [*timed((32,)), *of_diverged]))
+    assert len(runs) == 6
+    assert "diverged" in runs[-1].tags["mlflow.note.content"] and "median_train_time_s" not in runs[-1].metrics
+
+
+def test_a_search_has_no_point_runs_and_its_best_trials_are_first():
+    results = [make_result({"lr": float(i)}, 0, accuracy=0.01 * i) for i in range(1, 50)]
+    analysis = analyse(SEARCH, results)
+    assert point_runs(analysis) == []
+    lines = [line for line in note_of(analysis).splitlines() if line.startswith("| ")]
+    assert lines[2].startswith("| 49 |") and len(lines) == 2 + 30
+    assert "... and 19 more points." in note_of(analysis)
+
+
+def test_the_answer_begins_with_the_question_and_has_all_points():
+    analysis = analyse(replace(QUESTION, text="Does it *pay*?"), timed((32, 64)))
+    first, table, *rest = note_of(analysis).split("\n\n")
+    assert first == f"Does it *pay*? {analysis.verdict.answer}"
+    assert [line.split(" | ")[:2] for line in table.splitlines()[2:]] == [
+        [f"| {b}", str(n)] for b in (32, 64) for n in TIMES
+    ]
+    assert rest[0].startswith(("Recommended: ", "Leading: "))
 
 
 # ---- the point that the validation set chooses, and the test set's word on it

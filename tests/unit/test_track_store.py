@@ -3,6 +3,8 @@
 import math
 import os
 import stat
+import tarfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +25,12 @@ from recording import (
 )
 
 from raypar.study.trial import Failure, FailureKind, TrialState
+from raypar.track.names import short_label
+from raypar.track.runs import PointRun, run_params
 from raypar.track.store import Store, default_tracking_uri
+from raypar.track.view import links
+
+OLD_STORE = Path(__file__).parents[1] / "golden" / "store.tar.gz"
 
 HOSTILE = ["../../x", "a/b", 'it\'s "quoted" `so`', "naïve 研究", "x" * 300, "x" * 600, "..", " spaced ", "%2e%2e"]
 SMALL, MEDIUM = make_result(32), make_result(64)
@@ -100,24 +107,44 @@ def test_a_diverged_trial_is_none_of_the_finished_runs_and_counted_by_itself(pro
     assert (summary.num_finished, summary.num_diverged, summary.num_failed) == (3, 1, 0)
 
 
-def test_plain_mlflow_sees_the_execution_its_trial_and_the_experiment(project, uri):
+def summary_of(*results):
+    """Return a point run for each point of the results, as an execution derives them."""
+    by_point = {result.spec.point_identity: result.spec for result in results}
+    metrics = {"median_train_time_s": 6.0, "num_trials": 1.0}
+    return [
+        PointRun(identity, short_label(spec.point), run_params(spec), metrics, {"raypar.recommended": "no"})
+        for identity, spec in by_point.items()
+    ]
+
+
+def test_plain_mlflow_sees_the_execution_its_points_their_trials_and_the_experiment(project, uri):
     """What a trial's run holds is in golden/cases/runs.txt."""
-    about = {"description": "What does it buy?", "about": "What does it buy?\n\n- **Sweeps:** `batch_size`"}
+    about = {
+        "description": "What does it buy? More.",
+        "about": "- **Sweeps:** `batch_size`",
+        "answer": "What? Nothing.",
+    }
     about |= {"params": {"num_repeats": "3"}, "score": "accuracy", "study_file": Path("studies/mnist.py")}
     rec = recorder(project, uri, execution={**about, "study_source": "study = 1\n"})
     rec.record(MEDIUM)
     rec.record_metrics([("scaling/speedup", 1.0, 1), ("scaling/speedup", 1.9, 2)])
     rec.record_trial_metrics({MEDIUM.spec.identity: {"speedup": 1.9, "efficiency": 0.95}})
     rec.add_artifact("report/study.html", "<p>done</p>")
+    (point,) = runs(uri, kind="point")
+    assert (point.info.status, point.data.metrics) == ("RUNNING", {})
+    rec.record_summary("What? Much.", summary_of(MEDIUM))
     rec.close("finished")
 
-    (parent,), (child,) = runs(uri, kind="execution"), runs(uri)
-    assert parent.info.status == child.info.status == "FINISHED"
+    (parent,), (point,), (child,) = runs(uri, kind="execution"), runs(uri, kind="point"), runs(uri)
+    assert parent.info.status == point.info.status == child.info.status == "FINISHED"
+    assert (point.info.run_name, point.data.tags["mlflow.parentRunId"]) == ("bs=64", parent.info.run_id)
+    assert point.data.metrics == {"median_train_time_s": 6.0, "num_trials": 1.0}
+    assert point.data.params == child.data.params
     assert parent.data.params == {"num_repeats": "3"}
     assert parent.data.tags["mlflow.source.name"] == "studies/mnist.py"
     assert history(uri, parent, "scaling/speedup") == [(1, 1.0), (2, 1.9)]
     assert (child.info.run_name, child.data.params["hidden"]) == ("bs=64 #1", "128,64")
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.tags["mlflow.parentRunId"] == point.info.run_id
     metrics = {"num_workers": 2.0, "accuracy": 0.9, "speedup": 1.9, "efficiency": 0.95}
     assert metrics.items() <= child.data.metrics.items()
     assert history(uri, child, "accuracy") == [(1, 0.5), (2, 0.9)]
@@ -126,9 +153,10 @@ def test_plain_mlflow_sees_the_execution_its_trial_and_the_experiment(project, u
     experiment = client(uri).get_experiment_by_name("mnist")
     assert parent.data.tags["mlflow.note.content"] == about["description"]
     note = experiment.tags["mlflow.note.content"]
-    assert note.startswith(f"[Charts](#/experiments/{experiment.experiment_id}/runs?")
-    assert note.endswith(f" · {about['about']}")
-    assert "scaling/speedup" in str(unpacked(experiment.tags["mlflow.sharedViewState.raypar-v2"]))
+    assert note == f"What? Much.\n\n{links(experiment.experiment_id)}\n\n{about['about']}"
+    for view, kind in (("raypar-v2", "point"), ("raypar-trials", "trial")):
+        state = unpacked(experiment.tags[f"mlflow.sharedViewState.{view}"])
+        assert state["searchFilter"] == f"tags.`raypar.kind` = '{kind}'"
     assert experiment.artifact_location == (project / "mlartifacts" / "mnist").as_uri()
 
 
@@ -157,6 +185,61 @@ def test_metrics_reach_a_trial_of_an_earlier_execution(project, uri):
     rec = recorder(project, uri, "e2")
     rec.record_trial_metrics({MEDIUM.spec.identity: {"speedup": 2.0}, "unknown": {"speedup": 1.0}})
     assert (rec.close("finished"), runs(uri)[0].data.metrics["speedup"]) == (0, 2.0)
+
+
+def test_a_point_has_one_run_in_all_executions_which_is_no_trial(project, uri):
+    for uid, results in (("e1", [SMALL, MEDIUM]), ("e2", [make_result(64, repeat=1)])):
+        rec = recorder(project, uri, uid)
+        for result in results:
+            rec.record(result)
+        before = results_of(uri, project), Store(uri, project).studies()
+        rec.record_summary("What? Much.", summary_of(SMALL, MEDIUM))
+        rec.record_summary("What? Much.", summary_of(SMALL, MEDIUM))
+        assert results_of(uri, project) == before[0]
+        rec.close("finished")
+    (summary,) = Store(uri, project).studies()
+    assert (summary.num_executions, summary.num_finished) == (2, 3)
+    points = {run.info.run_name: run for run in runs(uri, kind="point")}
+    children = Counter(run.data.tags["mlflow.parentRunId"] for run in runs(uri))
+    assert children == {points["bs=32"].info.run_id: 1, points["bs=64"].info.run_id: 2}
+    latest = next(run for run in runs(uri, kind="execution") if run.data.tags["raypar.uid"] == "e2")
+    assert {run.data.tags["mlflow.parentRunId"] for run in points.values()} == {latest.info.run_id}
+    assert {run.info.status for run in points.values()} == {"FINISHED"}
+    order = sorted(points, key=lambda name: points[name].data.tags["raypar.order"])
+    assert (order, len(points)) == (["bs=32", "bs=64"], 2)
+
+
+def test_trials_of_a_search_are_its_points(project, uri):
+    rec = recorder(project, uri, execution={"has_points": False})
+    rec.record(SMALL)
+    rec.close("finished")
+    (parent,), (child,) = runs(uri, kind="execution"), runs(uri)
+    assert (child.data.tags["mlflow.parentRunId"], runs(uri, kind="point")) == (parent.info.run_id, [])
+
+
+def test_a_point_that_was_deleted_by_hand_is_made_again_with_what_is_known(project, uri):
+    rec = recorder(project, uri)
+    rec.record(SMALL)
+    client(uri).delete_run(runs(uri, kind="point")[0].info.run_id)
+    rec.record_summary("What?", summary_of(SMALL))
+    assert rec.close("finished") == 0 and list(project.rglob("*.rejected")) == []
+    assert [run.data.metrics["num_trials"] for run in runs(uri, kind="point")] == [1.0]
+
+
+def test_a_store_of_an_older_raypar_goes_on_with_points(tmp_path):
+    """Its trials lie under their execution, and have more params, metrics and tags."""
+    with tarfile.open(OLD_STORE) as tar:
+        tar.extractall(tmp_path, filter="data")
+    uri = default_tracking_uri(tmp_path)
+    before = Store(uri, tmp_path).results("digits")
+    again = replace(before[0], spec=replace(before[0].spec, repeat=9), started_at=2e9)
+    rec = recorder(tmp_path, uri, "new", "digits")
+    rec.record(again)
+    rec.record_summary("What?", summary_of(*before, again))
+    assert rec.close("finished") == 0
+    assert Store(uri, tmp_path).results("digits") == (*before, replace(again, step_times_s=()))
+    identities = {result.spec.point_identity for result in before}
+    assert {run.data.tags["raypar.point"] for run in runs(uri, "digits", "point")} == identities
 
 
 def test_what_is_deleted_by_hand_counts_no_more_and_stays_deleted(project, uri):

@@ -28,6 +28,7 @@ from raypar.study.trial import TrialState
 from raypar.track import journal
 from raypar.track.client import Unreachable
 from raypar.track.journal import Journal, journal_paths, write_ack
+from raypar.track.runs import PointRun
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.uploader import RunWriter, Uploader, UploadReport, end_abandoned, sync
 
@@ -181,10 +182,14 @@ def test_replaying_a_complete_journal_changes_nothing(project, uri):
     rec.record(replace(SMALL, data=DATA))
     rec.record_metrics([("scaling/speedup", 1.0, 1)])
     rec.record_trial_inputs({SMALL.spec.identity: DATA}, ["test"])
+    point = PointRun(SMALL.spec.point_identity, "bs=32", {"batch_size": "32"}, {"median_accuracy": 0.9}, {})
+    rec.record_summary("d", [point])
     (path,) = journal_paths(project)
     write_ack(path, uri, 0)
     assert rec.close("finished") == 0
     (parent,), (child,) = runs(uri, kind="execution"), runs(uri)
+    (of_point,) = runs(uri, kind="point")
+    assert history(uri, of_point, "median_accuracy") == [(0, 0.9)]
     assert (len(history(uri, parent, "scaling/speedup")), len(history(uri, child, "accuracy"))) == (1, 2)
     assert {context for context, _, _ in data_sets(uri)} == {"train", "val", "test"}
 
@@ -253,6 +258,7 @@ def test_a_trial_that_was_being_written_when_its_process_was_killed_is_completed
     assert [run.info.status for run in runs(uri)].count("RUNNING") == 2
     end_abandoned(project, uri)
     assert (statuses(uri), {run.info.status for run in runs(uri)}) == (["KILLED"], {"FINISHED"})
+    assert {run.info.status for run in runs(uri, kind="point")} == {"FINISHED"}
     (lost,) = runs(uri, kind="incomplete trial")
     assert lost.info.status == "KILLED" and results_of(uri, project) == stripped(SMALL, MEDIUM)
     assert journal_paths(project) == ()
@@ -299,8 +305,9 @@ def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, ca
     path.write_bytes(b"#" * len(first) + newline + rest)
     unblock(project)
     sync(project)
-    (parent,), (child,) = runs(uri, kind="execution"), runs(uri)
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    (parent,), (point,), (child,) = runs(uri, kind="execution"), runs(uri, kind="point"), runs(uri)
+    assert point.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.tags["mlflow.parentRunId"] == point.info.run_id
     assert len(results_of(uri, project)) == 1
 
 

@@ -1,17 +1,53 @@
 """The saved view of a study in MLflow, and the links to it; what it shows is in tests/golden."""
 
-from raypar.track.view import ViewContent, experiment_url, saved_view
+import pytest
+from recording import unpacked
+
+from raypar.track.view import TRIALS_KEY, VIEW_KEY, VIEW_TAG, ViewContent, experiment_url, links, saved_views
+
+POINTS, TRIALS = VIEW_TAG + VIEW_KEY, VIEW_TAG + TRIALS_KEY
 
 
-def test_links_open_the_page_for_runs():
-    assert experiment_url("http://h:5000/", "3") == "http://h:5000/#/experiments/3/runs?workflowType=machine_learning"
-    charts = experiment_url("http://h:5000", "3", charts=True)
-    assert charts.endswith("runs?workflowType=machine_learning&viewStateShareKey=raypar-v2&compareRunsMode=CHART")
+def test_links_open_the_views_on_the_page_for_runs():
+    runs = "#/experiments/3/runs?workflowType=machine_learning&viewStateShareKey="
+    assert experiment_url("http://h:5000/", "3") == f"http://h:5000/{runs}raypar-v2"
+    charts = f"{runs}raypar-v2&compareRunsMode=CHART"
+    assert links("3") == f"[Table]({runs}raypar-v2) · [Charts]({charts}) · [All trials]({runs}raypar-trials)"
 
 
-def test_a_saved_view_is_the_same_each_time_and_absent_where_it_is_too_long():
+def test_saved_views_are_the_same_each_time_and_absent_where_they_are_too_long():
     lr = ViewContent({"lr": True}, "accuracy", ["accuracy"])
-    assert saved_view(lr, at_ms=1) == saved_view(lr, at_ms=1)
-    assert saved_view(ViewContent({}), at_ms=1)
+    assert saved_views(lr, at_ms=1) == saved_views(lr, at_ms=1)
+    assert saved_views(ViewContent({}), at_ms=1).keys() == {POINTS, TRIALS}
     noise = [f"{i * 7919 % 1_000_003:x}{i * 104729 % 999_983:x}" for i in range(5000)]
-    assert saved_view(ViewContent(dict.fromkeys(noise, True)), at_ms=1) is None
+    assert saved_views(ViewContent(dict.fromkeys(noise, True)), at_ms=1) == {}
+
+
+SEARCH = ViewContent({"lr": True}, "loss", ["loss"], mode="min")
+TIMED = ViewContent({"strategy": False, "num_workers": True}, "accuracy", ["accuracy"], compares=True, has_points=True)
+ORDERS = {  # kind of the runs, and what they are sorted by
+    ("points", "timed"): ("point", "tags.`raypar.order`", True),
+    ("trials", "timed"): ("trial", "tags.`mlflow.runName`", True),
+    ("points", "search"): ("trial", "metrics.`loss`", True),
+    ("trials", "search"): ("trial", "metrics.`loss`", True),
+}
+
+
+@pytest.mark.parametrize(("view", "study"), ORDERS)
+def test_views_list_points_or_trials_with_the_swept_values_first(view, study):
+    content = {"timed": TIMED, "search": SEARCH}[study]
+    state = unpacked(saved_views(content, at_ms=1)[POINTS if view == "points" else TRIALS])
+    kind, order, ascending = ORDERS[view, study]
+    assert state["searchFilter"] == f"tags.`raypar.kind` = '{kind}'"
+    assert (state["orderByKey"], state["orderByAsc"]) == (order, ascending)
+    columns = state["selectedColumns"]
+    assert columns[: len(content.swept)] == [f"params.`{key}`" for key in content.swept]
+    medians = [column for column in columns if column.startswith("metrics.`median_")]
+    names = ("train_time_s", "speedup", "efficiency", "accuracy") if kind == "point" else ()
+    assert medians == [f"metrics.`median_{name}`" for name in names]
+    assert state["columnOrder"][2 : 2 + len(columns)] == columns
+
+
+def test_a_journal_s_view_is_read_whoever_wrote_it():
+    record = {"swept": {"lr": True}, "score": "accuracy", "series": ["accuracy"], "compares": True, "curves": ["x"]}
+    assert ViewContent.from_record(record) == ViewContent({"lr": True}, "accuracy", ["accuracy"], compares=True)
