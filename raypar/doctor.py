@@ -208,7 +208,7 @@ def gpus(num_torch_gpus: int | None, folder: Path = NVIDIA_GPUS) -> CheckResult:
     if not num_driver_gpus:
         return CheckResult("GPU", "none")
     if num_torch_gpus is None:
-        return CheckResult("GPU", f"{num_driver_gpus} × {model}; torch can't say whether it sees them")
+        return CheckResult("GPU", f"{num_driver_gpus} × {model}; whether torch sees them is unknown")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     fix = "unset CUDA_VISIBLE_DEVICES" if hidden else "install torch for CUDA, for a version that this driver supports"
     return CheckResult("GPU", f"{num_driver_gpus} × {model}, and torch sees none", False, fix)

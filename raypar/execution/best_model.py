@@ -94,7 +94,7 @@ def check_can_log(study: Study) -> None:
         raise RayparError(problem, hint=hint)
     if workload.save is not None:
         problem = f"--log-model: workload {workload.name} saves its models in a way of its own"
-        hint = "say --set keep_model=true: what it saves is among the trial's files in the store"
+        hint = "use --set keep_model=true: what it saves is among the trial's files in the store"
         raise RayparError(problem, hint=hint)
 
 

@@ -257,7 +257,7 @@ def predict(
     if not kept:
         raise RayparError(
             f"a global batch of {most} has no sample for each of {min(counts)} workers",
-            hint="ask for fewer workers, or say --scaling weak",
+            hint="ask for fewer workers, or use --scaling weak",
         )
     times = BootstrapSteps(calibration, job, communication, np.array(kept))
     every = np.arange(1, kept[-1] + 1)

@@ -307,7 +307,7 @@ def _hint_for(error: BaseException) -> str:
             return suggest(match[1], names)
         return f"hyperparameters go into config={{...}} or space={{...}}; a Study takes: {', '.join(names)}"
     if re.search(r"Study.*required keyword-only argument", text):
-        return "say what is trained: Study(workload=..., …), with a workload of raypar.workloads"
+        return "set what is trained: Study(workload=..., …), with a workload of raypar.workloads"
     if match := re.search(r"cannot import name '(\w+)' from '([\w.]+)'", text):
         module = sys.modules.get(match[2])
         names = [n for n in vars(module) if not n.startswith("_")] if module else []

@@ -105,7 +105,7 @@ def validate(
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():
             hint = "drop the point, ask for less, or give the --address of a larger cluster"
             if placement.device == "cuda" and "GPU" in wrong:
-                hint = "say --set device=cpu, or give the --address of a cluster with GPUs enough"
+                hint = "use --set device=cpu, or give the --address of a cluster with GPUs enough"
             mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
     return mistakes
 
@@ -114,12 +114,12 @@ def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Itera
     """Yield what the config names that the cluster's machines lack."""
     affinity, device = config["cpu_affinity"], config["device"]
     if cluster.cores == () and isinstance(affinity, (str, tuple)):
-        hint = "leave it out, or say how many cores for each worker: cpu_affinity=2"
+        hint = "leave it out, or give the number of cores of each worker: cpu_affinity=2"
         yield Mistake("cpu_affinity", affinity, "this system can't bind processes to cores", hint=hint)
     elif cluster.cores is not None:
         numbers = [core.number for core in cluster.cores]
         if (wrong := absent_cores(affinity, numbers)) is not None:
-            hint = f"list cores of {cores_text(numbers)}, or say how many for each worker: cpu_affinity=1"
+            hint = f"list cores of {cores_text(numbers)}, or give the number of cores of each worker: cpu_affinity=1"
             yield Mistake("cpu_affinity", affinity, wrong, hint=hint)
     num_usable_nodes = sum(node.get("CPU", 0) >= 1 for node in cluster.nodes)
     if config["nodes"] == "spread" and config["num_workers"] > 1 and num_usable_nodes < 2 and not cluster.may_grow:
@@ -127,10 +127,10 @@ def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Itera
         yield Mistake("nodes", "spread", "there is one node, and nothing to spread over", hint=hint)
     if device == "mps" and cluster.is_own and not cluster.has_mps:
         wrong = "this machine has no Apple GPU: mps needs macOS on arm64"
-        yield Mistake("device", device, wrong, hint="say --set device=cpu, or device=auto")
+        yield Mistake("device", device, wrong, hint="use --set device=cpu, or device=auto")
     if not workload.is_train_loop and config["precision"] == "tf32" and device != "cuda":
         wrong = f"tf32 exists on NVIDIA GPUs only, and the device is {device}"
-        yield Mistake("precision", "tf32", wrong, hint="say precision=fp32 or bf16, or run it where there is a GPU")
+        yield Mistake("precision", "tf32", wrong, hint="set precision=fp32 or bf16, or run it where there is a GPU")
 
 
 def validate_value(field: str, key: str, value: Value, option: Option) -> Mistake | None:
@@ -168,9 +168,9 @@ def _is_default(value: object) -> bool:
 
 def _validate_workload(workload: Workload) -> Iterator[Mistake]:
     if not isinstance(workload.name, str) or not workload.name:
-        yield Mistake("workload.name", workload.name, "is no name", hint='say name="mine"')
+        yield Mistake("workload.name", workload.name, "is no name", hint='set name="mine"')
     if workload.mode not in ("max", "min"):
-        yield Mistake("workload.mode", workload.mode, 'must be "max" or "min"', 'say mode="max" for an accuracy')
+        yield Mistake("workload.mode", workload.mode, 'must be "max" or "min"', 'set mode="max" for an accuracy')
     optional_hint = "give a function, or leave it out"
     functions = {
         **{part: f"give the Workload {part}=, a function of the trial's config" for part in ("model", "data")},
@@ -194,7 +194,7 @@ def _validate_workload(workload: Workload) -> Iterator[Mistake]:
     for part in ("options", "defaults", "metrics"):
         value = getattr(workload, part)
         if not isinstance(value, Mapping) and not (part == "metrics" and value is None):
-            yield Mistake(f"workload.{part}", value, "must be a dict", hint=f'say {part}={{"name": …}}')
+            yield Mistake(f"workload.{part}", value, "must be a dict", hint=f'set {part}={{"name": …}}')
     if not isinstance(workload.options, Mapping) or not isinstance(workload.defaults, Mapping):
         return
     for key, value in workload.options.items():
@@ -216,7 +216,7 @@ def validate_study(study: Study) -> list[Mistake]:
     mistakes = [*_validate_fields(study)]
     for key in _MAPPINGS:
         if not isinstance(getattr(study, key), Mapping):
-            hint = f'say {key}={{"batch_size": …}}'
+            hint = f'set {key}={{"batch_size": …}}'
             mistakes.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters", hint=hint))
     if isinstance(study.workload, Workload):
         mistakes += _validate_workload(study.workload)
@@ -251,19 +251,19 @@ def _validate_fields(study: Study) -> Iterator[Mistake]:
         if value is None and key == "max_concurrent_trials":
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            yield Mistake(key, value, f"must be a whole number of at least {low}", hint=f"say {key}={low}")
+            yield Mistake(key, value, f"must be a whole number of at least {low}", hint=f"set {key}={low}")
         elif value > MAX_TRIALS:
-            yield Mistake(key, value, f"is more than {MAX_TRIALS:,}", hint=f"say {key}={low}")
+            yield Mistake(key, value, f"is more than {MAX_TRIALS:,}", hint=f"set {key}={low}")
     yield from _validate_until(study)
     price = study.price_per_node_hour
     if price is not None and not (_is_number(price) and 0 < price < math.inf):
-        hint = "say price_per_node_hour=2.5, or leave it out"
+        hint = "set price_per_node_hour=2.5, or leave it out"
         yield Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint)
     of_workload = study.workload.mode if isinstance(study.workload, Workload) else ""  # the workload's mistake
     if isinstance(study.mode, str) and study.mode not in ("max", "min", of_workload):
-        yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='say mode="max" for an accuracy')
+        yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='set mode="max" for an accuracy')
     if not isinstance(study.seed, int) or isinstance(study.seed, bool) or not 0 <= study.seed < 2**32:
-        yield Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295", hint="say seed=0")
+        yield Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295", hint="set seed=0")
     for key, example in (("searcher", "OptunaSearch()"), ("scheduler", "ASHAScheduler()")):
         value = getattr(study, key)
         if isinstance(value, (str, int, float, type, Mapping, list, tuple)):
@@ -321,7 +321,7 @@ def _validate_config(study: Study, options: Mapping[str, Option], is_complete: b
     for key, value in config.items():
         where = f"config[{key!r}]"
         if key in space:
-            yield Mistake(where, value, "is also swept in `space`", hint="say it in one of the two")
+            yield Mistake(where, value, "is also swept in `space`", hint="give it in one of the two")
         if isinstance(value, DOMAINS):
             yield Mistake(where, value, "is no single value", hint=f"put it into space={{{key!r}: …}}")
         else:
@@ -431,7 +431,7 @@ def _validate_points(study: Study) -> list[Mistake]:
         values = examples(affinity) if isinstance(affinity, DOMAINS) else (affinity,)
         if counts := [value for value in values if affinity_width(value, 1) is not None]:
             wrong = f"is given beside cpu_affinity={counts[0]!r}, which sets the number of cores too"
-            hint = 'leave cpus_per_worker out, or say cpu_affinity="spread" or "compact"'
+            hint = 'leave cpus_per_worker out, or set cpu_affinity="spread" or "compact"'
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
     mistakes: dict[str, Mistake] = {}
     drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}

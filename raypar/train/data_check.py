@@ -250,7 +250,7 @@ def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -
         problem = (
             f"cross-entropy needs {expected} for outputs of shape (batch, {', '.join(map(str, outputs.shape[1:]))})"
         )
-        return Mistake(where, shown, problem, "give one class number for each sample: targets.squeeze(1), say")
+        return Mistake(where, shown, problem, "give one class number for each sample: for example targets.squeeze(1)")
     classes = targets[targets != ignored]
     if not len(classes):
         return None

@@ -173,7 +173,7 @@ def layers(model: nn.Module) -> list[nn.Module]:
     if not isinstance(model, ResNet):
         raise RayparError(
             f"torchvision's {type(model).__name__} can't be partitioned into layers: only a ResNet can",
-            hint="say --set architecture=resnet18, or another that begins with resnet, resnext or wide_resnet",
+            hint="use --set architecture=resnet18, or another that begins with resnet, resnext or wide_resnet",
         )
     stages = (model.layer1, model.layer2, model.layer3, model.layer4)
     blocks = (block for stage in stages for block in stage)
@@ -229,7 +229,7 @@ def prepare(config: Config) -> None:
     except (AssertionError, RuntimeError, ValueError) as error:
         raise DataError(
             f"{config['architecture']} can't take images of {size}x{size} pixels: {str(error).splitlines()[0]}",
-            hint="say --set image_size=224, which every architecture of torchvision accepts",
+            hint="use --set image_size=224, which every architecture of torchvision accepts",
         ) from None
 
 

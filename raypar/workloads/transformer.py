@@ -133,12 +133,12 @@ def prepare(config: Config) -> None:
     if width % num_heads:
         raise DataError(
             f"width={width} is not divisible by num_heads={num_heads}",
-            hint=f"say --set width={-(-width // num_heads) * num_heads}, or another multiple of num_heads",
+            hint=f"use --set width={-(-width // num_heads) * num_heads}, or another multiple of num_heads",
         )
     if num_heads % (splits := tensor_size(config)):
         raise DataError(
             f"num_heads={num_heads} is not divisible by the {splits} workers that split each layer",
-            hint=f"say --set num_heads={splits}, or another multiple that divides width={width}",
+            hint=f"use --set num_heads={splits}, or another multiple that divides width={width}",
         )
 
 

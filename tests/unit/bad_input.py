@@ -170,9 +170,9 @@ STUDIES = (
     study(
         "counts below their bounds",
         "max_retries=-1, num_trials=0, max_concurrent_trials=0, price_per_node_hour=0",
-        "say max_retries=0 | say num_trials=1 | say max_concurrent_trials=1 | say price_per_node_hour=2.5",
+        "set max_retries=0 | set num_trials=1 | set max_concurrent_trials=1 | set price_per_node_hour=2.5",
     ),
-    study("mappings of other types", "config='lr=0.1', baseline=1", "say config={", "say baseline={"),
+    study("mappings of other types", "config='lr=0.1', baseline=1", "set config={", "set baseline={"),
     study("a grid for a searcher", "space={'lr': grid(0.1, 0.2)}, searcher=object()", "write choice(0.1, 0.2)"),
     study("values out of bounds", "space={'epochs': grid(0), 'lr': uniform(-1, 1)}", "epochs'] = 0 | space['lr'] = -1"),
     study("a baseline of a range", "space={'lr': uniform(0.1, 1)}, baseline={'lr': 0.1}", "needs grid(...)"),
