@@ -140,7 +140,7 @@ def views_of(analysis: StudyAnalysis, sample: Sample) -> dict[str, str]:
         return console.file.getvalue()
 
     advice = recommend(sample.question, sample.results, Constraints())
-    with patch.object(page, "figures_of", return_value=[]), patch.object(page, "_chart_script", return_value=""):
+    with patch.object(page, "static_svg", return_value=""), patch.object(page, "_chart_script", return_value=""):
         markup = page.html_report(analysis, sample.results, page.Origin({}))
     body = re.sub(r"<(script|style)\b.*?</\1>", " ", markup, flags=re.DOTALL)
     views = {

@@ -174,7 +174,7 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         for n in (min(counts), max(counts))
     ]
     one_each = {"field": "series", "type": "nominal"}
-    mark = {"type": "line", "strokeWidth": 1.5, "color": vega.GREY}
+    mark = {"type": "line", "strokeWidth": 1.5, "color": vega.GREY, "clip": True}
     ideal_line = {"data": {"values": ideal}, **layer(mark, x=x, y=y, strokeDash=dashes, detail=one_each)}
     if laws:
         lines = {"data": {"values": laws}, **vega.line_layer(x, y, strokeDash=dashes, color=colour)}
@@ -700,12 +700,11 @@ def _stacked(rows: Sequence[Row], y: Spec, colours: Mapping[str, str], title: st
     seen = [part for part in colours if any(row["value"] > 0 for row in rows if row["part"] == part)]
     num_bars = len({row["point"] for row in rows})
     scale = {"domain": seen, "range": [colours[name] for name in seen]}
-    columns = 1 if any(len(name) > vega.MAX_SHORT_NAME for name in seen) else 2
     bars = layer(
         {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
         y=y,
         x={**quantity("value", title, zero=True), "stack": "zero"},
-        color=nominal("part", scale=scale, legend={"orient": "top", "columns": columns, **OFF_AXIS}),
+        color=nominal("part", scale=scale, legend={"orient": "top", "columns": vega.legend_columns(seen), **OFF_AXIS}),
         order={"field": "order", "type": "quantitative"},
         opacity=vega.PICKED,
         tooltip=vega.tooltip(point="point", part="part", shown="time"),

@@ -146,11 +146,15 @@ def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
 
 def series(names: Sequence[str], channel: Literal["color", "shape"] = "color", title: str | None = None) -> Spec:
     """Return the colours or shapes of at most `MAX_SERIES` series, in the order given."""
-    columns = 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
     styles = COLOURS if channel == "color" else SHAPES
     scale = {"domain": list(names), "range": list(styles[: len(names)])}
-    legend = {"orient": "top", "labelLimit": 260, "columns": columns} if len(names) > 1 else None
+    legend = {"orient": "top", "labelLimit": 260, "columns": legend_columns(names)} if len(names) > 1 else None
     return nominal("series", title, scale=scale, legend=legend)
+
+
+def legend_columns(names: Sequence[str]) -> int:
+    """Return how many names fit beside each other in a legend."""
+    return 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
 
 
 def metric_axis(metric: str) -> Spec:
@@ -173,7 +177,7 @@ PICKED: Mapping[str, Any] = {"condition": {"param": "picked", "value": 1}, "valu
 
 def line_layer(x: Spec, y: Spec, **channels: Any) -> Spec:
     """Return a layer of curves."""
-    return layer({"type": "line", "strokeWidth": 1.5}, x=x, y=y, **channels, opacity=PICKED)
+    return layer({"type": "line", "strokeWidth": 1.5, "clip": True}, x=x, y=y, **channels, opacity=PICKED)
 
 
 def point_layer(
