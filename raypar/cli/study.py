@@ -32,7 +32,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     from raypar.analysis.question import question_of
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
-    from raypar.report.live import STARTING_RAY, LiveView
+    from raypar.report.live import STARTING_RAY, STARTING_WORKERS, LiveView
     from raypar.track.client import has_server
 
     if options.address is None:
@@ -45,7 +45,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
                 stored = f"{done} of {made.num_trials} trials are in the store already and are not run again"
                 common.say(console, stored)
             question = question_of(made.study)
-            starting = STARTING_RAY if options.with_ray and options.address is None else ""
+            starting = STARTING_RAY if options.with_ray and options.address is None else STARTING_WORKERS
             return LiveView(
                 console, made.num_trials, done=made.done, queued=made.missing, question=question, starting=starting
             )

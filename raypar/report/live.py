@@ -79,7 +79,7 @@ MAX_SHOWN = 4  # running trials with a line of their own
 NUM_LAST = 3  # trials that have ended with a line of their own
 BAR_WIDTH, MIN_BAR_WIDTH = 30, 5
 TIME_OF_LINE = "%Y-%m-%d %H:%M:%S"
-STARTING_RAY = "starting Ray (usually 10-20 s)"
+STARTING_RAY, STARTING_WORKERS = "starting Ray (usually 10-20 s)", "starting workers"
 
 
 class _ResizableLive(Live):

@@ -484,7 +484,8 @@ class Dispatcher:
             trial.attempt.end()
         notice = self._stopped.note(trial.spec, failure, has_reported=bool(trial.reports))
         retried = failure is not None and is_retried(failure, trial.num_attempts, self._config.max_retries)
-        if failure is not None and retried and not trial.stop_requested and notice is None:
+        is_over = trial.stop_requested or self._stopped.refusal(trial.spec) is not None
+        if failure is not None and retried and not is_over:
             self._tell(TrialRetried(trial.spec, failure.message), trial.uid)
             trial.phase, trial.attempt = TrialPhase.QUEUED, None
             self._queue.insert(0, trial)

@@ -66,7 +66,9 @@ class LocalRunner:
                 job = TrialJob(spec, attempt, workload, self._settings)
                 result = _LocalAttempt(job, study.metric, listener, self._server, self._cores).run()
                 notice = stopped.note(spec, result.failure, has_reported=bool(result.reports))
-                if result.failure is None or not is_retried(result.failure, attempt, study.max_retries) or notice:
+                if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
+                    break
+                if stopped.refusal(spec) is not None:
                     break
                 listener(TrialRetried(spec, result.failure.message))
             listener(TrialEnded(result))

@@ -562,6 +562,20 @@ def test_a_crash_that_comes_again_at_once_is_not_retried_for_ever(messages, has_
     assert (result.failure.message, len(run.of(Notice))) == (messages[-1], num_attempts == 2)
 
 
+def test_a_trial_that_ran_when_its_point_was_stopped_is_not_retried_and_keeps_its_own_failure():
+    run = Run(repeats(3, 1), cluster(1, 1, 1))
+    run.define(*"abc")
+    run.workers_come_up()
+    for uid in "abca":  # the first one is running again when the second one ends
+        run.end(uid, RankEnd(failure=replace(EXITED, message="rank 0 ended with exit code 3")))
+    assert len(run.of(TrialRetried)) == 1 and len(run.of(Notice)) == 1
+    assert [(r.spec.repeat, r.attempts, r.failure.kind) for r in run.results] == [
+        (1, 1, FailureKind.CRASH),
+        (2, 1, FailureKind.CRASH),
+        (0, 2, FailureKind.CRASH),
+    ]
+
+
 @pytest.mark.parametrize("other", [DONE, RankEnd(failure=replace(RAISED, message="ValueError: another"))])
 def test_a_point_that_fails_in_two_ways_goes_on(other):
     run = Run(repeats(4, 1))
