@@ -49,7 +49,7 @@ from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialSpec
+from raypar.study.trial import TrialResult, TrialSpec, point_label
 from raypar.track.client import MODEL_NAME, sqlite_path
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
@@ -72,7 +72,7 @@ NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FIL
 OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"
 MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # over which other load is measured: long enough to be seen, and no longer ago
 STOPPING = "stopping: finished trials are kept (a second Ctrl-C exits at once)"
-STOPPED_BEFORE = "{} failed alike, and their code has not changed: they are not run again (--retry-failed runs them)"
+STOPPED_BEFORE = "{} failed before, and the code has not changed: {} are not run again (--retry-failed runs them)"
 NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
 
 ListenerOf: TypeAlias = Callable[[ExecutionPlan], contextlib.AbstractContextManager[Listener]]
@@ -210,7 +210,8 @@ def _notices(
     if text := changed_code(plan, loaded):
         yield text
     if failed := [result for result in plan.done if not result.is_complete]:
-        yield STOPPED_BEFORE.format(units.counted(len(failed), "trial"))
+        num_points = len({point_label(result.spec.point) for result in failed})
+        yield STOPPED_BEFORE.format(units.counted(num_points, "point"), units.counted(len(failed), "trial"))
     num_unprofiled = sum(not r.profile for r in plan.done if r.spec.repeat == 0 and r.is_complete)
     if options.profiling.num_steps and num_unprofiled:
         yield NO_PROFILE.format(units.counted(num_unprofiled, "point"))

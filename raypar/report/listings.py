@@ -96,7 +96,7 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
             print_line(console, f"    log: {failure.log_path}")
     if skipped:
         print_line(console, f"not run, as their points had failed: {units.listed(skipped, MAX_LABELS)}")
-    if log_dir.exists():
+    if any(r.failure is not None and Path(r.failure.log_path).is_relative_to(log_dir) for r in failures):
         print_line(console, f"all logs of this execution: {log_dir}")
 
 

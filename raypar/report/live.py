@@ -140,6 +140,7 @@ class LiveView:
         self._num_done = len(done)
         self._num_lost: Counter[TrialState] = Counter()  # trials that failed or diverged
         self._num_skipped = 0
+        self._has_said = False
         self._errors: set[str] = set()  # those printed
         self._clock, self._now = clock, now
         self._begun_s = clock()
@@ -177,9 +178,11 @@ class LiveView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._live:
                 self._live.stop()
+            if self._has_said:
+                self._console.line()  # what follows is a report
 
     def __call__(self, event: runner.Event) -> None:
         """Take an event, from any thread."""
@@ -271,6 +274,7 @@ class LiveView:
         return "; ".join(parts)
 
     def _say(self, line: str) -> None:
+        self._has_said = True
         if not self._live:
             line = f"{self._now():{TIME_OF_LINE}}  {line}"
         with contextlib.suppress(OSError):  # a terminal that was closed: no reason to lose a trial

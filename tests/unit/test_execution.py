@@ -195,7 +195,7 @@ def test_a_stopped_point_is_reported_as_failed_again_and_run_again_when_asked(st
     stage.happened.clear()
     outcome = stage.execute(study)
     assert stage.happened == ["checked"] and outcome.status == "failed" and outcome.analysis.num_trials == 12
-    assert stage.notices == [STOPPED_BEFORE.format("6 trials")]
+    assert stage.notices == [STOPPED_BEFORE.format("2 points", "6 trials")]
     console = Console(file=io.StringIO(), width=200)
     print_outcome(console, outcome, "raypar resume s")
     (error,) = re.findall("^failed: .*", console.file.getvalue(), re.MULTILINE)
