@@ -81,14 +81,19 @@ PLAIN = (vega.GREY, "circle")
 OUTCOME_STYLES = {Outcome.FASTER: ("#0072B2", "triangle-right"), Outcome.SLOWER: ("#D55E00", "triangle-left")}
 
 
-def comparisons(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """Speedups over the baseline: of three worker counts or more as curves, of other points one below the other."""
+    groups, comparisons = _curves(analysis), analysis.verdict.comparisons
+    if groups and (not comparisons or analysis.question.compared_keys() == ("num_workers",)):
+        return _speedup_over_workers(analysis, groups)
+    if comparisons:
+        return _comparisons(analysis)
+    return OmittedFigure("Speedup", "no point has a finished baseline to be compared with")
+
+
+def _comparisons(analysis: StudyAnalysis) -> Figure:
     """Speedup of each point over its baseline with its interval, and of each trial over that of its block."""
-    title = f"Speedup over {point_label(analysis.question.baseline)}" if analysis.question.baseline else "Speedup"
     shown = [(c, c.point.speedup) for c in analysis.verdict.comparisons if c.point.speedup][:MAX_BARS]
-    if not shown:
-        return OmittedFigure(title, "no point has a finished baseline to be compared with")
-    if analysis.question.compared_keys() == ("num_workers",) and _curves(analysis):
-        return OmittedFigure(title, "the speedup over workers shows the same")
     cells = zip(*(column.cells for column in comparison_columns(analysis.verdict)[:-2]), strict=True)
     names = [", ".join(filter(None, row)) for row in cells] or [shown[0][0].who]  # one needs no table
     rows = [
@@ -110,10 +115,11 @@ def comparisons(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
         _medians(x, y, color=colour, shape=shape, tooltip=vega.tooltip(point="point", shown="speedup")),
         height=max(80, 30 * len(rows)),
     )
-    return Figure("comparisons", title, _comparisons_caption(analysis), spec)
+    title = f"Speedup over {point_label(analysis.question.baseline)}"
+    return Figure("speedup", title, _speedup_caption(analysis), spec)
 
 
-def _comparisons_caption(analysis: StudyAnalysis) -> str:
+def _speedup_caption(analysis: StudyAnalysis) -> str:
     if analysis.verdict.doubt or analysis.question.is_search:
         return _doubt(analysis) or "One trial each, unconfirmed."
     return analysis.verdict.answer
@@ -153,12 +159,8 @@ def _speedups(analysis: StudyAnalysis, of: PointSamples, base: PointSamples | No
     ]
 
 
-def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+def _speedup_over_workers(analysis: StudyAnalysis, groups: Mapping[str, WorkerGroup]) -> Figure:
     """Speedups over the number of workers with their intervals, the ideal line, and the laws fitted to them."""
-    title = "Speedup over workers"
-    groups = _curves(analysis)
-    if not groups:
-        return OmittedFigure(title, NO_CURVE)
     rows = list(_group_rows(groups, attrgetter("speedup"), units.ratio_interval))
     counts = [row["workers"] for row in rows]
     laws = list(_law_rows(groups, max(counts)))
@@ -181,9 +183,9 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     else:
         lines = vega.line_layer({**x, "field": "beside"}, y, color=colour)
     spec = _over_workers(rows, trials, x, y, "speedup", (ideal_line, lines))
-    if analysis.verdict.comparisons:
-        return Figure("speedup", title, _comparisons_caption(analysis), spec)
-    return Figure("speedup", title, _at_most_workers(groups, attrgetter("speedup"), units.ratio_interval), spec)
+    caption = _at_most_workers(groups, attrgetter("speedup"), units.ratio_interval)
+    caption = _speedup_caption(analysis) if analysis.verdict.comparisons else caption
+    return Figure("speedup", "Speedup over workers", caption, spec)
 
 
 def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
@@ -367,18 +369,14 @@ def _taken(analysis: StudyAnalysis) -> tuple[Candidate | None, str]:
 def _pareto_caption(analysis: StudyAnalysis, rows: Sequence[Row]) -> str:
     advice, metric = analysis.verdict.recommendation, analysis.question.metric
     assert advice is not None
+    first = next(recommended_lines(analysis.verdict), "").removesuffix(".")
     if analysis.question.is_search:
         least, most = (units.seconds(pick(row["time"] for row in rows)) for pick in (min, max))
         first = f"Trainings took from {least} to {most}"
-        if advice.best and advice.best.time_s:
-            first += f", that of the leading point {units.seconds(advice.best.time_s.value)}"
-    else:
-        first = next(recommended_lines(analysis.verdict), "")
     if excluded := [c.exclusion for c in advice.candidates if c.exclusion]:
         num_worse, for_metric = sum(why.startswith(metric) for why in excluded), f" for their {metric}"
-        first += (
-            f". Excluded{for_metric * (num_worse == len(excluded))}: {len(excluded)} of {len(advice.candidates)} points"
-        )
+        share = f"{len(excluded)} of {len(advice.candidates)} points"
+        first += f". Excluded{for_metric * (num_worse == len(excluded))}: {share}"
         first += f" ({num_worse}{for_metric})" * (0 < num_worse < len(excluded))
     return f"{first}."
 
@@ -391,9 +389,10 @@ LOG_RANGE = 20  # of the values of a logarithmic axis
 def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The metric of a search's trials over the hyperparameter that matters most."""
     metric = analysis.question.metric
-    title = f"{metric[:1].upper()}{metric[1:]} over the hyperparameter that matters most"
+    name = f"{metric[:1].upper()}{metric[1:]} over"
     scored = [(p, p.metric.value) for p in analysis.points if p.metric is not None and not p.unusable]
     if not analysis.question.is_search or len(scored) < MIN_TRIALS:
+        title = f"{name} the hyperparameter that matters most"
         return OmittedFigure(title, f"it shows a search of {MIN_TRIALS} trials or more")
     shares = analysis.importances.shares if analysis.importances else {}
     values = {key: [p.point.get(key) for p, _ in scored] for key in (*shares, *analysis.question.space_keys)}
@@ -416,17 +415,11 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
     )
     top = rows[: max(MIN_TOP, round(TOP_SHARE * len(rows)))]  # a search's points come with the best first
     seen = [row["x"] for row in top]
-    where = (
-        f"{key} from {units.value_of(min(seen))} to {units.value_of(max(seen))}"
-        if is_number
-        else (f"{key}={units.listed(dict.fromkeys(seen), MAX_SHOWN, word='or')}")
-    )
-    return Figure(
-        "main_effect",
-        f"{metric[:1].upper()}{metric[1:]} over {key}",
-        f"The best {len(top)} of {len(rows)} trials have {where}.",
-        spec,
-    )
+    where = f"{key}={units.listed(dict.fromkeys(map(str, seen)), MAX_SHOWN, word='or')}"
+    if is_number:
+        where = f"{key} from {units.value_of(min(seen))} to {units.value_of(max(seen))}"
+    caption = f"The best {len(top)} of {len(rows)} trials have {where}."
+    return Figure("main_effect", f"{name} {key}", caption, spec)
 
 
 MAX_CELLS = 400
@@ -814,7 +807,6 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
 
 # In the order of a report. A new figure is a function and its entry here.
 FIGURES: Sequence[MakeFigure] = (
-    comparisons,
     speedup,
     times,
     pareto,
@@ -830,7 +822,6 @@ FIGURES: Sequence[MakeFigure] = (
 )
 SEARCH_FIGURES: Sequence[MakeFigure] = (main_effect, learning, pareto)  # come first in a search …
 GRID_FIGURES: Sequence[MakeFigure] = (
-    comparisons,
     speedup,
     heat_map,
     metric_heat_map,

@@ -514,7 +514,7 @@ def figures():
         "diverged trials": drawn("times pareto heat_map metric_heat_map", some_diverged()[1], some_diverged()[0]),
         "points that fill no grid": drawn("omitted", drawn_lr, Question("s", {}, ("lr", "momentum"), num_repeats=1)),
         "more groups than colours": drawn("speedup", groups, both),
-        "too few worker counts for a curve": drawn("comparisons speedup", at_workers({1: 4.0, 2: 2.5}, NOISE)),
+        "too few worker counts for a curve": drawn("speedup efficiency", at_workers({1: 4.0, 2: 2.5}, NOISE)),
         "intervals far wider than the values": drawn(*wide),
         "parts of trials": drawn("trial_parts", [replace(r, **parts) for r in at_workers({1: 4.0, 2: 3.0})]),
         "a profile": drawn("breakdown", full, both),

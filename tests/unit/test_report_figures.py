@@ -56,11 +56,11 @@ def test_each_trial_is_a_dot_and_each_interval_is_drawn(full):
 
 def test_the_comparisons_of_two_worker_counts_are_drawn_one_below_the_other():
     figures = drawn([r for r in results() if r.spec.point["num_workers"] <= 2], question())
-    assert "speedup" not in figures
-    spec = figures["comparisons"].spec
+    assert "efficiency" not in figures
+    spec = figures["speedup"].spec
     assert [row["point"] for row in spec["data"]["values"]] == ["lr=0.1", "lr=0.2"]
     assert [row["outcome"] for row in spec["data"]["values"]] == ["faster", "faster"]
-    assert figures["comparisons"].caption == "2 workers are faster than 1 at every lr."
+    assert figures["speedup"].caption == "2 workers are faster than 1 at every lr."
 
 
 def test_a_search_shows_the_hyperparameter_that_matters_most_and_its_learning_curves_first():
@@ -79,8 +79,8 @@ def test_a_study_of_many_points_shows_its_heat_maps_before_its_bars():
         trials = [make_result(p, r, 4.0 / p["num_workers"] + r / 100) for p in points for r in range(2)]
         return list(drawn(trials, question()))
 
-    assert keys(7)[:4] == ["comparisons", "heat_map", "metric_heat_map", "times"]
-    assert keys(6)[:3] == ["comparisons", "times", "pareto"]
+    assert keys(7)[:4] == ["speedup", "heat_map", "metric_heat_map", "times"]
+    assert keys(6)[:3] == ["speedup", "times", "pareto"]
 
 
 def test_a_point_that_the_recommendation_excludes_is_not_on_the_front():
