@@ -633,9 +633,10 @@ def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omi
 
 def _shares_caption(part: str, whole: str, shares: Mapping[str, float]) -> str:
     """Return between which shares of a whole a part takes; `shares`: by point."""
-    most, least = (pick(shares, key=lambda at: shares[at]) for pick in (max, min))
-    text = f"{part[:1].upper()}{part[1:]} takes {units.percent(shares[most])} of {whole}"
-    return f"{text} at {most}, {units.percent(shares[least])} at {least}." if most != least else f"{text}."
+    ends = [pick(shares, key=lambda at: shares[at]) for pick in (max, min)]
+    most, least = (units.percent(shares[at]) for at in ends)
+    text = f"{part[:1].upper()}{part[1:]} takes {most} of {whole}"
+    return f"{text} at {ends[0]}, {least} at {ends[1]}." if most != least else f"{text}."
 
 
 def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
