@@ -63,8 +63,8 @@ def store_of(tracking_uri: str | None) -> Any:
     return Store(uri_of(tracking_uri), Path.cwd())
 
 
-def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> tuple[str, str] | None:
-    """Return a study, by default the last used, and its charts' address. Raises RayparError for an unknown name."""
+def study_url(tracking_uri: str, server_url: str, name: str | None = None) -> tuple[str, str] | None:
+    """Return a study, by default the last used, and its view's address. Raises RayparError for an unknown name."""
     from raypar.execution.stored import unknown_study
     from raypar.track.view import experiment_url
 
@@ -76,6 +76,12 @@ def charts_url(tracking_uri: str, server_url: str, name: str | None = None) -> t
         return None
     name = name or next(iter(ids))
     return name, experiment_url(server_url, ids[name])
+
+
+def has_browser() -> bool:
+    """Return True where a user at a terminal of this machine can see a browser."""
+    has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return has_display and sys.stdout.isatty() and not os.environ.get("SSH_CONNECTION")
 
 
 def check_positive(flag: str, value: float | None, example: str = "2.5") -> None:

@@ -121,7 +121,7 @@ def sync(tracking_uri: common.TrackingUri = None) -> None:
 
 def ui(
     name: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="Link to its charts. (default: the last used one)")
+        str | None, typer.Argument(metavar="[STUDY]", help="Open its points. (default: those of the last used one)")
     ] = None,
     tracking_uri: common.TrackingUri = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free port from here on.")] = 5000,
@@ -131,8 +131,11 @@ def ui(
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Let in whoever reaches it, other users of this machine too.")
     ] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open it in the browser, at a terminal with a display.")
+    ] = True,
 ) -> None:
-    """Open MLflow's UI on the store, for you on this machine only, until Ctrl-C, and link to a study's charts.
+    """Open MLflow's UI at a study's points, for you on this machine only, until Ctrl-C.
 
     The link opens once, in one browser. Of a store that is a server already, its links are shown.
     """
@@ -141,23 +144,28 @@ def ui(
     from raypar.track.server import home_url, serve
 
     uri = common.uri_of(tracking_uri)
-    common.charts_url(uri, "", name)  # a study that isn't there is reported before anything is started
+    common.study_url(uri, "", name)  # a study that isn't there is reported before anything is started
 
     access = None if no_auth or has_server(uri) else Access()
+    with contextlib.ExitStack() as until_the_end:
 
-    def announce(server_url: str) -> None:
-        link = access.link if access else str
-        typer.echo(link(home_url(server_url)))
-        if (charts := common.charts_url(uri, server_url, name)) is not None:
-            common.say(common.stdout(), f"charts of {charts[0]}: {link(charts[1])}")
-        if access:
-            common.say(common.stdout(), "a link opens once, in one browser; run `raypar ui` again for another")
+        def announce(server_url: str) -> None:
+            link = access.link if access else str
+            home, study = home_url(server_url), common.study_url(uri, server_url, name)
+            if study is not None:
+                common.say(common.stdout(), f"{study[0]}: {link(study[1])}")
+            common.say(common.stdout(), f"{'all studies: ' if study else ''}{link(home)}")
+            if access:
+                common.say(common.stdout(), "a link opens once, in one browser; run `raypar ui` again for another")
+            if open_page and common.has_browser():
+                url = study[1] if study else home
+                typer.launch(until_the_end.enter_context(access.page(url)).as_uri() if access else url)
 
-    if has_server(uri):
-        announce(masked(uri))
-    else:
-        warn = partial(typer.echo, err=True)
-        serve(uri, Path.cwd(), port=port, host=host, access=access, announce=announce, warn=warn)
+        if has_server(uri):
+            announce(masked(uri))
+        else:
+            warn = partial(typer.echo, err=True)
+            serve(uri, Path.cwd(), port=port, host=host, access=access, announce=announce, warn=warn)
 
 
 def doctor(

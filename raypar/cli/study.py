@@ -57,8 +57,8 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             print_outcome(console, outcome, resume_command(loaded, options))
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
-                    charts = common.charts_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
-                    common.say(console, "charts of {}: {}".format(*charts or ("", "")))
+                    url = common.study_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
+                    common.say(console, "{} in MLflow: {}".format(*url or ("", "")))
     common.exit_as(outcome)
 
 

@@ -18,6 +18,7 @@ from raypar.track.client import (
     SERVERS,
     artifact_root,
     connect,
+    familiar_schema,
     is_blank,
     reachable,
     schema_version,
@@ -118,6 +119,8 @@ def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "w
     if not versions:
         hint = "choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db"
         raise StoreError(f"The database {database} is not one of MLflow's", hint=hint)
+    if versions == [familiar_schema()]:
+        return True
     with reachable(tracking_uri):
         installed, upgradable = schema_versions()
     if versions == [installed]:

@@ -8,8 +8,9 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -36,6 +37,8 @@ SERVERS = ("http", "https", "databricks")
 MODEL_NAME = "best_model"
 _UNAUTHORIZED = "failed with error code 401"  # of MLflow's message; its error_code does not tell
 
+# Alembic's versions by those of MLflow: experiments, runs and their tags are alike in all of these.
+SCHEMAS: Mapping[str, str] = {"3.17": "dc11669786a5", "3.18": "f4a9b2c7d1e6"}
 VERSIONS = "alembic_version"  # table
 _DEFAULT_ROWS = {"experiments": "experiment_id = 0", "workspaces": "name = 'default'", VERSIONS: "TRUE"}
 _COPY = "_alembic_tmp_"  # of a table that a migration was changing
@@ -168,6 +171,13 @@ def schema_version(database: sqlite3.Connection) -> list[str]:
 
 def table_names(database: sqlite3.Connection) -> set[str]:
     return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def familiar_schema() -> str | None:
+    """Return the schema version of the installed MLflow, without importing it; None where `SCHEMAS` lacks it."""
+    with suppress(metadata.PackageNotFoundError):
+        return SCHEMAS.get(".".join(metadata.version("mlflow").split(".")[:2]))
+    return None
 
 
 @cache

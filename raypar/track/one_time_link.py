@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -40,6 +41,7 @@ HEALTH = "/health"  # says that the server runs, and nothing else
 # the click on the link, and after a click on a page of another site (a terminal in a browser, say) without the cookie.
 ENTRANCE = """<!doctype html><meta charset="utf-8"><title>MLflow</title><script>
 const url = new URL(location); url.searchParams.delete("token"); location.replace(url)</script>"""
+FORWARD = "<!doctype html><title>MLflow</title><script>location.replace({})</script>"
 REFUSAL = (
     "401: this page is for the user who started it, by the link that `raypar ui` printed. It works once, in one "
     "browser: for another one run `raypar ui` again.\n"
@@ -74,6 +76,19 @@ class Access:
             file.write(f"{os.getpid()} {self.key}")
         try:
             yield
+        finally:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def page(self, url: str) -> Iterator[Path]:
+        """Yield a page that leads to the link, for this user alone: others see the command line of a browser."""
+        path = _key_path(urlsplit(url).port or 80).with_suffix(".html")
+        make_private_folder(path.parent)
+        path.unlink(missing_ok=True)
+        with os.fdopen(open_private(path, os.O_EXCL), "w") as file:
+            file.write(FORWARD.format(json.dumps(self.link(url))))
+        try:
+            yield path
         finally:
             path.unlink(missing_ok=True)
 

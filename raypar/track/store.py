@@ -1,6 +1,6 @@
 """Stored results of all executions of a study: from MLflow's database or server, and from this project's journals.
 
-An embedded database of a schema in `SCHEMAS` is read by SQL, without importing MLflow; every other store is asked
+An embedded database of a schema in `client.SCHEMAS` is read by SQL, without importing MLflow; every other is asked
 through MLflow's client.
 """
 
@@ -23,13 +23,11 @@ from raypar.scratch import scratch_folder
 from raypar.study.trial import TrialResult, latest
 from raypar.track import journal
 from raypar.track.check import check_readable, check_writable
-from raypar.track.client import artifact_root, connect, local_folder, reachable, sqlite_path, tag_filter
+from raypar.track.client import SCHEMAS, artifact_root, connect, local_folder, reachable, sqlite_path, tag_filter
 from raypar.track.names import experiment_name, join_tag
 from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, parse_result, result_from_tags, without_step_times
 from raypar.train.job import MODEL_FOLDER
 
-# Alembic's versions in which experiments, runs and their tags are as they are read here.
-SCHEMAS = frozenset({"dc11669786a5"})  # MLflow 3.17
 # A writer holds the database for milliseconds; MLflow, which is asked then, waits longer.
 LOCK_TIMEOUT_S = 2.0
 _WORKSPACE = "default"
@@ -113,7 +111,7 @@ class EmbeddedRuns:
                 database.execute("BEGIN")
                 versions = [version for (version,) in database.execute("SELECT version_num FROM alembic_version")]
                 elsewhere = "SELECT 1 FROM experiments WHERE workspace != ? LIMIT 1"
-                if len(versions) != 1 or versions[0] not in SCHEMAS:
+                if len(versions) != 1 or versions[0] not in SCHEMAS.values():
                     raise Unfamiliar
                 if database.execute(elsewhere, [_WORKSPACE]).fetchone():
                     raise Unfamiliar

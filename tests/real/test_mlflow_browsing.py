@@ -59,7 +59,10 @@ def documented(title):
     return {key: row[-1].strip() for row in rows for key in re.findall(r"`([^`]+)`", row[0])}
 
 
-@pytest.mark.parametrize(("kind", "title"), [("trial", "Metrics of a trial"), ("execution", "Metrics of an execution")])
+KINDS = {"trial": "Metrics of a trial", "point": "Metrics of a point", "execution": "Metrics of an execution"}
+
+
+@pytest.mark.parametrize(("kind", "title"), KINDS.items())
 def test_every_metric_and_tag_is_documented_and_every_documented_metric_is_there(studied, kind, title):
     def unmatched(keys, patterns):
         return {key for key in keys if not any(fnmatchcase(key, pattern) for pattern in patterns)}
@@ -103,37 +106,76 @@ def test_the_best_trial_s_model_comes_back_with_its_predictions_and_is_logged_on
     assert [m.model_id for m in models(studied)] == [model.model_id]
 
 
-SHOWN = """Object.fromEntries([...document.querySelectorAll('.js-plotly-plot')].map(plot => [
-    plot.layout.xaxis && plot.layout.xaxis.title && plot.layout.yaxis.title && plot.layout.yaxis.title.text
-        ? plot.layout.yaxis.title.text + ' by ' + plot.layout.xaxis.title.text
-        : plot.data.map(trace => trace.metricKey || trace.name).join(', '),
-    plot.data.reduce((sum, trace) => sum + (trace.x || []).length, 0)]))"""
+def test_a_trial_has_few_params_metrics_and_tags_and_lies_below_its_point(studied):
+    (parent,), points = runs_of(studied.folder, "tiny", "execution"), runs_of(studied.folder, "tiny", "point")
+    names = {run.info.run_id: run.info.run_name for run in points}
+    assert sorted(names.values()) == ["bs=128 w=1", "bs=128 w=2", "bs=256 w=1", "bs=256 w=2"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in points} == {parent.info.run_id}
+    assert {run.info.status for run in points} == {"FINISHED"}
+    for trial in runs_of(studied.folder, "tiny", "trial"):
+        assert trial.info.run_name == f"{names[trial.data.tags['mlflow.parentRunId']]} #1"
+        metrics = [key for key in trial.data.metrics if not key.startswith("system/")]
+        assert (len(trial.data.params) <= 20, len(metrics) <= 16, len(trial.data.tags) <= 12) == (True, True, True)
 
 
-def test_the_charts_are_there_without_a_click_for_the_one_browser_that_opens_the_link(studied):
+def rows(page, num_columns):
+    """Return the first cells of the table's rows, from left to right, without the name and the time."""
+    cells = """[...document.querySelectorAll('.ag-center-cols-container [role=row]')].map(row =>
+        [...row.querySelectorAll('[role=gridcell]')]
+            .sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x)
+            .map(cell => cell.innerText.trim()))"""
+    return [row[:num_columns] for row in page.run(cells)]
+
+
+PLOTS = "document.querySelectorAll('.js-plotly-plot').length"
+DOTS = """[...document.querySelectorAll('.js-plotly-plot')]
+    .filter(plot => (plot.layout.yaxis?.title?.text || '') === KEY)
+    .map(plot => plot.data.reduce((sum, trace) => sum + (trace.x || []).length, 0))"""
+
+
+def test_the_answer_and_the_points_are_there_without_a_click_for_the_one_browser_that_opens_the_link(studied):
     experiment = client_of(studied.folder).get_experiment_by_name("tiny")
+    note = experiment.tags["mlflow.note.content"]
+    answer = note.partition("\n")[0]
+    assert answer.startswith("Does a second worker pay off for a tiny network? ") and note.count("\n| ") == 2 + 4
     with studied.start("ui", "--port", "22700") as process, browser() as chromium:
         try:
-            studied.wait(process, lambda: "charts of tiny: " in studied.output())
             studied.wait(process, lambda: "opens once" in studied.output())
             links = [line.rpartition(" ")[2] for line in studied.output().splitlines()]
             token = r"token=[\w-]{43}"
-            assert re.fullmatch(rf"http://127.0.0.1:22700/\?{token}&workflowType=machine_learning", links[0])
-            assert re.search(rf"/\?{token}#/experiments/{experiment.experiment_id}/runs\?", links[1])
+            assert studied.output().startswith("tiny: ")
+            assert re.search(rf"/\?{token}#/experiments/{experiment.experiment_id}/runs\?", links[0])
+            assert re.fullmatch(rf"http://127.0.0.1:22700/\?{token}&workflowType=machine_learning", links[1])
             page = chromium("about:blank")
-            page.resize(1600, 4000)  # charts out of sight are not drawn
-            page.go(links[1])
-            page.until("document.querySelectorAll('.js-plotly-plot').length >= 9")
-            titles = ("Charts · Does a second worker pay off", "Sweeps: batch_size 128, 256; num_workers 1, 2")
-            sections = ("Speedup", "Training time", "accuracy: what it costs", "While training")
-            assert [words for words in (*titles, *sections) if words not in page.text()] == []
-            # The dots of every scatter: one for each trial.
-            page.until(f"{SHOWN}['speedup by num_workers'] === 4")
-            drawn = page.run(SHOWN)
-            scatters = ("train_time_s by num_workers", "train_time_s by batch_size", "accuracy by train_time_s")
-            assert [drawn.get(scatter) for scatter in scatters] == [4, 4, 4]
+            page.resize(1900, 1000)
+            page.go(links[0])
+            page.until("document.querySelectorAll('.ag-center-cols-container [role=row]').length === 4")
+            assert answer in page.text()
+            assert [row[:2] for row in rows(page, 2)] == [["128", "1"], ["128", "2"], ["256", "1"], ["256", "2"]]
+            heads = ("batch_size", "num_workers", "Description", "median_train_time_s", "median_speedup")
+            page.until(f"{list(heads)}.every(head => document.body.innerText.includes(head))")
+            outcomes = [row[2] for row in rows(page, 3)]
+            assert all("baseline" in outcomes[i] for i in (0, 2)) and "unconfirmed" in outcomes[1]
+
+            page.resize(1900, 4000)  # charts out of sight are not drawn
+            page.go(page.run("location.href") + "&compareRunsMode=CHART")
+            page.until(f"{PLOTS} >= 8")
+            for key in ("median_speedup", "median_train_time_s", "median_accuracy"):
+                page.until(f"{DOTS}.some(dots => dots === 4)".replace("KEY", repr(key)))
+            sections = ("Speedup", "Training time", "accuracy: what it costs")
+            assert [words for words in sections if words not in page.text()] == []
+            runs = f"http://127.0.0.1:22700/#/experiments/{experiment.experiment_id}/runs"
+            page.go("about:blank")
+            page.go(f"{runs}?workflowType=machine_learning&viewStateShareKey=raypar-trials&compareRunsMode=CHART")
+            page.until("document.body.innerText.includes('bs=128 w=1 #1')")
+            page.until("document.body.innerText.includes('While training')")
+            (parent,) = runs_of(studied.folder, "tiny", "execution")
+            page.go("about:blank")
+            page.go(f"{runs}/{parent.info.run_id}/model-metrics")
+            page.until(f"{PLOTS} === 2")  # a chart for each batch size
+
             assert "token" not in page.run("location.href") and page.run("document.cookie") == ""
-            page.go(links[0])  # again, in the same browser
+            page.go(links[1])  # again, in the same browser
             page.until("document.body.innerText.includes('Recent Experiments')")
             other = chromium(links[0])
             other.until("document.body && document.body.innerText.includes('works once')")

@@ -33,8 +33,13 @@ def everything_once(uri, project, numbers):
     assert sorted(r.spec.config["batch_size"] for r in store.results("mnist")) == list(numbers)
     (parent,) = runs(uri, kind="execution")
     assert sorted(int(run.data.params["batch_size"]) for run in runs(uri)) == list(numbers)
+    points = {run.info.run_name: run for run in runs(uri, kind="point")}
+    assert sorted(points) == sorted(f"bs={number}" for number in numbers)
+    for point in points.values():
+        assert (point.info.status, point.data.tags["mlflow.parentRunId"]) == ("FINISHED", parent.info.run_id)
     for run in runs(uri):
-        assert (run.info.status, run.data.tags["mlflow.parentRunId"]) == ("FINISHED", parent.info.run_id)
+        point = points[run.info.run_name.partition(" ")[0]]
+        assert (run.info.status, run.data.tags["mlflow.parentRunId"]) == ("FINISHED", point.info.run_id)
         history = client.get_metric_history(run.info.run_id, "accuracy")
         assert sorted((m.step, m.value) for m in history) == [(1, 0.5), (2, 0.9)]
         assert store.step_times("mnist", run.data.tags["raypar.identity"]) == make_result().step_times_s

@@ -15,7 +15,7 @@ from recording import make_result, new_store, record, results_of, stripped
 
 from raypar.track import client
 from raypar.track.check import check_writable
-from raypar.track.client import connect, is_blank, make_tables
+from raypar.track.client import connect, familiar_schema, is_blank, make_tables, schema_versions
 from raypar.track.store import Store
 
 
@@ -193,3 +193,8 @@ def test_reading_undoes_what_a_killed_process_was_writing(tmp_path):
     assert (tmp_path / "mlflow.db-journal").exists()
     assert results_of(uri, tmp_path) == stripped(make_result(32))
     assert not (tmp_path / "mlflow.db-journal").exists()
+
+
+def test_the_installed_mlflow_s_schema_is_familiar():
+    """Otherwise MLflow is imported to read and to serve a store, which takes seconds."""
+    assert familiar_schema() == schema_versions()[0]

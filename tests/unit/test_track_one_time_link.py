@@ -6,11 +6,16 @@ import contextlib
 import os
 import re
 import stat
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 from command import raypar
+from recording import make_result, record
 
 import raypar.track.server as server_module
+from raypar.cli import common
 from raypar.track.client import connect
 from raypar.track.one_time_link import Access, OneTimeLink, create_app, log_in
 
@@ -120,6 +125,57 @@ def test_the_command_asks_for_the_link_unless_it_is_switched_off(tmp_path, monke
         assert code == 0 and ("?token=" in out, "opens once" in out) == (not flags,) * 2
         assert out.startswith("http://127.0.0.1:5999/?") and "workflowType=machine_learning\n" in out
     assert isinstance(given[0], Access) and given[1] is None
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-auth",), ("--no-open",)], ids=str)
+def test_the_browser_opens_at_the_study_without_the_token_on_its_command_line(uri, project, monkeypatch, flags):
+    record(project, uri, make_result())
+    opened, pages = [], []
+
+    def launch(url):
+        opened.append(url)
+        pages.append(Path(url.removeprefix("file://")).read_text() if url.startswith("file:") else "")
+
+    monkeypatch.setattr(server_module, "start_server", lambda *_, **__: Stopped())
+    monkeypatch.setattr(typer, "launch", launch)
+    monkeypatch.setattr(common, "has_browser", lambda: True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "cache"))
+    monkeypatch.chdir(project)
+    code, out, _ = raypar("ui", "--port", "5999", *flags, width=200)
+    first, second, *_ = out.splitlines()
+    view = "/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=raypar-v2"
+    assert code == 0 and first.startswith("mnist: http://127.0.0.1:5999/") and first.endswith(view[1:])
+    assert second.startswith("all studies: http://127.0.0.1:5999/?")
+    if "--no-open" in flags:
+        assert opened == []
+    elif "--no-auth" in flags:
+        assert opened == [f"http://127.0.0.1:5999{view}"]
+    else:
+        assert first.removeprefix("mnist: ") in pages[0] and "token" not in opened[0]
+    assert list(project.glob("cache/**/*.html")) == []
+
+
+SEATS = {
+    "at a terminal": ({"DISPLAY": ":0"}, True, True),
+    "on wayland": ({"WAYLAND_DISPLAY": "wayland-0"}, True, True),
+    "in a pipe": ({"DISPLAY": ":0"}, False, False),
+    "without a display": ({}, True, False),
+    "from another machine": ({"DISPLAY": ":10", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, True, False),
+}
+
+
+@pytest.mark.parametrize("seat", SEATS)
+def test_a_browser_opens_only_where_somebody_sees_it(monkeypatch, seat):
+    environment, is_terminal, expected = SEATS[seat]
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    is_open = common.has_browser()
+    monkeypatch.undo()
+    assert is_open is expected
 
 
 class Stopped(contextlib.nullcontext):
