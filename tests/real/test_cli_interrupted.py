@@ -80,7 +80,8 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
     assert len(re.findall(r"\bfinished\b", cli.done("show", "faulty"))) == 2
     check_rest(cli, study, "study", "faulty.py", "--no-ray")
     assert {run.info.status for run in runs_of(cli.folder, "faulty", "execution")} == {"KILLED", "FINISHED"}
-    assert {run.info.status for run in runs_of(cli.folder, "faulty", "trial")} == {"FINISHED"}
+    for kind in ("trial", "point"):
+        assert {run.info.status for run in runs_of(cli.folder, "faulty", kind)} == {"FINISHED"}
 
 
 @pytest.mark.ray

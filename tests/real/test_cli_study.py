@@ -70,11 +70,18 @@ def test_whoever_knows_mlflow_finds_everything_in_it(first):
     assert Path(client.download_artifacts(parent.info.run_id, "study.py", str(cli.folder))).read_text() == STUDY
     assert {point.step for point in client.get_metric_history(parent.info.run_id, "scaling/speedup")} == {1, 2}
 
+    points = {run.info.run_id: run for run in runs_of(cli.folder, "tiny", "point")}
+    assert {run.data.tags["mlflow.parentRunId"] for run in points.values()} == {parent.info.run_id}
+    assert {run.info.run_name: run.data.metrics["num_trials"] for run in points.values()} == {"w=1": 2, "w=2": 2}
+    note = client.get_experiment(parent.info.experiment_id).tags["mlflow.note.content"]
+    assert note.startswith("Does a second worker pay off for a tiny network? ") and "| num_workers | time |" in note
+
     children = runs_of(cli.folder, "tiny", "trial")
     assert len(children) == 4
     for child in children:
         params, metrics, tags = child.data.params, child.data.metrics, child.data.tags
-        assert (child.info.status, tags["mlflow.parentRunId"]) == ("FINISHED", parent.info.run_id)
+        assert child.info.status == "FINISHED"
+        assert child.info.run_name.startswith(f"{points[tags['mlflow.parentRunId']].info.run_name} #")
         assert {"epochs": "2", "batch_size": "256", "lr": "0.1"}.items() <= params.items()
         times = ("train_time_s", "wall_s", "throughput_samples_per_s", "speedup")
         assert all(metrics[key] > 0 for key in times) and metrics["num_workers"] == int(params["num_workers"])
