@@ -110,9 +110,9 @@ def _saved(content: ViewContent, name: str, at_ms: int) -> str:
 def _columns(columns: Sequence[str]) -> dict[str, Any]:
     """Return the table's columns, in their order, as wide as their titles in pixels."""
     titles = {column: column.partition("`")[2].rstrip("`") for column in columns}
-    widths = {_NAME: 150, _CREATED: 115}
+    widths = {_NAME: 140, _CREATED: 140}
     widths |= {column: 20 + max(70, round(7.5 * len(title))) for column, title in titles.items()}
-    widths |= {_DESCRIPTION: 180, _DURATION: 80}
+    widths |= {_DESCRIPTION: 190, _DURATION: 80}
     return {"selectedColumns": list(columns), "columnOrder": list(widths), "columnWidths": widths}
 
 

@@ -74,7 +74,7 @@ def test_whoever_knows_mlflow_finds_everything_in_it(first):
     assert {run.data.tags["mlflow.parentRunId"] for run in points.values()} == {parent.info.run_id}
     assert {run.info.run_name: run.data.metrics["num_trials"] for run in points.values()} == {"w=1": 2, "w=2": 2}
     note = client.get_experiment(parent.info.experiment_id).tags["mlflow.note.content"]
-    assert note.startswith("Does a second worker pay off for a tiny network? ") and "| num_workers | time |" in note
+    assert note.startswith("Does a second worker pay off for a tiny network? ") and "| num_workers&emsp; | time" in note
 
     children = runs_of(cli.folder, "tiny", "trial")
     assert len(children) == 4

@@ -90,7 +90,7 @@ def test_the_answer_is_stored_at_the_end_and_now_and_then_before(stage, monkeypa
     assert recorded[0] < places[0] < recorded[-1] < places[-1], "the first before the last trial"
     stage.stored = [finished(spec) for spec in study.trials()[:5]]
     stage.execute(study)
-    assert stage.execution.answer.startswith("Does it pay? ") and "| 1 |" in stage.execution.answer
+    assert stage.execution.answer.startswith("Does it pay? ") and "| 1&emsp; |" in stage.execution.answer
 
 
 def test_an_answer_that_fails_costs_nothing_else(stage, monkeypatch):

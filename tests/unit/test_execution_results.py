@@ -83,7 +83,7 @@ def test_a_search_has_no_point_runs_and_its_best_trials_are_first():
     analysis = analyse(SEARCH, results)
     assert point_runs(analysis) == []
     lines = [line for line in note_of(analysis).splitlines() if line.startswith("| ")]
-    assert lines[2].startswith("| 49 |") and len(lines) == 2 + 30
+    assert lines[2].startswith("| 49&emsp; |") and len(lines) == 2 + 30
     assert "... and 19 more points." in note_of(analysis)
 
 
@@ -91,9 +91,10 @@ def test_the_answer_begins_with_the_question_and_has_all_points():
     analysis = analyse(replace(QUESTION, text="Does it *pay*?"), timed((32, 64)))
     first, table, *rest = note_of(analysis).split("\n\n")
     assert first == f"Does it *pay*? {analysis.verdict.answer}"
-    assert [line.split(" | ")[:2] for line in table.splitlines()[2:]] == [
+    assert [line.split("&emsp; | ")[:2] for line in table.splitlines()[2:]] == [
         [f"| {b}", str(n)] for b in (32, 64) for n in TIMES
     ]
+    assert set(table.splitlines()[1]) == set("| -:"), "a rule, or it is no table"
     assert rest[0].startswith(("Recommended: ", "Leading: "))
 
 
