@@ -28,7 +28,7 @@ from raypar.analysis.recommend import Constraints, Decision, recommend
 from raypar.analysis.verdict import Outcome
 from raypar.report import html as page
 from raypar.report.console import print_report
-from raypar.report.export import markdown_of
+from raypar.report.export import answer_markdown, markdown_of
 from raypar.report.recommend import print_recommendation
 from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, point_label
@@ -148,6 +148,7 @@ def views_of(analysis: StudyAnalysis, sample: Sample) -> dict[str, str]:
         "verbose report": printed(print_report, analysis, verbose=True),
         "recommend": printed(print_recommendation, advice),
         "Markdown": markdown_of(analysis, {}),
+        "MLflow": answer_markdown(analysis, 20),
         "page": html.unescape(re.sub(r"<[^>]+>", " ", body)),
     }
     return {name: re.sub(r"\s+", " ", text).replace(" ,", ",").replace(" :", ":") for name, text in views.items()}

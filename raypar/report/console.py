@@ -63,7 +63,7 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool)
         yield Text("")
         if caveats := caveats_line(analysis):
             yield from paragraph(caveats)
-        yield from paragraph(f"More: raypar report {name} --verbose | --html FILE | raypar ui", style="dim")
+        yield from paragraph(f"More: raypar report {name} --verbose | --open | raypar ui", style="dim")
         return
     yield Text("")
     for statement in analysis.statements:

@@ -30,7 +30,7 @@ from raypar.report.points import FULL, legend, point_columns
 from raypar.report.recommend import recommended_lines
 from raypar.report.sentences import headline
 from raypar.report.text import as_utf8, replacing
-from raypar.study.trial import TrialResult, gain, point_label
+from raypar.study.trial import TrialResult, point_label
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
@@ -136,12 +136,9 @@ def answer_markdown(analysis: StudyAnalysis, max_points: int | None = None) -> s
     """Return a study's question and answer, its points in a table, and the recommended one.
 
     Args:
-        max_points: rows of the table, the best points of a search first; None: all.
+        max_points: rows of the table; None: all.
     """
     points = analysis.points
-    if analysis.question.is_search:
-        gains = {id(p): gain(analysis.question.mode, p.metric.value) if p.metric else -math.inf for p in points}
-        points = tuple(sorted(points, key=lambda p: gains[id(p)], reverse=True))
     shown = replace(analysis, points=points[:max_points])
     parts = [headline(analysis.verdict)]
     if points:
