@@ -28,7 +28,7 @@ from raypar.analysis.question import Question, after_first_sentence, current_res
 from raypar.errors import RayparError
 from raypar.report.points import FULL, legend, point_columns
 from raypar.report.recommend import recommended_lines
-from raypar.report.sentences import headline
+from raypar.report.sentences import headline, importance_line
 from raypar.report.text import as_utf8, replacing
 from raypar.study.trial import TrialResult, point_label
 
@@ -167,6 +167,7 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
     parts = [
         f"# {analysis.question.study_name}",
         answer_markdown(analysis),
+        importance_line(analysis),
         legend(analysis) if analysis.points else "",
         "\n".join(f"- {statement}" for statement in analysis.statements),
         "\n".join(warnings),
