@@ -50,8 +50,9 @@ def main() -> int:
             problems.append(f"raypar study ended with exit code {done.returncode}")
         if not re.search(r"\bspeedup\b", done.stdout, re.IGNORECASE):
             problems.append("the output has no speedup table")
-        if not re.search(r"^(Settled after|Stopped after .* as the budget allows)", done.stdout, re.MULTILINE):
-            problems.append("the report does not say why the study stopped")
+        status = r"(settled|not settled \((budget spent|disturbed)\))"
+        if not re.search(rf"^quickstart: .*, {status}, ", done.stdout, re.MULTILINE):
+            problems.append("the report's first line does not name why the study stopped")
         if "Traceback" in done.stdout:
             problems.append("the output has a traceback")
         until_s = time.monotonic() + GRACE_S

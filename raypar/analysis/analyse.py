@@ -98,7 +98,9 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
     ending, status = tuple[str, ...](), ""
     if question.max_repeats is not None:
         of = what_is_open(question, results)
-        ending, status = (stop_sentence(of, stopped or of.stopped),), stop_status(stopped or of.stopped)
+        why, is_disturbed = stopped or of.stopped, bool(doubt)
+        ending = (stop_sentence(of, why, is_disturbed=is_disturbed),)
+        status = stop_status(why, is_disturbed=is_disturbed)
     if question.is_search:
         points = tuple(sorted(points, key=lambda p: _rank(question, p)))
     return StudyAnalysis(

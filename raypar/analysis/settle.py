@@ -127,16 +127,19 @@ def what_is_open(question: Question, results: Sequence[TrialResult]) -> Open:
     )
 
 
-def stop_sentence(of: Open, stopped: Stopped | None) -> str:
+def stop_sentence(of: Open, stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
     """Return a report's sentence on why a study stopped, and what it has left open.
 
     Args:
         stopped: None: it was interrupted.
+        is_disturbed: most of its trials were, so that what looks settled is not.
     """
     trials = units.counted(of.num_trials, "trial")
     left = f"; still open: {_named((*of.points, *of.stuck))}" if of.points or of.stuck else ""
     match stopped:
         case Stopped.SETTLED:
+            if is_disturbed:
+                return f"Stopped after {trials}: on a busy machine more of them settle nothing."
             return f"Settled after {trials}."
         case Stopped.MAXIMUM:
             return f"Stopped at the maximum of {units.counted(of.repeat, 'repeat')}, after {trials}{left}."
@@ -147,8 +150,10 @@ def stop_sentence(of: Open, stopped: Stopped | None) -> str:
     return f"Not settled yet, after {trials}{left}."
 
 
-def stop_status(stopped: Stopped | None) -> str:
+def stop_status(stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
     """Return the same in two or three words, for a headline."""
+    if is_disturbed and stopped is not None:
+        return "not settled (disturbed)"
     match stopped:
         case Stopped.SETTLED:
             return "settled"

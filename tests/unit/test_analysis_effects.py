@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from results import make_result
 from scipy.stats import t as student
 
-from raypar.analysis.effects import effects_of
+from raypar.analysis.analyse import analyse
+from raypar.analysis.effects import effects_of, importances_of
 from raypar.analysis.pairwise import family_of
 from raypar.analysis.question import Question, collect
 from raypar.analysis.stats import HODGES_LEHMANN_ERROR
@@ -187,3 +188,41 @@ def test_one_swept_hyperparameter_or_no_time_has_no_effects_to_tell():
     one = [r for r in plain() if r.spec.point["batch_size"] == 64]
     for results in (one, [failed(r) for r in plain()], []):
         assert effects(results) is None
+
+
+# ---- importances
+
+
+def search(num_trials, metric, seed=0):
+    """Importances in a random search of three hyperparameters."""
+    rng = np.random.default_rng(seed)
+    points = [
+        {
+            "lr": float(rng.uniform(0, 1)),
+            "width": int(rng.choice([64, 256])),
+            "optimizer": str(rng.choice(["adam", "sgd"])),
+        }
+        for _ in range(num_trials)
+    ]
+    question = Question("s", {}, ("lr", "width", "optimizer"), num_repeats=1)
+    return importances_of(
+        question, collect(question, [make_result(p, 0, accuracy=metric(p, rng)) for p in points], "wall_s")
+    )
+
+
+def test_what_the_metric_depends_on_is_important_and_nothing_else():
+    found = search(40, lambda p, rng: 0.5 + 0.3 * p["lr"] + 0.1 * (p["optimizer"] == "adam"))
+    assert list(found.shares)[:2] == ["lr", "optimizer"] and found.num_points == 40
+    assert sum(found.shares.values()) == pytest.approx(1) and found.shares["width"] < 0.05 < found.shares["optimizer"]
+
+
+def test_a_metric_of_chance_has_no_important_hyperparameter():
+    for seed in range(3):
+        assert search(20, lambda p, rng: float(rng.uniform()), seed).shares == {}
+
+
+def test_few_trials_and_a_single_hyperparameter_have_no_importances():
+    assert search(9, lambda p, rng: p["lr"]) is None
+    results = [make_result({"lr": i / 20}, 0, accuracy=i / 20) for i in range(20)]
+    assert analyse(Question("s", {}, ("lr",), num_repeats=1), results).importances is None
+    assert analyse(replace(QUESTION, points=POINTS), plain()).importances is None  # of a grid there are effects

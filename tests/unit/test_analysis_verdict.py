@@ -1,14 +1,18 @@
-"""Break-even: where along a hyperparameter something starts to pay; the sentences are golden (``verdicts.txt``)."""
+"""Verdicts, and break-even: where along a hyperparameter something starts to pay; the sentences are golden."""
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import clear, curve_of, tied
+from results import clear, curve_of, make_result, tied
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question
+from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.verdict import CrossingKind, break_even_lines, crossing_of, crossings_of
+from raypar.analysis.verdict import CrossingKind, Outcome, break_even_lines, crossing_of, crossings_of
 
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
 
@@ -83,3 +87,49 @@ def test_only_two_numbers_or_more_against_a_baseline_make_a_curve():
     for values in (("a", "b"), (True, False), ((1,), (2,)), (None, 5)):
         assert crossings_of(QUESTION, curve_of(dict.fromkeys(values, clear(0.5)))) == []
     assert crossings_of(QUESTION, curve_of({64: None, 128: 2.0})) == []
+
+
+# ---- doubt
+
+WORKERS = tuple({"num_workers": n} for n in (1, 2))
+DISTURBED, CALM = ({"cores": [[0]], "foreign_cpu_share": [share]} for share in (0.5, 0.001))
+
+
+def study_of(num_disturbed, **changes):
+    results = [
+        make_result(point, repeat, 4.0 / point["num_workers"] * (1 + repeat / 100), environment=CALM)
+        for repeat in range(6)
+        for point in WORKERS
+    ]
+    results = [replace(r, environment=DISTURBED) for r in results[:num_disturbed]] + results[num_disturbed:]
+    return analyse(
+        Question("s", {"num_workers": 1}, ("num_workers",), points=WORKERS, num_repeats=6, **changes), results
+    )
+
+
+def test_where_most_trials_were_disturbed_no_view_gets_a_claim_on_times():
+    analysis = study_of(7)
+    assert analysis.verdict.answer.startswith("Inconclusive: other processes used up to 50 % of the cores in 7 of 12 t")
+    assert [c.outcome for c in analysis.verdict.comparisons] == [Outcome.DISTURBED]
+    advice = analysis.verdict.recommendation
+    assert (advice.decision, advice.settling, advice.doubt) == (Decision.UNCLEAR, None, analysis.verdict.doubt)
+    assert not any("faster" in text or "fastest" in text for text in analysis.statements)
+    assert (analysis.worker_groups, analysis.effects, analysis.batches) == ((), None, ())
+    # What has been looked at until it seemed settled is not.
+    assert study_of(7, max_repeats=30).verdict.status == "not settled (disturbed)"
+
+
+def test_where_half_of_the_trials_were_disturbed_that_is_a_caveat():
+    analysis = study_of(6)
+    assert analysis.verdict.answer.startswith("2 workers are faster than 1: 2.00×") and not analysis.verdict.doubt
+    assert [c.outcome for c in analysis.verdict.comparisons] == [Outcome.FASTER]
+    assert analysis.verdict.recommendation.decision is Decision.CLEAR
+    assert analysis.worker_groups and "other_load" in {finding.check for finding in analysis.warnings}
+    assert study_of(6, max_repeats=30).verdict.status == "settled"
+
+
+def test_a_search_asks_for_a_metric_which_other_load_leaves_alone():
+    results = [make_result({"lr": lr}, 0, accuracy=lr, environment=DISTURBED) for lr in (0.1, 0.3, 0.2)]
+    analysis = analyse(Question("s", {}, ("lr",), num_repeats=1), results)
+    assert analysis.verdict.answer == "Leading: accuracy 30.0 % with lr=0.3 (best of 3, one trial each, unconfirmed)."
+    assert [p.point["lr"] for p in analysis.points] == [0.3, 0.2, 0.1]
