@@ -184,7 +184,8 @@ class ResultHandler:
     def _summarise(self) -> None:
         """Update the study's answer in the store, now and then."""
         if (begun_s := time.monotonic()) >= self._summary_due_s:
-            record_summary(self.recorder, lambda: analyse(self._question, tuple(self.outcome.results.values())))
+            results = tuple(self.outcome.results.values())
+            record_summary(self.recorder, lambda: analyse(self._question, results), max_points=MAX_NOTE_POINTS)
             self._summary_due_s = begun_s + max(SUMMARY_AFTER_S, (time.monotonic() - begun_s) / MAX_SUMMARY_SHARE)
 
     def close(self) -> None:
@@ -332,11 +333,18 @@ def execution_record(loaded: LoadedStudy, options: Options, answer: str = "") ->
     )
 
 
-def record_summary(recorder: Recorder, analysis_of: Callable[[], StudyAnalysis]) -> None:
-    """Record a study's answer and points. An analysis that fails costs these, and nothing else."""
+def record_summary(
+    recorder: Recorder, analysis_of: Callable[[], StudyAnalysis], *, max_points: int | None = None
+) -> None:
+    """Record a study's answer and points. An analysis that fails costs these, and nothing else.
+
+    Args:
+        max_points: record no points where there are more, each of which takes 20 ms; None: record all.
+    """
     try:
         analysis = analysis_of()
-        answer, points = note_of(analysis), point_runs(analysis)
+        has_few = max_points is None or len(analysis.points) <= max_points
+        answer, points = note_of(analysis), point_runs(analysis) if has_few else []
     except Exception:
         log.exception("the study's answer was not stored")
     else:

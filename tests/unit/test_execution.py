@@ -86,11 +86,20 @@ def test_the_answer_is_stored_at_the_end_and_now_and_then_before(stage, monkeypa
     assert [answer for answer in answers if not answer.startswith("Does it pay?")] == []
     assert [len(points) for _, points in stage.of("summary")][-1] == 4
     places = [i for i, entry in enumerate(stage.happened) if isinstance(entry, tuple) and entry[0] == "summary"]
+    assert stage.of("summary")[0][1] != []
     recorded = [i for i, entry in enumerate(stage.happened) if isinstance(entry, tuple) and entry[0] == "recorded"]
     assert recorded[0] < places[0] < recorded[-1] < places[-1], "the first before the last trial"
     stage.stored = [finished(spec) for spec in study.trials()[:5]]
     stage.execute(study)
     assert stage.execution.answer.startswith("Does it pay? ") and "| 1&emsp; |" in stage.execution.answer
+
+
+def test_before_the_end_a_study_of_many_points_updates_its_answer_alone(stage, monkeypatch):
+    monkeypatch.setattr(results, "SUMMARY_AFTER_S", 0.0)
+    monkeypatch.setattr(results, "MAX_NOTE_POINTS", 3)
+    stage.execute(a_study())
+    assert [len(points) for _, points in stage.of("summary")][-1] == 4
+    assert {len(points) for _, points in stage.of("summary")[:-1]} == {0}
 
 
 def test_an_answer_that_fails_costs_nothing_else(stage, monkeypatch):

@@ -122,7 +122,7 @@ def test_records_left_after_close_are_readable_and_brought_by_sync(project):
     assert state() == before
 
 
-@pytest.mark.parametrize("method", ["experiment", "create", "log", "write_file", "end", "find"])
+@pytest.mark.parametrize("method", ["experiment", "create", "log", "write_file", "end", "find", "point_runs"])
 def test_an_outage_in_the_middle_of_a_record_neither_loses_nor_doubles(project, uri, monkeypatch, method):
     clock = Clock()
     rec = recorder(project, uri, clock=clock)
@@ -140,9 +140,18 @@ def test_an_outage_in_the_middle_of_a_record_neither_loses_nor_doubles(project, 
     for result in (SMALL, MEDIUM, LARGE):
         rec.record(result)
         clock.now_s += 60
+    of_small = PointRun(SMALL.spec.point_identity, "bs=32", {}, {"num_trials": 1.0}, {})
+    for _ in range(3):
+        rec.record_summary("d", [of_small])
+        clock.now_s += 60
     monkeypatch.undo()
     assert rec.close("finished") == 0
     assert (len(runs(uri)), statuses(uri)) == (3, ["FINISHED"])
+    points = runs(uri, kind="point")
+    assert sorted(run.data.tags["raypar.point"] for run in points) == sorted(
+        result.spec.point_identity for result in (SMALL, MEDIUM, LARGE)
+    )
+    assert [run.data.metrics for run in points if run.info.run_name == "bs=32"] == [{"num_trials": 1.0}]
     assert results_of(uri, project) == stripped(SMALL, MEDIUM, LARGE)
     assert all(history(uri, run, "accuracy") == [(1, 0.5), (2, 0.9)] for run in runs(uri))
 
