@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -15,6 +15,7 @@ from raypar.errors import StoreError
 from raypar.study.trial import TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
+from raypar.track.names import key_names
 from raypar.track.runs import Point, PointRun, view_content
 from raypar.track.uploader import RunWriter, Uploader, replay
 from raypar.track.view import ViewContent
@@ -157,8 +158,12 @@ class Recorder:
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
         """Record (key, value, step) of the execution itself: speedup curves."""
+        shown: dict[str, Any] = {}
+        if metrics and self._shown is not None:
+            self._shown = replace(self._shown, curves=tuple(key_names(key for key, _, _ in metrics).values()))
+            shown = {"shown": asdict(self._shown)}
         if metrics:
-            self._write("metrics", points=metrics)
+            self._write("metrics", points=metrics, **shown)
 
     def record_summary(self, answer: str, points: Sequence[PointRun] = ()) -> None:
         """Record what is known of the study by now: its answer in Markdown, and its points."""

@@ -320,6 +320,7 @@ class Uploader:
         keys = key_names(key for _, (key, _, _) in points)
         metrics = [Point(keys[key], float(value), time_ms, int(step)) for time_ms, (key, value, step) in points]
         self._writer.log(self._parent(record), points=metrics)
+        self._view(record)
 
     def _summary(self, record: Record, _is_new: bool) -> None:
         self._describe(record)

@@ -1,4 +1,4 @@
-"""Links to a study in MLflow, and saved views of its points and of its trials, each a table and charts.
+"""Links to a study in MLflow, and saved views: of its points and of its trials, in tables and charts, and its speedups.
 
 The format of a saved view is internal to MLflow and undocumented. It is written as an experiment tag that other
 versions of MLflow ignore; nothing else depends on it.
@@ -15,7 +15,7 @@ from typing import Any
 
 from raypar.track.names import MAX_EXPERIMENT_TAG_LENGTH, short_hash
 
-VIEW_KEY, TRIALS_KEY = "raypar-v2", "raypar-trials"
+VIEW_KEY, TRIALS_KEY, SPEEDUP_KEY = "raypar-v2", "raypar-trials", "raypar-speedup"
 VIEW_TAG = "mlflow.sharedViewState."
 MEDIAN = "median_"  # before the name of a trial's metric: that of a point's estimate
 
@@ -38,6 +38,7 @@ class ViewContent:
         has_points: trials lie under the runs of their points.
         time_metric: the time that trials are compared by.
         mode: "max" or "min", whichever is the better score.
+        curves: metrics of an execution over the number of workers.
     """
 
     swept: Mapping[str, bool]
@@ -47,6 +48,7 @@ class ViewContent:
     has_points: bool = False
     time_metric: str = "train_time_s"
     mode: str = "max"
+    curves: Sequence[str] = ()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ViewContent:
@@ -72,13 +74,22 @@ def _view_path(experiment_id: str, key: str) -> str:
 
 def saved_views(content: ViewContent, *, at_ms: int) -> dict[str, str]:
     """Return the tags of the views, the same for the same arguments; without one that is too long for a tag."""
-    trials = _saved(content, "trials", at_ms)
-    views = {VIEW_KEY: _saved(content, "points", at_ms) if content.has_points else trials, TRIALS_KEY: trials}
+    trials = _saved("trials", _table(content, ""), at_ms)
+    views = {VIEW_KEY: _saved("points", _table(content, MEDIAN), at_ms) if content.has_points else trials}
+    views[TRIALS_KEY] = trials
+    if content.curves:
+        views[SPEEDUP_KEY] = _saved("speedup", _speedup(content.curves), at_ms)
     return {VIEW_TAG + key: text for key, text in views.items() if len(text) <= MAX_EXPERIMENT_TAG_LENGTH}
 
 
-def _saved(content: ViewContent, name: str, at_ms: int) -> str:
-    prefix = MEDIAN if name == "points" else ""
+def _saved(name: str, state: Mapping[str, Any], at_ms: int) -> str:
+    packed = base64.b64encode(zlib.compress(json.dumps({**_STATE, **state}, separators=(",", ":")).encode(), 9))
+    of_view = {"name": name, "createdAt": at_ms, "updatedAt": at_ms, "state": f"deflate;{packed.decode()}"}
+    return json.dumps(of_view)
+
+
+def _table(content: ViewContent, prefix: str) -> dict[str, Any]:
+    """Return the state of a view of the points, with their prefix, or of the trials."""
     time_s, score = prefix + content.time_metric, prefix + content.score if content.score else ""
     outcomes = [time_s, *(prefix + key for key in ("speedup", "efficiency") if content.compares)]
     outcomes += [score] if score else []
@@ -86,25 +97,34 @@ def _saved(content: ViewContent, name: str, at_ms: int) -> str:
     order = f"metrics.`{score}`" if score else "tags.`mlflow.runName`"
     if content.has_points:
         order = "tags.`raypar.order`" if prefix else "tags.`mlflow.runName`"
-    sections, charts = [], []
-    for title, drawn in _sections(content, prefix):
-        if drawn:
-            sections.append({**_FLAGS, "uuid": short_hash(title), "name": title, "display": True, **_LAYOUT})
-            charts += [{**chart, "metricSectionId": short_hash(title)} for chart in drawn]
     swept = [f"params.`{key}`" for key in content.swept]
     columns = [*swept, *([_DESCRIPTION] if prefix else []), *(f"metrics.`{key}`" for key in outcomes)]
-    state = {
-        **_STATE,
+    return {
         # Runs whose names and values fit into their columns, the swept values first.
         **_columns(columns),
-        "searchFilter": f"tags.`raypar.kind` = '{name.removesuffix('s')}'",
+        "searchFilter": f"tags.`raypar.kind` = '{'point' if prefix else 'trial'}'",
         "orderByKey": order,
         "orderByAsc": not order.startswith("metrics.") or content.mode == "min",
-        "compareRunCharts": charts,
-        "compareRunSections": sections,
+        **_charts(_sections(content, prefix)),
     }
-    packed = base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode(), 9)).decode()
-    return json.dumps({"name": name, "createdAt": at_ms, "updatedAt": at_ms, "state": f"deflate;{packed}"})
+
+
+def _speedup(curves: Sequence[str]) -> dict[str, Any]:
+    """Return the state of a view of the executions, in one wide chart."""
+    filtered = {"searchFilter": "tags.`raypar.kind` = 'execution'", "orderByKey": "tags.`mlflow.runName`"}
+    chart = _line("speedup over the number of workers", curves)
+    return {**_columns([]), **filtered, "orderByAsc": False, **_charts([("Speedup", [chart])], num_columns=1)}
+
+
+def _charts(sections: Iterable[tuple[str, list[dict[str, Any]]]], num_columns: int = 2) -> dict[str, Any]:
+    """Return the part of a state that holds the charts of each section, but of an empty one."""
+    shown, charts = [], []
+    for title, drawn in sections:
+        if drawn:
+            layout = {"isReordered": True, "columns": num_columns, "cardHeight": 320 if num_columns > 1 else 440}
+            shown.append({**_FLAGS, "uuid": short_hash(title), "name": title, "display": True, **layout})
+            charts += [{**chart, "metricSectionId": short_hash(title)} for chart in drawn]
+    return {"compareRunCharts": charts, "compareRunSections": shown}
 
 
 def _columns(columns: Sequence[str]) -> dict[str, Any]:
@@ -136,7 +156,7 @@ def _sections(content: ViewContent, prefix: str) -> Iterable[tuple[str, list[dic
     if not prefix:
         losses = [key for key in content.series if key in _LOSSES]
         others = [key for key in (content.score, *content.series) if key and key not in losses]
-        yield "While training", [_line(key) for key in list(dict.fromkeys([*losses, *others]))[:_MAX_CURVES]]
+        yield "While training", [_line(key, [key]) for key in list(dict.fromkeys([*losses, *others]))[:_MAX_CURVES]]
 
 
 _STATE: Mapping[str, Any] = (
@@ -153,7 +173,6 @@ _LINE = (
     | {"lineSmoothness": 0, "useGlobalLineSmoothing": True}
 )
 _FLAGS = {"deleted": False, "isGenerated": False}
-_LAYOUT = {"isReordered": True, "columns": 2, "cardHeight": 320}
 
 
 def _chart(kind: str, name: str, num_runs: int) -> dict[str, Any]:
@@ -161,8 +180,8 @@ def _chart(kind: str, name: str, num_runs: int) -> dict[str, Any]:
     return {**_FLAGS, "uuid": uuid, "type": kind, "runsCountToCompare": num_runs, "displayName": name}
 
 
-def _line(key: str) -> dict[str, Any]:
-    return {**_chart("LINE", key, 20), **_LINE, "metricKey": key, "selectedMetricKeys": [key]}
+def _line(name: str, keys: Sequence[str]) -> dict[str, Any]:
+    return {**_chart("LINE", name, 20), **_LINE, "metricKey": keys[0], "selectedMetricKeys": list(keys)}
 
 
 def _scatter(x: tuple[str, str], y: tuple[str, str]) -> dict[str, Any]:

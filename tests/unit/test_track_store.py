@@ -154,7 +154,7 @@ def test_plain_mlflow_sees_the_execution_its_points_their_trials_and_the_experim
     assert parent.data.tags["mlflow.note.content"] == about["description"]
     note = experiment.tags["mlflow.note.content"]
     assert note == f"What? Much.\n\n{links(experiment.experiment_id)}\n\n{about['about']}"
-    for view, kind in (("raypar-v2", "point"), ("raypar-trials", "trial")):
+    for view, kind in (("raypar-v2", "point"), ("raypar-trials", "trial"), ("raypar-speedup", "execution")):
         state = unpacked(experiment.tags[f"mlflow.sharedViewState.{view}"])
         assert state["searchFilter"] == f"tags.`raypar.kind` = '{kind}'"
     assert experiment.artifact_location == (project / "mlartifacts" / "mnist").as_uri()

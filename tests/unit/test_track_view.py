@@ -1,9 +1,20 @@
 """The saved view of a study in MLflow, and the links to it; what it shows is in tests/golden."""
 
+from dataclasses import replace
+
 import pytest
 from recording import unpacked
 
-from raypar.track.view import TRIALS_KEY, VIEW_KEY, VIEW_TAG, ViewContent, experiment_url, links, saved_views
+from raypar.track.view import (
+    SPEEDUP_KEY,
+    TRIALS_KEY,
+    VIEW_KEY,
+    VIEW_TAG,
+    ViewContent,
+    experiment_url,
+    links,
+    saved_views,
+)
 
 POINTS, TRIALS = VIEW_TAG + VIEW_KEY, VIEW_TAG + TRIALS_KEY
 
@@ -48,6 +59,17 @@ def test_views_list_points_or_trials_with_the_swept_values_first(view, study):
     assert state["columnOrder"][2 : 2 + len(columns)] == columns
 
 
+def test_speedups_of_all_settings_are_one_chart_with_its_executions():
+    content = replace(TIMED, curves=("scaling/speedup bs 96", "scaling/speedup bs 768"))
+    state = unpacked(saved_views(content, at_ms=1)[VIEW_TAG + SPEEDUP_KEY])
+    (chart,) = state["compareRunCharts"]
+    assert (chart["selectedMetricKeys"], state["searchFilter"]) == (
+        list(content.curves),
+        "tags.`raypar.kind` = 'execution'",
+    )
+
+
 def test_a_journal_s_view_is_read_whoever_wrote_it():
     record = {"swept": {"lr": True}, "score": "accuracy", "series": ["accuracy"], "compares": True, "curves": ["x"]}
-    assert ViewContent.from_record(record) == ViewContent({"lr": True}, "accuracy", ["accuracy"], compares=True)
+    expected = ViewContent({"lr": True}, "accuracy", ["accuracy"], compares=True, curves=["x"])
+    assert ViewContent.from_record({**record, "of the future": 1}) == expected
