@@ -243,7 +243,7 @@ def plus_minus(of: Interval) -> str:
     if not of.value or of.low is None or of.high is None or math.isinf(of.high):
         return ""
     share = max(of.high - of.value, of.value - of.low) / abs(of.value)
-    if share >= 1 or _is_noise(of):
+    if share >= 1 or is_noise(of):
         return TOO_NOISY
     return f"±{100 * share:.{1 if share < 0.00995 else 0}f} %"
 
@@ -261,12 +261,12 @@ def _scale(value: float, letters: str) -> tuple[float, str]:
 def _brackets(of: Interval, show: Callable[[float], str]) -> str:
     if of.low is None or of.high is None or math.isnan(of.low + of.high):
         return ""
-    if _is_noise(of):
+    if is_noise(of):
         return f" {TOO_NOISY}"
     return f" [{show(of.low)}, {INFINITE if math.isinf(of.high) else show(of.high)}]"
 
 
-def _is_noise(of: Interval) -> bool:
+def is_noise(of: Interval) -> bool:
     """Return whether an interval spans more than an order of magnitude: its bounds show nothing."""
     return of.low is not None and of.high is not None and of.low > 0 and MAX_SPREAD * of.low < of.high < math.inf
 

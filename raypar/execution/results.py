@@ -383,7 +383,10 @@ def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
 
 
 def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
-    """Return a point's estimates and the ends of their intervals, rounded, and the number of its finished trials."""
+    """Return a point's estimates and the ends of their intervals, rounded, and the number of its finished trials.
+
+    Without the ends of an interval that is only noise.
+    """
     estimates = {
         analysis.time_metric: point.time_s,
         "speedup": point.speedup,
@@ -395,7 +398,8 @@ def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
     values: dict[str, float] = {"num_trials": len(point.samples)}
     for key, estimate in estimates.items():
         if estimate is not None:
-            ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+            ends: dict[str, float | None] = {"": estimate.value}
+            ends |= {} if units.is_noise(estimate) else {"_low": estimate.low, "_high": estimate.high}
             values |= {f"{MEDIAN}{key}{end}": value for end, value in ends.items() if value is not None}
     return {key: _rounded(value) for key, value in values.items() if math.isfinite(value)}
 
@@ -408,11 +412,14 @@ def _rounded(value: float) -> float:
 def speedup_curves(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     """Return the speedup of each setting as (key, value, number of workers), so that MLflow draws it as a curve.
 
-    MLflow has no error bars: at each number of workers the curve goes from the median to both ends of the interval.
+    MLflow has no error bars: at each number of workers the curve goes from the median to both ends of the interval. One
+    that is only noise is left out, or nothing else would be seen.
     """
     curves: dict[str, list[tuple[float, int]]] = {}
     for point in analysis.points:
-        if point.speedup is not None and "num_workers" in point.point and point.num_workers is not None:
+        if point.speedup is None or units.is_noise(point.speedup):
+            continue
+        if "num_workers" in point.point and point.num_workers is not None:
             setting = {key: value for key, value in point.point.items() if key != "num_workers"}
             key = f"{SPEEDUP} {short_label(setting).replace('=', ' ')}" if setting else SPEEDUP
             median, low, high = point.speedup.value, point.speedup.low, point.speedup.high

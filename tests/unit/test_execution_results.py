@@ -50,6 +50,15 @@ def test_at_most_six_curves_and_none_without_workers():
     assert speedup_curves(analyse(Question("s", {"batch_size": 32}, ("batch_size",)), results)) == []
 
 
+def test_intervals_that_are_only_noise_have_no_ends_and_no_place_in_a_chart():
+    wild = [make_result({"batch_size": 32, "num_workers": 8}, r, t) for r, t in enumerate((0.1, 9.0, 80.0))]
+    analysis = analyse(QUESTION, [*timed((32,)), *wild])
+    runs = {run.name: run.metrics for run in point_runs(analysis)}
+    ends = {"median_speedup_low", "median_speedup_high"}
+    assert "median_speedup" in runs["bs=32 w=8"] and not ends & runs["bs=32 w=8"].keys()
+    assert {step for _, _, step in speedup_curves(analysis)} == {1, 2, 4}
+
+
 def test_points_have_rounded_medians_their_outcome_and_one_is_recommended():
     analysis = analyse(replace(QUESTION, text="Does it pay?"), timed((32,)))
     runs = {run.name: run for run in point_runs(analysis)}
