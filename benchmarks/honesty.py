@@ -12,7 +12,6 @@ two standard errors of the simulation.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import multiprocessing
 import re
@@ -27,6 +26,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from common import begin, parser_for, print_bar, print_row, progress
+from honesty_compare import ACCURACY, OUTLIER_SCALE, OUTLIER_SHARE, TRIAL_S, is_reached, show
 from scipy.optimize import brentq
 from scipy.stats import exponnorm, norm
 
@@ -46,10 +46,7 @@ NUM_QUICK_RUNS = 100
 COVERAGE_FACTOR = 5  # simulations of an interval for each of a study
 MOST_RUNS_A_TASK = 50
 FALSE_CLAIMS, FALSE_CLAIMS_WITH_OUTLIERS = 0.05, 0.07
-OUTLIER_SHARE, OUTLIER_SCALE = 0.05, 0.5  # an outlier takes exp(x) times as long, x exponential with this mean
 OTHERS = ("honesty_compare", "honesty_laws", "honesty_settle")  # scripts whose rows belong to these
-ACCURACY = 0.9
-TRIAL_S = 4.0
 CONFIG = {"num_workers": 1, "cpus_per_worker": 1, "device": "cpu", "batch_size": 64, "epochs": 3, "lr": 0.1}
 # Sentences of a verdict that leave it open; any other one is a claim.
 HEDGES = re.compile(
@@ -526,12 +523,12 @@ def print_cell(cell: Cell, outcome: Outcome) -> bool:
     """Print a row; return whether its bar is reached."""
     most = outcome.counts.most_common(4)
     claims = ", ".join(f"{name} {units.percent(count / outcome.num_runs, 1)}" for name, count in most)
-    is_reached = print_bar(
+    reached = print_bar(
         cell.title, outcome.value, cell.show, at_most=cell.at_most, at_least=cell.at_least, error=outcome.error
     )
     if claims:
         progress(claims)
-    return is_reached
+    return reached
 
 
 def main() -> None:
@@ -541,16 +538,15 @@ def main() -> None:
     args = begin(parser)
     begun_s = time.monotonic()
     asked = [cell for cell in cells() if re.search(args.only, cell.title)]
-    others = [name for name in OTHERS if re.search(args.only, name) and importlib.util.find_spec(name)]
+    others = [name for name in OTHERS if re.search(args.only, name)]
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         parts = [(name, i) for name in others for i in range(len(importlib.import_module(name).parts()))]
-        rows = [(name, pool.submit(other_rows, name, i, args.rounds)) for name, i in parts]
+        rows = [pool.submit(other_rows, name, i, args.rounds) for name, i in parts]
         begun = [(cell, _submitted(pool, cell, args.rounds * cell.factor)) for cell in asked]
         reached = [print_cell(cell, sum((part.result() for part in parts), Outcome())) for cell, parts in begun]
-        for name, future in rows:
-            module = importlib.import_module(name)
-            module.show(future.result())
-            reached += map(module.is_reached, future.result())
+        for future in rows:
+            show(future.result())
+            reached += map(is_reached, future.result())
     print_row("rows whose bar is reached, or that have none", f"{sum(reached)} of {len(reached)}")
     print(f"{args.rounds} studies a row, {time.monotonic() - begun_s:.0f} s in all")
 

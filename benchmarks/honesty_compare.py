@@ -50,6 +50,13 @@ class Row(NamedTuple):
     bar: tuple[float, float]
 
 
+def row_of(title: str, hits: Sequence[bool], bar: tuple[float, float]) -> Row:
+    """Return the row of simulations, each of which is a hit or not."""
+    # One simulation more of either kind: none out of 100 is no proof of 0.
+    smoothed = (sum(hits) + 1) / (len(hits) + 2)
+    return Row(title, sum(hits) / len(hits), math.sqrt(smoothed * (1 - smoothed) / len(hits)), bar)
+
+
 @dataclass(frozen=True)
 class Cell:
     """Simulated pairs of studies.
@@ -85,11 +92,7 @@ class Cell:
 
     def simulate(self, num_simulations: int, seed: int) -> Row:
         rng = np.random.default_rng(seed)
-        hits = sum(self.counts(self._comparison(rng)) for _ in range(num_simulations))
-        share = hits / num_simulations
-        # One simulation more of either kind: none out of 100 is no proof of 0.
-        smoothed = (hits + 1) / (num_simulations + 2)
-        return Row(self.name, share, math.sqrt(smoothed * (1 - smoothed) / num_simulations), self.bar)
+        return row_of(self.name, [self.counts(self._comparison(rng)) for _ in range(num_simulations)], self.bar)
 
     def _comparison(self, rng: np.random.Generator) -> Comparison:
         sides = [self._side(rng, name, i) for i, name in enumerate("AB")]
@@ -210,13 +213,12 @@ def show(rows: Sequence[Row]) -> None:
         print_row(row.cell, text)
 
 
-def main() -> None:
-    parser = parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK)
-    args = begin(parser)
-    rows = [row for part in parts() for row in part(args.rounds)]
+def run(parts: Sequence[Callable[[int], list[Row]]], num_simulations: int) -> None:
+    """Run the simulations one after the other, and print their rows."""
+    rows = [row for part in parts for row in part(num_simulations)]
     show(rows)
     print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
 
 
 if __name__ == "__main__":
-    main()
+    run(parts(), begin(parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK)).rounds)

@@ -8,15 +8,14 @@ standard errors of the simulation.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
-from common import begin, parser_for, print_row
+from common import begin, parser_for
+from honesty_compare import FALSE_CLAIMS, OUTLIER_SCALE, OUTLIER_SHARE, POWER, Row, row_of, run
 
 from raypar import units
 from raypar.analysis.laws import AMDAHL, USL, Fit
@@ -26,24 +25,7 @@ NUM_SIMULATIONS = 2000
 NUM_QUICK = 50
 DENSE, SPARSE = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
 PEAK = 4
-FALSE_CLAIMS, POWER, COVERAGE = (0.0, 0.05), (0.8, 1.0), (0.93, 1.0)
-OUTLIER_SHARE, OUTLIER_SCALE = 0.05, 0.5  # an outlier takes exp(x) times as long, x exponential with this mean
-
-
-class Row(NamedTuple):
-    """Result of a cell.
-
-    Attributes:
-        cell: title.
-        share: of the simulations.
-        error: standard error of the share.
-        bar: lowest and highest share that reach it.
-    """
-
-    cell: str
-    share: float
-    error: float
-    bar: tuple[float, float]
+COVERAGE = (0.93, 1.0)
 
 
 @dataclass(frozen=True)
@@ -82,11 +64,11 @@ class Cell:
         rng = np.random.default_rng(seed)
         analyses = [self._analysis(rng) for _ in range(num_simulations)]
         claims = [claims_peak(analysis) for analysis in analyses]
-        yield _row(f"{'a peak at 4' if self.has_peak else 'no peak'}: {self.name}: claimed", claims, self._bar)
+        yield row_of(f"{'a peak at 4' if self.has_peak else 'no peak'}: {self.name}: claimed", claims, self._bar)
         peaks = [fit.peak for analysis in analyses if (fit := _gunther(analysis)) is not None and fit.peak is not None]
         if self.has_peak and peaks:
             held = [p.low is not None and p.high is not None and p.low <= PEAK <= p.high for p in peaks]
-            yield _row(f"a peak at 4: {self.name}: its interval holds 4", held, COVERAGE)
+            yield row_of(f"a peak at 4: {self.name}: its interval holds 4", held, COVERAGE)
 
     @property
     def _bar(self) -> tuple[float, float]:
@@ -114,12 +96,6 @@ def claims_peak(analysis: ScalingAnalysis) -> bool:
 
 def _gunther(analysis: ScalingAnalysis) -> Fit | None:
     return next((fit for fit in analysis.laws if isinstance(fit, Fit) and fit.law is USL), None)
-
-
-def _row(title: str, hits: Sequence[bool], bar: tuple[float, float]) -> Row:
-    # One simulation more of either kind: none out of 100 is no proof of 0.
-    smoothed = (sum(hits) + 1) / (len(hits) + 2)
-    return Row(title, sum(hits) / len(hits), math.sqrt(smoothed * (1 - smoothed) / len(hits)), bar)
 
 
 def by_amdahl(fraction: float) -> Callable[[int], float]:
@@ -158,25 +134,5 @@ def _rows(cell: Cell, seed: int, num_simulations: int) -> list[Row]:
     return list(cell.simulate(num_simulations, seed))
 
 
-def is_reached(row: Row) -> bool:
-    low, high = row.bar
-    return low - 2 * row.error <= row.share <= high + 2 * row.error
-
-
-def show(rows: Sequence[Row]) -> None:
-    for row in rows:
-        low, high = row.bar
-        bar = f"≥ {units.percent(low)}" if low else f"≤ {units.percent(high)}"
-        text = f"{units.percent(row.share, 1)} ±{100 * row.error:.1f} (bar: {bar})"
-        print_row(row.cell, f"{text} {'ok' if is_reached(row) else 'MISSED'}")
-
-
-def main() -> None:
-    args = begin(parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK))
-    rows = [row for part in parts() for row in part(args.rounds)]
-    show(rows)
-    print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
-
-
 if __name__ == "__main__":
-    main()
+    run(parts(), begin(parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK)).rounds)

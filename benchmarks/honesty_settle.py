@@ -15,8 +15,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from common import begin, parser_for, print_row
-from honesty_compare import ACCURACY, CONFIG, NO_BAR, NUM_SAMPLES, TRIAL_S, Row, is_reached, show
+from common import begin, parser_for
+from honesty_compare import (
+    ACCURACY,
+    CONFIG,
+    FALSE_CLAIMS,
+    NO_BAR,
+    NUM_SAMPLES,
+    TRIAL_S,
+    Row,
+    row_of,
+    run,
+)
 
 from raypar.analysis.pairwise import family_of
 from raypar.analysis.question import TRAIN_TIME, Question, collect
@@ -31,7 +41,6 @@ MARGIN, FEWEST, MOST = 0.05, 3, 30
 SMALL = 1.05  # the speedup that is to be shown
 SEED = 16
 MIXED = (1.0, 0.7, 0.85, SMALL, 1.2, 1.45, 1.7, 2.0)
-FALSE_CLAIMS = (0.0, 0.05)
 
 
 @dataclass(frozen=True)
@@ -156,10 +165,8 @@ def cost_rows(title: str, truth: Truth, most: float, num_simulations: int) -> li
 def claim_rows(title: str, truth: Truth, num_simulations: int) -> list[Row]:
     """Return how often a study claims a difference, at any look."""
     rng = np.random.default_rng(SEED)
-    hits = sum(run_until_settled(truth, rng, looks_for_claims=True).has_claimed for _ in range(num_simulations))
-    smoothed = (hits + 1) / (num_simulations + 2)
-    error = math.sqrt(smoothed * (1 - smoothed) / num_simulations)
-    return [Row(f"{title}: any claim at any look", hits / num_simulations, error, FALSE_CLAIMS)]
+    hits = [run_until_settled(truth, rng, looks_for_claims=True).has_claimed for _ in range(num_simulations)]
+    return [row_of(f"{title}: any claim at any look", hits, FALSE_CLAIMS)]
 
 
 def parts() -> list[Callable[[int], list[Row]]]:
@@ -174,12 +181,5 @@ def parts() -> list[Callable[[int], list[Row]]]:
     ]
 
 
-def main() -> None:
-    args = begin(parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK))
-    rows = [row for part in parts() for row in part(args.rounds)]
-    show(rows)
-    print_row("bars reached", f"{sum(map(is_reached, rows))} of {len(rows)}")
-
-
 if __name__ == "__main__":
-    main()
+    run(parts(), begin(parser_for(__doc__, rounds=NUM_SIMULATIONS, quick_rounds=NUM_QUICK)).rounds)
