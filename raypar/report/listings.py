@@ -124,6 +124,8 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: str) 
 
 
 def _state(result: TrialResult) -> str:
+    if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
+        return result.reason[:60]  # says that it did not run
     return f"{result.state}: {result.reason[:60]}" if result.reason else result.state.value
 
 

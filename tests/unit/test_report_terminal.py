@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -19,7 +20,8 @@ from raypar.analysis.question import Question
 from raypar.report.console import print_report
 from raypar.report.listings import print_trials
 from raypar.report.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
-from raypar.study.trial import TrialState
+from raypar.run.runner import SKIPPED
+from raypar.study.trial import Failure, FailureKind, TrialState
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -38,6 +40,15 @@ def test_escape_sequences_of_a_store_do_not_reach_the_terminal():
     terminal.print(EVIL, highlight=False, markup=False, soft_wrap=True)
     assert "a?[2J?]0;owned" in file.getvalue()
     assert not STEERING.search(file.getvalue())
+
+
+def test_a_trial_that_did_not_run_has_not_failed():
+    failed = make_result({"num_workers": 2}, 0, state=TrialState.FAILED, failure="boom")
+    skipped = replace(failed, failure=Failure(FailureKind.SKIPPED, SKIPPED.format(2, "boom")))
+    terminal = TerminalConsole(file=(file := io.StringIO()), width=100)
+    print_trials(terminal, [failed, skipped], "accuracy")
+    assert "failed: boom" in file.getvalue()
+    assert " 1  not run: the first 2 attempts" in file.getvalue()
 
 
 def test_a_consoles_own_colours_and_moves_still_work():
