@@ -152,7 +152,7 @@ def stop_sentence(of: Open, stopped: Stopped | None, *, is_disturbed: bool = Fal
 
 def stop_status(stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
     """Return the same in two or three words, for a headline."""
-    if is_disturbed and stopped is not None:
+    if is_disturbed:
         return "not settled (disturbed)"
     match stopped:
         case Stopped.SETTLED:

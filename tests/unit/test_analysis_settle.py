@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 
 from raypar.analysis.pairwise import MIN_BLOCKS, TIME_ERROR, Family, family_of
 from raypar.analysis.question import Question, collect
-from raypar.analysis.settle import Stopped, stop_sentence, what_is_open
+from raypar.analysis.settle import Stopped, stop_sentence, stop_status, what_is_open
 from raypar.analysis.stats import sequential_errors
 from raypar.study.trial import TrialState
 
@@ -200,3 +200,5 @@ def test_sentences_say_why_a_study_stopped():
     left = f"; still open: {of.points[0]}."
     assert stop_sentence(of, Stopped.BUDGET) == f"Stopped after 9 trials, as the budget allows no further block{left}"
     assert stop_sentence(of, None) == f"Not settled yet, after 9 trials{left}"
+    # The status of a study on a busy machine is the same whether it is known why it stopped, or read from the store.
+    assert {stop_status(why, is_disturbed=True) for why in (*Stopped, None)} == {"not settled (disturbed)"}
