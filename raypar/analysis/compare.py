@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
+from raypar.analysis.checks import doubt_of
 from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, comparable_times
 from raypar.analysis.question import (
     TRAIN_TIME,
@@ -180,6 +181,7 @@ class Comparison:
         is_known: whether the store says where a study comes from; unless both do, `origins` is of the trials alone.
         uncommitted: whether a study ran code that no commit has.
         excluded: sentences on trials of other settings; empty where there are none.
+        doubts: why times of each can't be trusted; empty where they can.
     """
 
     names: tuple[str, str]
@@ -195,6 +197,7 @@ class Comparison:
     is_known: tuple[bool, bool]
     uncommitted: tuple[bool, bool]
     excluded: tuple[str, str] = ("", "")
+    doubts: tuple[str, str] = ("", "")
 
     @property
     def gate(self) -> Gate | None:
@@ -294,8 +297,13 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
         origins={key: values for key, values in origins.items() if set(values[0]) != set(values[1])},
         is_known=is_known,
         excluded=(sides[0].sentence, sides[1].sentence),
+        doubts=(_doubt_of(a, points_a), _doubt_of(b, points_b)),
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
+
+
+def _doubt_of(side: Side, points: Sequence[PointSamples]) -> str:
+    return doubt_of(side.question, [r for p in points for r in p.measured])
 
 
 def holm_estimates(

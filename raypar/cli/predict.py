@@ -302,7 +302,7 @@ def fit(
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{source}` has no finished trials that differ only in num_workers", hint=hint)
-    print_groups(common.stdout(), source, groups)
+    print_groups(common.stdout(), source, groups, study.analysis.verdict.doubt)
     if aside := study.current_results.sentence:
         common.say(common.stdout(), aside)
 

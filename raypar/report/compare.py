@@ -11,6 +11,7 @@ from raypar import units
 from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.stats import Estimate
 from raypar.report.points import timed_part
+from raypar.report.sentences import distrust
 from raypar.report.text import Column, print_line, print_paragraph, print_table, value_column
 from raypar.study.space import Value
 from raypar.study.trial import point_label
@@ -40,6 +41,11 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
         console.print()
         print_paragraph(console, _legend(comparison))
         print_paragraph(console, LIMITATION)
+        console.print()
+    doubts = [distrust(doubt, f"Times of {side}") for side, doubt in zip("AB", comparison.doubts, strict=True) if doubt]
+    for line in doubts:
+        print_paragraph(console, line)
+    if doubts:
         console.print()
     times = _about_differences(comparison) if comparison.allowed_share is None else ()
     claims = [*times, *_about_lost_times(comparison), *_about_metric(comparison)]

@@ -16,19 +16,26 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import WORTHWHILE, Quantity, Runs, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
 from raypar.analysis.stats import LEVEL, Estimate
-from raypar.report.sentences import IndentedLine, effect_lines, goodput_lines
+from raypar.report.sentences import IndentedLine, distrust, effect_lines, goodput_lines
 from raypar.report.text import Column, print_line, print_paragraph, print_table
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
 MAX_SCALING_GROUPS = 4  # one by one
 
 
-def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup]) -> None:
-    """Print what a study says about scaling: each group of points that differ only in their workers."""
+def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup], doubt: str = "") -> None:
+    """Print what a study says about scaling: each group of points that differ only in their workers.
+
+    Args:
+        doubt: why times can't be trusted; empty where they can.
+    """
+    if doubt:
+        print_paragraph(console, distrust(doubt))
+        console.print()
     for group in groups:
         print_line(console, f"{study_name}: {group.label}" if group.label else study_name, "bold")
         console.print()
-        _print_scaling(console, group.analyse(_level(len(groups))), group.unit)
+        _print_scaling(console, group.analyse(_level(len(groups))), group.unit, doubt)
         if group.excluded:
             print_paragraph(console, _excluded_line(group))
             console.print()
@@ -57,12 +64,14 @@ def _level(num_groups: int) -> float:
     return 1 - (1 - LEVEL) / num_groups
 
 
-def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") -> None:
+def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", doubt: str = "") -> None:
     """Print what some runs say about scaling; `unit`: of their throughput, where it is known."""
     print_table(console, _columns(analysis, unit or analysis.quantity.value))
     laws = [_law(law, analysis) for law in analysis.laws]
     console.print()
-    for text in filter(None, (_legend(analysis), _missing_fractions(analysis), *laws, _better(analysis))):
+    for text in filter(
+        None, (_legend(analysis), _missing_fractions(analysis), *laws, "" if doubt else _better(analysis))
+    ):
         print_paragraph(console, text)
         console.print()
     print_line(console, "Where to stop", "bold")
@@ -70,7 +79,7 @@ def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "") 
     if analysis.steps:
         print_table(console, _step_columns(analysis))
         console.print()
-    print_paragraph(console, _where_to_stop(analysis))
+    print_paragraph(console, f"Where to stop is inconclusive: {doubt}." if doubt else _where_to_stop(analysis))
     console.print()
 
 

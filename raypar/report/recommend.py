@@ -16,7 +16,7 @@ from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settl
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.analysis.verdict import Verdict
-from raypar.report.sentences import batch_lines
+from raypar.report.sentences import batch_lines, distrust
 from raypar.report.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.trial import gain, point_label
 
@@ -164,7 +164,7 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
         runner_up = point_label(advice.runner_up.point)
         yield f"Runner-up: {runner_up}, which takes {units.ratio_interval(advice.lead)} as long."
     if advice.doubt:
-        yield f"Times are not to be trusted: {advice.doubt}. Rerun the study on an idle machine, with --fresh."
+        yield distrust(advice.doubt)
     if doubted := [r.candidate for r in advice.open_rivals if r.candidate.exclusion]:
         yield _doubt(advice, doubted)
     if len(advice.candidates) > 1 and len(chosen.times) < 2:

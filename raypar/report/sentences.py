@@ -39,6 +39,11 @@ def headline(verdict: Verdict) -> str:
     return f"{verdict.question} {verdict.answer}".strip()
 
 
+def distrust(doubt: str, times: str = "Times") -> str:
+    """Return why times can't be trusted, and the fix."""
+    return f"{times} are not to be trusted: {doubt}. Rerun the study on an idle machine, with --fresh."
+
+
 def caveats_line(analysis: StudyAnalysis) -> str:
     """Return the caveats in short, but for those that stand in the answer or the table; empty where there is none."""
     named = {"few_repeats", "not_separated", *(["other_load"] if analysis.verdict.doubt else [])}

@@ -179,6 +179,13 @@ def test_values_without_scatter_differ_if_there_are_many(first, second, low):
     assert estimate.low == (low if low is None else pytest.approx(low))
 
 
+def test_where_most_trials_of_a_side_were_disturbed_that_is_reported():
+    busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
+    disturbed = [make_result({"num_workers": 1}, r, t, environment=busy) for r, t in enumerate(STEADY)]
+    doubts = compared(trials(), disturbed).doubts
+    assert doubts == ("", "other processes used up to 50 % of the cores in 5 of 5 trials")
+
+
 def test_the_change_of_the_metric_has_an_interval():
     a, b = ([make_result({"num_workers": 1}, r, 4.0, v + r / 100) for r in range(3)] for v in (0.95, 0.90))
     change = compared(a, b).matched[0].metric_change

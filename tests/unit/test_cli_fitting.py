@@ -69,11 +69,14 @@ def test_a_file_is_a_file_whatever_it_is_called(tmp_path):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """The address of a store with two studies."""
+    """The address of a store with three studies."""
     folder = tmp_path_factory.mktemp("project")
     config = {"per_worker_batch_size": 32}
     weak = [make_result({"num_workers": n}, 0, times[0], config=config) for n, times in TIMES.items()]
     recorded(folder, Question("weak", {"num_workers": 1}, ("num_workers",)), weak)
+    busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
+    disturbed = [make_result({"num_workers": n}, r, t, environment=busy) for n in TIMES for r, t in enumerate(TIMES[n])]
+    recorded(folder, Question("disturbed", {"num_workers": 1}, ("num_workers",)), disturbed)
     recorded(folder, Question("alone", {}, ("batch_size",)), [make_result({"batch_size": b}, 0) for b in (32, 64)])
     return f"sqlite:///{folder}/mlflow.db"
 
@@ -81,6 +84,14 @@ def store(tmp_path_factory):
 def test_whether_a_study_scales_strongly_or_weakly_follows_from_its_config(store):
     code, out, _ = raypar("fit", "weak", "--tracking-uri", store, "--baseline", "2")
     assert code == 0 and "Gustafson's law (" in out and "Amdahl" not in out and "over 2 workers;" in joined(out)
+
+
+def test_where_most_trials_were_disturbed_nothing_is_claimed(store):
+    code, out, _ = raypar("fit", "disturbed", "--tracking-uri", store)
+    why = "other processes used up to 50 % of the cores in 12 of 12 trials."
+    assert code == 0 and joined(out).startswith(f"Times are not to be trusted: {why} Rerun the study on an idle")
+    assert f"Where to stop is inconclusive: {why}" in joined(out)
+    assert not any(claim in out for claim in ("fits better", "does as well", "Stop at", "a doubling brings"))
 
 
 @pytest.mark.parametrize(
