@@ -280,7 +280,7 @@ def fit_law(law: Law, rates: LogRates, baseline: int, level: float = LEVEL) -> F
 
 
 def better_law(laws: tuple[Fit | Refused, ...]) -> Law | None:
-    """Return the law that predicts left-out worker counts better; None where none does.
+    """Return the law that predicts left-out worker counts better; None where none does, or where it does not hold.
 
     Its errors are lower by more than one standard error of their differences (the rule of Breiman et al.,
     "Classification and Regression Trees", 1984), and the laws differ by more than noise: Gunther's is Amdahl's where
@@ -290,7 +290,7 @@ def better_law(laws: tuple[Fit | Refused, ...]) -> Law | None:
     if len(fits) < 2:
         return None
     best, other = fits
-    if not (best.is_bent if best.law is USL else other.misfit_p < 1 - LEVEL):
+    if not best.holds or not (best.is_bent if best.law is USL else other.misfit_p < 1 - LEVEL):
         return None
     errors, other_errors = (np.maximum(list(fit.cv_errors.values()), EXACT) for fit in fits)
     gaps = other_errors - errors

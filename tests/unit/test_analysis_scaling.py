@@ -177,7 +177,7 @@ def test_rates_that_stay_at_their_highest_have_no_peak():
     rates = {n: tuple(rate * np.array([1.0, 1.02, 0.98])) for n, rate in SATURATED.items()}
     analysis = analyse_scaling(Runs(rates, Quantity.THROUGHPUT))
     fit = fit_of(analysis, USL)
-    assert not fit.holds and fit.peak is None and fit.extrapolated == {}
+    assert not fit.holds and fit.peak is None and fit.extrapolated == {} and analysis.better is None
     assert (analysis.last_step.start, analysis.last_step.end) == (4, 8)
 
 
