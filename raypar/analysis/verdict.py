@@ -79,6 +79,7 @@ class Verdict:
         recommendation: of a point; None where no trial has a time, and for a single point.
         doubt: why times can't be trusted, so that none of them is compared; empty where they can.
         status: of a study that runs until it is settled: ``settled``; empty: another one.
+        final_test: outcome on the test set in a sentence; empty where no model has seen it.
     """
 
     question: str
@@ -87,6 +88,7 @@ class Verdict:
     recommendation: Recommendation | None = None
     doubt: str = ""
     status: str = ""
+    final_test: str = ""
 
 
 def verdict_of(

@@ -63,9 +63,8 @@ def last_final_test(store: Store, study_name: str) -> FinalTest | None:
 
 
 def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
-    """Return the analysis with the sentence of a final test, if there was one."""
-    sentence = final.sentence() if final else ""
-    return replace(analysis, statements=(*analysis.statements, sentence)) if sentence else analysis
+    """Return the analysis with the outcome of a final test, if there was one."""
+    return replace(analysis, verdict=replace(analysis.verdict, final_test=final.sentence() if final else ""))
 
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:

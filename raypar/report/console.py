@@ -50,7 +50,8 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool)
         else:
             for cells in zip(*(column.cells for column in columns), strict=True):
                 yield from paragraph(" ".join(cells), 2)
-    for line in filter(None, (*recommended_lines(analysis.verdict), importance_line(analysis))):
+    verdict = analysis.verdict
+    for line in filter(None, (*recommended_lines(verdict), verdict.final_test, importance_line(analysis))):
         yield from paragraph(line)
     if analysis.points:
         yield Text("")

@@ -148,7 +148,8 @@ def answer_markdown(analysis: StudyAnalysis, max_points: int | None = None) -> s
         parts.append("\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows))
     if num_left := len(points) - len(shown.points):
         parts.append(f"... and {units.counted(num_left, 'more point')}.")
-    return as_utf8("\n\n".join([*parts, *recommended_lines(analysis.verdict)]))
+    parts += [*recommended_lines(analysis.verdict), analysis.verdict.final_test]
+    return as_utf8("\n\n".join(filter(None, parts)))
 
 
 def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:

@@ -94,7 +94,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         subtitle=_subtitle(analysis, trials),
         description=" ".join(origin.description.split()).removeprefix(verdict.question).strip(),
         comparisons=_comparisons(verdict),
-        recommended=[line for line in (*recommended_lines(verdict), importance_line(analysis)) if line],
+        recommended=list(filter(None, (*recommended_lines(verdict), verdict.final_test, importance_line(analysis)))),
         objective=objective(advice) if (advice := verdict.recommendation) and not analysis.question.is_search else "",
         statements=analysis.statements,
         points=points,

@@ -1,16 +1,21 @@
 """Curves over the number of workers and the final test, as an execution stores them."""
 
+import io
 import json
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 from results import make_result
+from rich.console import Console
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.execution.best_model import FinalTest, chosen_point, last_final_test, with_final_test
 from raypar.execution.results import note_of, point_runs, speedup_curves
+from raypar.report.console import print_report
+from raypar.report.export import answer_markdown
+from raypar.report.html import Origin, html_report
 from raypar.study.trial import TrialState
 
 SEARCH = Question("s", {}, ("lr",), num_repeats=1)
@@ -136,7 +141,10 @@ def test_the_point_with_the_best_median_is_chosen_the_first_of_equals(mode, seco
 
 def test_a_final_test_is_reported_from_what_was_stored_of_it():
     analysis = with_final_test(analysis_of("max", x1=(0.5,)), read(json.dumps(asdict(FINAL))))
-    sentence = analysis.statements[-1]
+    sentence = analysis.verdict.final_test
+    print_report(analysis, console := Console(file=io.StringIO(), width=300))
+    page = html_report(analysis, [], Origin({})).replace("\N{NO-BREAK SPACE}", " ")
+    assert all(sentence in view for view in (console.file.getvalue(), answer_markdown(analysis), page))
     assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
     again = replace(FINAL, look=2, metric="val_loss").sentence()
     assert "seen once" not in again and "looked at 2 times" in again and "loss 0.45" in again
