@@ -68,7 +68,8 @@ def test_whoever_knows_mlflow_finds_everything_in_it(first):
     assert {"version.raypar", "version.torch", "host", "cpu", "command"} <= set(parent.data.tags)
     assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["report.html", "study.py"]
     assert Path(client.download_artifacts(parent.info.run_id, "study.py", str(cli.folder))).read_text() == STUDY
-    assert {point.step for point in client.get_metric_history(parent.info.run_id, "scaling/speedup")} == {1, 2}
+    steps = {point.step for point in client.get_metric_history(parent.info.run_id, "scaling/speedup")}
+    assert {1} <= steps <= {1, 2}  # on a busy machine the interval with two workers may be only noise, and is left out
 
     points = {run.info.run_id: run for run in runs_of(cli.folder, "tiny", "point")}
     assert {run.data.tags["mlflow.parentRunId"] for run in points.values()} == {parent.info.run_id}
