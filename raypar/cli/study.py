@@ -54,7 +54,9 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         # A terminal that was closed takes no report.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:
-            print_outcome(console, outcome, resume_command(loaded, options))
+            print_outcome(
+                console, outcome, resume_command(loaded, options), shows_breakdown=options.profiling.num_steps > 0
+            )
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
                     url = common.study_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
@@ -62,15 +64,25 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     common.exit_as(outcome)
 
 
-def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str) -> None:
-    """Print the report of an execution, its failures, and how to go on."""
+def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, shows_breakdown: bool = False) -> None:
+    """Print the report of an execution, its failures, and how to go on.
+
+    Args:
+        resume: the command that goes on.
+        shows_breakdown: where the time of a step goes, too, which is else in the verbose report alone.
+    """
     from raypar.report.console import print_report
     from raypar.report.listings import print_failures
+    from raypar.report.profile import breakdown_section
 
     if outcome.partial and outcome.num_done:
         common.say(console, outcome.partial)
     if outcome.num_done:
         print_report(outcome.analysis, console)
+        for part in breakdown_section(
+            outcome.analysis.profiles if shows_breakdown else (), console.width, console.encoding
+        ):
+            console.print(part)
     if outcome.failures:
         print_failures(console, outcome.failures, outcome.log_dir)
     if num := outcome.num_unsent:
