@@ -119,4 +119,4 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
             assert study.metric in result.final and result.final["step"] == len(result.gang_step_times_s) > 0
     analysis = analyse(study, results)
     assert not study.baseline or all(p.speedup is not None for p in analysis.points if not p.is_baseline)
-    assert analysis.statements or len(results) == 1
+    assert analysis.verdict.answer
