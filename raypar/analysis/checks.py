@@ -254,6 +254,9 @@ MAX_TAKEN = 0.05  # of the time of a worker's cores
 MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
 # Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
 MAX_BUSY = 0.1
+# Above this share of the cores, in most trials, times show nothing. On two cores raypar's own driver and Ray's
+# processes take up to 15 % of them: that widens intervals, which is reported, and blocks have it in common.
+MAX_TRUSTED = 0.25
 MAX_CLOCK_CHANGE = 0.05
 
 
@@ -296,15 +299,19 @@ def _disturbing(finished: Sequence[TrialResult]) -> list[_Load]:
     return [load for load, timed_s in loads if load.disturbs(timed_s)]
 
 
+def _share_of_cores(load: _Load) -> float:
+    return max(load.taken or 0.0, load.busy)
+
+
 def doubt_of(question: Question, finished: Sequence[TrialResult]) -> str:
-    """Return why times of a study show nothing: most of its trials were disturbed. Empty where they were not.
+    """Return why times of a study show nothing: most of its trials were disturbed much. Empty where they were not.
 
     A search asks for the best metric: it has none.
     """
-    disturbed = _disturbing(finished)
+    disturbed = [load for load in _disturbing(finished) if _share_of_cores(load) > MAX_TRUSTED]
     if question.is_search or 2 * len(disturbed) <= len(finished):
         return ""
-    most = units.percent(max(max(load.taken or 0.0, load.busy) for load in disturbed))
+    most = units.percent(max(map(_share_of_cores, disturbed)))
     return f"other processes used up to {most} of the cores in {_share(disturbed, finished)}"
 
 

@@ -119,6 +119,13 @@ def test_where_most_trials_were_disturbed_no_view_gets_a_claim_on_times():
     assert study_of(7, max_repeats=30).verdict.status == "not settled (disturbed)"
 
 
+def test_where_most_trials_were_disturbed_a_little_that_is_a_caveat(monkeypatch):
+    monkeypatch.setitem(DISTURBED, "foreign_cpu_share", [0.2])  # two cores have as much of raypar's own processes
+    analysis = study_of(12)
+    assert analysis.verdict.answer.startswith("2 workers are faster than 1: 2.00×") and not analysis.verdict.doubt
+    assert [w.check for w in analysis.warnings if w.check == "other_load"] == ["other_load"]
+
+
 def test_where_half_of_the_trials_were_disturbed_that_is_a_caveat():
     analysis = study_of(6)
     assert analysis.verdict.answer.startswith("2 workers are faster than 1: 2.00×") and not analysis.verdict.doubt
