@@ -196,7 +196,7 @@ def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(c
     assert f"starting again: its gang was lost: {node}: " in followed and "process has died" in followed
     for printed in (followed, " ".join(stopped.split())):
         assert "study held was stopped" in printed and "Partial: interrupted when 1 of 3 trials were done" in printed
-        assert f"1 of 1 trial finished after a failure and a retry: lr={first} #1 (attempt 2)" in printed
+        assert "1 of 1 trial finished after a failure and a retry" in printed
     assert [row["attempts"] for row in rows_of(cluster, "held") if row["state"] == "finished"] == ["2"]
 
 
