@@ -254,8 +254,8 @@ MAX_TAKEN = 0.05  # of the time of a worker's cores
 MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
 # Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
 MAX_BUSY = 0.1
-# Above this share of the cores, in most trials, times show nothing. On two cores raypar's own driver and Ray's
-# processes take up to 15 % of them: that widens intervals, which is reported, and blocks have it in common.
+# Above this share of the cores, in most trials, times show nothing. An idle machine of two cores shows up to 15 % while
+# trials run on both, raypar's driver and Ray's processes among it: less than this is a caveat, and no more.
 MAX_TRUSTED = 0.25
 MAX_CLOCK_CHANGE = 0.05
 
