@@ -4,6 +4,7 @@
 # make test-all      all tests, about an hour and a half: every real run, more examples per property, a soak test
 # make test-faults   only the faults: Ray's head, gangs and the broker killed during a study, its database locked
 # make test-cluster  only the cluster: `ray up` on four hosts in network namespaces; needs root, sshd, rsync
+# make dist         build the wheel and the source distribution into dist/
 # make cluster       create Ray's token, unless there is one, and start a cluster on AWS: `ray up cluster.yaml`;
 #                    CLUSTER=cluster-local.yaml: on machines that you have
 
@@ -17,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest
 UNIT_TESTS := -n logical --maxprocesses 4 tests/unit
 
 .DELETE_ON_ERROR:
-.PHONY: study style test test-all test-faults test-cluster cluster clean
+.PHONY: study style test test-all test-faults test-cluster dist cluster clean
 
 study: $(VENV)/.installed
 	$(BIN)/raypar study studies/quickstart.py
@@ -44,6 +45,10 @@ test-faults: $(VENV)/.installed-dev
 
 test-cluster: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cluster tests/real
+
+dist: | $(BIN)/python
+	@$(PIP) build
+	$(BIN)/python -m build
 
 cluster: $(VENV)/.installed-aws
 	@umask 077 && $(BIN)/ray get-auth-token --generate >/dev/null

@@ -1,6 +1,6 @@
-"""Draw docs/quickstart.svg, the picture in README, from a study that was run in the current folder.
+"""Draw docs/quickstart.svg, the picture in README: what `raypar demo` prints.
 
-raypar study studies/quickstart.py && python docs/picture.py
+python docs/picture.py
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ from pathlib import Path
 
 from rich.console import Console
 
-from raypar.analysis.analyse import analyse
-from raypar.analysis.question import question_from_dict
+from raypar.cli.demo import STUDY, demo_folder, demo_uri
+from raypar.execution.stored import read_study
 from raypar.report.console import print_report
-from raypar.track.store import Store, default_tracking_uri
 
-STUDY = "quickstart"
-WIDTH = 84
+PICTURE = Path(__file__).with_name("quickstart.svg")
+WIDTH = 80
 
 
-def main() -> None:
-    folder = Path.cwd()
-    store = Store(default_tracking_uri(folder), folder)
-    analysis = analyse(question_from_dict(store.question(STUDY)), store.results(STUDY))
-    console = Console(record=True, width=WIDTH, force_terminal=True)
-    console.print("$ raypar study studies/quickstart.py", style="bold", highlight=False)
-    print_report(analysis, console)
+def picture() -> str:
+    """Return the report of the stored study in a terminal, as SVG."""
+    folder = demo_folder()
+    study = read_study(STUDY, demo_uri(folder), folder)
+    with Path("/dev/null").open("w") as nowhere:
+        console = Console(file=nowhere, record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
+        console.print("$ raypar demo", style="bold", highlight=False)
+        print_report(study.analysis, console)
     svg = console.export_svg(title="raypar")
     # Drop the link to a web font, so that viewing the picture needs no network.
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
-    Path(__file__).with_name("quickstart.svg").write_text(svg, encoding="utf-8")
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    main()
+    PICTURE.write_text(picture(), encoding="utf-8")

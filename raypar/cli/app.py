@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from raypar.cli.cluster import attach, node_command, stop
 from raypar.cli.common import Debug, report_errors
+from raypar.cli.demo import demo
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
 from raypar.cli.recommend import recommend
@@ -93,8 +94,14 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
-def command(function: Callable[..., None], epilog: str | None = None, name: str | None = None) -> None:
-    """Add a command with --debug, whose errors are reported in one message."""
+def command(
+    function: Callable[..., None], epilog: str | None = None, name: str | None = None, *, passes_flags: bool = False
+) -> None:
+    """Add a command with --debug, whose errors are reported in one message.
+
+    Args:
+        passes_flags: to another command: it takes any.
+    """
 
     @functools.wraps(function)
     def reported(*, debug: bool, **flags: Any) -> None:
@@ -105,7 +112,9 @@ def command(function: Callable[..., None], epilog: str | None = None, name: str 
     of_debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
     reported.__signature__ = signature.replace(parameters=[*signature.parameters.values(), of_debug])  # type: ignore[attr-defined]
     reported.__annotations__ = {**function.__annotations__, "debug": Debug}
-    app.command(name, epilog=epilog)(reported)
+    taken = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    settings = taken if passes_flags else {}
+    app.command(name, epilog=epilog, context_settings=settings)(reported)
 
 
 command(study, "Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")
@@ -131,6 +140,9 @@ command(work, "Example:  raypar work resnet --set architecture=resnet50 --set im
 command(sync)
 command(ui, "Examples:  raypar ui    raypar ui batch_size --port 5050")
 command(doctor)
+command(
+    demo, "Examples:  raypar demo    raypar demo recommend --target accuracy=0.95    raypar demo ui", passes_flags=True
+)
 
 
 def main() -> None:

@@ -1,0 +1,78 @@
+"""Demo: a stored study that ships with raypar, for the commands that read one."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raypar.errors import RayparError, suggest
+from raypar.files import make_private_folder
+
+STUDY = "quickstart"
+JOURNAL = "demo.jsonl"  # written by docs/record_demo.py
+VIEWS = {  # of the study, with what they need
+    "report": (),
+    "recommend": (),
+    "fit": (),
+    "predict": ("--workers", "8", "--set", "batch_size=768", "--parameters", "1.13M"),
+    "show": (),
+    "ui": (),
+}
+PATHS = ("--html", "--figures", "--plot")
+
+
+def demo(
+    context: typer.Context,
+    view: Annotated[str, typer.Argument(metavar="[VIEW]", help=f"{', '.join(VIEWS)}.")] = "report",
+) -> None:
+    """Show a stored study, a run of studies/quickstart.py, as any command that reads one: nothing is trained.
+
+    Further flags are those of the command: raypar demo recommend --target accuracy=0.95
+    """
+    if view in context.find_root().help_option_names:  # after a view it is the command's
+        typer.echo(context.get_help())
+        return
+    if view not in VIEWS:
+        raise RayparError(f"there is no view {view!r} of the demo", hint=suggest(view, list(VIEWS)))
+    typer.echo(f"A stored run of studies/quickstart.py; views: raypar demo {' | '.join(VIEWS)}\n", err=True)
+    words = context.args or VIEWS[view]
+    here = Path.cwd()
+    words = [str(here / word) if before in PATHS else word for before, word in zip(["", *words], words, strict=False)]
+    folder = demo_folder()
+    stored = ("--tracking-uri", demo_uri(folder))
+    os.chdir(folder)
+    try:
+        if view == "ui":
+            from raypar.track.uploader import sync
+
+            sync(folder, demo_uri(folder))
+        context.find_root().command.main([view, STUDY, *stored, *words], prog_name="raypar demo")
+    finally:
+        os.chdir(here)
+
+
+def demo_folder() -> Path:
+    """Return a folder with the stored study in it, in the user's cache; one for each version of the study."""
+    from raypar.track.journal import journal_path, write_ack
+    from raypar.workloads.datasets import cache_dir
+
+    journal = (files("raypar") / JOURNAL).read_bytes()
+    folder = cache_dir() / f"demo-{zlib.crc32(journal):08x}"
+    path = journal_path(folder, STUDY, "demo")
+    if not path.exists() and not (folder / "mlflow.db").exists():  # `raypar demo ui` moves the journal to the database
+        make_private_folder(path.parent)
+        write_ack(path, demo_uri(folder), 0)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(journal)
+        draft.replace(path)
+    return folder
+
+
+def demo_uri(folder: Path) -> str:
+    """Return the store of the demo's folder, whatever store a user has set."""
+    return f"sqlite:///{folder.absolute()}/mlflow.db"
