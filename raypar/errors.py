@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from raypar.units import size
 
 EXIT_BAD_INPUT = 2
+MAX_SUGGESTIONS = 3
+MAX_SHORT = 5  # characters of a short word, of which one wrong character is a large share
+MIN_PART = 3  # characters of a part of a name that stands for it
 TRAIN_PACKAGES = ("torch", "torchvision")  # of the extra `train`
 
 
@@ -130,7 +134,32 @@ class WorkloadError(RayparError):
         return cls("\n".join([f"workload {workload}: {count} in its data and model", *(f"  {m}" for m in mistakes)]))
 
 
-def suggest(word: str, choices: Sequence[str]) -> str:
-    """Return ``did you mean 'x'?`` where one of the choices is close, else all of them."""
-    close = get_close_matches(word, choices, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else "choose from: " + ", ".join(sorted(choices))
+def closest(word: str, choices: Iterable[str]) -> list[str]:
+    """Return up to three choices that a word may have been meant for, the closest first: misspelt, or given in part."""
+    ratios = {choice: _closeness(word.lower(), choice.lower()) for choice in choices}
+    close = (choice for choice, ratio in ratios.items() if ratio)
+    return sorted(close, key=lambda choice: (-ratios[choice], choice))[:MAX_SUGGESTIONS]
+
+
+def _closeness(word: str, choice: str) -> float:
+    """Return the share of characters that are alike, 0 for two that are not close.
+
+    Words that both names begin or end with don't count: ``hidden_size`` is not close to ``pipeline_size``.
+    """
+    parts, others = re.split(r"[\W_]+", word), re.split(r"[\W_]+", choice)
+    for at in (0, -1):
+        while len(parts) > 1 and len(others) > 1 and parts[at] == others[at]:
+            del parts[at], others[at]
+    text, other = "_".join(parts), "_".join(others)
+    matcher, least = SequenceMatcher(None, text, other), 0.75 if max(len(text), len(other)) <= MAX_SHORT else 0.8
+    if len(word) >= MIN_PART and (choice.startswith(word) or re.search(rf"[\W_]{re.escape(word)}$", choice)):
+        least = 0.0
+    return ratio if matcher.real_quick_ratio() >= least and (ratio := matcher.ratio()) >= least else 0.0
+
+
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """Return ``did you mean 'x'?`` where some of the choices are close, else all of them."""
+    every = sorted(choices)
+    if close := closest(word, every):
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return "choose from: " + ", ".join(every)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from raypar.cli.cluster import attach, node_command, stop
 from raypar.cli.common import Debug, report_errors
@@ -21,14 +22,30 @@ from raypar.cli.profile import profile
 from raypar.cli.recommend import recommend
 from raypar.cli.store import compare, doctor, export, generate, list_studies, report, show, sync, ui, workloads
 from raypar.cli.study import plan, resume, study
-from raypar.errors import EXIT_BAD_INPUT, shortened
+from raypar.errors import EXIT_BAD_INPUT, closest, shortened
 from raypar.signals import EXIT_CODES
 
 # Typer has its own click, or takes the one that is installed, and exports neither's UsageError.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_UNKNOWN = re.compile(r"No such (?P<what>command|option):? '?(?P<word>[^\s'=]+)'?")
 
 
-class Verbs(TyperGroup):
+class PlainFlags:
+    """Part of a command that shows no type for its flags, which take no value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Verb(PlainFlags, TyperCommand):
+    """One command."""
+
+
+class Verbs(PlainFlags, TyperGroup):
     """Group of all commands."""
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **flags: Any) -> Any:
@@ -61,8 +78,15 @@ def usage_message(error: Any, words: Sequence[str]) -> str:
         message = f"{parameter.opts[0]} {shortened(given[-1])}: {problem}"
         about = " ".join(str(getattr(parameter, "help", None) or "").split()).rstrip(".")
         hint = f"{about}; {hint}" if about else hint
-    elif (close := getattr(error, "possibilities", None)) and " (" in message:
-        message, hint = message.partition(" (")[0], f"did you mean {' or '.join(sorted(close))}? {hint}"
+    elif context is not None and (match := _UNKNOWN.match(message)):
+        message, word = match.group(0), match["word"].lstrip("-")
+        if match["what"] == "command":
+            names = {name: name for name in context.command.list_commands(context)}
+        else:
+            flags = (flag for p in context.command.get_params(context) for flag in (*p.opts, *p.secondary_opts))
+            names = {flag.lstrip("-"): flag for flag in flags if flag.startswith("--")}
+        if close := closest(word, names):
+            hint = f"did you mean {' or '.join(names[name] for name in close)}? {hint}"
     return f"{message}\n  → {hint}"
 
 
@@ -114,7 +138,7 @@ def command(
     reported.__annotations__ = {**function.__annotations__, "debug": Debug}
     taken = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     settings = taken if passes_flags else {}
-    app.command(name, epilog=epilog, context_settings=settings)(reported)
+    app.command(name, cls=Verb, epilog=epilog, context_settings=settings)(reported)
 
 
 command(study, "Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")

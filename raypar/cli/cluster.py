@@ -38,8 +38,7 @@ SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study'
 
 def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
-    with handle_signals(), connected_to(address) as jobs:
-        job = job_of(study, jobs, address)
+    with handle_signals(), submitted(study, address) as (jobs, job):
         with detached_by_signals(study, address):
             over = jobs.follow(job.id, write)
         raise typer.Exit(ended(over))
@@ -47,8 +46,7 @@ def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
 
 def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
-    with handle_signals(), connected_to(address) as jobs:
-        job = job_of(study, jobs, address)
+    with handle_signals(), submitted(study, address) as (jobs, job):
         if job.is_over:
             say(f"study {study} does not run: it {ENDED[job.status]} before")
             return
@@ -197,6 +195,34 @@ def words_of(flags: Mapping[str, object]) -> list[str]:
         elif value is not None and value is not False:
             words.append(f"{flag}={value}")
     return words
+
+
+@contextlib.contextmanager
+def submitted(study: str, address: str) -> Iterator[tuple[Jobs, Job]]:
+    """Connect to a cluster on which a study was submitted. Raises RayparError where there is none, or it is local."""
+    with contextlib.ExitStack() as stack:
+        try:
+            jobs = stack.enter_context(connected_to(address))
+            job = job_of(study, jobs, address)
+        except RayparError as error:
+            raise local_study(study) or error from None
+        yield jobs, job
+
+
+def local_study(study: str) -> RayparError | None:
+    """Return the error of a study that is not on a cluster but in this folder's store; None where it is not there."""
+    from raypar.cli.common import store_of, uri_of
+    from raypar.run.locks import runner_of
+    from raypar.track.client import store_identity
+
+    if by := runner_of(study, store_identity(uri_of(None))):
+        hint = f"Ctrl-C in its terminal stops it, or `kill -INT {by.pid}`: finished trials are kept"
+        return RayparError(f"study `{study}` is local: {by.process} runs it (`{by.command}`)", hint=hint)
+    with contextlib.suppress(RayparError):  # of a store that can't be read, nothing is said here
+        if study in {stored.name for stored in store_of(None).studies()}:
+            hint = f"`raypar report {study}` shows its results, `raypar resume {study}` runs what is missing"
+            return RayparError(f"study `{study}` is local, and nothing runs it now", hint=hint)
+    return None
 
 
 def job_of(study: str, jobs: Jobs, address: str) -> Job:

@@ -33,7 +33,7 @@ def profile(
     trial_timeout: common.Timeout = None,
     load_timeout: common.LoadTimeout = None,
 ) -> None:
-    """Show where a step's time goes on each worker, at one point of a study: its baseline, unless --set chooses."""
+    """Show where a step's time goes on each worker, at the point with the most workers unless --set chooses another."""
     with handle_signals():
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
@@ -57,11 +57,17 @@ def profile(
 
 
 def point_of(study: Study) -> dict[str, Value]:
-    """Return the study's baseline among its points, or its first point, with the first value of what is drawn."""
-    from raypar.study.space import Grid, examples
+    """Return the study's baseline among its points, or its first point, with the most workers of all.
 
-    drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
-    return study.baseline_of({**drawn, **study.points()[0]})
+    Where time is lost between workers, most is lost there. Of what is drawn it takes the first value.
+    """
+    from raypar.study.space import examples
+
+    values = {key: examples(domain) for key, domain in study.space.items()}
+    point = study.baseline_of({key: each[0] for key, each in values.items()})
+    if counts := [count for count in values.get("num_workers", ()) if isinstance(count, int)]:
+        point["num_workers"] = max(counts)
+    return point
 
 
 def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:

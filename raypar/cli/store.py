@@ -69,8 +69,15 @@ def report(
     """Show a study's answer, from the store; nothing is run."""
     from raypar.execution.stored import read_study
     from raypar.report.console import print_report
+    from raypar.report.text import check_file, check_folder, write_text
 
     common.check_positive("--price", price)
+    if html is not None:
+        check_file(html)
+    elif open_html:
+        check_folder(REPORTS)
+    if figures is not None:
+        check_folder(figures)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
     print_report(study.analysis, common.stdout(), verbose=verbose)
     if open_html and html is None:
@@ -79,7 +86,6 @@ def report(
             make_private_folder(REPORTS)
     if html is not None:
         from raypar.report.html import Origin, html_report
-        from raypar.report.text import write_text
 
         origin = Origin(study.tags, study.description, study.source)
         write_text(html, html_report(study.analysis, study.current_results.results, origin))

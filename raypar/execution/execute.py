@@ -50,7 +50,7 @@ from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, point_label
-from raypar.track.client import MODEL_NAME, sqlite_path
+from raypar.track.client import MODEL_NAME, store_identity
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
@@ -96,9 +96,9 @@ def execute(
     begun_s, core_monitor = time.monotonic(), CpuMonitor(allowed_cores())
     core_monitor.start()
     study, store = loaded.study, Store(options.tracking_uri, options.project_dir)
-    me, database = Holder.here(study.name, options.command), sqlite_path(options.tracking_uri)
+    me = Holder.here(study.name, options.command)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(one_execution(me, str(database.resolve()) if database else options.tracking_uri))
+        stack.enter_context(one_execution(me, store_identity(options.tracking_uri)))
         check_data(study)
         store.check_writable()
         cluster = stack.enter_context(cluster_for(study, options, notice))

@@ -29,7 +29,7 @@ from raypar.errors import RayparError
 from raypar.report.points import FULL, legend, point_columns
 from raypar.report.recommend import recommended_lines
 from raypar.report.sentences import headline, importance_line
-from raypar.report.text import as_utf8, replacing
+from raypar.report.text import as_utf8, check_file, replacing
 from raypar.study.trial import TrialResult, point_label
 
 if TYPE_CHECKING:
@@ -201,12 +201,11 @@ TABLES, MARKDOWN = (".csv", ".json", ".parquet"), ".md"
 
 
 def check_path(path: Path, *, force: bool) -> None:
-    """Raises RayparError for an ending that is not known, and where a file would be lost that nobody gave up."""
+    """Raise RayparError where a file can't be written: its ending, its folder, a file that nobody gave up."""
     if path.suffix.lower() not in (*TABLES, MARKDOWN):
         hint = "end the name in .csv, .json, .parquet (all trials) or .md (a summary)"
         raise RayparError(f"{path}: unknown file format", hint=hint)
-    if path.is_dir():
-        raise RayparError(f"{path}: is a folder", hint="name a file")
+    check_file(path)
     if path.exists() and not force:
         raise RayparError(f"{path}: is there already", hint="choose another name, or replace it with --force")
 

@@ -168,7 +168,8 @@ class WorkAssumptions:
 def print_work(console: Console, title: str, work: Work, assumed: WorkAssumptions) -> None:
     """Weights, work by type of layer, and the least time of an iteration and of the training."""
     line = partial(print_line, console)
-    line(f"{title}: {units.count(work.num_parameters)} weights")
+    size = " × ".join(map(str, work.input_shape)) or "1"
+    line(f"{title}: {units.count(work.num_parameters)} weights; input of one sample: {size}")
     what = {True: "multiply-accumulates", False: "operations of layers without multiply-accumulates"}
     for is_of_macs, counted in what.items():
         layers = [layer for layer in work.layers if layer.is_of_macs is is_of_macs]

@@ -17,7 +17,7 @@ from raypar.predict.calibration import USUAL_VARIATIONS, Calibration
 from raypar.predict.network import Algorithm, Network, Topology
 from raypar.predict.predict import JobSpec, Prediction, Sweep, job_step_times
 from raypar.predict.step_model import Communication, Limit
-from raypar.report.text import Column, print_paragraph, print_table
+from raypar.report.text import Column, check_file, print_paragraph, print_table
 from raypar.report.vega import (
     COLOURS,
     GREY,
@@ -251,8 +251,7 @@ def check_plot_path(path: Path) -> None:
     """Raises RayparError where no plot can be written there."""
     if path.suffix.lower().removeprefix(".") not in KINDS:
         raise RayparError(f"--plot {path}: no such format", hint="end it in .svg or .png")
-    if not path.absolute().parent.is_dir():
-        raise RayparError(f"--plot {path}: there is no folder {path.parent}", hint="make it first")
+    check_file(path)
 
 
 def plot_of(report: PredictionReport) -> Figure:

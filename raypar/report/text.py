@@ -215,8 +215,33 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        hint = "name a file in a folder that is there and that you may write to"
-        raise RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint) from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> RayparError:
+    hint = "name a file in a folder that is there and that you may write to"
+    return RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint)
+
+
+def check_file(path: Path) -> None:
+    """Raise RayparError, before the work, where `replacing` could not write a file."""
+    if path.is_dir():
+        raise RayparError(f"{path}: is a folder", hint="name a file")
+    _check_folder(path.parent, path)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise RayparError where no files can be written into a folder, which is made if need be."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    _check_folder(there, folder)
+
+
+def _check_folder(folder: Path, shown: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _unwritable(shown, error) from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -200,7 +200,7 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
     Raises:
         RayparError: another process runs the study.
     """
-    lock = Lock("study-" + hashlib.sha256(f"{store}\n{me.study}".encode()).hexdigest()[:16])
+    lock = _execution_lock(me.study, store)
     if not lock.acquire():
         by = lock.holder()
         who = f"{by.process} (`{by.command}`)" if by else "another process"
@@ -211,6 +211,15 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
         yield
     finally:
         lock.release(remove=True)
+
+
+def runner_of(study: str, store: str) -> Holder | None:
+    """Return the process of this machine that runs a study of a store, if one does."""
+    return _execution_lock(study, store).holder()
+
+
+def _execution_lock(study: str, store: str) -> Lock:
+    return Lock("study-" + hashlib.sha256(f"{store}\n{study}".encode()).hexdigest()[:16])
 
 
 # Chooses cores for a study out of free ones; none where they are too few.

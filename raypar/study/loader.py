@@ -16,11 +16,19 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from raypar.errors import EXIT_BAD_INPUT, NotForTraining, RayparError, StudyError, cut, is_for_training, suggest
+from raypar.errors import (
+    EXIT_BAD_INPUT,
+    NotForTraining,
+    RayparError,
+    StudyError,
+    closest,
+    cut,
+    is_for_training,
+    suggest,
+)
 from raypar.masking import masked
 from raypar.provenance import source_files
 from raypar.signals import abort, abort_reason, end_descendants, exit_now, uninterrupted
@@ -29,6 +37,7 @@ from raypar.study.study import Study
 from raypar.units import listed
 
 MODULE_PREFIX = "raypar_study_"
+EXTRAS = {"optuna": "search", "transformers": "text", "deepspeed": "deepspeed"}  # that bring a package
 LOAD_TIMEOUT_S = 10.0
 _TICK_S = 0.25
 _GRACE_S = 2.0  # for what was aborted to give way
@@ -135,7 +144,7 @@ def _read(path: Path) -> str:
         if not folder.is_dir():
             raise RayparError(f"{path}: there is no folder {folder}", hint="check the path to the study file")
         names = [p.name for p in folder.glob("*.py")]
-        close = get_close_matches(path.name if path.suffix else path.name + ".py", names, n=1)
+        close = closest(path.name if path.suffix else path.name + ".py", names)
         hint = f"did you mean {folder / close[0]}?" if close else _files_in(folder)
         raise RayparError(f"{path}: there is no such file", hint=hint)
     if not stat.S_ISREG(mode):  # to read a pipe would wait, a device would not end
@@ -303,7 +312,7 @@ def _hint_for(error: BaseException) -> str:
     text = traceback.format_exception_only(error)[-1]  # str() of an exception of the user's own may raise
     if match := re.search(r"Study.*unexpected keyword argument '(\w+)'", text):
         names = [f.name for f in fields(Study)]
-        if get_close_matches(match[1], names, n=1):
+        if closest(match[1], names):
             return suggest(match[1], names)
         return f"hyperparameters go into config={{...}} or space={{...}}; a Study takes: {', '.join(names)}"
     if re.search(r"Study.*required keyword-only argument", text):
@@ -311,10 +320,15 @@ def _hint_for(error: BaseException) -> str:
     if match := re.search(r"cannot import name '(\w+)' from '([\w.]+)'", text):
         module = sys.modules.get(match[2])
         names = [n for n in vars(module) if not n.startswith("_")] if module else []
-        if get_close_matches(match[1], names, n=1, cutoff=0.6) or match[2].startswith("raypar"):
+        if closest(match[1], names) or match[2].startswith("raypar"):
             return suggest(match[1], getattr(module, "__all__", names))
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"install {error.name.split('.')[0]} into this environment, or check the spelling"
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if match := re.search(r"(\w+) must be installed!", text):  # which Tune's searchers assert
+        package = match[1].lower()
+    if package in EXTRAS:
+        return f"pip install 'raypar[{EXTRAS[package]}]'"
+    if package:
+        return f"install {package} into this environment, or check the spelling"
     if isinstance(error, SystemExit):
         call = "os._exit()" if "os._exit" in text else "sys.exit()"
         return f"a study file is imported, not run: leave {call} out"

@@ -11,10 +11,9 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol
 
-from raypar.errors import Mistake, RayparError, shortened, suggest
+from raypar.errors import Mistake, RayparError, closest, shortened, suggest
 from raypar.study.options import (
     LOADERS,
     OPTIONS,
@@ -386,7 +385,7 @@ def _validate_baseline(
     for key, value in baseline.items():
         where = f"baseline[{key!r}]"
         if key not in space:
-            if get_close_matches(str(key), misspelt, n=1):
+            if closest(str(key), misspelt):
                 continue
             hint = suggest(str(key), [str(k) for k in space]) if space else "add it to `space`"
             yield Mistake(where, value, f"`{key}` is not swept, so no point differs in it", hint=hint)

@@ -224,6 +224,12 @@ def sqlite_path(tracking_uri: str) -> Path | None:
     return Path(path) if path and path != ":memory:" else None
 
 
+def store_identity(tracking_uri: str) -> str:
+    """Return what the processes of this machine that use a store have in common, whatever folder they are in."""
+    database = sqlite_path(tracking_uri)
+    return str(database.resolve()) if database else tracking_uri
+
+
 def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
     """Return the folder in which a store keeps its files; None where a server decides."""
     if urlsplit(tracking_uri).scheme in SERVERS:

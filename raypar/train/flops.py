@@ -141,10 +141,12 @@ class Work:
 
     Attributes:
         num_parameters: trained weights and biases.
+        input_shape: of the sample, without the batch: ``(3, 224, 224)`` for an image.
         layers: by type, in the order of `KINDS`; types that the network lacks are left out.
     """
 
     num_parameters: int
+    input_shape: tuple[int, ...]
     layers: tuple[LayerWork, ...]
 
     @property
@@ -210,7 +212,7 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
         by_weights = both[kind] - by_entry[kind]
         counts[kind] = ahead, by_weights, trained[kind] - by_weights
     layers = [LayerWork(kind, *(round(n / len(inputs)) for n in of)) for kind, of in counts.items() if any(of)]
-    return Work(sum(p.numel() for p in weights), tuple(layers))
+    return Work(sum(p.numel() for p in weights), tuple(inputs.shape[1:]), tuple(layers))
 
 
 def work_of(workload: Workload, config: Config) -> Work:

@@ -95,6 +95,10 @@ STUDY_FILES = (
     source("an exception without a text", "raise BaseException\n", "line 1", "BaseException"),
     source("an exception without words", f"{UNSHOWN}raise E\n", "line 3 | str() failed"),
     source("a long exception", "assert False, 'x' * 5000\n", "line 1", "AssertionError", " … "),
+    source("an extra that is missing", "raise ModuleNotFoundError('x', name='optuna.samplers')\n", "'raypar[search]'"),
+    source(
+        "a searcher that is missing", "assert False, 'Optuna must be installed! Run `pip …`.'\n", "'raypar[search]'"
+    ),
     source("a module that is missing", "import nowhere_to_be\n", "line 1", "install nowhere_to_be", "spelling"),
     source("a workload that there is not", "from raypar.workloads import digit\n", "did you mean 'digits'?"),
     source("no study", GOOD.replace("study = Study", "asked = dict"), "defines no Study"),
@@ -113,7 +117,9 @@ STUDIES = (
     study("a grid as a value", "config={'lr': grid(1., 2.)}", "config['lr'] = Grid(values=(1.0, 2.0))", "put it into"),
     study("a loop of none", "workload=LOOP, config={'num_workers': 0}", "config['num_workers'] = 0 | at least 1"),
     study("a workload's name", "workload='digits'", "workload = 'digits'", "is a str, not a Workload"),
-    study("a field that there is not", "repeats=1", "line 6", "repeats", "did you mean 'num_repeats'?"),
+    study(
+        "a field that there is not", "repeats=1", "line 6", "repeats", "did you mean 'max_repeats' or 'num_repeats'?"
+    ),
     study("a hyperparameter as a field", "momentum=1", "momentum", "config={...}"),
     study("endless repeats", "num_repeats=10**30", "num_repeats = 1000000000000000000", "more than 100,000"),
     study("many trials", "num_repeats=100_000, space={'lr': grid(1., 2.)}", "200,000 trials of 2 points"),
@@ -141,7 +147,7 @@ STUDIES = (
     study("more cores than there are", "config={'cpus_per_worker': 10**6}", "CPUs in one gang", "the cluster has"),
     study("a device that is not there", "config={'device': 'mps'}", "mps", "device = 'mps'", "--set device=cpu")
     if os.uname().sysname != "Darwin"
-    else study("a device that there is not", "config={'device': 'tpu'}", "device'] = 'tpu'", "did you mean"),
+    else study("a device that there is not", "config={'device': 'tpu'}", "device'] = 'tpu'", "choose from"),
     study("a baseline of no point", "space={'lr': grid(1.)}, baseline={'lr': 2.}", "baseline['lr'] = 2.0", "1.0"),
     study("a baseline that is not swept", "baseline={'lr': 2.}", "baseline['lr'] = 2.0", "is not swept"),
     study("a workload without a model", "workload=Workload(name='w')", "workload.model = None", "workload.data = None"),

@@ -5,13 +5,18 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from command import raypar
+from command import raypar, refused
+from recording import make_result, record
 
 from raypar.cli import study
+from raypar.cli.app import app
 from raypar.cli.common import DRIVER_LOG, quiet
-from raypar.errors import BrokeOff, RayparError, StoreError
+from raypar.errors import BrokeOff, RayparError, StoreError, closest, suggest
 from raypar.execution.options import Options
 from raypar.execution.stored import unknown_study
+from raypar.run.locks import Holder, one_execution
+from raypar.study.options import OPTIONS
+from raypar.track.client import store_identity
 
 
 def test_a_study_without_a_result_is_reported_with_the_command_that_runs_it():
@@ -57,3 +62,63 @@ def test_a_log_that_somebody_removes_is_no_failure(tmp_path):
     with quiet(tmp_path / "logs" / "doctor.log"):
         (tmp_path / "logs" / "doctor.log").unlink()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["attach", "stop"])
+def test_a_local_study_is_reported_as_such_with_the_way_to_stop_it(project, uri, monkeypatch, verb):
+    monkeypatch.chdir(project)
+    nowhere = ["--address", "http://127.0.0.1:9"]
+    refused("no Ray dashboard", verb, "mnist", *nowhere)
+    record(project, uri, make_result())
+    refused("study `mnist` is local, and nothing runs it now → `raypar report mnist` shows", verb, "mnist", *nowhere)
+    with one_execution(Holder.here("mnist", ["raypar", "study", "mnist.py"]), store_identity(uri)):
+        running = f"is local: process {os.getpid()} runs it (`raypar study mnist.py`)"
+        refused(f"{running} → Ctrl-C in its terminal stops it, or `kill -INT {os.getpid()}`", verb, "mnist", *nowhere)
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "close"),
+    [
+        ("batchsize", OPTIONS, ["batch_size"]),
+        ("accumulate_steps", OPTIONS, ["accumulation_steps"]),
+        ("workers", OPTIONS, ["num_workers", "num_loader_workers"]),
+        ("optim", OPTIONS, ["optimizer"]),
+        *(
+            (word, OPTIONS, [])
+            for word in ("hidden_size", "num_layers", "num_cores", "dropout", "rate", "cores", "lr2d")
+        ),
+        *((word, ["cpu", "cuda", "auto"], []) for word in ("tpu", "gpu", "", "u")),
+        ("scaling", ["weak_scaling", "strong_scaling", "epochs"], ["weak_scaling", "strong_scaling"]),
+        ("MNIST", ["mnist_cnn", "tweets"], ["mnist_cnn"]),
+        ("mnits", ["mnist"], ["mnist"]),
+        ("alexnet", ["lenet5", "resnet"], []),
+        ("x" * 10**6, ["x" * 1000], []),
+    ],
+)
+def test_only_what_is_close_is_suggested(word, choices, close):
+    assert closest(word, choices) == close
+    assert suggest(word, choices).startswith("did you mean" if close else "choose from")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reprot"], "No such command 'reprot' → did you mean report? `raypar --help`"),
+        (["plot"], "No such command 'plot' → `raypar --help`"),
+        (
+            ["study", "s.py", "--repeat", "3"],
+            "No such option: --repeat → did you mean --repeats? `raypar study --help`",
+        ),
+        (["report", "s", "--foo"], "No such option: --foo → `raypar report --help`"),
+    ],
+)
+def test_a_misspelt_verb_or_flag_is_reported_with_the_close_ones(arguments, message):
+    refused(message, *arguments)
+
+
+@pytest.mark.parametrize(
+    "verb", [[], *([command.name or command.callback.__name__] for command in app.registered_commands)]
+)
+def test_no_help_shows_a_type_for_a_flag(verb):
+    code, out, _ = raypar(*verb, "--help")
+    assert code == 0 and "bool" not in out.lower()

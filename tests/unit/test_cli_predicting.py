@@ -124,7 +124,7 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("scaled", "--network fast", "'fast' is no bandwidth"),
         ("scaled", "--network-within 1GB/s", "a node of one worker has no links within"),
         ("scaled", POINT + "--input-rate 0", "--input-rate 0.0: must be greater than 0"),
-        ("scaled", POINT + "--plot nowhere/curve.png", "there is no folder nowhere"),
+        ("scaled", POINT + "--plot nowhere/curve.png", "nowhere/curve.png: can't be written"),
         ("scaled", POINT + "--parameters many", "is no number of parameters"),
         ("scaled", "--workers 8,", "--workers"),
         ("scaled", "--workers 99999999", "--workers"),

@@ -13,14 +13,21 @@ from raypar.workloads import digits
 @pytest.mark.parametrize(
     ("space", "baseline", "point"),
     [
-        ({"lr": grid(0.3, 0.1), "num_workers": grid(2, 1)}, {"num_workers": 1}, {"lr": 0.3, "num_workers": 1}),
+        ({"lr": grid(0.3, 0.1), "num_workers": grid(2, 1)}, {"num_workers": 1}, {"lr": 0.3, "num_workers": 2}),
+        (
+            {"overlap": grid(True, False), "num_workers": grid(1, 2)},
+            {"overlap": False},
+            {"overlap": False, "num_workers": 2},
+        ),
+        ({"lr": grid(0.3, 0.1)}, {"lr": 0.1}, {"lr": 0.1}),
+        ({"num_workers": choice(1, 4, 2)}, {}, {"num_workers": 4}),
         ({"lr": grid(0.3, 0.1)}, {}, {"lr": 0.3}),
         ({"batch_size": choice(64, 32), "lr": uniform(0.1, 0.5)}, {}, {"batch_size": 64, "lr": 0.1}),
         ({}, {}, {}),
     ],
-    ids=["baseline", "first", "drawn", "only"],
+    ids=["most", "most beside a baseline", "baseline", "most of those drawn", "first", "drawn", "only"],
 )
-def test_the_baseline_is_looked_into_or_the_first_point(space, baseline, point):
+def test_the_point_with_the_most_workers_is_looked_into_or_the_baseline_or_the_first(space, baseline, point):
     assert point_of(Study(workload=digits, name="s", space=space, baseline=baseline)) == point
 
 

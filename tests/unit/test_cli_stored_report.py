@@ -81,9 +81,22 @@ def test_in_any_locale_the_report_comes_and_has_the_same_numbers(store, tmp_path
 
 def test_without_flags_nothing_is_written(store, tmp_path):
     assert "wrote" not in reported(store) and list(tmp_path.iterdir()) == []
-    refused("r.html: can't be written", "report", "scaling", "--tracking-uri", store, "--html", "no/r.html", out=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--html no/r.html", "no/r.html: can't be written: No such file"),
+        ("--html .", ".: is a folder"),
+        ("--open", ".raypar/reports: can't be written: Not a directory"),
+        ("--figures .raypar/figures", ".raypar/figures: can't be written: Not a directory"),
+        ("--html no/r.html --figures new", "no/r.html: can't be written"),
+    ],
+)
+def test_a_file_that_can_not_be_written_is_reported_before_the_work(store, tmp_path, arguments, message):
     (tmp_path / ".raypar").write_text("a file")
-    refused("scaling.html: can't be written", "report", "scaling", "--tracking-uri", store, "--open", out=None)
+    refused(message, "report", "scaling", "--tracking-uri", store, *arguments.split(), out="")
+    assert [path.name for path in tmp_path.iterdir()] == [".raypar"]
 
 
 def test_the_price_of_the_command_line_stands_over_that_of_the_study(store):

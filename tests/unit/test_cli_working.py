@@ -16,14 +16,16 @@ PEAK = " --peak-tflops 1"
     [
         (
             "digits" + PEAK,
-            "digits: 1,126,410 weights|fully connected 1.12M 1.12M 1.06M|activation 2.05k 0 2.05k|3.31 MMAC = 6.62 "
-            "MFLOP a sample, 2.94 times the forward pass|peak: 1.00 TFLOP/s (as given)|an iteration of 64 samples|"
+            "digits: 1,126,410 weights; input of one sample: 64|fully connected 1.12M 1.12M 1.06M|"
+            "activation 2.05k 0 2.05k|3.31 MMAC = 6.62 MFLOP a sample, "
+            "2.94 times the forward pass|peak: 1.00 TFLOP/s (as given)|an iteration of 64 samples|"
             "training, 8 epochs of 1,536 samples",
         ),
         (
             "resnet --set architecture=resnet50 --set image_size=224 --set num_classes=1000 --epochs 90 "
             "--samples 1281167 --peak-tflops 112",
-            "25,557,032 weights|4.09G|training, 90 epochs of 1,281,167 samples: 2.80 EFLOP, at least 6 h 57 min",
+            "25,557,032 weights; input of one sample: 3 × 224 × 224|4.09G|training, 90 epochs of 1,281,167 samples: "
+            "2.80 EFLOP, at least 6 h 57 min",
         ),
         ("digits --set epochs=2 --set num_samples=100" + PEAK, "training, 2 epochs of 100 samples"),
         (
