@@ -4,7 +4,8 @@
 # make test-all      all tests, about an hour and a half: every real run, more examples per property, a soak test
 # make test-faults   only the faults: Ray's head, gangs and the broker killed during a study, its database locked
 # make test-cluster  only the cluster: `ray up` on four hosts in network namespaces; needs root, sshd, rsync
-# make dist         build the wheel and the source distribution into dist/
+# make docs          build the documentation's site into build/site, without network; warnings are errors
+# make dist          build the wheel and the source distribution into dist/
 # make cluster       create Ray's token, unless there is one, and start a cluster on AWS: `ray up cluster.yaml`;
 #                    CLUSTER=cluster-local.yaml: on machines that you have
 
@@ -18,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest
 UNIT_TESTS := -n logical --maxprocesses 4 tests/unit
 
 .DELETE_ON_ERROR:
-.PHONY: study style test test-all test-faults test-cluster dist cluster clean
+.PHONY: study style test test-all test-faults test-cluster docs dist cluster clean
 
 study: $(VENV)/.installed
 	$(BIN)/raypar study studies/quickstart.py
@@ -46,6 +47,9 @@ test-faults: $(VENV)/.installed-dev
 test-cluster: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cluster tests/real
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 dist: | $(BIN)/python
 	@$(PIP) build
 	$(BIN)/python -m build
@@ -64,6 +68,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing raypar and its test tools into $(VENV) (this takes minutes, once) …"
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	@$(PIP) -e '.[docs]'
+	@touch $@
 
 $(VENV)/.installed-aws: pyproject.toml | $(BIN)/python
 	@$(PIP) -e '.[aws]'

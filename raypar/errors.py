@@ -19,7 +19,12 @@ TRAIN_PACKAGES = ("torch", "torchvision")  # of the extra `train`
 
 
 class RayparError(Exception):
-    """Error that the user can fix. ``str()`` is the message to show, the hint included."""
+    """Error that the user can fix. ``str()`` is the message to show, the hint included.
+
+    Attributes:
+        message: what is wrong, with the value.
+        hint: the fix, or where to look; may be None.
+    """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -83,7 +88,12 @@ class Mistake:
 
 
 class StudyError(RayparError):
-    """All the mistakes of one study."""
+    """All the mistakes of one study.
+
+    Attributes:
+        mistakes: each with its field, value, problem and fix.
+        where: the study file; None: not from a file.
+    """
 
     def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)

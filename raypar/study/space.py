@@ -61,27 +61,65 @@ DOMAINS = (Grid, Choice, Uniform, LogUniform, RandInt)
 
 
 def grid(*values: Value) -> Grid:
-    """Try every value: ``grid(1, 2, 4)``."""
+    """Try every value: ``grid(1, 2, 4)``.
+
+    Args:
+        *values: of one hyperparameter, at least one. Grids of several hyperparameters multiply.
+
+    Returns:
+        The domain, for a study's `space`.
+    """
     return Grid(values)
 
 
 def choice(*values: Value) -> Choice:
-    """Draw one of the values: ``choice("sgd", "adam")``."""
+    """Draw one of the values: ``choice("sgd", "adam")``.
+
+    Args:
+        *values: each is as likely.
+
+    Returns:
+        The domain, which makes a study a search.
+    """
     return Choice(values)
 
 
 def uniform(low: float, high: float) -> Uniform:
-    """Draw a float from [low, high)."""
+    """Draw a float from [low, high): ``uniform(0, 0.5)``.
+
+    Args:
+        low: the least value.
+        high: above all values.
+
+    Returns:
+        The domain, which makes a study a search.
+    """
     return Uniform(low, high)
 
 
 def loguniform(low: float, high: float) -> LogUniform:
-    """Draw a float from [low, high) on a logarithmic scale."""
+    """Draw a float from [low, high), each order of magnitude as likely: ``loguniform(1e-4, 1)``.
+
+    Args:
+        low: the least value, above 0.
+        high: above all values.
+
+    Returns:
+        The domain, which makes a study a search.
+    """
     return LogUniform(low, high)
 
 
 def randint(low: int, high: int) -> RandInt:
-    """Draw a whole number from [low, high)."""
+    """Draw a whole number from [low, high): ``randint(1, 9)``.
+
+    Args:
+        low: the least value.
+        high: above all values.
+
+    Returns:
+        The domain, which makes a study a search.
+    """
     return RandInt(low, high)
 
 

@@ -131,7 +131,7 @@ class Workload:
     Attributes:
         name: how plans, reports and the store call it.
         model: builds the network. Called once per trial and rank, after seeding.
-        data: loads the data. Called once per trial and rank; may read :func:`raypar.workloads.datasets.data_dir`.
+        data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
             the data, so that a plan can be checked; None: unknown.
         loss: ``loss(outputs, targets) -> scalar``, a mean over the batch; None means cross-entropy.
@@ -195,6 +195,16 @@ class Workload:
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
         Every key of the study's config and space that raypar does not know is handed to it unchecked.
+
+        Args:
+            train_loop_per_worker: the loop, an importable function.
+            name: how plans, reports and the store call it; None: the function's own name.
+            preload: modules that it imports, imported ahead so that no trial pays for it.
+            prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
+            description: one line for a person.
+
+        Returns:
+            The workload. Its metrics are those that the loop reports.
         """
         return cls(
             name=name or str(getattr(train_loop_per_worker, "__name__", "train_loop")),

@@ -1,0 +1,93 @@
+"""Write the gallery's reports: of the stored study that ships with raypar, and of two that its tests have.
+
+python docs/gallery.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+STORED = ROOT / "tests" / "golden" / "studies"
+
+
+class Report(NamedTuple):
+    """One report of the gallery."""
+
+    name: str
+    title: str
+    text: str
+    figure: str  # key of the figure that the gallery shows
+
+
+REPORTS = (
+    Report(
+        "quickstart",
+        "The quick start",
+        "Two batch sizes on one and on two workers, repeated until settled: a real run, that of `raypar demo`.",
+        "speedup",
+    ),
+    Report(
+        "scaling",
+        "Strong scaling on four nodes",
+        "Two batch sizes on 1 to 16 workers, with cost and energy, a trial that failed and one that was retried. The "
+        "times are made up.",
+        "speedup",
+    ),
+    Report(
+        "search",
+        "A search",
+        "Sixteen random points of three hyperparameters, of which a scheduler stopped some early. The results are "
+        "made up.",
+        "main_effect",
+    ),
+)
+
+
+def reports() -> dict[str, str]:
+    """Return the gallery's files by name: ``quickstart.html`` and ``quickstart.svg``, and those of the others."""
+    from raypar.cli.demo import STUDY, demo_folder, demo_uri
+    from tests.golden import journal
+
+    files = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        for report in REPORTS:
+            if report.name == STUDY:
+                files |= _files(report, demo_folder(), demo_uri(demo_folder()))
+                continue
+            journal(folder, json.loads((STORED / f"{report.name}.json").read_text(encoding="utf-8")))
+            files |= _files(report, folder, demo_uri(folder))
+    return files
+
+
+def _files(report: Report, folder: Path, uri: str) -> dict[str, str]:
+    from raypar.execution.stored import read_study
+    from raypar.report.figures import figures_of
+    from raypar.report.html import Origin, html_report
+    from raypar.report.vega import Figure, static_svg
+
+    study = read_study(report.name, uri, folder)
+    results = study.current_results.results
+    figures = {each.key: each for each in figures_of(study.analysis, results) if isinstance(each, Figure)}
+    page = html_report(study.analysis, results, Origin(study.tags, study.description, study.source))
+    return {f"{report.name}.html": page, f"{report.name}.svg": static_svg(figures[report.figure])}
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in reports().items():
+        (folder / name).write_text(content, encoding="utf-8")
+        print(f"wrote {folder / name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""The documentation is right without being built: links, navigation, commands, messages, output, paths."""
+
+import ast
+import contextlib
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+import raypar
+from raypar.cli.app import app
+from raypar.study.study import Study
+from tests.golden import COMMANDS, HERE
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FILES = [*sorted(DOCS.glob("*.md")), *(ROOT / name for name in ("README.md", "AGENTS.md"))]
+LINKED = [*FILES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+TEXTS = {path: path.read_text(encoding="utf-8") for path in LINKED}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+CODE = re.compile(r"^```.*?^```|(?<!`)`[^`\n]+`(?!`)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]*)#?([^)\s]*)\)")
+USAGE_ERROR = typer.BadParameter.__mro__[1]  # of typer's click, which doesn't export it
+GROUP = typer.main.get_command(app)
+OTHERS_FLAGS = {"--hypothesis-profile", "--no-restart", "--node-ip-address", "--quick", "--shm-size", "--torch-backend"}
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+each_linked = pytest.mark.parametrize("path", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def hooks():
+    spec = importlib.util.spec_from_file_location("hooks_of_docs", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOKS = hooks()
+
+
+# ---- links
+
+
+def anchors(text):
+    """The anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ +(.*)$", BLOCK.sub("", text), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", h)).lower().replace(" ", "-") for h in headings
+    }
+
+
+@each_linked
+def test_links_lead_somewhere(path):
+    broken = []
+    for name, anchor in LINK.findall(CODE.sub("", TEXTS[path])):
+        target = (path.parent / name).resolve() if name else path
+        if not target.exists():
+            broken.append(name)
+        elif anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
+            broken.append(f"{name}#{anchor}")
+    assert broken == []
+
+
+def test_every_page_is_in_the_navigation():
+    def pages(entry):
+        return [entry] if isinstance(entry, str) else [page for each in entry for page in pages(each)]
+
+    def entries(nav):
+        return [value if isinstance(value, str) else entries(value) for each in nav for value in each.values()]
+
+    listed = pages(entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert sorted(listed) == sorted([*(path.name for path in DOCS.glob("*.md")), *HOOKS.PAGES.values()])
+
+
+def test_links_out_of_the_docs_lead_to_pages_of_the_site():
+    site = {path.name for path in DOCS.iterdir()} | {*HOOKS.PAGES.values()}
+    site |= {HOOKS.source_page(path) for path in HOOKS.linked_files()}
+    pages = {f"docs/{path.name}": path.name for path in DOCS.glob("*.md")} | HOOKS.PAGES
+    for path, page in pages.items():
+        text = HOOKS.with_links((ROOT / path).read_text(encoding="utf-8"), path, page)
+        assert {name for name, _ in LINK.findall(CODE.sub("", text)) if name} <= site
+    assert HOOKS.with_links("[a](../CHANGELOG.md#x) `[b](c)`", "docs/a.md", "a.md") == "[a](changelog.md#x) `[b](c)`"
+    assert HOOKS.with_links("[a](../docs/b.md)", "benchmarks/README.md", "benchmarks.md") == "[a](b.md)"
+
+
+# ---- commands
+
+
+def command_lines(text):
+    """Every ``raypar …`` of the code in a page."""
+    lines = [line for _, block in BLOCK.findall(text) for line in block.splitlines()]
+    spans = [" ".join(span.split()) for span in SPAN.findall(BLOCK.sub("", text))]
+    for line in [*lines, *spans]:
+        if match := re.match(r"(?:\$ |\.venv/bin/)?raypar +(\S.*)", line):
+            yield match[1]
+
+
+def words_of(line):
+    words = []
+    for word in shlex.split(line, comments=True):
+        if word[0] in ">|&;":
+            break
+        if word not in ("…", "..."):
+            words.append(word)
+    return words
+
+
+def mistake(line):
+    """What is wrong with a command line: its verb, a flag, too many arguments; None."""
+    verb, *words = words_of(line) or ["--help"]
+    if verb.startswith("-"):
+        return None if verb in {flag for p in GROUP.params for flag in p.opts} | {"--help"} else "no such flag"
+    if verb.isupper():  # a placeholder
+        return None
+    if verb == "demo" and words:
+        verb, *words = [words[0], "quickstart", *words[1:]]
+    if verb not in GROUP.commands:
+        return "no such command"
+    command = GROUP.commands[verb]
+    try:
+        parser = command.make_parser(typer.Context(command, info_name=verb))
+        _, rest, _ = parser.parse_args([word for word in words if word != "--help"])
+    except USAGE_ERROR as error:
+        return error.format_message()
+    return f"too many arguments: {rest}" if rest else None
+
+
+@each_linked
+def test_commands_parse(path):
+    wrong = {line: what for line in command_lines(TEXTS[path]) if (what := mistake(line))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("line", ["repotr x", "report x --htm y", "report x y", "demo repotr", "--versoin"])
+def test_a_wrong_command_is_noticed(line):
+    assert mistake(line)
+
+
+@each_file
+def test_flags_exist(path):
+    every = {flag for c in GROUP.commands.values() for p in c.params for flag in (*p.opts, *p.secondary_opts)}
+    spans = SPAN.findall(BLOCK.sub("", TEXTS[path]))
+    flags = {match[0] for span in spans if (match := re.match(r"--[a-z][a-z-]*", span))}
+    assert flags <= every | OTHERS_FLAGS | {"--help"}
+
+
+def test_the_reference_of_commands_is_complete_and_its_examples_parse():
+    text = HOOKS.commands()
+    assert re.findall(r"^## (\S+)$", text, re.MULTILINE) == list(GROUP.commands)
+    for command in GROUP.commands.values():
+        section = text.split(f"## {command.name}\n")[1].split("\n## ")[0]
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and parameter.name != "debug":
+                assert f"`{parameter.opts[0]}" in section
+    lines = [line for line in command_lines(text) if "[OPTIONS]" not in line]
+    assert {line: what for line in lines if (what := mistake(line))} == {}
+
+
+def test_the_reference_of_python_is_complete():
+    names = re.findall(r"^::: raypar\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(names) == sorted(raypar.__all__)
+    assert "`num_workers`" in HOOKS.hyperparameters()
+    assert re.findall(r"^### (\w+)$", HOOKS.workloads(), re.MULTILINE) == raypar.workloads.__all__
+
+
+# ---- messages
+
+
+def templates():
+    """Every string of raypar's code, with one … in place of what is filled in."""
+    for path in sorted((ROOT / "raypar").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                yield re.sub("…( ?…)+", "…", text)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value.replace("{}", "…")
+
+
+OTHERS_MESSAGES = ["operator torchvision::nms does not exist"]  # torch's
+
+
+def test_messages_that_are_explained_are_in_the_code():
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [message for _, message in re.findall(r"^### (`{1,2})(.*)\1$", text, re.MULTILINE)]
+    assert len(quoted) > 50 and len(set(quoted)) == len(quoted)
+    parts = {message: message.strip("… ") for message in quoted}
+    every = [*templates()]
+    assert [message for message, part in parts.items() if not any(part in text for text in every)] == OTHERS_MESSAGES
+
+
+# ---- output, examples and paths
+
+
+def tutorial_study():
+    (study,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "tutorial.md").read_text(encoding="utf-8"), re.M | re.S)
+    return study
+
+
+def test_the_tutorials_study_is_one():
+    names = {}
+    exec(compile(tutorial_study(), "tutorial.md", "exec"), names)
+    assert isinstance(names["study"], Study) and len(names["study"].points()) == 6
+
+
+@each_file
+def test_output_is_what_the_command_prints(path, tmp_path):
+    golden = {args: HERE / name for name, args in COMMANDS.items()}
+    for _, block in BLOCK.findall(TEXTS[path]):
+        if not block.startswith("$ raypar "):
+            continue
+        command, _, shown = block.partition("\n")
+        words = tuple(shlex.split(command)[2:])
+        if words in golden:
+            printed = golden[words].read_text(encoding="utf-8")
+        else:
+            (tmp_path / "mnist.py").write_text(tutorial_study(), encoding="utf-8")
+            with contextlib.chdir(tmp_path):
+                done = CliRunner().invoke(app, words)
+            printed = done.stdout + done.stderr
+        position = 0
+        for part in re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE):
+            assert part in printed[position:], command
+            position = printed.index(part, position) + len(part)
+
+
+@each_file
+def test_paths_exist(path):
+    spans = [*SPAN.findall(BLOCK.sub("", TEXTS[path])), *(b for _, b in BLOCK.findall(TEXTS[path]))]
+    named = re.findall(r"(?<![\w/.~])(?:raypar|tests|studies|benchmarks|docs)/[\w/.-]*\w", " ".join(spans))
+    assert [name for name in named if not re.search("NAME|STUDY", name) and not (ROOT / name).exists()] == []
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    made = [target for span in spans for target in re.findall(r"(?:^|\n)make ([a-z-]+)", span)]
+    assert set(made) <= set(targets)
+
+
+def test_the_page_for_assistants_is_short():
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 40
