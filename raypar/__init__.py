@@ -33,22 +33,30 @@ __all__ = [
 ]
 
 
-def load(study: str, tracking_uri: str | None = None, folder: Path | str | None = None) -> StudyFrame:
+def load(
+    study: str, tracking_uri: str | None = None, folder: Path | str | None = None, *, all: bool = False
+) -> StudyFrame:
     """Return the trials of a study as a pandas frame, one row each, in the order in which they were started.
 
-    Units stand in the columns' names (``train_time_s``). What differs from study to study has a prefix: ``point.``
-    (swept hyperparameters), ``config.`` (all of them), ``final.`` (the last report) and ``environment.``; ``speedup``
-    is over the baseline's trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline`` and
-    ``swept``; ``.figures`` has the report's figures, which a notebook shows: ``.figures["speedup"].save("s.svg")``.
+    Units stand in the columns' names (``train_time_s``). Swept hyperparameters come first, under their own names;
+    columns that are empty or the same in every trial are dropped. ``repeat`` counts from 1; ``speedup`` is over the
+    baseline's trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline``, ``swept`` and, of
+    the dropped columns, ``constants``.
+
+    ``.points`` has a row for each point, ``.verdict`` the answer, ``.report()`` shows the report and ``.figures`` has
+    its figures: ``.figures["speedup"].save("s.svg")``. What is selected or computed from the frame has none of these.
 
     Args:
         study: its name, as ``raypar list`` shows it.
         tracking_uri: the MLflow store; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in the folder.
         folder: in which studies are run; None: the current one.
+        all: every column, as ``raypar export`` has them; a prefix says what differs from study to study: ``point.``
+            (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and ``environment.``.
 
     Raises:
         RayparError: there is no such study, or the store can't be read.
     """
+    from raypar.execution.best_model import last_final_test
     from raypar.execution.stored import read_study
     from raypar.report.frame import StudyFrame
     from raypar.track.store import default_tracking_uri
@@ -57,4 +65,5 @@ def load(study: str, tracking_uri: str | None = None, folder: Path | str | None 
     if not project.is_dir():
         raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
     stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
-    return StudyFrame.of(stored.question, stored.results)
+    final = last_final_test(stored.store, study)
+    return StudyFrame.of(stored.question, stored.results, all=all, ending=final.sentence() if final else "")

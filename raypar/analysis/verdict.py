@@ -84,8 +84,8 @@ class Verdict:
 
     question: str
     answer: str
-    comparisons: tuple[BaselineComparison, ...] = ()
-    recommendation: Recommendation | None = None
+    comparisons: tuple[BaselineComparison, ...] = field(default=(), repr=False)
+    recommendation: Recommendation | None = field(default=None, repr=False)
     doubt: str = ""
     status: str = ""
     final_test: str = ""

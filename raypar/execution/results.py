@@ -25,7 +25,6 @@ from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import after_first_sentence, first_sentence, point_key, question_of
-from raypar.analysis.recommend import Decision
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
@@ -33,7 +32,7 @@ from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
 from raypar.report.export import answer_markdown
-from raypar.report.points import brief_legend
+from raypar.report.points import brief_legend, estimates_of, standing_of
 from raypar.report.sentences import caveats_line
 from raypar.run.locks import Holder
 from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
@@ -360,21 +359,17 @@ def note_of(analysis: StudyAnalysis) -> str:
 
 def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
     """Return the points that have a result as MLflow shows them; none of a search, whose trials are its points."""
-    verdict, advice = analysis.verdict, analysis.verdict.recommendation
-    chosen = advice.chosen.point if advice and advice.chosen else None
-    standing = "leading" if advice and advice.decision is Decision.UNCLEAR else "recommended"
-    compared = {
-        point_key(c.point.point): f"{c.outcome}: {units.ratio_interval(c.point.speedup)}" for c in verdict.comparisons
-    }
+    comparisons = analysis.verdict.comparisons
+    compared = {point_key(c.point.point): f"{c.outcome}: {units.ratio_interval(c.point.speedup)}" for c in comparisons}
     runs = []
     for point in analysis.points if not analysis.question.is_search else ():
         if point.results:
-            is_chosen = chosen is not None and point_key(chosen) == point_key(point.point)
+            standing = standing_of(analysis, point)
             compared_as = "baseline" if point.is_baseline else compared.get(point_key(point.point), "")
-            note = [standing if is_chosen else "", compared_as, str(point.outcome or "")]
+            note = [standing, compared_as, str(point.outcome or "")]
             spec = point.results[-1].spec
             tags = {
-                "raypar.recommended": "yes" if is_chosen and standing == "recommended" else "no",
+                "raypar.recommended": "yes" if standing == "recommended" else "no",
                 "mlflow.note.content": "; ".join(filter(None, note)),
             }
             metrics = {**swept_numbers(spec), **_medians(analysis, point)}
@@ -387,16 +382,8 @@ def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
 
     Without the ends of an interval that is only noise.
     """
-    estimates = {
-        analysis.time_metric: point.time_s,
-        "speedup": point.speedup,
-        "efficiency": point.efficiency and replace(point.efficiency, low=None, high=None),  # that of the speedup
-        analysis.question.metric: point.metric,
-        "cost": point.cost,
-        "energy_j": point.energy_j,
-    }
     values: dict[str, float] = {"num_trials": len(point.samples)}
-    for key, estimate in estimates.items():
+    for key, estimate in estimates_of(analysis, point).items():
         if estimate is not None:
             ends: dict[str, float | None] = {"": estimate.value}
             ends |= {} if units.is_noise(estimate) else {"_low": estimate.low, "_high": estimate.high}

@@ -2,7 +2,8 @@
 
 There is one row per trial and one column per quantity; the unit is in the name (`train_time_s`). What differs from
 study to study has a prefix: ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and
-``environment.`` (where it ran; several ranks' values are joined by spaces).
+``environment.`` (where it ran; several ranks' values are joined by spaces). ``repeat`` and ``order`` count from 1, as
+tables and labels do.
 
 ===========  ===================================================================================================
 file         what becomes of what it can't hold
@@ -46,6 +47,7 @@ ENVIRONMENT = (
     *("node", "device_name", "cpu_model", "cores", "num_threads", "cpu_wait_share", "foreign_cpu_share"),
     *("other_load_cores", "num_node_cores", "cpu_mhz_mean", "throttles", "energy_of", "gang"),
 )
+_TIMES = ("train_time_s", "wall_s", "speedup")
 _LARGEST_INT = 2**63 - 1
 
 
@@ -83,13 +85,40 @@ def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
     return frame
 
 
+def tidy(frame: DataFrame) -> DataFrame:
+    """Return the columns of `frame_of` that differ between its trials; what they share is in ``.attrs["constants"]``.
+
+    Swept hyperparameters come first, under their own names, then how the trial ended, its times, and its last report
+    under its own names. A prefix stays where another column has the name. Empty columns are dropped.
+    """
+    swept, final = ([c for c in frame if c.startswith(prefix)] for prefix in ("point.", "final."))
+    metric = f"final.{frame.attrs['metric']}"
+    first = [*swept, "repeat", "state", *_TIMES, metric]
+    copies = {f"config.{column.removeprefix('point.')}" for column in swept}
+    empty = {column for column in frame if frame[column].isna().all()}
+    shared = {c: frame[c].tolist()[0] for c in frame if c not in empty and frame[c].nunique(dropna=False) == 1}
+    kept = [c for c in dict.fromkeys([*first, *frame]) if c in frame and c not in empty | copies]
+    kept = [c for c in kept if c in first or c not in shared]
+    taken = set(kept)
+    names: dict[str, str] = {}
+    for column in kept:
+        if column in (*swept, *final) and (short := column.partition(".")[2]) not in taken:
+            names[column] = short
+            taken.add(short)
+    tidied = frame[kept].rename(columns=names)
+    tidied.attrs = {**frame.attrs, "constants": {c: v for c, v in shared.items() if c not in first}}
+    return tidied
+
+
 def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> dict[str, Any]:
     spec, failure = result.spec, result.failure
     row: dict[str, Any] = {
         **{key: getattr(spec, key) for key in ("study", "workload", "identity")},
         "state": result.state.value,
         "set_aside": is_excluded,
-        **{key: getattr(spec, key) for key in ("repeat", "order", "seed")},
+        "repeat": spec.repeat + 1,
+        "order": spec.order + 1,
+        "seed": spec.seed,
         "attempts": result.attempts,
         "started_at_s": result.started_at,
         **{f"point.{key}": value for key, value in spec.point.items()},

@@ -1,8 +1,11 @@
-"""A study in a notebook: `StudyFrame`, a pandas frame of its trials that has the report's figures too."""
+"""A study in a notebook: `StudyFrame`, a pandas frame of its trials with the report's points, answer and figures."""
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -11,11 +14,18 @@ import pandas as pd  # type: ignore[import-untyped,unused-ignore]
 
 from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
+from raypar.analysis.verdict import Verdict
 from raypar.errors import RayparError, suggest
-from raypar.report.export import frame_of
+from raypar.report.console import print_report
+from raypar.report.export import frame_of, tidy
 from raypar.report.figures import figures_of
+from raypar.report.points import estimates_of, standing_of
+from raypar.report.text import TerminalConsole
 from raypar.report.vega import Figure, OmittedFigure, static_svg
 from raypar.study.trial import TrialResult
+
+NOTEBOOK_COLUMNS = 100
+_PAGE = '<pre style="line-height: 1.25; white-space: pre">{code}</pre>'
 
 
 class Figures(dict[str, Figure]):
@@ -42,20 +52,46 @@ class Figures(dict[str, Figure]):
         )
 
 
+class ReportView:
+    """A study's report for a notebook: as coloured HTML, and as plain text for those that show none."""
+
+    def __init__(self, analysis: StudyAnalysis, *, verbose: bool = False) -> None:
+        self._analysis, self._verbose = analysis, verbose
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        console = TerminalConsole(
+            file=io.StringIO(), width=NOTEBOOK_COLUMNS, record=True, color_system="truecolor", force_jupyter=False
+        )
+        print_report(self._analysis, console, verbose=self._verbose)
+        return {
+            "text/plain": console.export_text(clear=False),
+            "text/html": console.export_html(inline_styles=True, code_format=_PAGE),
+        }
+
+
 class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     """The trials of a study, one row each. What is selected or computed from it is a plain pandas frame."""
 
-    _metadata = ["_asked", "_results"]  # noqa: RUF012  (pandas pickles these attributes, and makes no columns of them)
+    # pandas pickles these attributes, and makes no columns of them.
+    _metadata = ["_asked", "_results", "_ending"]  # noqa: RUF012
     _asked: Question
     _results: tuple[TrialResult, ...]
+    _ending: str
 
     @classmethod
-    def of(cls, question: Question, results: Sequence[TrialResult]) -> StudyFrame:
-        """The frame of `raypar.report.export.frame_of`, with what figures are made of."""
-        plain = frame_of(question, results)
+    def of(
+        cls, question: Question, results: Sequence[TrialResult], *, all: bool = True, ending: str = ""
+    ) -> StudyFrame:
+        """The frame of `raypar.report.export.frame_of`, with what reports are made of.
+
+        Args:
+            all: every column, not those of `raypar.report.export.tidy` alone.
+            ending: the report's last statement, on models that were tested; empty: none was.
+        """
+        plain = frame_of(question, results) if all else tidy(frame_of(question, results))
         frame = cls(plain)
         frame.attrs.update(plain.attrs)
-        frame._asked, frame._results = question, tuple(results)
+        frame._asked, frame._results, frame._ending = question, tuple(results), ending
         return frame
 
     @property
@@ -65,7 +101,43 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     @cached_property
     def analysis(self) -> StudyAnalysis:
         """Analysis of the results: medians, intervals, speedups, verdicts."""
-        return analyse(self._asked, self._results)
+        analysis = analyse(self._asked, self._results)
+        return replace(analysis, statements=(*analysis.statements, self._ending)) if self._ending else analysis
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """The points, one row each: swept values, finished trials ``n``, medians, and whether it is recommended.
+
+        An interval's ends have its name with ``_low`` and ``_high``. A quantity that no point has is left out.
+        """
+        keys, points = self._asked.space_keys, self.analysis.points
+        rows = []
+        for point in points:
+            row: dict[str, Any] = {**{key: point.point.get(key) for key in keys}, "n": len(point.samples)}
+            for name, estimate in estimates_of(self.analysis, point).items():
+                ends = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
+                row |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+            rows.append({**row, "recommended": standing_of(self.analysis, point) == "recommended"})
+        frame = pd.DataFrame(rows)
+        empty = [c for c in frame if c not in keys and frame[c].isna().all()]
+        return frame.drop(columns=empty).convert_dtypes(convert_floating=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The question, the answer, the comparisons that it rests on, and the recommended point."""
+        return self.analysis.verdict
+
+    def report(self, *, verbose: bool = False) -> None:
+        """Show the study's report: in a notebook as its output, elsewhere on the terminal.
+
+        Args:
+            verbose: with all comparisons, scaling, effects, where time goes, all warnings.
+        """
+        notebook = sys.modules.get("IPython")
+        if notebook is not None and notebook.get_ipython() is not None:
+            notebook.display.display(ReportView(self.analysis, verbose=verbose))
+        else:
+            print_report(self.analysis, TerminalConsole(), verbose=verbose)
 
     @property
     def figures(self) -> Figures:

@@ -10,7 +10,8 @@ from functools import partial
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import TRAIN_TIME
+from raypar.analysis.question import TRAIN_TIME, point_key
+from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
 from raypar.report.text import Column, value_column
 from raypar.study.trial import TrialState, point_label
@@ -78,6 +79,26 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
         add(head, lambda p: p.throughput, partial(_interval, partial(units.rate_interval, unit=""), bounds=not brief))
     columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [len(p.samples) for p in points]))
     return columns
+
+
+def estimates_of(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, Estimate | None]:
+    """Return a point's estimates by their names, the quantities that are stored and exported of it."""
+    return {
+        analysis.time_metric: point.time_s,
+        "speedup": point.speedup,
+        "efficiency": point.efficiency and replace(point.efficiency, low=None, high=None),  # that of the speedup
+        analysis.question.metric: point.metric,
+        "cost": point.cost,
+        "energy_j": point.energy_j,
+    }
+
+
+def standing_of(analysis: StudyAnalysis, point: PointAnalysis) -> str:
+    """Return ``recommended``, ``leading`` where that is still open, or nothing."""
+    advice = analysis.verdict.recommendation
+    if advice is None or advice.chosen is None or point_key(advice.chosen.point) != point_key(point.point):
+        return ""
+    return "leading" if advice.decision is Decision.UNCLEAR else "recommended"
 
 
 def _wrapped_head(key: str) -> str:

@@ -273,7 +273,7 @@ def _tags(result: TrialResult) -> dict[str, str]:
     tags: dict[str, object] = {
         "raypar.kind": "trial",
         "raypar.identity": result.spec.identity,
-        "raypar.repeat": result.spec.repeat,
+        "raypar.repeat": result.spec.repeat + 1,  # as names and tables count; in the result itself from 0
         "raypar.state": result.state.value,
     }
     if result.is_unusable:

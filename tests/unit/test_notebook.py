@@ -1,14 +1,19 @@
 """``raypar.load``: a study as a pandas frame, and what is said where there is none."""
 
 import pickle
+import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from command import joined
+from command import raypar as command
 from recording import recorded
 from results import make_result
 
 import raypar
 from raypar.analysis.question import Question
+from raypar.report.frame import StudyFrame
 from raypar.study.trial import TrialState
 
 
@@ -25,11 +30,55 @@ def folder(tmp_path_factory):
 def test_a_study_is_a_frame_of_its_trials(folder, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     frame = raypar.load("mnist", folder=folder)
-    assert frame["point.num_workers"].tolist() == [1, 2, 1, 2, 4]
-    medians = frame[frame.state == "finished"].groupby("point.num_workers").train_time_s.median()
+    assert list(frame)[:7] == ["num_workers", "repeat", "state", "train_time_s", "wall_s", "speedup", "accuracy"]
+    assert frame.num_workers.tolist() == [1, 2, 1, 2, 4] and frame.repeat.tolist() == [1, 1, 2, 2, 1]
+    medians = frame[frame.state == "finished"].groupby("num_workers").train_time_s.median()
     assert medians.to_dict() == {1: 4.0, 2: 2.0}
     assert frame.speedup.dropna().tolist() == [1.0, 2.0, 1.0, 2.0]
-    assert frame.attrs["study"] == "mnist"
+    assert frame.attrs["study"] == "mnist" and frame.attrs["constants"]["config.lr"] == 0.1
+    assert not {"study", "set_aside", "config.lr", "config.num_workers", "energy_j", "environment.node"} & set(frame)
+    assert all(frame[column].nunique(dropna=False) > 1 for column in frame)
+
+
+def test_all_columns_are_those_of_an_export(folder):
+    frame = raypar.load("mnist", folder=folder, all=True)
+    assert frame["point.num_workers"].tolist() == frame["config.num_workers"].tolist() == [1, 2, 1, 2, 4]
+    assert {"study", "final.accuracy", "config.lr", "energy_j", "environment.node"} <= set(frame)
+    assert frame.repeat.tolist() == [1, 1, 2, 2, 1] and "constants" not in frame.attrs
+
+
+def test_names_that_two_columns_would_have_keep_their_prefix_and_what_is_always_there_may_be_constant():
+    results = [make_result({"seed": 7, "accuracy": n}, n, accuracy=0.9, started_at=n) for n in range(2)]
+    frame = StudyFrame.of(Question("s", {}, ("seed", "accuracy")), results, all=False)
+    assert {"point.seed", "accuracy", "final.accuracy", "seed", "train_time_s", "state"} <= set(frame)
+    assert frame.accuracy.tolist() == [0, 1] and frame["final.accuracy"].tolist() == [0.9, 0.9]
+    assert StudyFrame.of(Question("s", {}, ()), [], all=False).empty
+
+
+def test_its_points_verdict_and_report_are_those_of_the_command(folder, capsys):
+    frame = raypar.load("mnist", folder=folder)
+    points = frame.points.set_index("num_workers")
+    assert points.n.tolist() == [2, 2, 0] and points.recommended.tolist() == [False, True, False]
+    assert points.speedup[2] == pytest.approx(2.0) and points.speedup_low[2] <= 2 <= points.speedup_high[2]
+    assert points.train_time_s[1] == 4.0 and points.efficiency[2] == pytest.approx(1.0)
+    assert {"accuracy", "accuracy_low", "accuracy_high"} <= set(points) and "cost" not in points
+    assert frame.verdict.answer.startswith("2 workers are faster than 1") and "TrialResult" not in repr(frame.verdict)
+    frame.report()
+    shown = capsys.readouterr().out
+    code, out, _ = command("report", "mnist", "--tracking-uri", f"sqlite:///{folder}/mlflow.db")
+    assert code == 0 and shown == out and frame.verdict.answer in joined(out)
+
+
+def test_a_notebook_shows_the_report_once_as_coloured_text(folder, monkeypatch, capsys):
+    shown = []
+    notebook = SimpleNamespace(get_ipython=lambda: object(), display=SimpleNamespace(display=shown.append))
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    frame = raypar.load("mnist", folder=folder)
+    assert frame.report(verbose=True) is None
+    (view,) = shown
+    bundle = view._repr_mimebundle_()
+    assert capsys.readouterr().out == "" and "Recommended: num_workers=2" in bundle["text/plain"]
+    assert bundle["text/html"].startswith("<pre") and "font-weight: bold" in bundle["text/html"]
 
 
 def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(folder, tmp_path):
