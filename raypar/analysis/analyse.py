@@ -25,7 +25,7 @@ from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdict import Verdict, statements, verdict_of
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, gain
+from raypar.study.trial import TrialResult, TrialState, gain
 
 __all__ = ["PointAnalysis", "Question", "StudyAnalysis", "analyse", "pair_speedups", "question_of"]
 
@@ -68,6 +68,18 @@ class StudyAnalysis:
     @property
     def num_trials(self) -> int:
         return sum(len(point.results) for point in self.points)
+
+    @property
+    def num_by_state(self) -> dict[TrialState, int]:
+        """Number of trials that ended in each state."""
+        states = [result.state for point in self.points for result in point.results]
+        return {state: states.count(state) for state in TrialState}
+
+    @property
+    def wall_s(self) -> float | None:
+        """Seconds of all trials together; None where no trial has a time."""
+        times = [r.wall_s for point in self.points for r in point.results if r.wall_s is not None]
+        return sum(times) if times else None
 
     @cached_property
     def importances(self) -> Importances | None:

@@ -64,7 +64,7 @@ MOST_PAIRED = 2000  # samples whose pairwise means are all looked at
 class Method(StrEnum):
     """Method behind an interval, in words that fit a report."""
 
-    SINGLE = "one sample, no interval"
+    SINGLE = "no interval"
     T_LOG = "Student t on logarithms, assumes log-normal times"
     T_LINEAR = "Student t, assumes normal values"
     RANKS = "order statistics, assumes no distribution"

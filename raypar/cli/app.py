@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from raypar.cli.cluster import attach, node_command, stop
-from raypar.cli.common import Debug, report_errors
+from raypar.cli.common import Debug, document_alone, report_errors
 from raypar.cli.demo import demo
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
@@ -129,7 +129,7 @@ def command(
 
     @functools.wraps(function)
     def reported(*, debug: bool, **flags: Any) -> None:
-        with report_errors(debug):
+        with report_errors(debug), document_alone(is_asked=flags.get("as_json", False)):
             function(**flags)
 
     signature = inspect.signature(function, eval_str=True)

@@ -8,8 +8,9 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from raypar.execution.results import ExecutionOutcome
+    from raypar.report.documents import AnyDocument
     from raypar.study.space import Value
     from raypar.study.workload import Workload
 
@@ -159,6 +161,39 @@ def shipped_workload(name: str) -> Workload:
     return every[name]
 
 
+# The standard output, while `document_alone` sends what else is printed to standard error.
+_document_stream: ContextVar[TextIO | None] = ContextVar("_document_stream", default=None)
+
+
+@contextlib.contextmanager
+def document_alone(*, is_asked: bool) -> Iterator[None]:
+    """Leave standard output to `print_json`, if asked: study files, notes and warnings print to standard error."""
+    if not is_asked:
+        yield
+        return
+    token = _document_stream.set(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _document_stream.reset(token)
+
+
+def print_json(document: AnyDocument) -> None:
+    """Print a document of `raypar.report.documents` on standard output."""
+    from raypar.report.documents import to_json
+
+    print(to_json(document), file=_document_stream.get(), flush=True)
+
+
+def check_json_alone(as_json: bool, others: Mapping[str, object]) -> None:
+    """Raise RayparError where ``--json`` comes with flags of other views, by their names."""
+    given = [flag for flag, value in others.items() if value]
+    if as_json and given:
+        them = "it" if len(given) == 1 else "them"
+        raise RayparError(f"--json and {' and '.join(given)} exclude each other", hint=f"leave out --json, or {them}")
+
+
 def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -182,7 +217,10 @@ def stdout() -> Console:
 
 @contextlib.contextmanager
 def quiet(log_path: Path) -> Iterator[Console]:
-    """Give a console on the real standard output; everything else that prints (Ray, MLflow) writes to a log file."""
+    """Give a console on the real standard output; everything else that prints (Ray, MLflow) writes to a log file.
+
+    With ``--json`` the console is on standard error.
+    """
     from raypar.report.text import TerminalConsole
 
     made = [folder for folder in log_path.parents if not folder.exists()]
@@ -198,7 +236,8 @@ def quiet(log_path: Path) -> Iterator[Console]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = {fd: os.dup(fd) for fd in (1, 2)}
-    with log_path.open("ab") as log, os.fdopen(os.dup(saved[1]), "w", encoding=sys.stdout.encoding) as real:
+    shown_on = 1 if _document_stream.get() is None else 2
+    with log_path.open("ab") as log, os.fdopen(os.dup(saved[shown_on]), "w", encoding=sys.stdout.encoding) as real:
         for fd in saved:
             os.dup2(log.fileno(), fd)
         try:
@@ -331,4 +370,5 @@ MinNodes = Annotated[
 SystemMetrics = Annotated[
     bool, typer.Option("--system-metrics", help="Record how busy this machine is during each trial.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, in the format of docs/json.md.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

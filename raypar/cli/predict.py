@@ -79,6 +79,7 @@ def predict(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file: .svg or .png.")] = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Predict the best time, throughput and efficiency with more workers or another network, from a measured study."""
     from raypar.analysis.laws import Scaling
@@ -87,7 +88,7 @@ def predict(
     from raypar.predict.network import Topology, parse_network
     from raypar.predict.predict import communication_of, job_spec_of, worker_counts
     from raypar.predict.predict import predict as predicted
-    from raypar.report.predict import PredictionReport, check_plot_path, plot_of, print_prediction
+    from raypar.report.predict import PredictionReport, check_plot_path, plot_of, predict_document, print_prediction
 
     asked = _counts(workers)
     worker_counts(asked)  # before anything slow: a mistake is reported at once
@@ -139,7 +140,10 @@ def predict(
         sources=tuple(sources),
         caveats=tuple(warning.detail for warning in study.analysis.warnings),
     )
-    print_prediction(common.stdout(), shown)
+    if as_json:
+        common.print_json(predict_document(name, shown))
+    else:
+        print_prediction(common.stdout(), shown)
     if plot is not None:
         plot_of(shown).save(plot)
         typer.echo(f"drawn into {plot}", err=True)
@@ -281,15 +285,20 @@ def fit(
         typer.Option(metavar="COLUMN", help="Of a file: fit the runs of each value of a column on their own."),
     ] = None,
     tracking_uri: common.TrackingUri = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study or a CSV file, and show where to stop."""
     from raypar.analysis.laws import Scaling
     from raypar.analysis.scaling import read_table, worker_groups
     from raypar.execution.stored import read_study
-    from raypar.report.fit import print_groups, print_runs
+    from raypar.report.fit import groups_document, print_groups, print_runs, runs_document
 
     if source.lower().endswith(".csv") or Path(source).is_file():
-        print_runs(common.stdout(), read_table(Path(source), by or ()), Scaling(scaling or "strong"), baseline)
+        runs = read_table(Path(source), by or ()), Scaling(scaling or "strong"), baseline
+        if as_json:
+            common.print_json(runs_document(source, *runs))
+        else:
+            print_runs(common.stdout(), *runs)
         return
     if scaling is not None:
         hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
@@ -302,7 +311,11 @@ def fit(
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{source}` has no finished trials that differ only in num_workers", hint=hint)
-    print_groups(common.stdout(), source, groups, study.analysis.verdict.doubt)
+    doubt = study.analysis.verdict.doubt
+    if as_json:
+        common.print_json(groups_document(source, groups, doubt, study.current_results.sentence))
+        return
+    print_groups(common.stdout(), source, groups, doubt)
     if aside := study.current_results.sentence:
         common.say(common.stdout(), aside)
 
@@ -319,6 +332,7 @@ def work(
         float | None, typer.Option(metavar="X", help="Reckon with this peak, in TFLOP/s. (default: measured)")
     ] = None,
     data_dir: common.DataDir = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Count a workload's multiply-accumulates by type of layer, and the least time that its training can take."""
     common.check_positive("--peak-tflops", peak_tflops, "112")
@@ -326,7 +340,7 @@ def work(
     workload = common.shipped_workload(name)
     config = config_of(workload, settings or [])
 
-    from raypar.report.listings import WorkAssumptions, print_work
+    from raypar.report.listings import WorkAssumptions, print_work, work_document
     from raypar.train.flops import work_of
 
     counted = work_of(workload, config)
@@ -338,7 +352,11 @@ def work(
         peak_flops=peak,
         peak_source=source,
     )
-    print_work(common.stdout(), " ".join([workload.name, *(settings or [])]), counted, assumptions)
+    title = " ".join([workload.name, *(settings or [])])
+    if as_json:
+        common.print_json(work_document(workload.name, title, counted, assumptions))
+    else:
+        print_work(common.stdout(), title, counted, assumptions)
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:

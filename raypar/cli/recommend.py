@@ -59,13 +59,14 @@ def recommend(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only points with this value, or A,B.")
     ] = None,
     tracking_uri: common.TrackingUri = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Recommend a configuration of a study, with the reason, and the trials that would settle what is open."""
     from raypar.analysis.recommend import Constraints
     from raypar.analysis.recommend import recommend as recommended
     from raypar.analysis.time_to_target import Start
     from raypar.execution.stored import read_study
-    from raypar.report.recommend import print_recommendation
+    from raypar.report.recommend import print_recommendation, recommend_document
 
     common.check_positive("--max-cost", max_cost)
     common.check_positive("--price", price)
@@ -106,7 +107,10 @@ def recommend(
     text, is_command = "", False
     if (settling := recommendation.settling) is not None and settling.num_repeats is not None:
         text, is_command = _next_step(study.store, name, question, settling)
-    print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
+    if as_json:
+        common.print_json(recommend_document(recommendation, text, is_command=is_command))
+    else:
+        print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
 
 
 def _parts(text: str) -> tuple[str, float]:

@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,31 +19,40 @@ from raypar.masking import masked
 from raypar.report.text import strip_control
 from raypar.track.names import safe_name
 
+if TYPE_CHECKING:
+    from raypar.report.documents import CheckEntry
+
 REPORTS = Path(".raypar/reports")
 
 
-def list_studies(tracking_uri: common.TrackingUri = None) -> None:
+def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
     """List the studies in the store."""
-    from raypar.report.listings import print_studies
+    from raypar.report.listings import list_document, print_studies
 
     studies = common.store_of(tracking_uri).studies()
-    if not studies:
-        common.stdout().print("no studies yet: `raypar study FILE` makes one")
-        return
     rows = [(s.name, s.num_executions, s.num_finished, s.num_diverged, s.num_failed, s.last_used_at) for s in studies]
-    print_studies(common.stdout(), rows)
+    if as_json:
+        common.print_json(list_document(rows))
+    elif not studies:
+        common.stdout().print("no studies yet: `raypar study FILE` makes one")
+    else:
+        print_studies(common.stdout(), rows)
 
 
-def show(name: common.StudyName, tracking_uri: common.TrackingUri = None) -> None:
+def show(name: common.StudyName, tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
     """Show every trial of a study."""
     from raypar.execution.stored import unknown_study
-    from raypar.report.listings import print_trials
+    from raypar.report.listings import print_trials, show_document
 
     store = common.store_of(tracking_uri)
     results = store.results(name)
     if not results:
         raise unknown_study(name, store)
-    print_trials(common.stdout(), results, str(store.question(name).get("metric", "accuracy")))
+    metric = str(store.question(name).get("metric", "accuracy"))
+    if as_json:
+        common.print_json(show_document(name, results, metric))
+    else:
+        print_trials(common.stdout(), results, metric)
 
 
 def report(
@@ -65,12 +74,15 @@ def report(
         bool, typer.Option("--verbose", help="Show all comparisons, scaling, effects, where time goes, all warnings.")
     ] = False,
     tracking_uri: common.TrackingUri = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show a study's answer, from the store; nothing is run."""
     from raypar.execution.stored import read_study
-    from raypar.report.console import print_report
+    from raypar.report.console import print_report, report_document
     from raypar.report.text import check_file, check_folder, write_text
 
+    files = {"--html": html, "--open": open_html, "--figures": figures, "--format": figure_format}
+    common.check_json_alone(as_json, {**files, "--verbose": verbose})
     common.check_positive("--price", price)
     if html is not None:
         check_file(html)
@@ -79,6 +91,9 @@ def report(
     if figures is not None:
         check_folder(figures)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
+    if as_json:
+        common.print_json(report_document(study.analysis))
+        return
     print_report(study.analysis, common.stdout(), verbose=verbose)
     if open_html and html is None:
         html = REPORTS / f"{safe_name(name)}.html"
@@ -175,19 +190,28 @@ def ui(
 
 
 def doctor(
-    data_dir: common.DataDir = None, tracking_uri: common.TrackingUri = None, address: common.Address = None
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
+    address: common.Address = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster), with a fix for each."""
     common.set_data_dir(data_dir)
     from raypar.doctor import examine
 
     with common.quiet(Path.cwd() / ".raypar" / "logs" / "doctor.log") as console:
-        is_ok = True
+        checks: list[CheckEntry] = []
         for check in examine(Path.cwd(), common.uri_of(tracking_uri), address):
-            is_ok &= check.is_ok
+            fix = None if check.is_ok else check.fix or None
+            checks.append({"name": check.name, "detail": check.detail, "is_ok": check.is_ok, "fix": fix})
+            if as_json:
+                continue
             common.say(console, f"{'ok' if check.is_ok else 'FAIL':5} {check.name}: {check.detail}")
-            if check.fix and not check.is_ok:
-                common.say(console, f"      → {check.fix}")
+            if fix:
+                common.say(console, f"      → {fix}")
+    is_ok = all(check["is_ok"] for check in checks)
+    if as_json:
+        common.print_json({"schema": 1, "kind": "doctor", "is_ok": is_ok, "checks": checks})
     if not is_ok:
         raise typer.Exit(common.EXIT_FAILED)
 
@@ -238,6 +262,7 @@ def compare(
         typer.Option(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
     ] = None,
     tracking_uri: common.TrackingUri = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Put two studies side by side: other machines, versions or branches.
 
@@ -250,7 +275,7 @@ def compare(
     from raypar.analysis.compare import Gate, Side
     from raypar.analysis.compare import compare as compared
     from raypar.execution.stored import read_study
-    from raypar.report.compare import print_comparison, print_gate
+    from raypar.report.compare import compare_document, print_comparison, print_gate
 
     uris = [baseline_uri or common.uri_of(tracking_uri), common.uri_of(tracking_uri)]
     if a == b and uris[0] == uris[1]:
@@ -259,8 +284,11 @@ def compare(
     studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
     sides = [Side(study.question, study.results, study.origin) for study in studies]
     comparison = compared(sides[0], sides[1], allowed)
-    places = (masked(uris[0]), masked(uris[1])) if uris[0] != uris[1] else ("", "")
-    print_comparison(common.stdout(), comparison, places)
+    stores = (masked(uris[0]), masked(uris[1]))
+    if not as_json:
+        print_comparison(common.stdout(), comparison, stores if uris[0] != uris[1] else ("", ""))
+    elif allowed is None:
+        common.print_json(compare_document(comparison, stores))
     if allowed is None:
         return
     if comparison.gate is None:
@@ -270,7 +298,10 @@ def compare(
         )
     unclear_code = {None: common.EXIT_INCONCLUSIVE, "ok": 0, "fail": common.EXIT_FAILED}[inconclusive]
     exit_codes = {Gate.PASSED: 0, Gate.FAILED: common.EXIT_FAILED, Gate.INCONCLUSIVE: unclear_code}
-    print_gate(common.stdout(), comparison, exit_codes[comparison.gate])
+    if as_json:
+        common.print_json(compare_document(comparison, stores, exit_codes[comparison.gate]))
+    else:
+        print_gate(common.stdout(), comparison, exit_codes[comparison.gate])
     if exit_codes[comparison.gate]:
         raise typer.Exit(exit_codes[comparison.gate])
 

@@ -211,11 +211,12 @@ def plan(
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
     load_timeout: common.LoadTimeout = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
     until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
     loaded = load(file, settings, repeats, seed, data_dir, load_timeout, until_flags)
-    show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()))
+    show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()), as_json=as_json)
 
 
 def resume(
@@ -294,10 +295,10 @@ def check_can_profile(study: Study, asked: str) -> None:
         )
 
 
-def show_plan(loaded: LoadedStudy, options: Options) -> None:
+def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:
     from raypar.execution.execute import changed_code, cluster_for, stored_results
     from raypar.execution.plan import check_data, make_plan
-    from raypar.report.listings import print_plan
+    from raypar.report.listings import plan_document, print_plan
 
     check_data(loaded.study)
     done = stored_results(loaded.study.name, options)
@@ -306,8 +307,7 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
         made = make_plan(loaded.study, cluster, done, where=loaded.path, code=code)
     if changed := changed_code(made, loaded):
         common.say(common.stdout(), changed)
-    print_plan(
-        common.stdout(),
+    plan = plan_document(
         loaded.study,
         made.missing,
         num_trials=made.num_trials,
@@ -317,3 +317,7 @@ def show_plan(loaded: LoadedStudy, options: Options) -> None:
         estimated_s=made.estimated_s(),
         isolation=options.isolation,
     )
+    if as_json:
+        common.print_json(plan)
+    else:
+        print_plan(common.stdout(), loaded.study, plan)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.compare import Comparison, Difference, Gate, MatchedPoint
+from raypar.analysis.compare import Changes, Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.stats import Estimate
 from raypar.report.points import timed_part
 from raypar.report.sentences import distrust
 from raypar.report.text import Column, print_line, print_paragraph, print_table, value_column
 from raypar.study.space import Value
 from raypar.study.trial import point_label
+
+if TYPE_CHECKING:
+    from raypar.report.documents import CompareDocument, GateEntry, MatchedEntry, PointSideEntry, SideEntry, ValuePair
 
 MAX_NAMED = 4  # points, or values, that a sentence names one by one
 WIDE = 100  # columns from which a table has room for the metrics themselves
@@ -42,14 +46,12 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
         print_paragraph(console, _legend(comparison))
         print_paragraph(console, LIMITATION)
         console.print()
-    doubts = [distrust(doubt, f"Times of {side}") for side, doubt in zip("AB", comparison.doubts, strict=True) if doubt]
+    doubts = _doubts(comparison)
     for line in doubts:
         print_paragraph(console, line)
     if doubts:
         console.print()
-    times = _about_differences(comparison) if comparison.allowed_share is None else ()
-    claims = [*times, *_about_lost_times(comparison), *_about_metric(comparison)]
-    for line in claims if comparison.matched else ["No point is in both studies: there is nothing to compare."]:
+    for line in _claims(comparison):
         print_paragraph(console, line)
     others = (*_excluded_lines(comparison), *_difference_lines(comparison))
     if others:
@@ -60,6 +62,82 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
 
 def print_gate(console: Console, comparison: Comparison, exit_code: int) -> None:
     """Print whether B is slower than allowed, at which points that is open, and the exit code that follows."""
+    console.print()
+    for line in _gate_lines(comparison, exit_code):
+        print_paragraph(console, line)
+
+
+def compare_document(comparison: Comparison, stores: tuple[str, str], exit_code: int | None = None) -> CompareDocument:
+    """Return what `print_comparison` prints, and `print_gate`.
+
+    Args:
+        stores: of each study.
+        exit_code: None without ``--fail-if-slower``.
+    """
+    answer = [*_doubts(comparison), *_claims(comparison)]
+    gate: GateEntry | None = None
+    if exit_code is not None and comparison.gate is not None:
+        answer += _gate_lines(comparison, exit_code)
+        share = comparison.allowed_share or 0.0
+        gate = {"allowed_share": share, "result": comparison.gate, "exit_code": exit_code}
+    a, b = (_side(comparison, stores, i) for i in (0, 1))
+    return {
+        "schema": 1,
+        "kind": "compare",
+        "a": a,
+        "b": b,
+        "answer": " ".join(answer),
+        "limitation": LIMITATION,
+        "notes": [*_excluded_lines(comparison), *_difference_lines(comparison)],
+        "metric": comparison.metric,
+        "time_metric": comparison.time_metric,
+        "gate": gate,
+        "points": [_matched(p, is_judged=gate is not None) for p in comparison.matched],
+        "missing": comparison.missing,
+        "unlike": [{"point": point, "changes": _pairs(changes)} for point, changes in comparison.unlike],
+        "origins": {key: {"a": of_a, "b": of_b} for key, (of_a, of_b) in comparison.origins.items()},
+    }
+
+
+def _side(comparison: Comparison, stores: tuple[str, str], i: int) -> SideEntry:
+    return {
+        "study": comparison.names[i],
+        "store": stores[i],
+        "doubt": comparison.doubts[i] or None,
+        "is_origin_known": comparison.is_known[i],
+        "is_uncommitted": comparison.uncommitted[i],
+        "only": comparison.only[i],
+        "excluded": comparison.excluded[i] or None,
+    }
+
+
+def _matched(point: MatchedPoint, *, is_judged: bool) -> MatchedEntry:
+    def side(i: int) -> PointSideEntry:
+        return {
+            "num_finished": point.num_finished[i],
+            "num_diverged": point.num_diverged[i],
+            "outcome": point.outcomes[i],
+            "time_s": point.times_s[i],
+            "metric": point.metrics[i],
+        }
+
+    return {
+        "point": point.point,
+        "difference": point.difference,
+        "gate": point.gate if is_judged else None,
+        "ratio": point.ratio,
+        "metric_change": point.metric_change,
+        "a": side(0),
+        "b": side(1),
+        "execution_changes": _pairs(point.execution_changes),
+    }
+
+
+def _pairs(changes: Changes) -> dict[str, ValuePair]:
+    return {key: {"a": a, "b": b} for key, (a, b) in changes.items()}
+
+
+def _gate_lines(comparison: Comparison, exit_code: int) -> Iterator[str]:
     share = f"{100 * (comparison.allowed_share or 0):g} %"
     points = {gate: [p for p in comparison.matched if p.gate is gate] for gate in Gate}
     slower, lost = ([p for p in points[Gate.FAILED] if (p.ratio is None) is is_lost] for is_lost in (False, True))
@@ -72,17 +150,16 @@ def print_gate(console: Console, comparison: Comparison, exit_code: int) -> None
         ("B has no finished trial", [(p.point, str(p.outcomes[1])) for p in lost]),
         ("Inconclusive", unclear),
     ]
-    console.print()
     for text, named in lines:
         if named:
             shown = _listed(f"{point_label(point)} ({why})" for point, why in named)
-            print_paragraph(console, f"{text} at {len(named)} of {total}: {shown}.")
+            yield f"{text} at {len(named)} of {total}: {shown}."
     if points[Gate.PASSED]:
-        print_paragraph(console, f"B is at most {share} slower at {len(points[Gate.PASSED])} of {total}.")
+        yield f"B is at most {share} slower at {len(points[Gate.PASSED])} of {total}."
     hint = {Gate.INCONCLUSIVE: "; more repeats narrow the intervals" if points[Gate.INCONCLUSIVE] else ""}
     result = comparison.gate
     assert result is not None
-    print_paragraph(console, f"--fail-if-slower: {result.value}, exit code {exit_code}{hint.get(result, '')}.")
+    yield f"--fail-if-slower: {result.value}, exit code {exit_code}{hint.get(result, '')}."
 
 
 def _doubt(point: MatchedPoint) -> str:
@@ -159,6 +236,19 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
         unit = ", points" if units.is_share(metric) else ""
         yield Column(f"B-A\n{metric}{unit}", [_change(metric, p.metric_change) for p in points], True)
     yield Column("n", ["/".join(map(str, p.num_finished)) for p in points], True)
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    """Return for each study whose times can't be trusted why."""
+    return [distrust(doubt, f"Times of {side}") for side, doubt in zip("AB", comparison.doubts, strict=True) if doubt]
+
+
+def _claims(comparison: Comparison) -> list[str]:
+    """Return the claims in sentences; those on times stand in `_gate_lines` where B may be slower."""
+    if not comparison.matched:
+        return ["No point is in both studies: there is nothing to compare."]
+    times = _about_differences(comparison) if comparison.allowed_share is None else ()
+    return [*times, *_about_lost_times(comparison), *_about_metric(comparison)]
 
 
 def _about_differences(comparison: Comparison) -> Iterator[str]:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.report.fit import details
+from raypar.report.fit import details, scaling_entry
 from raypar.report.points import LAYOUTS, brief_legend, legend, point_columns
 from raypar.report.profile import breakdown_section
-from raypar.report.recommend import recommended_lines
+from raypar.report.recommend import recommendation_entry, recommended_lines
 from raypar.report.sentences import caveats_line, comparison_columns, header, headline, importance_line
 from raypar.report.text import Column, ascii_fallback, encoded, fits_at_words, table_width, terminal_table, wrap_hanging
 from raypar.study.trial import point_label
+
+if TYPE_CHECKING:
+    from raypar.report.documents import ReportDocument
 
 MAX_POINTS = 12
 MAX_COMPARISONS = 6
@@ -95,3 +99,85 @@ def _points(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[Rend
         yield Text(ascii_fallback(point_label(point.point), encoding), style="bold", overflow="fold")
         for column in columns[max(1, len(analysis.question.space_keys)) :]:
             yield Text(f"  {column.head}: {column.cells[i]}", overflow="fold")
+
+
+def report_document(analysis: StudyAnalysis) -> ReportDocument:
+    """Return what `print_report` prints, the verbose parts included."""
+    question, verdict = analysis.question, analysis.verdict
+    # The answer of a search names the leading point: the fastest would not be the one that it looks for.
+    advice = verdict.recommendation if not question.is_search else None
+    return {
+        "schema": 1,
+        "kind": "report",
+        "study": question.study_name,
+        "question": verdict.question or None,
+        "answer": verdict.answer,
+        "recommended": " ".join(recommended_lines(verdict)) or None,
+        "status": verdict.status or None,
+        "doubt": verdict.doubt or None,
+        "workload": question.workload or None,
+        "swept": question.space_keys,
+        "baseline": question.baseline,
+        "metric": question.metric,
+        "mode": question.mode,
+        "time_metric": analysis.time_metric,
+        "energy_source": analysis.energy_source or None,
+        "price_per_node_hour": question.price_per_node_hour,
+        "num_trials": analysis.num_trials,
+        "num_by_state": analysis.num_by_state,
+        "wall_s": analysis.wall_s,
+        "comparisons": [
+            {
+                "point": c.point.point,
+                "compared": c.who,
+                "baseline": c.base,
+                "setting": c.setting or None,
+                "outcome": c.outcome,
+                "speedup": c.point.speedup,
+                "efficiency": c.point.efficiency,
+            }
+            for c in verdict.comparisons
+        ],
+        "recommendation": recommendation_entry(advice) if advice else None,
+        "importances": analysis.importances,
+        "points": [
+            {
+                "point": p.point,
+                "num_workers": p.num_workers,
+                "is_baseline": p.is_baseline,
+                "num_trials": len(p.results),
+                "num_finished": len(p.samples),
+                "outcome": p.outcome,
+                "time_s": p.time_s,
+                "speedup": p.speedup,
+                "efficiency": p.efficiency,
+                "metric": p.metric,
+                "throughput_samples_per_s": p.throughput,
+                "cost": p.cost,
+                "energy_j": p.energy_j,
+                "step_time_median_s": p.step_time_median_s,
+                "step_time_p95_s": p.step_time_p95_s,
+            }
+            for p in analysis.points
+        ],
+        "caveats": [
+            {"check": w.check, "summary": w.summary, "detail": w.detail, "advice": w.advice} for w in analysis.warnings
+        ],
+        "statements": analysis.statements,
+        "scaling": [scaling_entry(group, group.analysis) for group in analysis.worker_groups],
+        "effects": analysis.effects,
+        "target": analysis.target,
+        "batches": analysis.batches,
+        "breakdowns": [
+            {
+                "point": point,
+                "num_steps": profile.num_steps,
+                "step_s": profile.step_s,
+                "overhead": profile.overhead,
+                "parts_s": profile.mean.parts,
+                "hidden_communication_s": profile.mean.hidden_s,
+                "utilisation": profile.utilisation,
+            }
+            for point, profile in analysis.profiles
+        ],
+    }

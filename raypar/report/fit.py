@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,6 +19,9 @@ from raypar.analysis.scaling import WORTHWHILE, Quantity, Runs, ScalingAnalysis,
 from raypar.analysis.stats import LEVEL, Estimate
 from raypar.report.sentences import IndentedLine, distrust, effect_lines, goodput_lines
 from raypar.report.text import Column, print_line, print_paragraph, print_table
+
+if TYPE_CHECKING:
+    from raypar.report.documents import FitDocument, FittedLawEntry, LawEntry, ScalingEntry
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
 MAX_SCALING_GROUPS = 4  # one by one
@@ -59,6 +63,94 @@ def print_runs(console: Console, tables: Mapping[str, Runs], scaling: Scaling, b
         _print_scaling(console, analysis)
 
 
+def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str = "", excluded: str = "") -> FitDocument:
+    """Return what `print_groups` prints.
+
+    Args:
+        doubt: as of `print_groups`.
+        excluded: a sentence on trials of other settings.
+    """
+    return {
+        "schema": 1,
+        "kind": "fit",
+        "source": study_name,
+        "doubt": doubt or None,
+        "groups": [scaling_entry(group, group.analyse(_level(len(groups))), doubt) for group in groups],
+        "excluded": excluded or None,
+    }
+
+
+def runs_document(source: str, tables: Mapping[str, Runs], scaling: Scaling, baseline: int | None) -> FitDocument:
+    """Return what `print_runs` prints; `source`: the file."""
+    entries = [
+        scaling_entry(heading, analyse_scaling(runs, scaling, baseline, level=_level(len(tables))))
+        for heading, runs in tables.items()
+    ]
+    return {"schema": 1, "kind": "fit", "source": source, "doubt": None, "groups": entries, "excluded": None}
+
+
+def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str = "") -> ScalingEntry:
+    """Return the numbers and laws of some runs, and where to stop.
+
+    Args:
+        of: their group, or the heading of runs from elsewhere.
+        doubt: as of `print_groups`.
+    """
+    group, label = (None, of) if isinstance(of, str) else (of, of.label)
+    unit = "s" if analysis.quantity is Quantity.TIME else None
+    return {
+        "label": label or None,
+        "point": group.point if group else {},
+        "scaling": analysis.scaling,
+        "quantity": analysis.quantity,
+        "unit": group.unit if group else unit,
+        "baseline": analysis.baseline,
+        "points": [
+            {
+                "num_workers": p.num_workers,
+                "measured": p.measured,
+                "speedup": p.speedup,
+                "efficiency": p.efficiency,
+                "karp_flatt": p.karp_flatt,
+                "why_no_fraction": p.why_no_fraction or None,
+            }
+            for p in analysis.points
+        ],
+        "steps": [
+            {"start": s.start, "end": s.end, "gain": s.gain, "worker_time_ratio": s.cost} for s in analysis.steps
+        ],
+        "laws": [_law_entry(law, analysis) for law in analysis.laws],
+        "better_law": analysis.better.name if analysis.better and not doubt else None,
+        "better": _better(analysis, doubt) or None,
+        "why_no_interval": analysis.why_no_interval or None,
+        "answer": _where_to_stop(analysis, doubt),
+        "excluded": [{"num_workers": n, "reason": str(fate)} for n, fate in group.excluded.items()] if group else [],
+    }
+
+
+def _law_entry(law: Fit | Refused, analysis: ScalingAnalysis) -> LawEntry:
+    fit: FittedLawEntry | None = None
+    if isinstance(law, Fit):
+        named = zip(law.law.parameters, law.parameters, strict=True)
+        errors = law.residuals.items()
+        fit = {
+            "holds": law.holds,
+            "parameters": [{"name": name, "estimate": estimate} for name, estimate in named],
+            "errors": [{"num_workers": n, "residual": r, "cv_error": law.cv_errors[n]} for n, r in errors],
+            "extrapolated": [{"num_workers": n, "speedup": s} for n, s in law.extrapolated.items()],
+            "limit": law.limit,
+            "peak_num_workers": law.peak,
+            "peak_speedup": law.peak_speedup,
+        }
+    return {
+        "name": law.law.name,
+        "formula": law.law.formula,
+        "text": _law(law, analysis),
+        "why_not_fitted": law.reason if isinstance(law, Refused) else None,
+        "fit": fit,
+    }
+
+
 def _level(num_groups: int) -> float:
     """Return the confidence of each group's intervals, so that those of all groups hold together with 95 %."""
     return 1 - (1 - LEVEL) / num_groups
@@ -69,9 +161,7 @@ def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", 
     print_table(console, _columns(analysis, unit or analysis.quantity.value))
     laws = [_law(law, analysis) for law in analysis.laws]
     console.print()
-    for text in filter(
-        None, (_legend(analysis), _missing_fractions(analysis), *laws, "" if doubt else _better(analysis))
-    ):
+    for text in filter(None, (_legend(analysis), _missing_fractions(analysis), *laws, _better(analysis, doubt))):
         print_paragraph(console, text)
         console.print()
     print_line(console, "Where to stop", "bold")
@@ -79,7 +169,7 @@ def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", 
     if analysis.steps:
         print_table(console, _step_columns(analysis))
         console.print()
-    print_paragraph(console, f"Where to stop is inconclusive: {doubt}." if doubt else _where_to_stop(analysis))
+    print_paragraph(console, _where_to_stop(analysis, doubt))
     console.print()
 
 
@@ -302,10 +392,10 @@ def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
     return ""
 
 
-def _better(analysis: ScalingAnalysis) -> str:
-    """Return which law fits better; empty where fewer than two are fitted, or none holds."""
+def _better(analysis: ScalingAnalysis, doubt: str = "") -> str:
+    """Return which law fits better; empty where fewer than two are fitted, none holds, or times can't be trusted."""
     fits = _fits(analysis)
-    if len(fits) < 2 or not any(fit.holds for fit in fits):
+    if doubt or len(fits) < 2 or not any(fit.holds for fit in fits):
         return ""
     names = [fit.law.name.partition("'")[0] for fit in fits]
     errors = ", ".join(f"{name} {units.percent(fit.cv_error, 1)}" for name, fit in zip(names, fits, strict=True))
@@ -336,8 +426,10 @@ def _step_columns(analysis: ScalingAnalysis) -> list[Column]:
     return [Column(head, each, True) for head, each in cells.items()]
 
 
-def _where_to_stop(analysis: ScalingAnalysis) -> str:
+def _where_to_stop(analysis: ScalingAnalysis, doubt: str = "") -> str:
     """Return the worker count past which a doubling brings too little, or what is missing to name one."""
+    if doubt:
+        return f"Where to stop is inconclusive: {doubt}."
     if not analysis.steps:
         return "No worker count is twice another: measure doublings, such as 1, 2, 4 and 8 workers."
     enough = units.number(WORTHWHILE, 2) + "×"

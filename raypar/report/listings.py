@@ -21,14 +21,14 @@ from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, p
 from raypar.study.workload import Workload
 
 if TYPE_CHECKING:
+    from raypar.report.documents import LeastTimeEntry, ListDocument, PlanDocument, ShowDocument, WorkDocument
     from raypar.train.flops import LayerWork, Work
 
 
 MAX_LABELS = 4  # trials named in a line
 
 
-def print_plan(
-    console: Console,
+def plan_document(
     study: Study,
     missing: Sequence[TrialSpec],
     *,
@@ -38,38 +38,72 @@ def print_plan(
     num_cpus: float,
     estimated_s: float | None,
     isolation: str,
-) -> None:
-    """Print a study's plan: points, trials, gangs, order, resources, time."""
+) -> PlanDocument:
+    """Return a study's plan: points, trials, gangs, order, resources, time."""
+    gangs, num_points = list(placements), len(study.points())
+    return {
+        "schema": 1,
+        "kind": "plan",
+        "study": study.name,
+        "description": study.description or None,
+        "workload": study.workload.name,
+        "swept": list(study.space),
+        "baseline": study.baseline,
+        "is_search": study.is_search,
+        "num_points": num_points,
+        "num_trials": num_trials,
+        "max_trials": max(num_points * study.max_repeats, num_trials) if study.until else num_trials,
+        "num_done": num_trials - num_missing,
+        "num_to_run": num_missing,
+        "isolation": isolation,
+        "gangs": gangs,
+        "num_cores": max((gang.num_cpus for gang in gangs), default=None),
+        "num_all_cores": num_cpus,
+        "estimated_s": estimated_s,
+        "trials": [
+            {
+                "identity": spec.identity,
+                "point": spec.point,
+                "num_workers": spec.placement.num_workers,
+                "repeat": spec.repeat + 1,
+                "order": spec.order + 1,
+                "seed": spec.seed,
+            }
+            for spec in missing
+        ],
+    }
+
+
+def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
+    """Print a study's plan."""
     if study.description:
         console.print(Text(study.description, style="italic"))
-    what = [f"workload {study.workload.name}"]
+    what, num_trials = [f"workload {study.workload.name}"], plan["num_trials"]
     if study.is_search:
         what.append(f"a search of {units.counted(num_trials, 'trial')}")
     else:
-        points, trials = units.counted(len(study.points()), "point"), units.counted(num_trials, "trial")
+        points, trials = units.counted(plan["num_points"], "point"), units.counted(num_trials, "trial")
         if study.until:
-            most = len(study.points()) * study.max_repeats
-            trials = f"{num_trials} to {units.counted(max(most, num_trials), 'trial')}"
+            trials = f"{num_trials} to {units.counted(plan['max_trials'], 'trial')}"
         what.append(f"{points} × {study.repeats_text} = {trials}")
     print_line(console, f"{study.name}: " + ", ".join(what))
     if study.baseline:
         print_line(console, f"compared with: {point_label(study.baseline)}")
-    gangs = list(placements)
-    if gangs:
-        kind = "warm, kept between trials" if isolation == "warm" else "fresh for every trial"
-        print_line(console, f"gangs ({kind}): " + "; ".join(map(str, gangs)))
-        most = max(gang.num_cpus for gang in gangs)
-        print_line(console, f"cores: {most:g} at a time of {num_cpus:g}")
-    if num_missing < num_trials:
-        print_line(console, f"done already: {num_trials - num_missing}; to run: {num_missing}")
+    if plan["gangs"]:
+        kind = "warm, kept between trials" if plan["isolation"] == "warm" else "fresh for every trial"
+        print_line(console, f"gangs ({kind}): " + "; ".join(map(str, plan["gangs"])))
+        print_line(console, f"cores: {plan['num_cores']:g} at a time of {plan['num_all_cores']:g}")
+    if plan["num_done"] > 0:
+        print_line(console, f"done already: {plan['num_done']}; to run: {plan['num_to_run']}")
+    estimated_s = plan["estimated_s"]
     estimate = f"about {units.seconds(estimated_s)}" if estimated_s is not None else "not known before the first trials"
     print_line(console, f"time for what is to run: {estimate}")
-    if missing:
+    if trials_to_run := plan["trials"]:
         columns = [
-            value_column("order", [spec.order + 1 for spec in missing]),
-            value_column("block", [spec.repeat + 1 for spec in missing]),
-            value_column("workers", [spec.placement.num_workers for spec in missing]),
-            *(value_column(key, [spec.point[key] for spec in missing]) for key in study.space),
+            value_column("order", [trial["order"] for trial in trials_to_run]),
+            value_column("block", [trial["repeat"] for trial in trials_to_run]),
+            value_column("workers", [trial["num_workers"] for trial in trials_to_run]),
+            *(value_column(key, [trial["point"][key] for trial in trials_to_run]) for key in study.space),
         ]
         print_table(console, columns)
 
@@ -108,10 +142,29 @@ def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, 
     print_table(console, [Column("study", names), *numbers, Column("last used", used)])
 
 
+def list_document(studies: Sequence[tuple[str, int, int, int, int, float]]) -> ListDocument:
+    """Return what `print_studies` prints of the same."""
+    return {
+        "schema": 1,
+        "kind": "list",
+        "studies": [
+            {
+                "name": name,
+                "num_executions": num_executions,
+                "num_finished": num_finished,
+                "num_diverged": num_diverged,
+                "num_failed": num_failed,
+                "last_used_at_s": last_used_at_s,
+            }
+            for name, num_executions, num_finished, num_diverged, num_failed, last_used_at_s in studies
+        ],
+    }
+
+
 def print_trials(console: Console, results: Sequence[TrialResult], metric: str) -> None:
     """One line per trial of a study, with the metric that it looks at."""
     keys = list(dict.fromkeys(key for result in results for key in result.spec.point))
-    trials = sorted(results, key=lambda r: (r.spec.repeat, r.spec.order))
+    trials = _in_order(results)
     columns = [
         *(value_column(key, [r.spec.point.get(key) for r in trials]) for key in keys),
         Column("#", [str(r.spec.repeat + 1) for r in trials], True),
@@ -121,6 +174,47 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: str) 
         Column(metric, [units.score(metric, r.final.get(metric)) for r in trials], True),
     ]
     print_table(console, columns)
+
+
+def show_document(study: str, results: Sequence[TrialResult], metric: str) -> ShowDocument:
+    """Return what `print_trials` prints of the same."""
+    return {
+        "schema": 1,
+        "kind": "show",
+        "study": study,
+        "metric": metric,
+        "trials": [
+            {
+                "identity": r.spec.identity,
+                "point": r.spec.point,
+                "repeat": r.spec.repeat + 1,
+                "order": r.spec.order + 1,
+                "seed": r.spec.seed,
+                "state": r.state,
+                "reason": r.reason or None,
+                "failure_kind": r.failure.kind if r.failure else None,
+                "log_path": (r.failure.log_path or None) if r.failure else None,
+                "attempts": r.attempts,
+                "started_at_s": r.started_at,
+                "wall_s": r.wall_s,
+                "startup_s": r.startup_s,
+                "data_time_s": r.data_time_s,
+                "warmup_s": r.warmup_s,
+                "train_time_s": r.train_time_s,
+                "eval_time_s": r.eval_time_s,
+                "throughput_samples_per_s": r.throughput_samples_per_s,
+                "energy_j": r.energy_j,
+                "metric": r.final.get(metric),
+                "final": r.final,
+            }
+            for r in _in_order(results)
+        ],
+    }
+
+
+def _in_order(results: Iterable[TrialResult]) -> list[TrialResult]:
+    """Return the trials block by block, as they were run."""
+    return sorted(results, key=lambda r: (r.spec.repeat, r.spec.order))
 
 
 def _state(result: TrialResult) -> str:
@@ -193,6 +287,40 @@ def print_work(console: Console, title: str, work: Work, assumed: WorkAssumption
         line(f"{what_for}: {scaled(work.flop * num_samples, 'FLOP')}, at least {least}")
     if assumed.num_samples is None:
         line("training: the size of the training set is not known; give it with --samples N")
+
+
+def work_document(workload: str, title: str, work: Work, assumed: WorkAssumptions) -> WorkDocument:
+    """Return what `print_work` prints of the same."""
+
+    def least(num_samples: int) -> LeastTimeEntry:
+        flop = work.flop * num_samples
+        return {"num_samples": num_samples, "flop": flop, "least_s": flop / assumed.peak_flops}
+
+    return {
+        "schema": 1,
+        "kind": "work",
+        "workload": workload,
+        "title": title,
+        "num_parameters": work.num_parameters,
+        "layers": [
+            {
+                "kind": layer.kind,
+                "is_of_macs": layer.is_of_macs,
+                "forward": layer.forward,
+                "by_weights": layer.by_weights,
+                "by_inputs": layer.by_inputs,
+            }
+            for layer in work.layers
+        ],
+        "macs_forward": work.macs_forward,
+        "macs": work.macs,
+        "flop": work.flop,
+        "peak_flop_per_s": assumed.peak_flops,
+        "peak_source": assumed.peak_source,
+        "iteration": least(assumed.batch_size),
+        "epochs": assumed.epochs,
+        "training": None if assumed.num_samples is None else least(assumed.epochs * assumed.num_samples),
+    }
 
 
 def scaled(value: float, unit: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -31,6 +32,9 @@ from raypar.report.vega import (
     quantity,
     workers_axis,
 )
+
+if TYPE_CHECKING:
+    from raypar.report.documents import PredictDocument, PredictionEntry
 
 AT_BEST = (
     "Upper bounds, no estimates: at best a training is as fast as this. Published systems were up to 12 points of "
@@ -99,6 +103,56 @@ def print_prediction(console: Console, report: PredictionReport) -> None:
     print_paragraph(console, "Taken for granted:")
     for text in assumptions(report):
         print_paragraph(console, f"- {text}")
+
+
+def predict_document(study: str, report: PredictionReport) -> PredictDocument:
+    """Return what `print_prediction` prints of the same."""
+    predictions, calibration = report.sweep.predictions, report.calibration
+    asked = [_sentence(p, report.training) for p in predictions if p.num_workers in report.asked]
+    return {
+        "schema": 1,
+        "kind": "predict",
+        "study": study,
+        "title": report.title,
+        "answer": " ".join([*asked, *_with_more_variation(report), *_limits(report)]),
+        "note": AT_BEST,
+        "predictions": [_entry(p, report) for p in predictions],
+        "fastest": report.sweep.fastest,
+        "most_workers": report.sweep.most_workers,
+        "job": report.training,
+        "calibration": {
+            "fixed_s": calibration.fixed_s,
+            "per_sample_s": calibration.per_sample_s,
+            "variation": calibration.variation,
+            "is_variation_measured": calibration.is_variation_measured,
+            "num_layers": len(calibration.layers),
+            "num_gradient_bytes": sum(layer.num_gradient_bytes for layer in calibration.layers),
+        },
+        "network": report.communication.network,
+        "network_source": report.network_source,
+        "algorithm": Algorithm(str(report.communication.algorithm)),
+        "assumptions": assumptions(report),
+        "caveats": report.caveats,
+    }
+
+
+def _entry(p: Prediction, report: PredictionReport) -> PredictionEntry:
+    return {
+        "num_workers": p.num_workers,
+        "is_asked": p.num_workers in report.asked,
+        "text": _sentence(p, report.training),
+        "batch_size": p.batch_size,
+        "step_time_s": p.step_time_s,
+        "parts": p.step,
+        "throughput_samples_per_s": p.throughput_samples_per_s,
+        "speedup": p.speedup,
+        "efficiency": p.efficiency,
+        "epoch_s": p.epoch_s,
+        "training_s": p.training_s,
+        "limit": p.limit,
+        "measured_step_time_s": p.measured,
+        "extrapolated": p.extrapolated,
+    }
 
 
 def _columns(predictions: Sequence[Prediction]) -> list[Column]:

@@ -6,6 +6,7 @@ Formulas aside, plain sentences; the command that would settle it stands in a li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -19,6 +20,9 @@ from raypar.analysis.verdict import Verdict
 from raypar.report.sentences import batch_lines, distrust
 from raypar.report.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.trial import gain, point_label
+
+if TYPE_CHECKING:
+    from raypar.report.documents import CandidateEntry, RecommendationEntry, RecommendDocument, SettlingEntry
 
 MAX_ROWS = 15
 
@@ -100,6 +104,71 @@ def print_recommendation(
         console.print()
     for text in _notes(advice):
         print_paragraph(console, text)
+
+
+def recommend_document(advice: Recommendation, to_settle: str = "", *, is_command: bool = True) -> RecommendDocument:
+    """Return what `print_recommendation` prints of the same."""
+    return {
+        "schema": 1,
+        "kind": "recommend",
+        "study": advice.question.study_name,
+        "metric": advice.question.metric,
+        "mode": advice.question.mode,
+        "answer": " ".join(answer_lines(advice)),
+        "doubt": advice.doubt or None,
+        "time_metric": advice.time_metric,
+        "energy_source": advice.energy_source or None,
+        "constraints": advice.constraints,
+        "metric_margin": advice.metric_margin,
+        "recommendation": recommendation_entry(advice, to_settle, is_command=is_command),
+        "candidates": list(map(_candidate, ranked(advice))),
+        "batches": advice.batches,
+        "excluded": advice.excluded or None,
+    }
+
+
+def recommendation_entry(
+    advice: Recommendation, to_settle: str = "", *, is_command: bool = True
+) -> RecommendationEntry:
+    """Return the recommended point and what would settle it, as `print_recommendation` has them."""
+    settling: SettlingEntry | None = None
+    if advice.settling is not None:
+        settling = {
+            "points": advice.settling.points,
+            "num_repeats": advice.settling.num_repeats,
+            "spread_is_known": advice.settling.spread_is_known,
+            "text": settling_line(advice.settling),
+            "command": to_settle or None if is_command else None,
+            "instead": to_settle or None if not is_command else None,
+        }
+    return {
+        "objective": objective(advice),
+        "decision": advice.decision,
+        "chosen": _candidate(advice.chosen) if advice.chosen else None,
+        "runner_up": _candidate(advice.runner_up) if advice.runner_up else None,
+        "lead": advice.lead,
+        "rivals": [c.point for c in advice.rivals],
+        "settling": settling,
+    }
+
+
+def _candidate(c: Candidate) -> CandidateEntry:
+    return {
+        "point": c.point,
+        "num_workers": c.num_workers,
+        "num_trials": len(c.results),
+        "num_finished": len(c.samples),
+        "num_reached": c.to_target.num_in(TargetStatus.REACHED) if c.to_target else None,
+        "time_s": c.time_s,
+        "metric": c.metric,
+        "efficiency": c.efficiency,
+        "cost": c.cost,
+        "energy_j": c.energy_j,
+        "exclusion": c.exclusion or None,
+        "is_close_call": c.is_close_call,
+        "is_metric_worse": c.is_metric_worse,
+        "is_on_front": c.is_on_front,
+    }
 
 
 def recommended_lines(verdict: Verdict) -> Iterator[str]:

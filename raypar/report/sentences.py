@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -15,21 +14,20 @@ from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import BaselineComparison, Outcome, Verdict
 from raypar.report.text import Column
 from raypar.study.space import Value
-from raypar.study.trial import TrialState, point_label
+from raypar.study.trial import point_label
 
 IndentedLine: TypeAlias = tuple[int, str]  # how far it is indented, and its text
 
 
 def header(analysis: StudyAnalysis) -> str:
     """Return what was run: ``quickstart: 4 points, 12 trials, settled, 46 s``."""
-    walls = [r.wall_s for p in analysis.points for r in p.results if r.wall_s is not None]
-    states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
+    unmeasured = {state: num for state, num in analysis.num_by_state.items() if not state.traits.is_measured}
     parts = [
         units.counted(len(analysis.points), "point"),
         units.counted(analysis.num_trials, "trial"),
-        *(f"{states[state]} {state}" for state in TrialState if states[state]),
+        *(f"{num} {state}" for state, num in unmeasured.items() if num),
         analysis.verdict.status,
-        units.seconds(sum(walls)) if walls else "",
+        units.seconds(analysis.wall_s) if analysis.wall_s is not None else "",
     ]
     return f"{analysis.question.study_name or 'study'}: {', '.join(filter(None, parts))}"
 

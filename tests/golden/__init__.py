@@ -58,6 +58,8 @@ COMMANDS = {
         for name, args in REPORTED.items()
     },
     "list.txt": ("list",),
+    "quickstart/report.json": ("report", "quickstart", "--json"),
+    "scaling/recommend.json": ("recommend", "scaling", "--json"),
     "quickstart/compare.txt": ("compare", "quickstart", RERUN, "--fail-if-slower", "5%"),
     "quickstart/fit.txt": ("fit", "quickstart"),
     "scaling/fit.txt": ("fit", "scaling"),
@@ -89,6 +91,9 @@ def output(folder, name, args):
         done = CliRunner().invoke(app, [path.name if arg == FILE else arg for arg in args])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
+    if FILE not in args and path.suffix == ".json":
+        rounded = json.loads(done.stdout, parse_float=lambda text: float(f"{float(text):.6g}"))
+        return same_everywhere(pretty(rounded))
     if FILE not in args:
         printed = done.stdout + done.stderr + (f"exit code {done.exit_code}\n" if done.exit_code else "")
         return same_everywhere(f"$ raypar {' '.join(args)}\n\n{printed}")

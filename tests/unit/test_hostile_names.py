@@ -55,7 +55,10 @@ def test_what_a_store_names_is_shown_and_written_as_text(name, tmp_path, monkeyp
     shown = []
     for arguments in (
         ["list"],
+        ["list", "--json"],
         ["show", "--", name],
+        ["show", "--json", "--", name],
+        ["report", "--json", "--", name],
         ["report", *drawn, "--", name],
         ["export", "--", name, str(outside / "t.csv")],
         ["export", "--", name, str(outside / "t.md")],

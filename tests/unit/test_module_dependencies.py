@@ -15,8 +15,9 @@ ORDER = (ORDER + "analysis predict report execution doctor cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("report", "cli")}
-OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe"), ("report",)) | {"pynvml": ("train",)}
+OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydantic"), ("report",))
 OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), "scipy": ("analysis", "predict")}
+OWNERS["pynvml"] = ("train",)
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
 MAY_START_WITH = {"torch": ("train", "run", "parallel", "predict"), "ray": ("train", "run")}
 

@@ -1,0 +1,324 @@
+"""``--json``: one document alone on standard output, as docs/schema.json has it, with what the verb's text says."""
+
+import json
+import math
+import os
+import re
+import sys
+from contextlib import chdir
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from command import joined, raypar, refused
+from jsonschema import Draft202012Validator
+
+from raypar import units
+from raypar.analysis.stats import Estimate, Method
+from raypar.cli.app import app
+from raypar.cli.common import document_alone, quiet
+from raypar.doctor import CheckResult
+from raypar.report import documents
+from raypar.study.trial import TrialState
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import golden
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
+KINDS = "list", "show", "report", "recommend", "compare", "fit", "predict", "plan", "doctor", "work"
+STUDIES = "quickstart", "scaling", "search"
+SIZE = "--parameters", "1M", "--set", "batch_size=512"
+TABLE = "workers,time\n1,100\n1,101\n2,52\n2,53\n4,29\n4,28\n"
+# What a verb's text has; its JSON has --json instead of the flags that --json excludes.
+COMMANDS = {
+    "list": ("list",),
+    **{f"{verb} {study}": (verb, study) for verb in ("show", "recommend", "fit") for study in STUDIES if verb != "fit"},
+    **{f"report {study}": ("report", study, "--verbose") for study in STUDIES},
+    "report at a price": ("report", "quickstart", "--verbose", "--price", "2.5"),
+    "recommend to a target": golden.COMMANDS["scaling/recommend_target.txt"],
+    "recommend nothing": ("recommend", "scaling", "--max-time", "1ms"),
+    "compare": ("compare", "quickstart", golden.RERUN),
+    "compare with a gate": golden.COMMANDS["quickstart/compare.txt"],
+    "compare other points": ("compare", "quickstart", "apart"),
+    "fit quickstart": ("fit", "quickstart"),
+    "fit scaling": ("fit", "scaling"),
+    "fit a file": ("fit", "times.csv"),
+    "predict": golden.COMMANDS["scaling/predict.txt"],
+    "predict on the study's network": (*golden.COMMANDS["scaling/predict.txt"][:4], *SIZE),
+}
+STUDY = """
+from raypar import Study, grid
+from raypar.workloads import digits
+
+print("a study's file prints")
+space = {"batch_size": grid(32, 64), "num_workers": grid(1, 2)}
+study = Study(workload=digits, space=space, baseline={"num_workers": 1}, num_repeats=3, name="asked")
+"""
+
+
+def errors_of(document):
+    """What is wrong with a document, by the schema of its kind; it is as valid by that of all."""
+    of_kind = {**SCHEMA, "oneOf": [], "$ref": f"#/$defs/{document['kind'].title()}Document"}
+    del of_kind["oneOf"]
+    errors = [f"{e.json_path}: {e.message}" for e in Draft202012Validator(of_kind).iter_errors(document)]
+    assert bool(errors) != Draft202012Validator(SCHEMA).is_valid(document)
+    return errors
+
+
+def parsed(text):
+    """The document in a text that is nothing else, and strict JSON."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    document = json.loads(text, parse_constant=refuse)
+    assert errors_of(document) == []
+    assert document["schema"] == 1
+    return document
+
+
+def without_views(arguments):
+    return [*(word for word in arguments if word != "--verbose"), "--json"]
+
+
+def apart(stored):
+    """The quick start with other batch sizes, as a study of its own."""
+    text = json.dumps(stored).replace('"study": "quickstart"', '"study": "apart"')
+    stored = json.loads(re.sub(r'"batch_size": (96|768)', r'"batch_size": 1\1', text))
+    question = {**json.loads(stored["execution"]["tags"]["raypar.question"]), "study_name": "apart", "points": []}
+    tags = {**stored["execution"]["tags"], "raypar.question": json.dumps(question)}
+    return {**stored, "execution": {**stored["execution"], "uid": "apart", "tags": tags}}
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with golden.studies() as folder:
+        (folder / "times.csv").write_text(TABLE)
+        golden.journal(folder, apart(json.loads((golden.HERE / "studies" / "quickstart.json").read_text())))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    """Return code, output and errors of a command in the folder of the golden studies."""
+
+    def command(*arguments, width=400):
+        before = Path.cwd()
+        with golden._same_everywhere(folder):
+            done = raypar(*arguments, width=width)
+        assert Path.cwd() == before
+        return done
+
+    return command
+
+
+def sentences(document):
+    """Yield all that a document says in sentences."""
+    for key in ("question", "answer", "recommended", "doubt", "note", "excluded"):
+        if document.get(key):
+            yield from re.split(r"(?<=[.?]) (?=[A-Z])", document[key])
+    for key in ("statements", "notes", "assumptions"):
+        yield from document.get(key, ())
+    for caveat in document.get("caveats", ()):
+        yield from (caveat["detail"], caveat["advice"]) if isinstance(caveat, dict) else (caveat,)
+    for group in document.get("groups", ()):
+        yield from filter(None, (group["answer"], group["better"], *(law["text"] for law in group["laws"])))
+
+
+def estimates(value, key=""):
+    """Yield every estimate of a document with its key."""
+    if isinstance(value, dict) and "method" in value:
+        high = math.inf if value["high"] is None and value["low"] is not None else value["high"]
+        yield key, SimpleNamespace(**{**value, "high": high})
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from estimates(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from estimates(each, key)
+
+
+def numbers(document):
+    """Yield the estimates of a document as the verb's text shows them."""
+    shown = {k: document.get(k) for k in ("points", "comparisons", "groups", "candidates", "predictions")}
+    for key, estimate in estimates(shown):
+        if estimate.method == Method.REFERENCE:
+            continue
+        if key in ("speedup", "ratio", "gain"):
+            is_predicted = document["kind"] == "predict"
+            yield units.ratio(estimate.value) if is_predicted else units.ratio_interval(estimate)
+        elif key == "time_s":
+            yield units.seconds_interval(estimate, bounds=False)
+        elif key == "step_time_s":
+            yield units.seconds(estimate.value)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_document_is_valid_stands_alone_and_agrees_with_the_text(name, run):
+    arguments = COMMANDS[name]
+    code, text, err = run(*arguments)
+    assert err == ""
+    json_code, out, json_err = run(*without_views(arguments))
+    assert (json_code, json_err) == (code, "")
+    document = parsed(out)
+    assert document["kind"] == arguments[0]
+    said = joined(text)
+    assert [sentence for sentence in sentences(document) if joined(sentence) not in said] == []
+    assert [number for number in numbers(document) if number not in said] == []
+
+
+def allowing_less(node):
+    """The schema without required keys, and with no other ones allowed."""
+    if isinstance(node, list):
+        return list(map(allowing_less, node))
+    if not isinstance(node, dict):
+        return node
+    less = {key: allowing_less(value) for key, value in node.items() if key != "required"}
+    return {**less, "additionalProperties": False} if isinstance(node.get("required"), list) else less
+
+
+def test_every_verb_has_a_document_and_the_docs_an_example():
+    kinds = [SCHEMA["$defs"][of["$ref"].rpartition("/")[2]]["properties"]["kind"]["const"] for of in SCHEMA["oneOf"]]
+    verbs = [c.name or c.callback.__name__ for c in app.registered_commands if "as_json" in c.callback.__annotations__]
+    assert sorted(kinds) == sorted(verbs) == sorted(KINDS)
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    examples = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    of_kind = {example["kind"]: example for example in examples if "kind" in example}
+    assert sorted(of_kind) == sorted(kinds)
+    for kind, example in of_kind.items():
+        assert f"raypar {kind} " in page and example["schema"] == 1
+        schema = {"$defs": allowing_less(SCHEMA["$defs"]), "$ref": f"#/$defs/{kind.title()}Document"}
+        assert [f"{e.json_path}: {e.message}" for e in Draft202012Validator(schema).iter_errors(example)] == []
+
+
+def test_the_schema_of_the_docs_is_that_of_the_code():
+    """Keys of a version are only added. ``python -m raypar.report.documents >docs/schema.json`` writes it anew."""
+    Draft202012Validator.check_schema(SCHEMA)
+    assert documents.schema() == SCHEMA
+
+
+def test_documents_that_lack_a_key_or_have_another_value_are_invalid(run):
+    document = parsed(run("report", "quickstart", "--json")[1])
+    point = document["points"][0]
+    for change in ({"schema": 2}, {"kind": "plan"}, {"answer": None}, {"points": [{**point, "num_trials": "3"}]}):
+        assert errors_of({**document, **change})
+    assert errors_of({key: value for key, value in document.items() if key != "doubt"})
+    assert errors_of({**document, "points": [{**point, "outcome": "unheard of"}]})
+    assert not errors_of({**document, "a_later_key": 1})
+
+
+def test_numbers_that_json_lacks_are_null_and_all_else_is_plain():
+    inf = Estimate(1.5, 1.25, math.inf, 3, 0.95, Method.RANKS)
+    value = {"a": math.nan, "b": inf, "c": (1, None, True), TrialState.FAILED: TrialState.STOPPED, "d": "\udc80\x7f×"}
+    text = documents.to_json(value)
+    bounds = {"value": 1.5, "low": 1.25, "high": None, "num_samples": 3, "level": 0.95, "method": Method.RANKS.value}
+    assert json.loads(text) == {"a": None, "b": bounds, "c": [1, None, True], "failed": "stopped", "d": "?\x7f×"}
+    assert text.isascii() and "\x7f" not in text
+
+
+def test_a_report_has_every_trial_and_the_best_point_of_a_search_first(run):
+    scaling = parsed(run("report", "scaling", "--json")[1])
+    assert scaling["num_by_state"] == {"finished": 29, "stopped": 0, "diverged": 0, "failed": 1}
+    assert scaling["num_trials"] == sum(p["num_trials"] for p in scaling["points"]) == 30
+    assert scaling["recommendation"]["settling"]["command"] is None
+    recommended = parsed(run("recommend", "scaling", "--json")[1])["recommendation"]
+    assert recommended["chosen"] == scaling["recommendation"]["chosen"]
+    assert recommended["settling"]["command"].startswith("raypar study ")
+    search = parsed(run("report", "search", "--json")[1])
+    assert search["recommendation"] is None and search["recommended"] is None
+    values = [p["metric"]["value"] for p in search["points"] if p["metric"] and not p["outcome"]]
+    assert values == sorted(values, reverse=True)
+
+
+def test_trials_are_those_of_the_export(run, folder):
+    trials = parsed(run("show", "scaling", "--json")[1])["trials"]
+    assert run("export", "scaling", "trials.json", "--force")[0] == 0
+    exported = {row["identity"]: row for row in json.loads((folder / "trials.json").read_text())["trials"]}
+    assert len(trials) == len(exported)
+    for trial in trials:
+        row = exported[trial["identity"]]
+        same = "state", "repeat", "order", "seed", "attempts", "started_at_s", "wall_s", "train_time_s", "energy_j"
+        assert [trial[key] for key in same] == [row[key] for key in same]
+        assert trial["point"] == {key.removeprefix("point."): row[key] for key in row if key.startswith("point.")}
+        assert (trial["reason"] is None) == (trial["state"] != "failed")
+
+
+def test_the_exit_code_of_a_gate_is_in_the_document_too(run):
+    for share, code in (("5%", 1), ("50%", 0)):
+        exit_code, out, _ = run("compare", "quickstart", golden.RERUN, "--fail-if-slower", share, "--json")
+        gate = parsed(out)["gate"]
+        assert exit_code == gate["exit_code"] == code and gate["result"] == ("failed" if code else "passed")
+    code, out, err = run("compare", "quickstart", "apart", "--fail-if-slower", "5%", "--json")
+    assert (code, out) == (2, "") and "nothing to judge" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--verbose", "--json and --verbose exclude each other"),
+        ("--open --html a.html", "--json and --html and --open exclude each other"),
+        ("--figures f --format svg", "--json and --figures and --format exclude each other"),
+    ],
+)
+def test_flags_of_other_views_are_refused_before_the_study_is_read(flags, message):
+    refused(message, "report", "no_such_study", "--json", *flags.split())
+
+
+def test_errors_are_messages_on_standard_error(run):
+    for arguments in (("report", "quikstart"), ("compare", "quickstart", "quickstart"), ("fit", "no.csv")):
+        code, out, err = run(*arguments, "--json")
+        assert (code, out) == (2, "") and err.startswith("error: ") and "→" in err
+
+
+def test_a_store_without_studies_is_an_empty_list(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    code, out, err = raypar("list", "--json")
+    assert (code, err, parsed(out)["studies"]) == (0, "", [])
+
+
+def test_a_plan_stands_alone_whatever_its_file_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Path("asked.py").write_text(STUDY)
+    code, text, _ = raypar("plan", "asked.py")
+    json_code, out, err = raypar("plan", "asked.py", "--json")
+    plan = parsed(out)
+    assert (code, json_code) == (0, 0) and "a study's file prints" in err
+    assert (plan["study"], plan["num_points"], plan["num_to_run"], plan["estimated_s"]) == ("asked", 4, 12, None)
+    assert "4 points × 3 repeats = 12 trials" in text and len(plan["trials"]) == plan["num_trials"] == 12
+    assert [trial["order"] for trial in plan["trials"]] == list(range(1, 13))
+    assert {gang["num_workers"] for gang in plan["gangs"]} == {1, 2}
+
+
+def test_all_checks_of_the_machine_are_in_one_document(tmp_path, monkeypatch):
+    checks = [CheckResult("cores", "2", fix="of no use"), CheckResult("disk", "full", False, "free some")]
+    monkeypatch.setattr("raypar.doctor.examine", lambda *_: iter(checks))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = raypar("doctor", "--json")
+    document = parsed(out)
+    assert (code, err, document["is_ok"]) == (1, "", False)
+    assert [check["fix"] for check in document["checks"]] == [None, "free some"]
+    checks.pop()
+    assert raypar("doctor", "--json")[0] == 0
+
+
+def test_the_work_of_a_network_has_plain_numbers():
+    code, out, err = raypar("work", "digits", "--peak-tflops", "1", "--json")
+    work = parsed(out)
+    assert (code, err, work["num_parameters"]) == (0, "", 1_126_410)
+    assert work["macs_forward"] == sum(layer["forward"] for layer in work["layers"] if layer["is_of_macs"])
+    assert work["iteration"] == {"num_samples": 64, "flop": 64 * work["flop"], "least_s": 64 * work["flop"] / 1e12}
+    assert work["training"]["num_samples"] == work["epochs"] * 1536
+
+
+def test_what_a_measurement_prints_does_not_stand_beside_the_document(tmp_path, capfd):
+    with chdir(tmp_path), document_alone(is_asked=True):
+        print("a library's line")
+        with quiet(tmp_path / "probe.log") as console:
+            console.print("a note")
+            os.write(1, b"Ray's line\n")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "a library's line\na note\n")
