@@ -53,6 +53,9 @@ def load(
         all: every column, as ``raypar export`` has them; a prefix says what differs from study to study: ``point.``
             (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and ``environment.``.
 
+    Returns:
+        The trials, as a `StudyFrame`.
+
     Raises:
         RayparError: there is no such study, or the store can't be read.
     """

@@ -22,32 +22,30 @@ class Study:
     """Declared question: a workload, a space of hyperparameters, and what to compare.
 
     Attributes:
-        workload: what is trained.
-        space: the swept hyperparameters. Grids are run in full; with any other domain the study is a search.
-        baseline: what a point is compared with: the point that differs from it only in these values.
-        num_repeats: how often every point is run, each in a block (and with a seed) of its own; at least, where the
-            study runs until it is settled.
-        until: "settled": after each block, points that are still open are run again, with what they are compared with
-            (`raypar.analysis.settle`); empty: every point is run `num_repeats` times.
-        margin: until then, a difference of speedups that does not matter: 0.05, or "5%".
-        max_repeats: until then, how often a point is run at most.
-        budget: until then, seconds (or "10m", "2h") after which no block is to end; None: no limit.
+        workload: model, data, loss and metrics.
+        space: swept hyperparameters. Grids are run in full; with any other domain the study is a search.
+        baseline: values to compare at: a point's speedup is over the point that differs from it in these alone.
+        num_repeats: trials of every point, each in a block (and with a seed) of its own; with `until` at least so many.
+        until: "settled": after each block, points that are still open are run again, with what they are compared with;
+            empty: every point is run `num_repeats` times.
+        margin: with `until`, the difference of speedups that does not matter: 0.05, or "5%".
+        max_repeats: with `until`, the most trials of a point.
+        budget: with `until`, seconds (or "10m", "2h") after which no block is to end; None: no limit.
         config: fixed hyperparameters.
-        name: the study file's stem unless given.
-        seed: what everything random in the study is derived from.
-        max_retries: how often a trial is started again after its gang or one of its processes died.
-        num_trials: how many points a search draws (per grid point, if the space also has grids).
+        name: the study's name in the store; empty: the file's stem.
+        seed: source of everything random in the study.
+        max_retries: times that a trial is started again after its gang or one of its processes died.
+        num_trials: points that a search draws (per grid point, if the space also has grids).
         searcher: a ``ray.tune`` search algorithm; needs metric and mode.
-        scheduler: a ``ray.tune`` trial scheduler (ASHA …), needs metric and mode.
-        metric: what says how good a trial is (to searcher and scheduler as well), a key of the reports; empty: the
-            workload's own.
-        mode: "max" or "min"; empty: the workload's own.
+        scheduler: a ``ray.tune`` trial scheduler (ASHA …); needs metric and mode.
+        metric: key of the reports that trials are judged by, also by searcher and scheduler; empty: the workload's.
+        mode: "max" or "min"; empty: the workload's.
         max_concurrent_trials: None: every trial has its machines to itself, so that there is one at a time on a
             machine, and several on a cluster of several. A number: so many at a time, on machines that they may share,
             each on cores of its own; 1: one at a time, wherever it runs.
-        description: what the study asks, for people.
-        price_per_node_hour: what a machine costs an hour, in any currency; None: nothing has a cost. No part of what a
-            trial is: it may change without anything being run again.
+        description: the question, for people; empty: the file's docstring.
+        price_per_node_hour: cost of a machine for an hour, in any currency; None: nothing has a cost. It may change
+            without anything being run again.
 
     Raises:
         StudyError: with every mistake in it.

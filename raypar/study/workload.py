@@ -66,7 +66,7 @@ class Statistic:
 
     Attributes:
         collect: ``collect(outputs, targets) -> tensor`` of one shape for every batch; summed over batches and ranks.
-        finish: what that sum comes to.
+        finish: turns that sum into the metric.
     """
 
     collect: Callable[[Any, Any], Tensor]
@@ -78,10 +78,10 @@ class Option:
     """One hyperparameter.
 
     Attributes:
-        default: its value unless a study says otherwise.
+        default: its value unless a study sets another.
         kind: the type of its values (an int will do for a float); `object`: `check` decides.
-        doc: what it means, for people.
-        check: what is wrong with a value (``"must be at least 1"``), or None.
+        doc: its meaning, for people.
+        check: returns what is wrong with a value (``"must be at least 1"``), or None.
         optional: None is allowed, and means what `doc` says.
         strategies: the values of `strategy` under which it has an effect; empty: all.
     """
@@ -129,7 +129,7 @@ class Workload:
     """Model, data, loss and metrics; holds no training code.
 
     Attributes:
-        name: how plans, reports and the store call it.
+        name: its name in plans, reports and the store.
         model: builds the network. Called once per trial and rank, after seeding.
         data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
@@ -137,11 +137,11 @@ class Workload:
         loss: ``loss(outputs, targets) -> scalar``, a mean over the batch; None means cross-entropy.
         metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``,
             or to a `Statistic`; None means accuracy.
-        metric: what a study of it looks at unless it says otherwise: a key of the reports.
+        metric: key of the reports that a study of it is judged by, unless it names another.
         mode: "max" or "min" of it is better.
         options: the workload's own hyperparameters, each with its default (whose type is the option's) or an `Option`.
-        defaults: what raypar's own options are here, unless a study says otherwise (``{"lr": 0.1}``).
-        loaders: what `loader` may be: a set too large for memory has no "resident".
+        defaults: raypar's own options here, unless a study sets them (``{"lr": 0.1}``).
+        loaders: the values that `loader` may have: a set too large for memory has no "resident".
         prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
         preload: modules that the model or data functions import, imported ahead so that no trial pays for it.
         description: one line for a person.
@@ -198,7 +198,7 @@ class Workload:
 
         Args:
             train_loop_per_worker: the loop, an importable function.
-            name: how plans, reports and the store call it; None: the function's own name.
+            name: its name in plans, reports and the store; None: the function's name.
             preload: modules that it imports, imported ahead so that no trial pays for it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
