@@ -169,6 +169,17 @@ def test_a_document_is_valid_stands_alone_and_agrees_with_the_text(name, run):
     assert [number for number in numbers(document) if number not in said] == []
 
 
+@pytest.mark.parametrize("arguments", [("list",), ("show", "digits"), ("report", "digits", "--verbose")], ids=" ".join)
+def test_a_store_of_an_older_raypar_has_documents_as_well(arguments):
+    with golden.unpacked_store() as folder, golden._same_everywhere(folder):
+        _, text, _ = raypar(*arguments, width=400)
+        code, out, err = raypar(*without_views(arguments))
+    document = parsed(out)
+    assert (code, err) == (0, "") and all(joined(sentence) in joined(text) for sentence in sentences(document))
+    states = [trial["state"] for trial in document.get("trials", ())]
+    assert [state for state in states if state not in text] == []
+
+
 def allowing_less(node):
     """The schema without required keys, and with no other ones allowed."""
     if isinstance(node, list):
