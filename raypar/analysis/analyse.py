@@ -49,6 +49,7 @@ class StudyAnalysis:
         target: the best value of the metric that every trial reached, where batch sizes differ; None: there is none.
         batches: what the batch size does to throughput and to progress towards that target.
         energy_source: what the points' energies are of; empty: they have none.
+        scope: on the executions that it is restricted to; empty: to none.
     """
 
     question: Question
@@ -64,6 +65,7 @@ class StudyAnalysis:
     target: Target | None = None
     batches: tuple[BatchGroup, ...] = ()
     energy_source: str = ""
+    scope: str = ""
 
     @property
     def num_trials(self) -> int:

@@ -20,7 +20,20 @@ from raypar.cli.demo import demo
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
 from raypar.cli.recommend import recommend
-from raypar.cli.store import compare, doctor, export, generate, list_studies, report, show, sync, ui, workloads
+from raypar.cli.store import (
+    compare,
+    delete,
+    doctor,
+    export,
+    generate,
+    list_studies,
+    rename,
+    report,
+    show,
+    sync,
+    ui,
+    workloads,
+)
 from raypar.cli.study import plan, resume, study
 from raypar.errors import EXIT_BAD_INPUT, closest, shortened
 from raypar.signals import EXIT_CODES
@@ -153,6 +166,8 @@ command(list_studies, name="list")
 command(show)
 command(report)
 command(export, "Examples:  raypar export batch_size trials.csv    raypar export batch_size summary.md --force")
+command(delete, "Example:  raypar delete batch_size")
+command(rename, "Example:  raypar rename batch_size batch_size_old")
 command(compare, "Example:  raypar compare main_branch my_branch --fail-if-slower 5%")
 command(workloads, "Example:  raypar workloads mnist_cnn")
 command(generate, 'Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')

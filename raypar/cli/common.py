@@ -296,7 +296,37 @@ def report_errors(debug: bool) -> Iterator[None]:
 
 
 StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study file, e.g. studies/quickstart.py.")]
-StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name, as `raypar list` shows it.")]
+
+
+def complete_study(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete a study's name in a shell; nothing where the store can't be read."""
+    with contextlib.suppress(Exception):
+        from raypar.track.store import study_names
+
+        names = study_names(uri_of(context.params.get("tracking_uri")), Path.cwd())
+        return [name for name in names if name.startswith(incomplete)]
+    return []
+
+
+def complete_workload(incomplete: str) -> list[str]:
+    """Complete the name of a workload that ships with raypar in a shell."""
+    with contextlib.suppress(Exception):
+        return [name for name in shipped_workloads() if name.startswith(incomplete)]
+    return []
+
+
+StudyName = Annotated[
+    str,
+    typer.Argument(metavar="STUDY", help="The study's name, as `raypar list` shows it.", autocompletion=complete_study),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATE|EXECUTION",
+        help="Only trials since then: 2026-11-23, 2026-11-23T14:00, last, or the number or id of an execution.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Fix a hyperparameter, or sweep it: --set num_workers=1,2."),

@@ -267,7 +267,9 @@ def fit(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="STUDY|FILE", help="A study, or a CSV file with columns workers and time (or throughput)."
+            metavar="STUDY|FILE",
+            help="A study, or a CSV file with columns workers and time (or throughput).",
+            autocompletion=common.complete_study,
         ),
     ],
     scaling: Annotated[
@@ -321,7 +323,14 @@ def fit(
 
 
 def work(
-    name: Annotated[str, typer.Argument(metavar="WORKLOAD", help="One that ships, as `raypar workloads` lists them.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="One that ships, as `raypar workloads` lists them.",
+            autocompletion=common.complete_workload,
+        ),
+    ],
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fix a hyperparameter.")
     ] = None,

@@ -58,10 +58,12 @@ def recommend(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only points with this value, or A,B.")
     ] = None,
+    since: common.Since = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Recommend a configuration of a study, with the reason, and the trials that would settle what is open."""
+    from raypar import units
     from raypar.analysis.recommend import Constraints
     from raypar.analysis.recommend import recommend as recommended
     from raypar.analysis.time_to_target import Start
@@ -88,7 +90,7 @@ def recommend(
     max_energy_j = common.parse_quantity("--max-energy", max_energy, UNITS_J, "energy", "500J, 5kJ or 2Wh")
     if target is not None:
         _parts(target)
-    study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
+    study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
     question = study.question
     if max_cost is not None and question.price_per_node_hour is None:
         raise RayparError("--max-cost needs a price", hint="add --price 2.5, or price_per_node_hour to the study")
@@ -108,9 +110,11 @@ def recommend(
     if (settling := recommendation.settling) is not None and settling.num_repeats is not None:
         text, is_command = _next_step(study.store, name, question, settling)
     if as_json:
-        common.print_json(recommend_document(recommendation, text, is_command=is_command))
-    else:
-        print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
+        common.print_json(recommend_document(recommendation, text, is_command=is_command, scope=study.scope))
+        return
+    if study.scope:
+        common.say(common.stdout(), f"{name}: {units.counted(len(study.results), 'trial')} {study.scope}")
+    print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
 
 
 def _parts(text: str) -> tuple[str, float]:

@@ -1,11 +1,13 @@
-"""Commands on stored studies: list, show, report, export, compare, generate, sync, ui."""
+"""Commands on stored studies: list, show, report, export, compare, generate, delete, rename, sync, ui."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import shlex
+import sys
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +19,9 @@ from raypar.errors import RayparError
 from raypar.files import make_private_folder
 from raypar.masking import masked
 from raypar.report.text import strip_control
+from raypar.signals import handle_signals
 from raypar.track.names import safe_name
+from raypar.units import counted
 
 if TYPE_CHECKING:
     from raypar.report.documents import CheckEntry
@@ -39,20 +43,103 @@ def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson
         print_studies(common.stdout(), rows)
 
 
-def show(name: common.StudyName, tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
-    """Show every trial of a study."""
+def delete(name: common.StudyName, yes: common.Yes = False, tracking_uri: common.TrackingUri = None) -> None:
+    """Delete a study: its executions and trials, in the store and in this folder's journals."""
+    uri = common.uri_of(tracking_uri)
+    with handle_signals(), changed_study(name, uri) as what:
+        from raypar.track.uploader import delete_study
+
+        confirm(f"delete {what}?", yes)
+        experiment_id = delete_study(name, uri, Path.cwd())
+        common.say(common.stdout(), f"deleted {what}")
+        undo = (
+            f"MLFLOW_TRACKING_URI={shlex.quote(masked(uri))} mlflow experiments restore --experiment-id {experiment_id}"
+        )
+        common.say(common.stdout(), f"  → undo: `{undo}`; its files stay until `mlflow gc` removes them")
+
+
+def rename(
+    name: common.StudyName,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Its name from now on.")],
+    yes: common.Yes = False,
+    tracking_uri: common.TrackingUri = None,
+) -> None:
+    """Give a study and its trials another name in the store; its file has to get it too."""
+    from raypar.study.validation import name_problem
+
+    if wrong := name_problem(new):
+        raise RayparError(f"{new!r}: the name of a study {wrong}", hint="choose another name")
+    if new == name:
+        raise RayparError(f"study `{name}` has that name already", hint="choose another name")
+    uri = common.uri_of(tracking_uri)
+    with handle_signals(), changed_study(name, uri, new) as what:
+        from raypar.track.uploader import rename_study
+
+        confirm(f"rename {what} to `{new}`?", yes)
+        rename_study(name, new, uri, Path.cwd())
+        common.say(common.stdout(), f"renamed {what} to `{new}`")
+        common.say(common.stdout(), f"  → to go on with it, rename its file to {new}.py, or set Study(name={new!r})")
+
+
+@contextlib.contextmanager
+def changed_study(name: str, uri: str, new: str | None = None) -> Iterator[str]:
+    """Keep a study from being run while it is changed, and give its name with what is stored of it.
+
+    Raises:
+        RayparError: it is not in the store, or being run on this machine, or there is a study `new`.
+    """
     from raypar.execution.stored import unknown_study
+    from raypar.run.locks import Holder, one_execution
+    from raypar.track.client import store_identity
+
+    store = common.store_of(uri)
+    with contextlib.ExitStack() as stack:
+        for each in sorted({name, new or name}):
+            me = Holder.here(each, ["raypar", *sys.argv[1:]])
+            stack.enter_context(one_execution(me, store_identity(uri)))
+        executions = store.executions(name)
+        if not executions and store.experiment_id(name) is None:
+            raise unknown_study(name, store)
+        if new is not None and (store.executions(new) or store.experiment_id(new) is not None):
+            hint = f"choose another name, or `raypar delete {new}` first"
+            raise RayparError(f"there is a study `{new}` already", hint=hint)
+        counts = counted(len(executions), "execution"), counted(len(store.results(name)), "trial")
+        yield f"study `{name}` ({', '.join(counts)}, in {masked(uri)})"
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless the answer was given. Exits where it is no, and raises RayparError where there is none."""
+    try:
+        if yes or typer.confirm(strip_control(question), err=True):
+            return
+    except typer.Abort:
+        raise RayparError("there was no answer, so nothing was changed", hint="answer y, or give --yes") from None
+    common.complain("nothing was changed")
+    raise typer.Exit(common.EXIT_FAILED)
+
+
+def show(
+    name: common.StudyName,
+    since: common.Since = None,
+    tracking_uri: common.TrackingUri = None,
+    as_json: common.AsJson = False,
+) -> None:
+    """Show every trial of a study."""
+    from raypar.execution.stored import results_since, unknown_study
     from raypar.report.listings import print_trials, show_document
 
     store = common.store_of(tracking_uri)
     results = store.results(name)
     if not results:
         raise unknown_study(name, store)
+    results, scope = results_since(since, name, results, store)
     metric = str(store.question(name).get("metric", "accuracy"))
     if as_json:
-        common.print_json(show_document(name, results, metric))
-    else:
-        print_trials(common.stdout(), results, metric)
+        common.print_json(show_document(name, results, metric, scope))
+        return
+    if scope:
+        common.say(common.stdout(), f"{name}: {counted(len(results), 'trial')} {scope}")
+    print_trials(common.stdout(), results, metric)
 
 
 def report(
@@ -73,6 +160,7 @@ def report(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show all comparisons, scaling, effects, where time goes, all warnings.")
     ] = False,
+    since: common.Since = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
@@ -90,7 +178,7 @@ def report(
         check_folder(REPORTS)
     if figures is not None:
         check_folder(figures)
-    study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price)
+    study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
     if as_json:
         common.print_json(report_document(study.analysis))
         return
@@ -117,7 +205,14 @@ def report(
 
 
 def workloads(
-    name: Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help="Show this one with its options.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help="Show this one with its options.",
+            autocompletion=common.complete_workload,
+        ),
+    ] = None,
 ) -> None:
     """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
     from raypar.report.listings import print_workload, print_workloads
@@ -142,7 +237,12 @@ def sync(tracking_uri: common.TrackingUri = None) -> None:
 
 def ui(
     name: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="Open its points. (default: those of the last used one)")
+        str | None,
+        typer.Argument(
+            metavar="[STUDY]",
+            help="Open its points. (default: those of the last used one)",
+            autocompletion=common.complete_study,
+        ),
     ] = None,
     tracking_uri: common.TrackingUri = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free port from here on.")] = 5000,
@@ -244,8 +344,14 @@ def export(
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="The study that is the reference.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The study that is held against it.")],
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="The study that is the reference.", autocompletion=common.complete_study),
+    ],
+    b: Annotated[
+        str,
+        typer.Argument(metavar="B", help="The study that is held against it.", autocompletion=common.complete_study),
+    ],
     baseline_uri: Annotated[
         str | None, typer.Option(metavar="URI", help="The MLflow store of A. (default: that of B)")
     ] = None,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from raypar.execution.options import Options
-    from raypar.execution.plan import ExecutionPlan
+    from raypar.execution.plan import ExecutionPlan, TimeEstimate
     from raypar.execution.results import ExecutionOutcome
     from raypar.study.loader import LoadedStudy
     from raypar.study.study import Study
+    from raypar.study.trial import TrialResult
+
+MAX_OTHER_STUDIES = 10  # whose trials a plan looks at, where the study has none
 
 
 def run(loaded: LoadedStudy, options: Options) -> None:
@@ -246,6 +249,9 @@ def resume(
             last = replace(last, load_timeout=load_timeout)
         path, limit_s = Path(last.file), last.load_timeout
         loaded = load(path, last.set, last.repeats, last.seed, data_dir, limit_s, last.until_flags)
+        if loaded.study.name != name:
+            hint = f"rename the file to {name}.py, or set Study(name={name!r})"
+            raise RayparError(f"{path} declares study `{loaded.study.name}`, not `{name}`", hint=hint)
         if last.log_model:
             loaded = keeping_models(loaded)
         run(loaded, replace(last.applied_to(options_here(tracking_uri)), retry_failed=retry_failed))
@@ -307,6 +313,7 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
         made = make_plan(loaded.study, cluster, done, where=loaded.path, code=code)
     if changed := changed_code(made, loaded):
         common.say(common.stdout(), changed)
+    estimate = time_estimate(made, done, options)
     plan = plan_document(
         loaded.study,
         made.missing,
@@ -314,10 +321,23 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
         num_missing=made.num_missing,
         placements=made.placements,
         num_cpus=made.cluster.num_cpus,
-        estimated_s=made.estimated_s(),
         isolation=options.isolation,
+        estimated_s=estimate.seconds if estimate else None,
+        num_timed=estimate.num_trials if estimate else 0,
+        timed_study=estimate.study if estimate else "",
     )
     if as_json:
         common.print_json(plan)
     else:
         print_plan(common.stdout(), loaded.study, plan)
+
+
+def time_estimate(made: ExecutionPlan, done: Sequence[TrialResult], options: Options) -> TimeEstimate | None:
+    """Estimate the time of what a plan has missing, by the study's own trials or those of one with the same config."""
+    if (estimate := made.estimate(done)) or not made.num_missing:
+        return estimate
+    store = common.store_of(options.tracking_uri)
+    for other in store.studies()[:MAX_OTHER_STUDIES]:
+        if estimate := made.estimate(store.results(other.name), only_alike=True):
+            return estimate._replace(study="" if other.name == made.study.name else other.name)
+    return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from raypar.analysis.question import current_results, question_of
 from raypar.analysis.settle import Open, what_is_open
@@ -23,6 +24,18 @@ from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, p
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
 from raypar.train.affinity import Core
+
+
+class TimeEstimate(NamedTuple):
+    """Estimate of the time of trials to come.
+
+    Attributes:
+        study: whose trials it is from; empty: the study's own.
+    """
+
+    seconds: float
+    num_trials: int
+    study: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,22 +103,39 @@ class ExecutionPlan:
         kept = tuple(core for core in self.cluster.cores or () if core.number in cores)
         return replace(self, cluster=replace(self.cluster, nodes=(node,), cores=kept))
 
-    def estimated_s(self) -> float | None:
-        """Return seconds for what is missing, by the mean wall time of each placement's trials that are done.
+    def estimate(self, stored: Sequence[TrialResult], *, only_alike: bool = False) -> TimeEstimate | None:
+        """Estimate the time of what is missing, by the median wall times of the stored trials that are closest to it.
 
-        A placement of which none is done takes the mean of all; None where nothing is done.
+        Closest are trials of the same config, then those that differ in ``epochs`` alone, then those of the same
+        placement, then all. Training and evaluation are scaled to the epochs.
+
+        Args:
+            stored: results of this workload, of any study.
+            only_alike: take none that differ in more than ``epochs``.
+
+        Returns:
+            None where some of what is missing has no such trial.
         """
-        times_s: dict[Placement, list[float]] = {}
-        for result in self.done:
-            if result.is_complete and result.wall_s is not None:
-                times_s.setdefault(result.spec.placement, []).append(result.wall_s)
-        if not times_s:
-            return None
-        mean_s = statistics.fmean(time_s for times in times_s.values() for time_s in times)
-        if not self.missing:
-            return mean_s * self.num_missing
-        means_s = {placement: statistics.fmean(times) for placement, times in times_s.items()}
-        return sum(means_s.get(spec.placement, mean_s) for spec in self.missing)
+        timed = [r for r in stored if r.is_measured and r.wall_s and r.spec.workload == self.study.workload.name]
+        groups: list[dict[object, list[TrialResult]]] = []
+        kinds = _KINDS_ALIKE[:2] if only_alike else _KINDS_ALIKE
+        for kind in kinds:
+            groups.append({})
+            for result in timed:
+                groups[-1].setdefault(kind(result.spec), []).append(result)
+        seconds, used, medians_s = 0.0, set[int](), dict[tuple[int, object], float]()
+        specs: Sequence[TrialSpec | None] = self.missing or [None] * self.num_missing  # a search has not drawn them yet
+        for spec in specs:
+            alike = (by[kind(spec)] for kind, by in zip(kinds, groups, strict=True) if spec and kind(spec) in by)
+            chosen = next(alike, [] if spec or only_alike else timed)
+            if not chosen:
+                return None
+            epochs = spec.config.get("epochs") if spec else None
+            if (key := (id(chosen), epochs)) not in medians_s:
+                medians_s[key] = statistics.median(_scaled_wall_s(result, epochs) for result in chosen)
+                used.update(map(id, chosen))
+            seconds += medians_s[key]
+        return TimeEstimate(seconds, len(used)) if used else None
 
 
 def make_plan(
@@ -165,6 +195,23 @@ def _stopped(
         if is_stopped and not any(result.is_complete for result in results):
             over |= {result.spec.identity: result for result in results}
     return over
+
+
+# What trials have in common that take about as long, the closest first.
+_KINDS_ALIKE: tuple[Callable[[TrialSpec], object], ...] = (
+    lambda spec: _key(spec.config, spec.config),
+    lambda spec: _key(spec.config, [key for key in spec.config if key != "epochs"]),
+    lambda spec: spec.placement,
+    lambda _: None,
+)
+
+
+def _scaled_wall_s(result: TrialResult, epochs: object) -> float:
+    """Return a trial's wall time as it would be with so many epochs, where both numbers are known."""
+    before, wall_s = result.spec.config.get("epochs"), result.wall_s or 0.0
+    if not (isinstance(before, int) and isinstance(epochs, int) and before > 0):
+        return wall_s
+    return wall_s + ((result.train_time_s or 0.0) + (result.eval_time_s or 0.0)) * (epochs / before - 1)
 
 
 def next_block(study: Study, results: Sequence[TrialResult], cluster: Cluster) -> tuple[Open, tuple[TrialSpec, ...]]:

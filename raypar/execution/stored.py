@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypar.errors import RayparError, suggest
+from raypar.units import counted
 
 if TYPE_CHECKING:
     from raypar.analysis.analyse import StudyAnalysis
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 # Tags of an execution that say where its results come from, see raypar.provenance.
 _ORIGIN = ("host", "os", "cpu", "cores", "gpu", "command", "load")
+SINCE_FORMS = "2026-11-23, 2026-11-23T14:00, last, a number from 1 to {number}"
+MAX_EXECUTION_DIGITS = 4  # a date without dashes has more
 _ORIGIN_SECTIONS = ("version.", "git.")
 
 
@@ -30,6 +34,7 @@ class StoredStudy:
         origin: the provenance of its executions: each key with every value that occurred, in their order; empty: not in
             the store.
         description: what the study asks, in its author's words; may be empty.
+        scope: on the executions whose trials are in the results, where it is not all.
     """
 
     name: str
@@ -38,6 +43,7 @@ class StoredStudy:
     origin: Origin
     description: str
     store: Store
+    scope: str = ""
 
     @cached_property
     def analysis(self) -> StudyAnalysis:
@@ -45,7 +51,8 @@ class StoredStudy:
         from raypar.analysis.analyse import analyse
         from raypar.execution.best_model import last_final_test, with_final_test
 
-        return with_final_test(analyse(self.question, self.results), last_final_test(self.store, self.name))
+        analysis = replace(analyse(self.question, self.results), scope=self.scope)
+        return with_final_test(analysis, last_final_test(self.store, self.name))
 
     @cached_property
     def current_results(self) -> CurrentResults:
@@ -65,11 +72,14 @@ class StoredStudy:
         return self.store.study_source(self.name) or ""
 
 
-def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hour: float | None = None) -> StoredStudy:
+def read_study(
+    name: str, tracking_uri: str, folder: Path, *, price_per_node_hour: float | None = None, since: str | None = None
+) -> StoredStudy:
     """Read a study from the store, and from the folder what has not reached the store yet.
 
     Args:
         price_per_node_hour: instead of the study's own.
+        since: as for `results_since`.
 
     Raises:
         RayparError: there is none of that name, or it has no result.
@@ -82,8 +92,9 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
     results = store.results(name)
     if not results:
         raise unknown_study(name, store)
+    results, scope = results_since(since, name, results, store)
     try:
-        question = question_from_dict(store.question(name))
+        question = replace(question_from_dict(store.question(name)), study_name=name)  # it may have been renamed
     except TypeError:
         hint = "run it again: finished trials are kept"
         raise RayparError(f"the store has no record of what study `{name}` asks", hint=hint) from None
@@ -98,7 +109,55 @@ def read_study(name: str, tracking_uri: str, folder: Path, *, price_per_node_hou
             if key in _ORIGIN or key.startswith(_ORIGIN_SECTIONS):
                 values.setdefault(key, {})[tags[key]] = None
     origin = {key: tuple(reversed(in_order)) for key, in_order in values.items()}
-    return StoredStudy(name, question, results, origin, origins[0][1], store)
+    return StoredStudy(name, question, results, origin, origins[0][1], store, scope)
+
+
+def results_since(
+    since: str | None, study: str, results: tuple[TrialResult, ...], store: Store
+) -> tuple[tuple[TrialResult, ...], str]:
+    """Return the results of the executions since one of them, and a note on the others; all without `since`.
+
+    Args:
+        since: a date with or without a time (ISO 8601), ``last``, the number of an execution, from 1, or the beginning
+            of its id; None: no limit.
+
+    Raises:
+        RayparError: it is none of these, or there is no result since then.
+    """
+    if since is None:
+        return results, ""
+    executions = store.executions(study)
+    begins = [execution.started_at for execution in executions]
+    if since == "last":
+        begin = begins[-1:]
+    elif since.isdecimal() and len(since) <= MAX_EXECUTION_DIGITS:
+        begin = begins[int(since) - 1 :][:1] if int(since) else []
+    else:
+        try:
+            earliest = datetime.fromisoformat(since).timestamp()
+        except (ValueError, OverflowError, OSError):
+            ids = [(e.uid, e.run_id) for e in executions]
+            begin = [
+                at for at, each in zip(begins, ids, strict=True) if any(i.startswith(since) for i in each if since)
+            ]
+        else:
+            begin = [at for at in begins if at >= earliest][:1]
+            if not begin:
+                last = f"the last one began {_moment(begins[-1])}" if begins else "the store has none"
+                raise RayparError(f"--since {since}: no execution of `{study}` began since then", hint=last)
+    if len(begin) != 1:
+        what = "names several executions" if begin else f"is neither a date nor one of {len(begins)} executions"
+        hint = f"write {SINCE_FORMS}, or the id of an execution in MLflow"
+        raise RayparError(f"--since {since}: {what}", hint=hint.format(number=max(1, len(begins))))
+    later = tuple(result for result in results if result.started_at >= begin[0])
+    if not later:
+        raise RayparError(f"--since {since}: no trial was run since {_moment(begin[0])}", hint="choose an earlier one")
+    excluded = counted(len(results) - len(later), "earlier trial")
+    return later, f"since {_moment(begin[0])} ({excluded} excluded)"
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
 
 
 def unknown_study(name: str, store: Any) -> RayparError:

@@ -110,6 +110,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
         "schema": 1,
         "kind": "report",
         "study": question.study_name,
+        "scope": analysis.scope or None,
         "question": verdict.question or None,
         "answer": verdict.answer,
         "recommended": " ".join(recommended_lines(verdict)) or None,

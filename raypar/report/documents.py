@@ -117,11 +117,13 @@ class ShowDocument(Document):
     """Trials of a study, block by block in the order in which they were run.
 
     Attributes:
+        scope: the executions that ``--since`` restricts it to; None: all.
         metric: name of the study's metric.
     """
 
     kind: Literal["show"]
     study: str
+    scope: str | None
     metric: str
     trials: Sequence[TrialEntry]
 
@@ -204,6 +206,7 @@ class RecommendDocument(Document):
     """Recommendation of a study.
 
     Attributes:
+        scope: the executions that ``--since`` restricts it to; None: all.
         metric: name of the study's metric.
         mode: "max" or "min" of it is better.
         answer: the recommendation in sentences.
@@ -219,6 +222,7 @@ class RecommendDocument(Document):
 
     kind: Literal["recommend"]
     study: str
+    scope: str | None
     metric: str
     mode: str
     answer: str
@@ -480,6 +484,7 @@ class ReportDocument(Document):
     """Report on a study.
 
     Attributes:
+        scope: the executions that ``--since`` restricts it to; None: all.
         question: the first sentence of the study's description.
         answer: to the question.
         recommended: the recommended or leading point in sentences; None in a search, whose answer names it.
@@ -507,6 +512,7 @@ class ReportDocument(Document):
 
     kind: Literal["report"]
     study: str
+    scope: str | None
     question: str | None
     answer: str
     recommended: str | None
@@ -778,6 +784,8 @@ class PlanDocument(Document):
         num_cores: that trials take at a time.
         num_all_cores: that there are.
         estimated_s: for what is to run; None before the first trials.
+        num_timed_trials: stored trials that the estimate is from.
+        timed_study: whose these are; None: the study's own.
         trials: to run.
     """
 
@@ -798,6 +806,8 @@ class PlanDocument(Document):
     num_cores: int | None
     num_all_cores: float
     estimated_s: float | None
+    num_timed_trials: int
+    timed_study: str | None
     trials: Sequence[PlannedEntry]
 
 

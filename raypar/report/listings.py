@@ -36,10 +36,16 @@ def plan_document(
     num_missing: int,
     placements: Iterable[Placement],
     num_cpus: float,
-    estimated_s: float | None,
     isolation: str,
+    estimated_s: float | None,
+    num_timed: int = 0,
+    timed_study: str = "",
 ) -> PlanDocument:
-    """Return a study's plan: points, trials, gangs, order, resources, time."""
+    """Return a study's plan: points, trials, gangs, order, resources, time.
+
+    Args:
+        estimated_s: for what is missing, from `num_timed` stored trials, of `timed_study` if it is another one.
+    """
     gangs, num_points = list(placements), len(study.points())
     return {
         "schema": 1,
@@ -60,6 +66,8 @@ def plan_document(
         "num_cores": max((gang.num_cpus for gang in gangs), default=None),
         "num_all_cores": num_cpus,
         "estimated_s": estimated_s,
+        "num_timed_trials": num_timed,
+        "timed_study": timed_study or None,
         "trials": [
             {
                 "identity": spec.identity,
@@ -96,8 +104,13 @@ def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
     if plan["num_done"] > 0:
         print_line(console, f"done already: {plan['num_done']}; to run: {plan['num_to_run']}")
     estimated_s = plan["estimated_s"]
-    estimate = f"about {units.seconds(estimated_s)}" if estimated_s is not None else "not known before the first trials"
-    print_line(console, f"time for what is to run: {estimate}")
+    estimate = "not known before the first trials"
+    if estimated_s is not None:
+        of = f" of `{plan['timed_study']}`" if plan["timed_study"] else ""
+        num_timed = units.counted(plan["num_timed_trials"], "stored trial")
+        estimate = f"about {units.seconds(estimated_s)} (from {num_timed}{of})"
+    if plan["num_to_run"]:
+        print_line(console, f"time for what is to run: {estimate}")
     if trials_to_run := plan["trials"]:
         columns = [
             value_column("order", [trial["order"] for trial in trials_to_run]),
@@ -176,12 +189,13 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: str) 
     print_table(console, columns)
 
 
-def show_document(study: str, results: Sequence[TrialResult], metric: str) -> ShowDocument:
+def show_document(study: str, results: Sequence[TrialResult], metric: str, scope: str = "") -> ShowDocument:
     """Return what `print_trials` prints of the same."""
     return {
         "schema": 1,
         "kind": "show",
         "study": study,
+        "scope": scope or None,
         "metric": metric,
         "trials": [
             {

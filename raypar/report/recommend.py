@@ -106,12 +106,15 @@ def print_recommendation(
         print_paragraph(console, text)
 
 
-def recommend_document(advice: Recommendation, to_settle: str = "", *, is_command: bool = True) -> RecommendDocument:
+def recommend_document(
+    advice: Recommendation, to_settle: str = "", *, is_command: bool = True, scope: str = ""
+) -> RecommendDocument:
     """Return what `print_recommendation` prints of the same."""
     return {
         "schema": 1,
         "kind": "recommend",
         "study": advice.question.study_name,
+        "scope": scope or None,
         "metric": advice.question.metric,
         "mode": advice.question.mode,
         "answer": " ".join(answer_lines(advice)),

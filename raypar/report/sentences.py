@@ -28,6 +28,7 @@ def header(analysis: StudyAnalysis) -> str:
         *(f"{num} {state}" for state, num in unmeasured.items() if num),
         analysis.verdict.status,
         units.seconds(analysis.wall_s) if analysis.wall_s is not None else "",
+        analysis.scope,
     ]
     return f"{analysis.question.study_name or 'study'}: {', '.join(filter(None, parts))}"
 

@@ -236,15 +236,19 @@ def _mapping(study: Study, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def name_problem(name: str) -> str:
+    """Return what keeps a text from being a study's name; empty where nothing does."""
+    if not re.fullmatch(r"[\w][\w .-]*", name):
+        return "may hold letters, digits, space, '_', '-' and '.'"
+    return f"is longer than {MAX_NAME} characters" if len(name) > MAX_NAME else ""
+
+
 def _validate_fields(study: Study) -> Iterator[Mistake]:
     for key in ("name", "metric", "mode", "description"):
         if not isinstance(value := getattr(study, key), str):
             yield Mistake(key, value, f"must be text, not {type(value).__name__}", hint="put it in quotes")
-    if isinstance(study.name, str) and study.name and not re.fullmatch(r"[\w][\w .-]*", study.name):
-        allowed = "may hold letters, digits, space, '_', '-' and '.'"
-        yield Mistake("name", study.name, allowed, hint="choose another name")
-    elif isinstance(study.name, str) and len(study.name) > MAX_NAME:
-        yield Mistake("name", study.name, f"is longer than {MAX_NAME} characters", hint="choose a shorter name")
+    if isinstance(study.name, str) and study.name and (wrong := name_problem(study.name)):
+        yield Mistake("name", study.name, wrong, hint="choose another name")
     for key, low in (("num_repeats", 1), ("max_retries", 0), ("num_trials", 1), ("max_concurrent_trials", 1)):
         value = getattr(study, key)
         if value is None and key == "max_concurrent_trials":

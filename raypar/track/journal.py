@@ -56,6 +56,14 @@ def journal_paths(project_dir: Path) -> tuple[Path, ...]:
     return tuple(path for _, path in sorted(by_age))
 
 
+def study_of(path: Path) -> str:
+    """Return the study whose journal it is, by its first record; empty where that can't be read."""
+    with suppress(OSError):
+        first = next(read_lines(path), None)
+        return str(first.record.get("study", "")) if first and first.record else ""
+    return ""
+
+
 class Journal:
     """Appends lines to a journal file; a line is on disk when `append` returns. Raises OSError."""
 

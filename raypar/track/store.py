@@ -11,11 +11,11 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
@@ -182,6 +182,29 @@ class StudySummary:
     experiment_id: str = ""
 
 
+class ExecutionRef(NamedTuple):
+    """An execution: its uid, MLflow's run (empty while it is in a journal only), and when it began, Unix time."""
+
+    uid: str
+    run_id: str
+    started_at: float
+    status: str = ""
+
+
+def study_names(tracking_uri: str, project_dir: Path) -> tuple[str, ...]:
+    """Return the names of the studies in an embedded store and in a project's journals, the latest first.
+
+    Quick and without MLflow, for a shell that completes names: a server is not asked.
+    """
+    names: dict[str, None] = {}
+    for path in reversed(journal.journal_paths(project_dir)):
+        if journal.read_ack(path)[0] == tracking_uri and (study := journal.study_of(path)):
+            names[study] = None
+    with suppress(Unfamiliar):
+        names |= dict.fromkeys(EmbeddedRuns(tracking_uri).experiments())
+    return tuple(names)
+
+
 class Store:
     """Reads one store, and the journals of one project folder that are meant for it. Connects when first asked.
 
@@ -209,11 +232,22 @@ class Store:
         pending = self._pending_results(study_name)
         stored: list[TrialResult] = []
         for run in self._trial_runs(study_name):
-            if result := result_from_tags(run.tags) or self._result_from_file(run):
+            if result := self._result(study_name, run):
                 stored.append(result)
             else:
                 log.warning("the run %s holds no result that can be read, skipped", run.run_id)
         return latest([without_step_times(result) for result in (*stored, *pending)])
+
+    def trial_runs(self, study_name: str) -> Iterator[tuple[StoredRun, TrialResult]]:
+        """Yield the runs of trials in the store, journals aside, with their results."""
+        for run in self._trial_runs(study_name):
+            if result := self._result(study_name, run):
+                yield run, result
+
+    def _result(self, study_name: str, run: StoredRun) -> TrialResult | None:
+        """Return the result of a trial's run, under the name that its study has now."""
+        result = result_from_tags(run.tags) or self._result_from_file(run)
+        return result and replace(result, spec=replace(result.spec, study=study_name))
 
     def step_times(self, study_name: str, identity: str) -> tuple[tuple[float, ...], ...]:
         """Return ``[rank][step]`` in seconds of the trial that `results` gives for this identity; empty if none."""
@@ -240,7 +274,7 @@ class Store:
         """Return the runs of trials that are in the store as a whole, which end when their last part is."""
         if not all(value.isalnum() for value in tags.values()):  # an identity can't break out of its query
             return ()
-        return (run for run in self._runs(study_name, kind="trial", **tags) if run.status != "RUNNING")
+        return (run for run in self.runs(study_name, kind="trial", **tags) if run.status != "RUNNING")
 
     def _result_from_file(self, run: StoredRun) -> TrialResult | None:
         return parse_result(self._read_file(run, RESULT_FILE))
@@ -274,7 +308,7 @@ class Store:
         """Return the text of the study's file as of its latest execution; None if none is kept."""
         for record in self._pending_executions(study_name):
             return str(record["study_source"]) or None
-        for run in self._runs(study_name, kind="execution"):
+        for run in self.runs(study_name, kind="execution"):
             return self._read_file(run, SOURCE_FILE)
         return None
 
@@ -283,7 +317,7 @@ class Store:
         texts = [r["text"] for r in self._pending("artifact", study_name) if r["path"] == name]
         if texts:
             return str(texts[-1])
-        texts_of_runs = (self._read_file(run, name) for run in self._runs(study_name, kind="execution"))
+        texts_of_runs = (self._read_file(run, name) for run in self.runs(study_name, kind="execution"))
         return next((text for text in texts_of_runs if text is not None), None)
 
     def question(self, study_name: str) -> dict[str, Any]:
@@ -302,9 +336,19 @@ class Store:
         """Yield `origin` of each execution, the latest first."""
         for record in self._pending_executions(study_name):
             yield dict(record["tags"]), str(record["description"])
-        for run in self._runs(study_name, kind="execution"):
+        for run in self.runs(study_name, kind="execution"):
             tags = {key: join_tag(run.tags, key) or "" for key in run.tags}
             yield tags, tags.get("mlflow.note.content", "")
+
+    def executions(self, study_name: str) -> tuple[ExecutionRef, ...]:
+        """Return all executions, the first one first."""
+        every: dict[str, ExecutionRef] = {}
+        for record in self._pending_executions(study_name):
+            every[record["execution"]] = ExecutionRef(record["execution"], "", float(record["at"]))
+        for run in self.runs(study_name, kind="execution"):
+            uid = run.tags.get("raypar.uid", run.run_id)
+            every[uid] = ExecutionRef(uid, run.run_id, run.start_ms / 1000, run.status)
+        return tuple(sorted(every.values(), key=lambda execution: execution.started_at))
 
     # ---- runs and their files
 
@@ -313,7 +357,7 @@ class Store:
         name = experiment_name(study_name)
         return self._ask(lambda runs: runs.experiment_id(name), None)
 
-    def _runs(self, study_name: str, **tags: str) -> Iterable[StoredRun]:
+    def runs(self, study_name: str, **tags: str) -> Iterable[StoredRun]:
         """Return the study's runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
         experiment_id = self.experiment_id(study_name)
         return self._search([experiment_id] if experiment_id else [], **tags)

@@ -8,12 +8,12 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raypar.errors import StoreError
+from raypar.errors import RayparError, StoreError
 from raypar.masking import masked
 from raypar.study.trial import TrialResult
 from raypar.track import journal
@@ -25,10 +25,13 @@ from raypar.track.client import (
     artifact_root,
     close_store,
     connect,
+    has_server,
     import_mlflow,
     local_folder,
+    reachable,
     store_errors,
     tag_filter,
+    unreachable,
     upload_model,
 )
 from raypar.track.names import (
@@ -44,13 +47,14 @@ from raypar.track.names import (
     short_label,
     split_tag,
 )
-from raypar.track.runs import SOURCE_FILE, Input, Point, PointRun, child_run, inputs_of
-from raypar.track.store import default_tracking_uri
+from raypar.track.runs import SOURCE_FILE, Input, Point, PointRun, StoredRun, child_run, inputs_of
+from raypar.track.store import Store, default_tracking_uri
 from raypar.track.view import ViewContent, links, saved_views
 
 # Limits of one log_batch call.
 _MAX_POINTS, _MAX_PAIRS = 1000, 100
 INCOMPLETE = "incomplete trial"
+BEING_RUN = "being run"
 LOCK_TIMEOUT_S = 60.0
 ABANDONED_LOCK_TIMEOUT_S = 5.0  # of an upload that need not be now
 
@@ -204,15 +208,35 @@ class RunWriter:
         """Set a run's final status: FINISHED, FAILED or KILLED."""
         self._client.set_terminated(run.run_id, status, end_ms)
 
+    @store_errors()
+    def delete_experiment(self, experiment_id: str) -> None:
+        """Delete an experiment as MLflow does: it and its files can be restored until MLflow's ``gc`` removes them."""
+        self._client.delete_experiment(experiment_id)
+
+    @store_errors()
+    def rename_experiment(self, experiment_id: str, study: str) -> None:
+        """Make an experiment that of another study, which must have none."""
+        self._free_name(experiment_name(study))
+        self._client.set_experiment_tag(experiment_id, "raypar.study", clip(study, MAX_TAG_LENGTH))
+        self._client.rename_experiment(experiment_id, experiment_name(study))
+
+    def _free_name(self, name: str) -> Any:
+        """Return the experiment of this name; None where it is deleted, or there is none: then the name is free.
+
+        MLflow keeps the name of a deleted experiment until it is purged: it stays deleted, under another name.
+        """
+        client, experiment = self._client, self._client.get_experiment_by_name(name)
+        if experiment is None or experiment.lifecycle_stage == "active":
+            return experiment
+        deleted = experiment.experiment_id
+        client.restore_experiment(deleted)
+        client.rename_experiment(deleted, f"{name[: MAX_NAME_LENGTH - 40]} (deleted, {deleted})")
+        client.delete_experiment(deleted)
+        return None
+
     def _find_or_create_experiment(self, study: str) -> str:
         client, name = self._client, experiment_name(study)
-        experiment = client.get_experiment_by_name(name)
-        if experiment is not None and experiment.lifecycle_stage != "active":
-            # The name of a deleted study is taken until MLflow purges it: it stays deleted, under another name.
-            deleted, experiment = experiment.experiment_id, None
-            client.restore_experiment(deleted)
-            client.rename_experiment(deleted, f"{name[: MAX_NAME_LENGTH - 40]} (deleted, {deleted})")
-            client.delete_experiment(deleted)
+        experiment = self._free_name(name)
         tags = {"raypar.study": clip(study, MAX_TAG_LENGTH), "mlflow.experimentKind": "custom_model_development"}
         if experiment is None:
             root = artifact_root(self._tracking_uri, self.project_dir)
@@ -559,3 +583,69 @@ def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> UploadReport
         return done
     finally:
         owner.release()
+
+
+def delete_study(study: str, tracking_uri: str, project_dir: Path) -> str:
+    """Delete a study from its store; return the id of its experiment, which MLflow can restore.
+
+    What is in this project's journals goes to the store first, so that nothing of the study appears again.
+
+    Raises:
+        RayparError: it is being run, or not in the store.
+        StoreError: the store can't be reached.
+    """
+    experiment_id = _settled_experiment(study, tracking_uri, project_dir)
+    with reachable(tracking_uri):
+        RunWriter(tracking_uri, project_dir).delete_experiment(experiment_id)
+    return experiment_id
+
+
+def rename_study(study: str, new: str, tracking_uri: str, project_dir: Path) -> None:
+    """Give a study and its trials another name, which no other has.
+
+    The identities of trials and points hold the study's name, so their tags are written anew. The experiment gets its
+    name last: until then the study has its old one, and doing it again finishes it. Raises as `delete_study`.
+    """
+    experiment_id = _settled_experiment(study, tracking_uri, project_dir)
+    store, writer = Store(tracking_uri, project_dir), RunWriter(tracking_uri, project_dir)
+    points: dict[str, str] = {}
+
+    def label(run: StoredRun, key: str, value: str) -> None:
+        if run.tags.get(key) != value:
+            writer.log(RunRef(run.run_id, run.artifact_uri), tags={key: value})
+
+    with reachable(tracking_uri):
+        for run, result in store.trial_runs(study):
+            renamed = replace(result.spec, study=new)
+            points[result.spec.point_identity] = renamed.point_identity
+            label(run, "raypar.identity", renamed.identity)
+        for run in store.runs(study, kind="point"):
+            if (identity := run.tags.get("raypar.point", "")) in points:
+                label(run, "raypar.point", points[identity])
+        for run in store.runs(study, kind="execution"):
+            label(run, "raypar.study", clip(new, MAX_TAG_LENGTH))
+        writer.rename_experiment(experiment_id, new)
+
+
+def _settled_experiment(study: str, tracking_uri: str, project_dir: Path) -> str:
+    """Return the id of a study's experiment, once all that this project has of the study is in it."""
+    paths = [p for p in journal.journal_paths(project_dir) if journal.read_ack(p)[0] == tracking_uri]
+    uploader, outage = Uploader(RunWriter(tracking_uri, project_dir)), ""
+    try:
+        with journal.upload_lock(project_dir).acquire(timeout=LOCK_TIMEOUT_S):
+            for path in paths:
+                if journal.study_of(path) == study and not outage:
+                    outage = _sync_one(path, uploader, tracking_uri).outage or (BEING_RUN if path.exists() else "")
+    except OSError as error:  # a lock's Timeout is one
+        outage = f"{journal.journal_dir(project_dir)} can't be read or written: {error.strerror or error}"
+    if outage == BEING_RUN:
+        raise RayparError(f"study `{study}` is being run", hint="wait for its end, or end it")
+    if outage:
+        raise unreachable(tracking_uri, outage)
+    store = Store(tracking_uri, project_dir)
+    if has_server(tracking_uri) and any(execution.status == "RUNNING" for execution in store.executions(study)):
+        hint = "end it there; where its process was killed, `raypar sync` in its folder ends it"
+        raise RayparError(f"study `{study}` is being run, maybe on another machine", hint=hint)
+    if (experiment_id := store.experiment_id(study)) is None:
+        raise RayparError(f"no study `{study}` in the store", hint="`raypar list` shows those that are")
+    return experiment_id

@@ -1,5 +1,7 @@
 """What an execution would do, from a study and what is done already."""
 
+from dataclasses import replace
+
 import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
@@ -164,10 +166,50 @@ def test_a_search_counts_its_draws_for_every_grid_point():
     assert (plan.num_trials, plan.num_missing) == (10, 9)
 
 
-def test_the_time_to_come_follows_from_trials_of_the_same_placement():
-    study = a_study()
-    assert make_plan(study, TWO_CORES, ()).estimated_s() is None
-    assert make_plan(study, TWO_CORES, done(study, 0)).estimated_s() == pytest.approx(6.0)
+def timed(wall_s, study="s", *, repeat=9, state=TrialState.FINISHED, train_time_s=None, **config):
+    """A stored trial of the study of these tests, or of another one."""
+    spec = a_study(name=study, space={}, config=config).trial({}, repeat)
+    return TrialResult(spec, state, wall_s=wall_s, train_time_s=train_time_s)
+
+
+ONE, TWO = (
+    [timed(wall_s, repeat=r, num_workers=n) for r, wall_s in enumerate(walls)]
+    for n, walls in ((1, (2.0, 3.0, 9.0)), (2, (5.0,)))
+)
+
+
+@pytest.mark.parametrize(
+    ("stored", "estimate"),
+    [
+        ([], None),
+        ([timed(2.0, state=TrialState.FAILED)], None),
+        ([*ONE, *TWO], (2 * 3.0 + 2 * 5.0, 4)),  # the median of each point
+        (ONE, (4 * 3.0, 3)),  # no trial of two workers
+        ([timed(4.0, num_workers=1, epochs=4, train_time_s=3.0), *TWO], (2 * (4.0 + 3.0) + 2 * 5.0, 2)),  # scaled
+        ([timed(4.0, num_workers=1, lr=0.5), timed(8.0, num_workers=2, lr=0.5)], (2 * 4.0 + 2 * 8.0, 2)),
+    ],
+    ids=["none", "failed", "points", "all", "epochs", "placement"],
+)
+def test_the_time_to_come_is_that_of_the_closest_stored_trials(stored, estimate):
+    plan = make_plan(a_study(config={"epochs": 8}), TWO_CORES, ())
+    stored = [
+        replace(r, spec=replace(r.spec, config={**r.spec.config, "epochs": 8})) if r.train_time_s is None else r
+        for r in stored
+    ]
+    assert plan.estimate(stored) == (None if estimate is None else pytest.approx((*estimate, "")))
+
+
+def test_trials_of_other_studies_count_only_where_they_differ_in_nothing_but_epochs():
+    plan = make_plan(a_study(), TWO_CORES, ())
+    alike = [timed(2.0, "other", num_workers=1), timed(3.0, "other", num_workers=2)]
+    assert plan.estimate(alike, only_alike=True)[:2] == (10.0, 2)
+    assert plan.estimate(alike[:1], only_alike=True) is None
+    assert plan.estimate([timed(2.0, "other", num_workers=1, lr=0.5), alike[1]], only_alike=True) is None
+
+
+def test_a_search_takes_the_median_of_all_its_trials():
+    plan = make_plan(a_study(space={"lr": choice(0.1, 0.2)}, num_trials=5), TWO_CORES, ())
+    assert plan.estimate([timed(2.0, lr=0.1), timed(4.0, lr=0.2)])[:2] == (15.0, 2)
 
 
 def test_a_workload_prepares_for_a_complete_config_once_for_each_that_needs_other_data():
