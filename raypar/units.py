@@ -135,6 +135,14 @@ def seconds(value: float | None) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def rough_seconds(value: float) -> str:
+    """Return an estimated duration with two digits: ``40 s``, ``3.7 min``, ``1.5 h``, ``12 d``."""
+    for size, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if value >= 1.5 * size:
+            return f"{value / size:.{1 if value < 9.95 * size else 0}f}".removesuffix(".0") + f" {unit}"
+    return f"{max(1, round(value))} s"
+
+
 def ratio(value: float | None) -> str:
     """``1.87×``: two decimals, fewer from 10 on, more below 0.1."""
     return MISSING if value is None or _is_missing(value) else _ratio_digits(value) + "×"

@@ -108,7 +108,7 @@ def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
     if estimated_s is not None:
         of = f" of `{plan['timed_study']}`" if plan["timed_study"] else ""
         num_timed = units.counted(plan["num_timed_trials"], "stored trial")
-        estimate = f"about {units.seconds(estimated_s)} (from {num_timed}{of})"
+        estimate = f"about {units.rough_seconds(estimated_s)} (from {num_timed}{of})"
     if plan["num_to_run"]:
         print_line(console, f"time for what is to run: {estimate}")
     if trials_to_run := plan["trials"]:

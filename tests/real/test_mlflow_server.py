@@ -11,16 +11,16 @@ import psutil
 import pytest
 import requests
 from harness import HERE
-from recording import Clock, make_result, recorder, runs, stripped
+from recording import Clock, make_result, record, recorder, runs, stripped
 
-from raypar.errors import StoreError
+from raypar.errors import RayparError, StoreError
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.client import connect
 from raypar.track.journal import journal_paths
 from raypar.track.server import home_url, start_server
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.uploader import UploadReport, sync
+from raypar.track.uploader import UploadReport, delete_study, rename_study, sync
 
 pytestmark = pytest.mark.mlflow
 
@@ -105,6 +105,33 @@ def test_odd_results_go_through_a_server(project, serve):
         assert [r.to_json() for r in results] == [replace(r, step_times_s=()).to_json() for r in odd]
         (metrics,) = [run.data.metrics for run in runs(server.url) if run.data.params["batch_size"] == "1"]
         assert metrics["acc_1"] == 0.5 and metrics["loss"] != metrics["loss"]
+
+
+def test_studies_of_a_server_are_renamed_and_deleted_but_for_those_that_run_elsewhere(project, serve, tmp_path_factory):
+    with serve(22200) as server:
+        uri, elsewhere = server.url, tmp_path_factory.mktemp("elsewhere")
+        record(project, uri, make_result(1), make_result(2))
+        steps = Store(uri, project).step_times("mnist", make_result(1).spec.identity)
+        running = recorder(elsewhere, uri, "e2")
+        running.record(make_result(3))
+        for change in (
+            lambda: rename_study("mnist", "digits", uri, project),
+            lambda: delete_study("mnist", uri, project),
+        ):
+            with pytest.raises(RayparError, match="is being run, maybe on another machine"):
+                change()
+        running.close("finished")
+        rename_study("mnist", "digits", uri, project)
+        store = Store(uri, project)
+        renamed = store.results("digits")
+        assert len(renamed) == 3 and store.results("mnist") == ()
+        assert steps and store.step_times("digits", renamed[0].spec.identity) == steps
+        experiment_id = delete_study("digits", uri, project)
+        assert store.studies() == ()
+        record(project, uri, make_result(4, study="digits"), uid="e3", study="digits")
+        assert len(store.results("digits")) == 1
+        connect(uri).restore_experiment(experiment_id)
+        assert len(store.results(f"digits (deleted, {experiment_id})")) == 3
 
 
 def test_a_server_is_two_processes_and_leaves_none(serve):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from raypar.analysis.question import Question
 from raypar.cli.app import app
 from raypar.run.locks import Holder, one_execution
+from raypar.study.loader import load_study
 from raypar.track.client import Unreachable, store_identity
 from raypar.track.client import connect as client
 from raypar.track.store import Store
@@ -208,6 +209,27 @@ def test_trials_since_a_date_or_an_execution_are_reported_alone(three, since, nu
 def test_a_bad_date_is_refused_with_the_forms_that_work(three, since, message):
     for verb in ("report", "show", "recommend"):
         refused(message, verb, "mnist", "--since", since)
+
+
+# ---- the time of a plan
+
+
+def test_a_plan_names_the_stored_trials_that_its_time_is_from(project, uri, monkeypatch):
+    monkeypatch.chdir(project)
+    text = "from raypar import Study, grid\nfrom raypar.workloads import iris\n"
+    text += "study = Study(workload=iris, space={'batch_size': grid(32, 64)}, num_repeats=2, config={'epochs': 2})\n"
+    for name in ("plants.py", "flowers.py"):
+        (project / name).write_text(text)
+    specs = load_study(project / "plants.py").study.block(0, [{"batch_size": 32}, {"batch_size": 64}])
+    estimate = "time for what is to run: {}"
+    assert estimate.format("not known before the first trials") in raypar("plan", "plants.py")[1]
+    results = [
+        make_result(study="plants", spec=spec, wall_s=30.0, train_time_s=20.0, eval_time_s=5.0) for spec in specs
+    ]
+    record(project, uri, *results, study="plants")
+    assert estimate.format("about 60 s (from 2 stored trials)") in raypar("plan", "plants.py")[1]
+    longer = estimate.format("about 3.7 min (from 2 stored trials of `plants`)")  # 4 trials of 5 + 2 * 25 s
+    assert longer in raypar("plan", "flowers.py", "--set", "epochs=4")[1]
 
 
 # ---- completion in a shell

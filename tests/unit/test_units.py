@@ -77,3 +77,9 @@ def test_a_compact_number_is_within_half_a_percent(value):
     shown = units.compact(value)
     factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(shown[-1], 1.0)
     assert float(shown.rstrip("kMG")) * factor == pytest.approx(value, rel=0.0051)
+
+
+def test_an_estimated_duration_has_two_digits():
+    durations_s = (0.2, 59.4, 89, 90, 180, 220, 3000, 5400, 7200, 86400, 1.6 * 86400, 1e7)
+    shown = "1 s, 59 s, 89 s, 1.5 min, 3 min, 3.7 min, 50 min, 1.5 h, 2 h, 24 h, 1.6 d, 116 d"
+    assert ", ".join(map(units.rough_seconds, durations_s)) == shown
