@@ -48,7 +48,7 @@ test-cluster: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cluster tests/real
 
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: | $(BIN)/python
 	@$(PIP) build
