@@ -113,6 +113,7 @@ def confirm(question: str, yes: bool) -> None:
         if yes or typer.confirm(strip_control(question), err=True):
             return
     except typer.Abort:
+        typer.echo(err=True)  # the cursor stands behind the question
         raise RayparError("there was no answer, so nothing was changed", hint="answer y, or give --yes") from None
     common.complain("nothing was changed")
     raise typer.Exit(common.EXIT_FAILED)

@@ -146,14 +146,15 @@ def results_since(
                 last = f"the last one began {_moment(begins[-1])}" if begins else "the store has none"
                 raise RayparError(f"--since {since}: no execution of `{study}` began since then", hint=last)
     if len(begin) != 1:
-        what = "names several executions" if begin else f"is neither a date nor one of {len(begins)} executions"
+        what = "names several executions" if begin else f"is neither a date nor an execution of `{study}`"
         hint = f"write {SINCE_FORMS}, or the id of an execution in MLflow"
         raise RayparError(f"--since {since}: {what}", hint=hint.format(number=max(1, len(begins))))
     later = tuple(result for result in results if result.started_at >= begin[0])
     if not later:
         raise RayparError(f"--since {since}: no trial was run since {_moment(begin[0])}", hint="choose an earlier one")
-    excluded = counted(len(results) - len(later), "earlier trial")
-    return later, f"since {_moment(begin[0])} ({excluded} excluded)"
+    num_excluded = len(results) - len(later)
+    excluded = f"{counted(num_excluded, 'earlier trial')} excluded" if num_excluded else "which is all of them"
+    return later, f"since {_moment(begin[0])} ({excluded})"
 
 
 def _moment(at: float) -> str:

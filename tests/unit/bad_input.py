@@ -323,7 +323,7 @@ ENVIRONMENTS = (
     flags("no port in a store's address", "study good.py", "http://h:x", MLFLOW_TRACKING_URI="http://h:x"),
     Case("a folder that can't be written", ("study", "good.py"), (".raypar", "can't be written"), {".raypar": ""}),
     Case("logs that can't be written", ("study", "good.py"), ("logs", "can't be written"), {".raypar/logs": ""}),
-    Case("a page below a file", ("report", "s", "--html", "good.py/x.html"), ("no study `s`",)),
+    Case("a page below a file", ("report", "s", "--html", "good.py/x.html"), ("good.py/x.html: can't be written",)),
 )
 
 CASES = (*STUDY_FILES, *STUDIES, *FLAGS, *ENVIRONMENTS)
