@@ -58,19 +58,29 @@ def demo(
 
 def demo_folder() -> Path:
     """Return a folder with the stored study in it, in the user's cache; one for each version of the study."""
-    from raypar.track.journal import journal_path, write_ack
     from raypar.workloads.datasets import cache_dir
 
-    journal = (files("raypar") / JOURNAL).read_bytes()
-    folder = cache_dir() / f"demo-{zlib.crc32(journal):08x}"
+    folder = cache_dir() / f"demo-{zlib.crc32(_journal()):08x}"
+    if not (folder / "mlflow.db").exists():  # `raypar demo ui` moves the journal to the database
+        put_demo(folder)
+    return folder
+
+
+def put_demo(folder: Path) -> None:
+    """Put the stored study into a folder, as if it had been run there."""
+    from raypar.track.journal import journal_path, write_ack
+
     path = journal_path(folder, STUDY, "demo")
-    if not path.exists() and not (folder / "mlflow.db").exists():  # `raypar demo ui` moves the journal to the database
+    if not path.exists():
         make_private_folder(path.parent)
         write_ack(path, demo_uri(folder), 0)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(journal)
+        draft.write_bytes(_journal())
         draft.replace(path)
-    return folder
+
+
+def _journal() -> bytes:
+    return (files("raypar") / JOURNAL).read_bytes()
 
 
 def demo_uri(folder: Path) -> str:

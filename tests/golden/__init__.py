@@ -2,8 +2,8 @@
 
     python -m tests.golden          write these files anew after a change that is meant; then read the diff
 
-``studies/*.json`` is the input: executions and results as an older raypar left them. ``quickstart`` was run once on two
-busy cores; ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and ``search`` (two random
+The input is the study of `raypar demo`, a run of the quick start, and ``studies/*.json``: executions and results as an
+older raypar left them. ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and ``search`` (two random
 hyperparameters, trials stopped early) are made up. ``<study>/*`` is what a command (`COMMANDS`) prints or writes about
 them; ``cases/*`` are reports on small made-up studies. A change in ``identities.json`` (`TrialSpec.identity` of all
 trials of the shipped studies) means that stored results are no longer recognised. Never written anew:
@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 
 from raypar import __version__
 from raypar.cli.app import app
+from raypar.cli.demo import put_demo
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult
 from raypar.track.client import Unreachable
@@ -42,7 +43,7 @@ STUDY_FILES = sorted((HERE.parents[1] / "studies").glob("*.py"))
 STORE = HERE / "store.tar.gz"
 IDENTITIES = "identities.json"
 RESULTS = "store/results.json"
-RERUN = "quickstart_rerun"
+QUICKSTART, RERUN = "quickstart", "quickstart_rerun"
 FILE = "FILE"  # stands for a file that the command writes, which is then looked at
 
 REPORTED = {"report.txt": ("report", "{}"), "trials.txt": ("show", "{}"), "recommend.txt": ("recommend", "{}")} | {
@@ -109,14 +110,13 @@ def same_everywhere(text):
 
 @contextlib.contextmanager
 def studies():
-    """A folder with the studies of ``studies/*.json`` in it, and a second quick start."""
+    """A folder with the demo and the studies of ``studies/*.json`` in it, and a second quick start."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
+        put_demo(folder)
+        journal(folder, rerun(Store(_uri(folder), folder)))
         for path in sorted((HERE / "studies").glob("*.json")):
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            journal(folder, stored)
-            if path.stem == "quickstart":
-                journal(folder, rerun(stored))
+            journal(folder, json.loads(path.read_text(encoding="utf-8")))
         yield folder
 
 
@@ -143,22 +143,21 @@ def journal(folder, stored):
     recorder.close("finished")
 
 
-def rerun(stored):
-    """The study on a newer torch, a day later: 20 % slower on two workers, else a little faster."""
-    execution = {**stored["execution"], "uid": "rerun", "study": RERUN}
-    execution["started_at"] += 86400
-    question = {**json.loads(execution["tags"]["raypar.question"]), "study_name": RERUN}
+def rerun(store):
+    """The quick start on a newer torch, a day later: 20 % slower on two workers, else a little faster."""
+    ((tags, description),) = store.origins(QUICKSTART)
+    question = {**store.question(QUICKSTART), "study_name": RERUN}
     other = {"raypar.question": json.dumps(question), "version.torch": "2.16.0", "host": "other-host"}
-    execution["tags"] = {**execution["tags"], **other}
+    started_at = max(result.started_at for result in store.results(QUICKSTART)) + 86400
+    execution = {"uid": "rerun", "study": RERUN, "started_at": started_at, "description": description}
     results = []
-    for raw in stored["results"]:
-        result = TrialResult.from_json(json.dumps(raw))
+    for result in store.results(QUICKSTART):
         factor = 1.2 if result.spec.config["num_workers"] == 2 else 0.97
         assert result.train_time_s and result.throughput_samples_per_s
         slower = {"train_time_s": result.train_time_s * factor}
         slower["throughput_samples_per_s"] = result.throughput_samples_per_s / factor
         results.append(asdict(replace(result, spec=replace(result.spec, study=RERUN), **slower)))
-    return {**stored, "execution": execution, "results": results}
+    return {"execution": {**execution, "tags": {**tags, **other}}, "results": results}
 
 
 def identities_of(path):
