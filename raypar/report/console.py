@@ -116,6 +116,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
         "recommended": " ".join(recommended_lines(verdict)) or None,
         "status": verdict.status or None,
         "doubt": verdict.doubt or None,
+        "final_test": verdict.final_test or None,
         "workload": question.workload or None,
         "swept": question.space_keys,
         "baseline": question.baseline,

@@ -490,6 +490,7 @@ class ReportDocument(Document):
         recommended: the recommended or leading point in sentences; None in a search, whose answer names it.
         status: how a study with ``--until settled`` stands.
         doubt: why times can't be trusted, so that none of them is compared.
+        final_test: outcome on the test set in a sentence; None where no model has seen it.
         swept: the swept hyperparameters.
         baseline: what points are compared with: the point that differs only in these values.
         metric: name of the study's metric.
@@ -518,6 +519,7 @@ class ReportDocument(Document):
     recommended: str | None
     status: str | None
     doubt: str | None
+    final_test: str | None
     workload: str | None
     swept: Sequence[str]
     baseline: Values

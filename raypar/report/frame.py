@@ -73,25 +73,25 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     """The trials of a study, one row each. What is selected or computed from it is a plain pandas frame."""
 
     # pandas pickles these attributes, and makes no columns of them.
-    _metadata = ["_asked", "_results", "_ending"]  # noqa: RUF012
+    _metadata = ["_asked", "_results", "_final_test"]  # noqa: RUF012
     _asked: Question
     _results: tuple[TrialResult, ...]
-    _ending: str
+    _final_test: str
 
     @classmethod
     def of(
-        cls, question: Question, results: Sequence[TrialResult], *, all: bool = True, ending: str = ""
+        cls, question: Question, results: Sequence[TrialResult], *, all: bool = True, final_test: str = ""
     ) -> StudyFrame:
         """The frame of `raypar.report.export.frame_of`, with what reports are made of.
 
         Args:
             all: every column, not those of `raypar.report.export.tidy` alone.
-            ending: the report's last statement, on models that were tested; empty: none was.
+            final_test: outcome on the test set, as in `Verdict`.
         """
         plain = frame_of(question, results) if all else tidy(frame_of(question, results))
         frame = cls(plain)
         frame.attrs.update(plain.attrs)
-        frame._asked, frame._results, frame._ending = question, tuple(results), ending
+        frame._asked, frame._results, frame._final_test = question, tuple(results), final_test
         return frame
 
     @property
@@ -102,7 +102,7 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     def analysis(self) -> StudyAnalysis:
         """Analysis of the results: medians, intervals, speedups, verdicts."""
         analysis = analyse(self._asked, self._results)
-        return replace(analysis, statements=(*analysis.statements, self._ending)) if self._ending else analysis
+        return replace(analysis, verdict=replace(analysis.verdict, final_test=self._final_test))
 
     @property
     def points(self) -> pd.DataFrame:
