@@ -3,11 +3,12 @@
     python -m tests.golden          write these files anew after a change that is meant; then read the diff
 
 The input is the study of `raypar demo`, a run of the quick start, and ``studies/*.json``: executions and results as an
-older raypar left them. ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and ``search`` (two random
-hyperparameters, trials stopped early) are made up. ``<study>/*`` is what a command (`COMMANDS`) prints or writes about
-them; ``cases/*`` are reports on small made-up studies. A change in ``identities.json`` (`TrialSpec.identity` of all
-trials of the shipped studies) means that stored results are no longer recognised. Never written anew:
-``journal.jsonl``, with a record of every kind, and ``store.tar.gz``, a store by MLflow 3.17 and an older raypar.
+older raypar left them. ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and ``search``
+(two random hyperparameters, trials stopped early) are made up. ``<study>/*`` is what a command (`COMMANDS`) prints or
+writes about them; ``cases/*`` are reports on small made-up studies. A change in ``identities.json``
+(`TrialSpec.identity` of all trials of the shipped studies) means that stored results are no longer recognised. Never
+written anew: ``journal.jsonl``, with a record of every kind, and ``store.tar.gz``, a store by MLflow 3.17 and an older
+raypar.
 
 Commands run in this process, in a folder that has the studies' journals and no database, 80 columns wide, in UTC.
 Of a page, `page.readable` leaves out what is the same in every page, and drawings, which stand in it as figures' specs.

@@ -20,6 +20,7 @@ from raypar.cli.common import document_alone, quiet
 from raypar.doctor import CheckResult
 from raypar.report import documents
 from raypar.study.trial import TrialState
+from raypar.track.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -85,7 +86,7 @@ def without_views(arguments):
 
 def apart(stored):
     """The quick start with other batch sizes, as a study of its own."""
-    text = json.dumps(stored).replace('"study": "quickstart"', '"study": "apart"')
+    text = json.dumps(stored).replace(f'"study": "{golden.RERUN}"', '"study": "apart"')
     stored = json.loads(re.sub(r'"batch_size": (96|768)', r'"batch_size": 1\1', text))
     question = {**json.loads(stored["execution"]["tags"]["raypar.question"]), "study_name": "apart", "points": []}
     tags = {**stored["execution"]["tags"], "raypar.question": json.dumps(question)}
@@ -96,7 +97,7 @@ def apart(stored):
 def folder():
     with golden.studies() as folder:
         (folder / "times.csv").write_text(TABLE)
-        golden.journal(folder, apart(json.loads((golden.HERE / "studies" / "quickstart.json").read_text())))
+        golden.journal(folder, apart(golden.rerun(Store(golden._uri(folder), folder))))
         yield folder
 
 

@@ -1,31 +1,31 @@
-"""README's examples run, and its own workload learns."""
+"""README: short, and its install commands name what exists; its study is run in tests/real/test_readme.py."""
 
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
-import torch
+import pytest
 
-from raypar import Study, Workload, grid
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 130
 
 
-def test_examples_run_and_the_custom_workload_learns():
-    workloads = []
-    for example in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
-        names = {}
-        exec(compile(example, "README.md", "exec"), names)
-        assert isinstance(names.get("study") or names.get("workload"), (Study, Workload))
-        if "workload = Workload(" in example:
-            assert len(example.splitlines()) <= 20
-            workloads.append(names["workload"])
-    (workload,) = workloads
-    study = Study(workload=workload, space={"hidden_size": grid(4, 16)}, config={"batch_size": 100})
-    config = study.trials()[0].config
-    data, model = workload.data(config), workload.model(config)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(100):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(data.train.inputs), data.train.targets).backward()
-        optimizer.step()
-    assert (model(data.val.inputs).argmax(1) == data.val.targets).double().mean() > 0.9
+def test_it_installs_extras_that_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {name for group in re.findall(r"'\.\[([\w,]+)\]'", README) for name in group.split(",")}
+    assert named and named <= set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("command", re.findall(r"^(uv (?:tool install)|uvx) (.*?)(?:  +#.*)?$", README, re.MULTILINE))
+def test_its_flags_of_uv_exist(command):
+    if shutil.which("uv") is None:
+        pytest.skip("uv is not here: its flags can't be looked up")
+    verb = command[0].split() if command[0] != "uvx" else ["uv", "tool", "run"]
+    shown = subprocess.run([*verb, "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(flag in shown for flag in re.findall(r"--[\w-]+", command[1]))
