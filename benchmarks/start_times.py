@@ -1,13 +1,14 @@
-"""Run time of `raypar --help`, `raypar list` and `raypar report`, from process start to end, on a small stored study.
+"""Run time of `raypar --help`, `list`, `report` and the demo's views, from process start to end, on small studies.
 
 The store is that of tests/golden: 7 trials in an embedded MLflow database. Every measurement is a process, in random
 order within each round, after an uncounted one, which also writes the bytecode that an installed raypar has.
 `--other PATH` also measures another checkout of raypar, with the same Python and packages; ratios (this / other) are
-taken round by round.
+taken round by round. The demo's views run where importing torch or Ray raises, as on a machine that has neither.
 """
 
 from __future__ import annotations
 
+import os
 import tarfile
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from raypar import units
 
 STORE = FOLDER.parent / "tests" / "golden" / "store.tar.gz"
 COMMANDS = (("--help",), ("list",), ("report", "digits"))
+DEMO = (("demo",), *(("demo", view) for view in ("recommend", "fit", "predict", "show")))
+ABSENT = ("torch", "torchvision", "ray")  # for the demo
 
 
 def main() -> None:
@@ -32,17 +35,26 @@ def main() -> None:
     with scratch() as folder:
         with tarfile.open(STORE) as tar:
             tar.extractall(folder, filter="data")
+        (absent := folder / "absent").mkdir()
+        for name in ABSENT:
+            (absent / f"{name}.py").write_text(f"raise ImportError('no {name} here')\n")
         variants = {
             f"{name}: raypar {' '.join(command)}": partial(
-                run_raypar, folder, *command, PYTHONPATH=str(checkout), COLUMNS="80", PYTHONDONTWRITEBYTECODE=""
+                run_raypar,
+                folder,
+                *command,
+                PYTHONPATH=os.pathsep.join([str(checkout), *([str(absent)] if command in DEMO else [])]),
+                XDG_CACHE_HOME=str(folder / "cache"),
+                COLUMNS="80",
+                PYTHONDONTWRITEBYTECODE="",
             )
-            for command in COMMANDS
+            for command in (*COMMANDS, *DEMO)
             for name, checkout in checkouts.items()
         }
         for variant in variants.values():
             variant()
         times_s = interleaved(variants, args.rounds)
-    for command in COMMANDS:
+    for command in (*COMMANDS, *DEMO):
         title = f"raypar {' '.join(command)}"
         measured_s = [times_s[f"{name}: {title}"] for name in checkouts]
         for name, values in zip(checkouts, measured_s, strict=True):

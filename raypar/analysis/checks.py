@@ -254,8 +254,8 @@ MAX_TAKEN = 0.05  # of the time of a worker's cores
 MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
 # Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
 MAX_BUSY = 0.1
-# Above this share of the cores, in most trials, times show nothing. An idle machine of two cores shows up to 15 % while
-# trials run on both, raypar's driver and Ray's processes among it: less than this is a caveat, and no more.
+# Above this share of the cores, in most trials, times show nothing: less than this is a caveat, and no more. On a
+# cluster that a study joined, Ray's own processes are among it.
 MAX_TRUSTED = 0.25
 MAX_CLOCK_CHANGE = 0.05
 
@@ -291,6 +291,19 @@ def other_load(evidence: Evidence) -> Iterator[str]:
         worst.append(f"it kept {most.busy_cores:.1f} of a machine's {units.counted(most.num_cores, 'core')} busy")
     share = _share(disturbed, evidence.finished)
     yield f"Other work ran while {share} were timed; at worst {' and '.join(worst)}."
+
+
+def raypar_load(evidence: Evidence) -> Iterator[str]:
+    """The study's own driver and its Ray, where they kept a good part of a machine busy in most trials."""
+    shares = []
+    for result in evidence.finished:
+        used, cores = _ranks(result, "raypar_load_cores"), _ranks(result, "num_node_cores")
+        by_rank = [u / c for u, c in zip(used, cores, strict=False) if _numbers([u, c]) == [u, c] and c > 0]
+        shares.append(max(by_rank, default=0.0))
+    busy = [share for share in shares if share > MAX_BUSY]
+    if 2 * len(busy) > len(shares):
+        most = units.percent(max(busy))
+        yield f"Up to {most} of the cores ran raypar and Ray themselves while {_share(busy, shares)} were timed."
 
 
 def _disturbing(finished: Sequence[TrialResult]) -> list[_Load]:
@@ -663,6 +676,7 @@ CHECKS: dict[Check, str] = {
     shared_network: "Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.",
     other_load: "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "
     "much about the neighbours. Then run it again with --fresh.",
+    raypar_load: "Leave cores to them: trials that use every core of a machine are slowed down by as much.",
     too_many_threads: "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, "
     "and on one core each keeps the other from running.",
     throttled: "Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
@@ -84,7 +85,10 @@ def breakdown_section(
         points, *others = columns
         for i, label in enumerate(points.cells):
             yield Text("  " + label, overflow="fold")
-            yield Text("    " + ", ".join(f"{c.head} {c.cells[i]}" for c in others), overflow="fold")
+            # No line ends between a part and its share: textwrap breaks at plain spaces only.
+            parts = ", ".join(f"{c.head} {c.cells[i]}".replace(" ", "\N{NO-BREAK SPACE}") for c in others)
+            for line in textwrap.wrap(parts, max(width - 4, 20), break_on_hyphens=False):
+                yield Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), overflow="fold")
     if communicates:
         yield Text("comm.: exposed; waits: for the rank that comes last; hidden: share of", style="dim")
         yield Text("communication that goes on while the rank works.", style="dim")

@@ -228,6 +228,13 @@ def validate_study(study: Study) -> list[Mistake]:
     mistakes += _validate_space(study, options, is_complete)
     if isinstance(study.space, Mapping):
         mistakes += _validate_baseline(_mapping(study, "baseline"), study.space, options)
+    elif is_complete:
+        baseline = _mapping(study, "baseline")
+        mistakes += [
+            unknown_option(f"baseline[{key!r}]", value, str(key), options)
+            for key, value in baseline.items()
+            if key not in options
+        ]
     return mistakes or _validate_size(study) or _validate_points(study)
 
 

@@ -35,6 +35,9 @@ MIN_STALL_SHARE = 0.02  # of the timed region, all stalls together: less changes
 # Busy time is counted in ticks of 10 ms on every core: a shorter region would be all rounding.
 MIN_ELAPSED_S = 0.2
 
+FORK_SERVER = "raypar.run.forkserver"  # in the command line of what ranks are forked from
+RAY_FILES = ("/ray/core/", "/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/")  # in those of Ray's processes
+
 
 class CpuTimes(NamedTuple):
     """Seconds on a clock, and CPU times by then."""
@@ -45,6 +48,32 @@ class CpuTimes(NamedTuple):
     busy_s: float = 0.0  # the rank's cores
     machine_busy_s: float = 0.0  # all cores
     own_s: float = 0.0  # the rank's processes
+    raypar_s: float = 0.0  # raypar's and Ray's, as far as `raypar_processes` finds them
+
+
+def raypar_processes() -> list[psutil.Process]:
+    """Return the processes that run the study of this rank: raypar's own and those of its private Ray.
+
+    None on a cluster that the study joined: its Ray may do others' work.
+    """
+    try:
+        server = psutil.Process().parent()
+        if server is None or FORK_SERVER not in " ".join(server.cmdline()):
+            return []
+        driver = server.parent()
+        if driver is None or _is_of_ray(driver):
+            return []
+        return [driver, *filter(_is_of_ray, driver.children(recursive=True))]
+    except psutil.Error:
+        return []
+
+
+def _is_of_ray(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
+    return command.startswith("ray::") or any(files in command for files in RAY_FILES)
 
 
 class CpuMonitor:
@@ -52,14 +81,15 @@ class CpuMonitor:
 
     ``cpu_wait_share`` is the share of the threads' runnable time that they spent waiting for a core (Linux
     schedstat): it shows core sharing exactly. ``foreign_cpu_share`` is how busy others kept the rank's cores, from
-    the cores' busy time less the rank's (10 ms resolution).
+    the cores' busy time less the rank's (10 ms resolution) and these cores' part of raypar's: on which cores that ran
+    isn't counted. ``raypar_load_cores`` is how many cores raypar and Ray kept busy.
 
     Attributes:
         sums: of the regions.
     """
 
-    def __init__(self, cores: tuple[int, ...]) -> None:
-        self._cores = cores
+    def __init__(self, cores: tuple[int, ...], of_raypar: Sequence[psutil.Process] = ()) -> None:
+        self._cores, self._of_raypar = cores, of_raypar
         self.sums = self._before = CpuTimes()
 
     def start(self) -> None:
@@ -72,13 +102,16 @@ class CpuMonitor:
         self.sums = CpuTimes(*(a + b for a, b in zip(self.sums, used, strict=True)))
 
     def summary(self) -> dict[str, float]:
-        """Return ``cpu_wait_share`` and ``foreign_cpu_share``, from 0 to 1, where the system has the counters."""
+        """Return the figures, shares from 0 to 1, where the system has the counters."""
         shares, sums = {}, self.sums
         if sums.ran_s + sums.waited_s > 0:
             shares["cpu_wait_share"] = sums.waited_s / (sums.ran_s + sums.waited_s)
         if self._cores:
             share = (sums.busy_s - sums.own_s) / sums.at_s / len(self._cores)
+            share -= sums.raypar_s / sums.at_s / (psutil.cpu_count() or 1)
             shares["foreign_cpu_share"] = min(1.0, max(0.0, share))
+        if self._of_raypar:
+            shares["raypar_load_cores"] = max(0.0, sums.raypar_s / sums.at_s)
         return shares
 
     def _read(self) -> CpuTimes:
@@ -95,9 +128,14 @@ class CpuMonitor:
             with contextlib.suppress(psutil.Error):
                 # Includes the times of its children that have ended: they were in the sum before.
                 own_s += sum(child.cpu_times()[:4])
+        raypar_s = 0.0
+        for process in self._of_raypar:
+            with contextlib.suppress(psutil.Error):
+                raypar_s += sum(process.cpu_times()[:2])  # of children that ended: they were counted themselves
         per_core = psutil.cpu_times(percpu=True)
         busy_s = _busy_s([per_core[core] for core in self._cores if core < len(per_core)])
-        return CpuTimes(time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9, busy_s, _busy_s(per_core), own_s)
+        times = (time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9, busy_s, _busy_s(per_core), own_s, raypar_s)
+        return CpuTimes(*times)
 
 
 def _busy_s(cores: Sequence[Any]) -> float:
@@ -161,6 +199,7 @@ class RankCounters:
         elapsed_s: length of the regions together.
         busy_s: CPU time of the machine.
         own_s: the part of it that this rank's processes used.
+        raypar_s: the part that raypar and Ray used, to run the study.
         package_j: joules of all CPU packages of the machine; None: can't be read.
         gpu: the GPU's identity; empty: the rank trains on none that counts energy.
         gpu_j: its joules; None: can't be read.
@@ -172,6 +211,7 @@ class RankCounters:
     elapsed_s: float
     busy_s: float
     own_s: float
+    raypar_s: float = 0.0
     package_j: float | None = None
     gpu: str = ""
     gpu_j: float | None = None
@@ -187,7 +227,7 @@ def this_machine() -> str:
 
 
 def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
-    """Return, for each rank, the number of its machine's cores busy with other work than the trial's, on average.
+    """Return, for each rank, the number of its machine's cores busy with other work than the study's, on average.
 
     None if the regions were too short, or if the machine's counters don't even show the trial's own work.
     """
@@ -196,7 +236,7 @@ def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
         there = [rank for rank in ranks if rank.machine == machine]
         # The ranks' regions start and end together, but for the last step's stragglers.
         elapsed_s, busy_s = max(rank.elapsed_s for rank in there), max(rank.busy_s for rank in there)
-        own_s = sum(rank.own_s for rank in there)
+        own_s = sum(rank.own_s for rank in there) + max(rank.raypar_s for rank in there)
         is_known = elapsed_s >= MIN_ELAPSED_S and busy_s >= own_s / 2
         loads[machine] = max(0.0, busy_s - own_s) / elapsed_s if is_known else None
     return [loads[rank.machine] for rank in ranks]
@@ -253,7 +293,7 @@ class Telemetry:
         import torch
 
         self._gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-        self._cpu = CpuMonitor(cores)
+        self._cpu = CpuMonitor(cores, raypar_processes())
         self._clocks = ClockMonitor(cores)
         self._package = EnergyMonitor(package_counters)
         self._card = EnergyMonitor(partial(gpu_counters, self._gpu) if self._gpu else list)
@@ -275,6 +315,6 @@ class Telemetry:
         """Return the counters, to be combined over the ranks of a machine."""
         sums, no_energy = self._cpu.sums, (self._package.why_not, self._card.why_not)
         return RankCounters(
-            *(this_machine(), psutil.cpu_count() or 1, sums.at_s, sums.machine_busy_s, sums.own_s),
+            *(this_machine(), psutil.cpu_count() or 1, sums.at_s, sums.machine_busy_s, sums.own_s, sums.raypar_s),
             *(self._package.joules, self._gpu, self._card.joules, tuple(filter(None, no_energy))),
         )

@@ -51,6 +51,7 @@ def test_a_busy_machine_is_measured_and_reported(study, tmp_path):
     if study.workload is acting:  # pinned: others share its core
         shares = [results[0].environment[name][0] for name in ("cpu_wait_share", "foreign_cpu_share")]
         assert all(0.05 < share <= 1 for share in shares)
+    assert results[0].environment["raypar_load_cores"][0] < MIN_LOAD_CORES * len(allowed_cores())
     stored = result_from_tags(result_tags(results[0]) or {})
     assert stored is not None and stored.other_load_cores is not None and stored.other_load_cores > MIN_LOAD_CORES
     sentence = next(f.detail for f in analyse(study, [stored]).warnings if f.check == "other_load")

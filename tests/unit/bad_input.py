@@ -181,6 +181,7 @@ STUDIES = (
     study("mappings of other types", "config='lr=0.1', baseline=1", "set config={", "set baseline={"),
     study("a grid for a searcher", "space={'lr': grid(0.1, 0.2)}, searcher=object()", "write choice(0.1, 0.2)"),
     study("values out of bounds", "space={'epochs': grid(0), 'lr': uniform(-1, 1)}", "epochs'] = 0 | space['lr'] = -1"),
+    study("a baseline beside no space", "space=[], baseline={'epoch': 1}", "2 mistakes | ['epoch'] = 1 | 'epochs'"),
     study("a baseline of a range", "space={'lr': uniform(0.1, 1)}, baseline={'lr': 0.1}", "needs grid(...)"),
     study(
         "a baseline beside values that are wrong themselves",

@@ -179,6 +179,15 @@ CASES = {
         (on({"foreign_cpu_share": [0.08]}, time_s=0.5), None),  # a few ticks of the clock
         (on({"foreign_cpu_share": [0.08]}, time_s=50.0), LOAD + "*"),
     ],
+    "raypar_load": [
+        (
+            on({"raypar_load_cores": [0.1, 0.3], "num_node_cores": [2, 2]}),
+            "Up to 15 % * raypar and Ray * 12 of 12 *",
+        ),
+        (on({"raypar_load_cores": [0.3], "num_node_cores": [16]}), None),
+        ([*sound()[:-1], on({"raypar_load_cores": [0.3], "num_node_cores": [2]})[-1]], None),
+        (on({"raypar_load_cores": ["?", None], "num_node_cores": [16]}), None),
+    ],
     "throttled": [
         ([*sound()[:-2], *on({"throttles": [3, 4]})[-2:]], "Cores became too hot * 2 of 12 trials * (up to 7 times *")
     ],

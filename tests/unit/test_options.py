@@ -59,7 +59,7 @@ def test_a_valid_value_is_taken(key, values):
         ("lr", (0.0, -0.1, math.nan, math.inf), "greater than 0"),
         ("lr", (True,), "of type float, not bool"),
         ("weight_decay", (-1.0, math.nan), "at least 0"),
-        ("optimizer", ("adamm",), "did you mean 'adam'?"),
+        ("optimizer", ("adamm",), "did you mean 'adam' or 'adamw'?"),
         ("precision", ("fp8",), "choose from: bf16, fp16, fp32"),
         ("drop_last", (1,), "of type bool, not int"),
         ("num_warmup_steps", (-1,), "at least 0"),

@@ -32,7 +32,8 @@ def machine(monkeypatch):
         children = [SimpleNamespace(cpu_times=lambda times=times: times) for times in machine.children]
         return SimpleNamespace(cpu_times=lambda: machine.rank, children=lambda recursive: children)
 
-    monkeypatch.setattr(module, "psutil", SimpleNamespace(Error=OSError, cpu_times=cpu_times, Process=process))
+    fake = SimpleNamespace(Error=OSError, cpu_times=cpu_times, cpu_count=lambda: 3, Process=process)
+    monkeypatch.setattr(module, "psutil", fake)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: machine.now_s))
     return machine
 
@@ -50,6 +51,38 @@ def test_use_by_a_rank_and_its_loader_processes_is_not_foreign(machine):
     machine.now_s, machine.children = machine.now_s + 50, []  # between the regions
     region(monitor, machine, (2, 0, 0, 0), [(0.75, 0.25, 0, 0)])
     assert monitor.summary()["foreign_cpu_share"] == pytest.approx((4 - 1 - 1) / 4 / 2)
+
+
+def test_what_raypar_and_ray_use_is_not_foreign_but_counted_by_itself(machine):
+    of_raypar = [SimpleNamespace(cpu_times=lambda share=share: (share * machine.now_s, 0)) for share in (0.2, 0.1)]
+    monitor = CpuMonitor((0, 1), of_raypar)
+    region(monitor, machine, (1, 0, 0, 0), [])
+    assert monitor.sums.raypar_s == pytest.approx(1.2)
+    summary = monitor.summary()
+    assert summary["raypar_load_cores"] == pytest.approx(0.3)
+    assert summary["foreign_cpu_share"] == pytest.approx((4 - 1 - 2 / 3 * 1.2) / 4 / 2)  # two of three cores
+
+
+@pytest.mark.parametrize(
+    ("server", "driver", "found"),
+    [
+        ("python -c from raypar.run.forkserver import serve; serve() 3", "python raypar study a.py", [0, 2, 3]),
+        ("python -c from raypar.run.forkserver import serve; serve() 3", "ray::RayTrainWorker", []),  # of a cluster
+        ("-bash", "sshd", []),
+    ],
+)
+def test_raypars_processes_are_its_driver_and_its_private_ray_not_what_else_the_driver_started(
+    monkeypatch, server, driver, found
+):
+    def process(command, parent=None):
+        return SimpleNamespace(cmdline=command.split, parent=lambda: parent, name=lambda: command)
+
+    top = process(driver)
+    below = [process(server, top), *map(process, ("/x/ray/core/src/ray/gcs/gcs_server", "ray::Broker", "make"))]
+    top.children = lambda recursive: below
+    of_all = [top, *below]
+    monkeypatch.setattr(module.psutil, "Process", lambda: process(server, below[0]))
+    assert [of_all.index(each) for each in module.raypar_processes()] == found
 
 
 def test_loader_processes_that_end_within_the_region_stay_the_ranks(machine):
@@ -105,6 +138,7 @@ RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
     [
         ([replace(RANK, busy_s=3.0)], [0.5]),
         ([replace(RANK, busy_s=1.98)], [0.0]),  # ticks round
+        ([replace(RANK, busy_s=5.2, raypar_s=0.2), replace(RANK, busy_s=5.2, raypar_s=0.1)], [0.5, 0.5]),
         ([replace(RANK, busy_s=0.0)], [None]),  # a sandbox that counts nothing
         ([replace(RANK, elapsed_s=0.05, busy_s=0.1, own_s=0.0)], [None]),  # five ticks
         ([RANK, replace(RANK, machine="b", busy_s=5.0), replace(RANK, own_s=3.0)], [0.5, 1.5, 0.5]),
