@@ -1,4 +1,4 @@
-"""Mutation check: how many of 45 hand-made changes of raypar's behaviour make a test fail.
+"""Mutation check: how many hand-made changes of raypar's behaviour make a test fail.
 
 Each mutation of mutations.toml replaces one snippet of raypar/ in a copy of the checkout, and its tests run until one
 fails. Printed are its state, the seconds, what it breaks, and the test that failed:

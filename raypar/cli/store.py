@@ -73,10 +73,15 @@ def rename(
         raise RayparError(f"study `{name}` has that name already", hint="choose another name")
     uri = common.uri_of(tracking_uri)
     with handle_signals(), changed_study(name, uri, new) as what:
+        from rich.console import Console
+        from rich.progress import track
+
         from raypar.track.uploader import rename_study
 
         confirm(f"rename {what} to `{new}`?", yes)
-        rename_study(name, new, uri, Path.cwd())
+        console = Console(stderr=True)
+        shown = partial(track, description="trials", console=console, transient=True, disable=not console.is_terminal)
+        rename_study(name, new, uri, Path.cwd(), shown)
         common.say(common.stdout(), f"renamed {what} to `{new}`")
         common.say(common.stdout(), f"  → to go on with it, rename its file to {new}.py, or set Study(name={new!r})")
 

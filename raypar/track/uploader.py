@@ -6,16 +6,16 @@ import json
 import logging
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from raypar.errors import RayparError, StoreError
 from raypar.masking import masked
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, TrialSpec
 from raypar.track import journal
 from raypar.track.check import check_address
 from raypar.track.client import (
@@ -600,11 +600,23 @@ def delete_study(study: str, tracking_uri: str, project_dir: Path) -> str:
     return experiment_id
 
 
-def rename_study(study: str, new: str, tracking_uri: str, project_dir: Path) -> None:
+_Trial: TypeAlias = tuple[StoredRun, TrialSpec]
+
+
+def rename_study(
+    study: str,
+    new: str,
+    tracking_uri: str,
+    project_dir: Path,
+    shown: Callable[[Sequence[_Trial]], Iterable[_Trial]] = iter,
+) -> None:
     """Give a study and its trials another name, which no other has.
 
     The identities of trials and points hold the study's name, so their tags are written anew. The experiment gets its
     name last: until then the study has its old one, and doing it again finishes it. Raises as `delete_study`.
+
+    Args:
+        shown: passes on the trials to be labelled, each of which takes a request, and shows how far it is.
     """
     experiment_id = _settled_experiment(study, tracking_uri, project_dir)
     store, writer = Store(tracking_uri, project_dir), RunWriter(tracking_uri, project_dir)
@@ -615,9 +627,10 @@ def rename_study(study: str, new: str, tracking_uri: str, project_dir: Path) -> 
             writer.log(RunRef(run.run_id, run.artifact_uri), tags={key: value})
 
     with reachable(tracking_uri):
-        for run, result in store.trial_runs(study):
-            renamed = replace(result.spec, study=new)
-            points[result.spec.point_identity] = renamed.point_identity
+        trials = [(run, result.spec) for run, result in store.trial_runs(study)]
+        for run, spec in shown(trials):
+            renamed = replace(spec, study=new)
+            points[spec.point_identity] = renamed.point_identity
             label(run, "raypar.identity", renamed.identity)
         for run in store.runs(study, kind="point"):
             if (identity := run.tags.get("raypar.point", "")) in points:
