@@ -291,6 +291,7 @@ def test_a_store_without_studies_is_an_empty_list(tmp_path, monkeypatch):
     assert (code, err, parsed(out)["studies"]) == (0, "", [])
 
 
+@pytest.mark.usefixtures("modules_as_they_were")
 def test_a_plan_stands_alone_whatever_its_file_prints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
