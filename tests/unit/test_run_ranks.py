@@ -53,13 +53,13 @@ def test_who_waits_for_a_fork_server_that_dies_is_told():
 
 
 class Leaves:
-    """What starts a process in a session of its own, without a parent, where it is unpickled; its id into a FIFO."""
+    """What starts a process in a session of its own where it is unpickled, and waits for it; its id into a FIFO."""
 
     def __init__(self, fifo):
         self.fifo = fifo
 
     def __reduce__(self):
-        return os.system, (f"setsid sleep 600 & echo $! > {self.fifo}",)
+        return os.system, (f"setsid sleep 600 & echo $! > {self.fifo}; wait",)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process adopts the orphans of its descendants")
@@ -70,9 +70,7 @@ def test_what_a_rank_has_started_ends_when_nobody_waits_for_the_rank_any_more(tm
     client = ForkClient(server.address)
     rank = client.fork(tmp_path / "log")
     rank.connection.send(Leaves(tmp_path / "fifo"))
-    begun = [psutil.Process(int((tmp_path / "fifo").read_text()))]
-    with contextlib.suppress(psutil.NoSuchProcess):  # what it got is no job, so that it ends by itself
-        begun.append(psutil.Process(rank.pid))
+    begun = [psutil.Process(int((tmp_path / "fifo").read_text())), psutil.Process(rank.pid)]
     for end in (client, server) if first == "client" else (server, client):
         end.close()
         assert psutil.wait_procs(begun, timeout=60)[1] == []
