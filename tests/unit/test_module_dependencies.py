@@ -10,14 +10,14 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
-ORDER = "units errors masking files scratch trace signals provenance study workloads parallel train run track "
+ORDER = "units errors masking files scratch trace signals gpus provenance study workloads parallel train run track "
 ORDER = (ORDER + "analysis predict report execution doctor cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("report", "cli")}
 OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydantic"), ("report",))
 OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), "scipy": ("analysis", "predict")}
-OWNERS["pynvml"] = ("train",)
+OWNERS["pynvml"] = ("gpus", "train")
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
 MAY_START_WITH = {"torch": ("train", "run", "parallel", "predict"), "ray": ("train", "run")}
 

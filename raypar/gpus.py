@@ -1,0 +1,200 @@
+"""GPUs of this machine: NVIDIA's as the driver's library NVML lists them, AMD's as the kernel does.
+
+NVML answers where ``/proc/driver/nvidia`` is absent (WSL2, containers) and lists the parts of a split GPU (MIG). Nothing
+here imports torch or touches CUDA: a process that forks ranks may ask.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+HIDDEN = ("", "-1", "NoDevFiles")
+# The oldest driver of each major version of CUDA on Linux: NVIDIA, "CUDA Compatibility", minor version compatibility.
+OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+
+
+class NoDriver(Exception):
+    """NVML can't be asked; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device that a process can use alone: a GPU, or a part of one (MIG).
+
+    Attributes:
+        uuid: NVML's, ``GPU-…`` or ``MIG-…``; empty for AMD's.
+        bus_id: of its card, as in `PCI_DEVICES`: ``0000:3b:00.0``; empty if unknown.
+        is_amd: HIP lists it, not CUDA.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    bus_id: str
+    is_amd: bool = False
+
+
+class TorchBuild(NamedTuple):
+    """Versions of CUDA and HIP that the installed torch is built for; empty: without."""
+
+    cuda: str
+    hip: str
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """Give the module pynvml with NVML open; its errors become `NoDriver`.
+
+    Raises:
+        NoDriver: nvidia-ml-py or the driver is absent, or NVML has failed.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise NoDriver("nvidia-ml-py is not installed: pip install 'raypar[train]'") from None
+    try:
+        pynvml.nvmlInit()  # counts its users; the first call loads the library
+    except pynvml.NVMLError as error:
+        raise NoDriver(str(error)) from None
+    try:
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise NoDriver(str(error)) from None
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def all_gpus() -> tuple[Gpu, ...]:
+    """Return the devices of this machine, whatever a variable hides, in the order of their bus."""
+    try:
+        with nvml() as library:
+            listed = [gpu for i in range(library.nvmlDeviceGetCount()) for gpu in _devices(library, i)]
+    except NoDriver:
+        listed = []
+    return tuple(listed) or _amd_gpus()
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """Return the devices that a process with this environment may use, in its order."""
+    gpus = all_gpus()
+    names = (VISIBLE_AMD, VISIBLE) if gpus and gpus[0].is_amd else (VISIBLE,)
+    visible = next((environment[name] for name in names if name in environment), None)
+    if visible is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for part in map(str.strip, visible.split(",")):
+        # CUDA takes an index or the beginning of a UUID, and ignores the list from the first one that is none.
+        matches = [gpu for gpu in gpus if str(gpu.index) == part or (part not in HIDDEN and gpu.uuid.startswith(part))]
+        if len(matches) != 1 or matches[0] in chosen:
+            break
+        chosen += matches
+    return tuple(chosen)
+
+
+def _devices(library: Any, index: int) -> list[Gpu]:
+    """Return the GPU of this index, or the parts that it is split into."""
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    name, bus_id = _text(library.nvmlDeviceGetName(handle)), _bus_id(library.nvmlDeviceGetPciInfo(handle).busId)
+    try:
+        is_split = library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE
+    except library.NVMLError:  # it can't be split
+        is_split = False
+    parts: list[Gpu] = []
+    for i in range(library.nvmlDeviceGetMaxMigDeviceCount(handle) if is_split else 0):
+        with contextlib.suppress(library.NVMLError):  # fewer parts than there might be
+            part = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+            parts.append(Gpu(index, _text(library.nvmlDeviceGetUUID(part)), _text(library.nvmlDeviceGetName(part)), bus_id))
+    if is_split:
+        return parts
+    return [Gpu(index, _text(library.nvmlDeviceGetUUID(handle)), name, bus_id)]
+
+
+def _text(value: Any) -> str:
+    """Return NVML's string, which older versions of its module give as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _bus_id(value: Any) -> str:
+    """Return NVML's ``00000000:3B:00.0`` as the kernel writes it: ``0000:3b:00.0``."""
+    domain, _, rest = _text(value).lower().partition(":")
+    return f"{domain[-4:]}:{rest}" if rest else ""
+
+
+def _amd_gpus(folder: Path = AMD_NODES) -> tuple[Gpu, ...]:
+    """Return the nodes of the kernel's compute topology that are GPUs: a CPU's has no SIMD units."""
+    gpus: list[Gpu] = []
+    for node in sorted(folder.glob("*"), key=lambda path: int(path.name) if path.name.isdecimal() else -1):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            lines = (node / "properties").read_text().splitlines()
+            properties = {key: int(value) for key, value in (line.split() for line in lines if len(line.split()) == 2)}
+            if properties["simd_count"] > 0:
+                location = properties.get("location_id", 0)
+                bus_id = f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}"
+                gpus.append(Gpu(len(gpus), "", "AMD GPU", bus_id, is_amd=True))
+    return tuple(gpus)
+
+
+def local_cores(gpu: Gpu, folder: Path = PCI_DEVICES) -> frozenset[int]:
+    """Return the cores of the GPU's own NUMA node; empty where the kernel doesn't list them."""
+    try:
+        listed = (folder / gpu.bus_id / "local_cpulist").read_text().strip() if gpu.bus_id else ""
+        ranges = [part.partition("-") for part in listed.split(",") if part]
+        return frozenset(core for first, _, last in ranges for core in range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver; empty where NVML can't be asked."""
+    try:
+        with nvml() as library:
+            return _text(library.nvmlSystemGetDriverVersion())
+    except NoDriver:
+        return ""
+
+
+def torch_build() -> TorchBuild | None:
+    """Return what the installed torch is built for, without importing it; None: it is not installed."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    versions = {"cuda": "", "hip": ""}
+    with contextlib.suppress(OSError, SyntaxError):
+        for node in ast.parse((Path(spec.origin).parent / "version.py").read_text()).body:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(target, ast.Name) and target.id in versions and isinstance(node.value, ast.Constant):  # type: ignore[union-attr]
+                versions[target.id] = str(node.value.value or "")  # type: ignore[union-attr]
+    return TorchBuild(**versions)
+
+
+def torch_problem(gpus: tuple[Gpu, ...]) -> str | None:
+    """Return why the installed torch can't use these GPUs of this machine; None if it can, as far as versions show."""
+    build = torch_build()
+    if build is None:
+        return "torch is not installed"
+    if not gpus:
+        return "there is no GPU"
+    if gpus[0].is_amd:
+        return None if build.hip else "the installed torch is not built for AMD's GPUs (ROCm)"
+    if not build.cuda:
+        return "the installed torch is built without CUDA"
+    major, driver = int(build.cuda.partition(".")[0]), driver_version()
+    oldest = OLDEST_DRIVERS.get(major, "")
+    if driver and oldest and _numbers(driver) < _numbers(oldest):
+        return f"the installed torch is built for CUDA {build.cuda}, which needs driver {oldest} or later; there is {driver}"
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
