@@ -257,17 +257,21 @@ def send_result(values: Mapping[str, Any]) -> None:
     print(MARK + json.dumps(values), flush=True)
 
 
-def _child_environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])}
+def _child_environment(checkout: Path | None = None) -> dict[str, str]:
+    folders = [checkout / FOLDER.name, checkout] if checkout else [FOLDER]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])}
 
 
 class SteppedChild:
     """A script that runs one trial at a time, on request, so that several can be measured in turns.
 
     The script calls `send_result` after each trial and `wait_for_go` before each but the first.
+
+    Args:
+        checkout: of raypar, that the script imports; None: this one.
     """
 
-    def __init__(self, command: Sequence[str | Path], log_path: Path) -> None:
+    def __init__(self, command: Sequence[str | Path], log_path: Path, checkout: Path | None = None) -> None:
         self._name, self._log_path = Path(command[0]).name, log_path
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -276,7 +280,7 @@ class SteppedChild:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=_child_environment(),
+                env=_child_environment(checkout),
             )
 
     def next_result(self) -> dict[str, Any]:

@@ -6,7 +6,8 @@ trial's ranks in pristine processes), a loop of `torchrun --standalone`, and doc
 documented_tune.py). Both Rays stay up and idle while another variant runs; every round takes the variants in random
 order, with a pause before each. raypar runs four trials per turn and all count, since a study also runs them back to
 back. A trial's time is from the runner's permission to continue to the result's arrival at the driver. The first
-trial, which starts Ray and its gang, is not counted.
+trial, which starts Ray and its gang, is not counted. `--other PATH` measures the raypar of another checkout in the same
+turns: whether a change made trials slower.
 
 Separately: the time to write a trial's result to MLflow (the embedded SQLite store).
 """
@@ -41,12 +42,14 @@ from raypar import Study, units
 from raypar.study.trial import TrialResult, TrialState
 
 VARIANTS = ("raypar", "torchrun", "documented")
+OTHER = "other"  # the raypar of another checkout
 MAX_OVERHEAD_S = 0.2
 MIN_AGAINST_TORCHRUN = 20.0
 MIN_AGAINST_DOCUMENTED = 60.0
+MAX_AGAINST_OTHER = 1.05
 MAX_RECORD_S = 0.05
 NUM_RECORDED, NUM_STEPS = 30, 2000
-TRIALS_PER_TURN = {"raypar": 4, "torchrun": 1, "documented": 1}
+TRIALS_PER_TURN = {"raypar": 4, OTHER: 4, "torchrun": 1, "documented": 1}
 PAUSE_S = 2.0  # for processes of the previous variant to end
 
 
@@ -82,17 +85,19 @@ def torchrun_trial(num_workers: int) -> float:
     return time.perf_counter() - begun_s
 
 
-def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
+def compare(num_workers: int, counts: dict[str, int], folder: Path, other: Path | None) -> None:
     """Measure the variants in turns.
 
     Args:
         num_workers: of each trial.
         counts: the turns of each variant after its first trial.
         folder: for log files.
+        other: the checkout of variant "other".
     """
     scripts: dict[str, list[str | Path]] = {
         "raypar": [Path(__file__), "--serve"],
         "documented": [BASELINES / "documented_tune.py"],
+        OTHER: [Path(__file__), "--serve"],
     }
     prefix = units.counted(num_workers, "worker")
     children: dict[str, SteppedChild] = {}
@@ -105,10 +110,13 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
                 progress(f"{prefix}: starting {name}")
                 num_trials = 1 + counts[name] * TRIALS_PER_TURN[name] + 1  # the last one is never requested
                 sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_trials)]
-                children[name] = SteppedChild([*scripts[name], *sizes], folder / f"{name}-{num_workers}.log")
+                log_path = folder / f"{name}-{num_workers}.log"
+                checkout = other if name == OTHER else None
+                children[name] = SteppedChild([*scripts[name], *sizes], log_path, checkout)
                 first = children[name].next_result()
                 print_row(f"{prefix}, {name}: start and first trial", units.seconds(first["seconds"]))
-                pids.update(first.get("pids", ()))
+                if name == "raypar":
+                    pids.update(first["pids"])
         shuffled = random.Random(num_workers)
         for i in range(max(counts.values())):
             # Where a variant has fewer turns, they are spread over the rounds.
@@ -124,7 +132,8 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path) -> None:
                     result = children[name].step()
                     assert result["sum"] == num_workers, result
                     times_s[name].append(result["seconds"])
-                    pids.update(result.get("pids", ()))
+                    if name == "raypar":
+                        pids.update(result["pids"])
                 progress(f"round {i + 1}: {name}: {times_s[name][-1]:.3f} s")
     finally:
         for child in children.values():
@@ -138,6 +147,10 @@ def report(prefix: str, num_workers: int, times_s: dict[str, list[float]], num_p
         print_bar(f"{prefix}, raypar, warm gang: per trial", warm, units.seconds, at_most=MAX_OVERHEAD_S)
         num_ranks = (len(times_s["raypar"]) + 1) * num_workers
         print_row(f"{prefix}, raypar: processes for {num_ranks} ranks", str(num_processes))
+    if OTHER in times_s:
+        print_row(f"{prefix}, other checkout: per trial", Figure.of(times_s[OTHER]).show(units.seconds))
+        ratio = Figure.of([mine / others for mine, others in zip(times_s["raypar"], times_s[OTHER], strict=True)])
+        print_bar(f"{prefix}, raypar / other checkout", ratio, times, at_most=MAX_AGAINST_OTHER)
     for name, bar in (("torchrun", MIN_AGAINST_TORCHRUN), ("documented", MIN_AGAINST_DOCUMENTED)):
         if name not in times_s:
             continue
@@ -192,6 +205,9 @@ def main() -> None:
     parser.add_argument("--documented-trials", type=int, default=4, help="after the first [default: %(default)s]")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--workers", nargs="+", type=int, default=(1, 2))
+    parser.add_argument(
+        "--other", type=Path, metavar="PATH", help="another checkout of raypar, measured beside this one"
+    )
     for internal in ("--num-workers", "--num-trials"):
         parser.add_argument(internal, type=int, help="(internal)")
     parser.add_argument("--serve", action="store_true", help="(internal)")
@@ -200,12 +216,13 @@ def main() -> None:
         serve_raypar(args.num_workers, args.num_trials)
         return
     args = begin(parser)
-    counts = {"raypar": args.rounds, "torchrun": args.rounds, "documented": args.documented_trials}
+    counts = {"raypar": args.rounds, OTHER: args.rounds, "torchrun": args.rounds, "documented": args.documented_trials}
+    variants = [*args.variants, *([OTHER] if args.other else [])]
     if args.quick:
         counts |= {"torchrun": 2, "documented": 1}
     with scratch() as folder:
         for num_workers in args.workers:
-            compare(num_workers, {name: counts[name] for name in VARIANTS if name in args.variants}, folder)
+            compare(num_workers, {name: counts[name] for name in counts if name in variants}, folder, args.other)
     measure_recorder(5 if args.quick else NUM_RECORDED)
 
 
