@@ -1,16 +1,16 @@
 """GPUs of this machine: NVIDIA's as the driver's library NVML lists them, AMD's as the kernel does.
 
-NVML answers where ``/proc/driver/nvidia`` is absent (WSL2, containers) and lists the parts of a split GPU (MIG). Nothing
-here imports torch or touches CUDA: a process that forks ranks may ask.
+NVML answers where ``/proc/driver/nvidia`` is absent (WSL2, containers) and lists the parts of a split GPU (MIG).
+Nothing here imports torch or touches CUDA: a process that forks ranks may ask.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+import runpy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-HIDDEN = ("", "-1", "NoDevFiles")
 # The oldest driver of each major version of CUDA on Linux: NVIDIA, "CUDA Compatibility", minor version compatibility.
 OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
@@ -32,6 +31,7 @@ class Gpu:
     """One device that a process can use alone: a GPU, or a part of one (MIG).
 
     Attributes:
+        index: of its card among those that this machine's processes can open; parts of one card share it.
         uuid: NVML's, ``GPU-…`` or ``MIG-…``; empty for AMD's.
         bus_id: of its card, as in `PCI_DEVICES`: ``0000:3b:00.0``; empty if unknown.
         is_amd: HIP lists it, not CUDA.
@@ -51,21 +51,31 @@ class TorchBuild(NamedTuple):
     hip: str
 
 
-@contextlib.contextmanager
-def nvml() -> Iterator[Any]:
-    """Give the module pynvml with NVML open; its errors become `NoDriver`.
+def open_nvml() -> Any:
+    """Return the module pynvml with NVML open, which counts those that have opened it (``nvmlShutdown`` closes).
 
     Raises:
-        NoDriver: nvidia-ml-py or the driver is absent, or NVML has failed.
+        NoDriver: nvidia-ml-py or the driver is absent.
     """
     try:
         import pynvml
     except ImportError:
         raise NoDriver("nvidia-ml-py is not installed: pip install 'raypar[train]'") from None
     try:
-        pynvml.nvmlInit()  # counts its users; the first call loads the library
+        pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NoDriver(str(error)) from None
+    return pynvml
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """Give the module pynvml with NVML open; its errors become `NoDriver`.
+
+    Raises:
+        NoDriver: as `open_nvml`, or NVML has failed.
+    """
+    pynvml = open_nvml()
     try:
         yield pynvml
     except pynvml.NVMLError as error:
@@ -75,14 +85,28 @@ def nvml() -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
+def device_handle(library: Any, uuid: str) -> Any:
+    """Return NVML's handle of a device. Raises NVMLError where it has none.
+
+    Args:
+        library: from `open_nvml`.
+        uuid: NVML's, or torch's, which lacks ``GPU-`` or, of a part of a GPU, ``MIG-``.
+    """
+    if not uuid.startswith(("GPU-", "MIG-")):
+        with contextlib.suppress(library.NVMLError):
+            return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        uuid = f"MIG-{uuid}"
+    return library.nvmlDeviceGetHandleByUUID(uuid)
+
+
 def all_gpus() -> tuple[Gpu, ...]:
-    """Return the devices of this machine, whatever a variable hides, in the order of their bus."""
+    """Return the devices of this machine, whatever a variable hides, in NVML's order, that of their bus."""
     try:
         with nvml() as library:
-            listed = [gpu for i in range(library.nvmlDeviceGetCount()) for gpu in _devices(library, i)]
+            listed = tuple(_nvidia_gpus(library))
     except NoDriver:
-        listed = []
-    return tuple(listed) or _amd_gpus()
+        listed = ()
+    return listed or _amd_gpus(AMD_NODES)
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
@@ -95,29 +119,64 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]
     chosen: list[Gpu] = []
     for part in map(str.strip, visible.split(",")):
         # CUDA takes an index or the beginning of a UUID, and ignores the list from the first one that is none.
-        matches = [gpu for gpu in gpus if str(gpu.index) == part or (part not in HIDDEN and gpu.uuid.startswith(part))]
-        if len(matches) != 1 or matches[0] in chosen:
+        by_index = [gpu for gpu in gpus if str(gpu.index) == part][:1]  # of a split GPU, it uses the first part
+        by_uuid = [gpu for gpu in gpus if part.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(part)]
+        if len(matches := by_index or by_uuid) != 1:
             break
+        if matches[0] in chosen:
+            return ()  # CUDA's answer to a device that is named twice
         chosen += matches
     return tuple(chosen)
 
 
-def _devices(library: Any, index: int) -> list[Gpu]:
-    """Return the GPU of this index, or the parts that it is split into."""
-    handle = library.nvmlDeviceGetHandleByIndex(index)
+@contextlib.contextmanager
+def visible_only(gpus: Sequence[Gpu]) -> Iterator[None]:
+    """Hide all but these devices from the processes that are started meanwhile, as far as they are not hidden already.
+
+    Parts of a GPU have to be named: without a variable, or by an index, CUDA uses the first part alone.
+    """
+    if tuple(gpus) == visible_gpus() and not any(gpu.uuid.startswith("MIG-") for gpu in gpus):
+        yield
+        return
+    name = VISIBLE_AMD if gpus and gpus[0].is_amd else VISIBLE
+    before = os.environ.get(name)
+    os.environ[name] = ",".join(gpu.uuid or str(gpu.index) for gpu in gpus)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _nvidia_gpus(library: Any) -> Iterator[Gpu]:
+    index = 0
+    for i in range(library.nvmlDeviceGetCount()):
+        try:
+            handle = library.nvmlDeviceGetHandleByIndex(i)
+        except library.NVMLError:  # it is counted, but this container may not use it; or it was lost
+            continue
+        yield from _devices(library, handle, index)
+        index += 1
+
+
+def _devices(library: Any, handle: Any, index: int) -> list[Gpu]:
+    """Return a GPU, or the parts that it is split into."""
     name, bus_id = _text(library.nvmlDeviceGetName(handle)), _bus_id(library.nvmlDeviceGetPciInfo(handle).busId)
     try:
         is_split = library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE
     except library.NVMLError:  # it can't be split
         is_split = False
+    if not is_split:
+        return [Gpu(index, _text(library.nvmlDeviceGetUUID(handle)), name, bus_id)]
     parts: list[Gpu] = []
-    for i in range(library.nvmlDeviceGetMaxMigDeviceCount(handle) if is_split else 0):
+    for i in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(library.NVMLError):  # fewer parts than there might be
             part = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
-            parts.append(Gpu(index, _text(library.nvmlDeviceGetUUID(part)), _text(library.nvmlDeviceGetName(part)), bus_id))
-    if is_split:
-        return parts
-    return [Gpu(index, _text(library.nvmlDeviceGetUUID(handle)), name, bus_id)]
+            uuid, part_name = _text(library.nvmlDeviceGetUUID(part)), _text(library.nvmlDeviceGetName(part))
+            parts.append(Gpu(index, uuid, part_name, bus_id))
+    return parts
 
 
 def _text(value: Any) -> str:
@@ -131,7 +190,7 @@ def _bus_id(value: Any) -> str:
     return f"{domain[-4:]}:{rest}" if rest else ""
 
 
-def _amd_gpus(folder: Path = AMD_NODES) -> tuple[Gpu, ...]:
+def _amd_gpus(folder: Path) -> tuple[Gpu, ...]:
     """Return the nodes of the kernel's compute topology that are GPUs: a CPU's has no SIMD units."""
     gpus: list[Gpu] = []
     for node in sorted(folder.glob("*"), key=lambda path: int(path.name) if path.name.isdecimal() else -1):
@@ -140,7 +199,9 @@ def _amd_gpus(folder: Path = AMD_NODES) -> tuple[Gpu, ...]:
             properties = {key: int(value) for key, value in (line.split() for line in lines if len(line.split()) == 2)}
             if properties["simd_count"] > 0:
                 location = properties.get("location_id", 0)
-                bus_id = f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}"
+                bus_id = (
+                    f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}"
+                )
                 gpus.append(Gpu(len(gpus), "", "AMD GPU", bus_id, is_amd=True))
     return tuple(gpus)
 
@@ -164,18 +225,27 @@ def driver_version() -> str:
         return ""
 
 
+def driver_cuda() -> int:
+    """Return the major version of CUDA that the driver runs; 0 where NVML can't be asked.
+
+    A package of compatibility (cuda-compat, in many images) makes it newer than the driver's version shows.
+    """
+    try:
+        with nvml() as library:
+            return int(library.nvmlSystemGetCudaDriverVersion()) // 1000
+    except NoDriver:
+        return 0
+
+
 def torch_build() -> TorchBuild | None:
     """Return what the installed torch is built for, without importing it; None: it is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    versions = {"cuda": "", "hip": ""}
-    with contextlib.suppress(OSError, SyntaxError):
-        for node in ast.parse((Path(spec.origin).parent / "version.py").read_text()).body:
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
-            if isinstance(target, ast.Name) and target.id in versions and isinstance(node.value, ast.Constant):  # type: ignore[union-attr]
-                versions[target.id] = str(node.value.value or "")  # type: ignore[union-attr]
-    return TorchBuild(**versions)
+    versions: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a file of torch's own, which imports nothing of it
+        versions = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+    return TorchBuild(*(str(versions.get(name) or "") for name in TorchBuild._fields))
 
 
 def torch_problem(gpus: tuple[Gpu, ...]) -> str | None:
@@ -189,12 +259,8 @@ def torch_problem(gpus: tuple[Gpu, ...]) -> str | None:
         return None if build.hip else "the installed torch is not built for AMD's GPUs (ROCm)"
     if not build.cuda:
         return "the installed torch is built without CUDA"
-    major, driver = int(build.cuda.partition(".")[0]), driver_version()
-    oldest = OLDEST_DRIVERS.get(major, "")
-    if driver and oldest and _numbers(driver) < _numbers(oldest):
-        return f"the installed torch is built for CUDA {build.cuda}, which needs driver {oldest} or later; there is {driver}"
-    return None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+    major, newest = int(build.cuda.partition(".")[0]), driver_cuda()
+    if not newest or newest >= major:
+        return None
+    needed = f"driver {OLDEST_DRIVERS[major]} or later" if major in OLDEST_DRIVERS else "a newer driver"
+    return f"the installed torch is built for CUDA {build.cuda}, which needs {needed}; there is {driver_version()}"
