@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -24,8 +27,9 @@ from packaging.version import Version
 
 from raypar import units
 from raypar.errors import ClusterError, DataError, RayparError, StoreError
+from raypar.gpus import Gpu, NoDriver, all_gpus, nvml, torch_problem, visible_gpus
 from raypar.masking import masked
-from raypar.provenance import cpu_model, gpu_model, versions
+from raypar.provenance import cpu_model, versions
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
 from raypar.track.journal import journal_paths, read_ack
@@ -39,8 +43,11 @@ from raypar.workloads.tweets import TWEETS
 OLDEST_PYTHON = (3, 11)
 DISTRIBUTION = "raypar"
 TORCH = """
-import json, torch, torchvision
-print(json.dumps([torch.__version__, torchvision.__version__, torch.cuda.device_count(), torch.version.cuda]))
+import json, torch, torchvision, torch.distributed as dist
+num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+has_nccl = dist.is_available() and dist.is_nccl_available()
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else ""
+print(json.dumps([torch.__version__, torchvision.__version__, torch.version.cuda, num_gpus, nccl]))
 """
 GANG_BYTES = 2 * 1024**3  # taken by a gang of two workers and Ray's own processes
 MIN_FREE_BYTES = 2 * 1024**3
@@ -49,7 +56,6 @@ MAX_OTHER_LOAD = 0.1  # of the cores
 LOAD_WINDOW_S = 0.5
 CGROUPS = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,13 @@ class CheckResult:
     detail: str
     is_ok: bool = True
     fix: str = ""
+
+
+class TorchGpus(NamedTuple):
+    """GPUs as torch sees them: their number, and the version of its NCCL (empty: it is built without)."""
+
+    num_gpus: int
+    nccl: str
 
 
 def failed(name: str, error: RayparError) -> CheckResult:
@@ -78,9 +91,9 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
     for check in checks:
         result = check()
         yield from (result,) if isinstance(result, CheckResult) else result
-    torch, num_torch_gpus = torch_imports()
+    torch, torch_gpus = torch_imports()
     yield torch
-    yield gpus(num_torch_gpus)
+    yield from gpus(torch_gpus)
     yield cluster(address) if address else own_ray()
 
 
@@ -123,14 +136,14 @@ def unmet_requirements(requirements: Iterable[str]) -> Iterator[tuple[Requiremen
             yield requirement, installed
 
 
-def torch_imports() -> tuple[CheckResult, int | None]:
-    """Import torch in another process, as a broken one may end the interpreter; and count its GPUs if it can."""
+def torch_imports() -> tuple[CheckResult, TorchGpus | None]:
+    """Import torch in another process, as a broken one may end the interpreter; and ask it for GPUs if it can."""
     done = subprocess.run([sys.executable, "-c", TORCH], capture_output=True, text=True, check=False)
     name = "torch and torchvision"
     if done.returncode == 0:
-        torch, torchvision, num_gpus, cuda = json.loads(done.stdout.splitlines()[-1])
+        torch, torchvision, cuda, num_gpus, nccl = json.loads(done.stdout.splitlines()[-1])
         built = f"for CUDA {cuda}" if cuda else "without CUDA"
-        return CheckResult(name, f"import ({torch} {built}, {torchvision})"), num_gpus
+        return CheckResult(name, f"import ({torch} {built}, {torchvision})"), TorchGpus(num_gpus, nccl)
     if importlib.util.find_spec("torch") is None:
         detail = "not here: reports and `--address http://…` work, trials don't"
         return CheckResult(name, detail, False, "pip install 'raypar[train]'"), None
@@ -200,18 +213,45 @@ def open_files() -> CheckResult:
     return CheckResult("open files", detail, is_ok, f"ulimit -n {MIN_OPEN_FILES}; Ray opens many connections")
 
 
-def gpus(num_torch_gpus: int | None, folder: Path = NVIDIA_GPUS) -> CheckResult:
-    """Compare the driver's GPUs with those that torch can use (None: torch can't be asked)."""
-    model, num_driver_gpus = gpu_model(), len(list(folder.iterdir())) if folder.is_dir() else 0
-    if num_torch_gpus:
-        return CheckResult("GPU", f"{num_torch_gpus} × {model or 'a GPU'}, and torch uses them")
-    if not num_driver_gpus:
-        return CheckResult("GPU", "none")
-    if num_torch_gpus is None:
-        return CheckResult("GPU", f"{num_driver_gpus} × {model}; whether torch sees them is unknown")
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    fix = "unset CUDA_VISIBLE_DEVICES" if hidden else "install torch for CUDA, for a version that this driver supports"
-    return CheckResult("GPU", f"{num_driver_gpus} × {model}, and torch sees none", False, fix)
+def gpus(of_torch: TorchGpus | None) -> Iterator[CheckResult]:
+    """Compare the GPUs of this machine with those that torch can use (None: torch can't be asked), and check both."""
+    there = all_gpus()
+    yield _torch_sees(there, of_torch)
+    if there:
+        if of_torch and of_torch.num_gpus and not of_torch.nccl:
+            fix = "install a torch that is built with it: workers on GPUs exchange gradients by NCCL"
+            yield CheckResult("NCCL", "torch is built without it", False, fix)
+        elif of_torch and of_torch.num_gpus:
+            yield CheckResult("NCCL", of_torch.nccl)
+        yield from persistence()
+
+
+def _torch_sees(there: tuple[Gpu, ...], of_torch: TorchGpus | None) -> CheckResult:
+    if not there:
+        return CheckResult(
+            "GPU", f"{of_torch.num_gpus}, and torch uses them" if of_torch and of_torch.num_gpus else "none"
+        )
+    visible = visible_gpus()
+    models = ", ".join(f"{count} × {name}" for name, count in Counter(gpu.name for gpu in visible or there).items())
+    if of_torch is None:
+        return CheckResult("GPU", f"{models}; whether torch sees them is unknown")
+    if visible and (problem := torch_problem(visible)):
+        fix = "install a newer driver, or a torch that is built for this one (https://pytorch.org/get-started)"
+        return CheckResult("GPU", f"{models}, and torch can't use them: {problem}", False, fix)
+    if of_torch.num_gpus:
+        return CheckResult("GPU", f"{models}, and torch uses them")
+    fix = "see what `python -c 'import torch; torch.cuda.init()'` prints" if visible else "unset CUDA_VISIBLE_DEVICES"
+    return CheckResult("GPU", f"{models}, and torch sees none", False, fix)
+
+
+def persistence() -> Iterator[CheckResult]:
+    """Check that the driver stays loaded while nobody uses a GPU; yield nothing where NVML can't be asked."""
+    with contextlib.suppress(NoDriver), nvml() as library:
+        handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
+        num_off = sum(library.nvmlDeviceGetPersistenceMode(each) != library.NVML_FEATURE_ENABLED for each in handles)
+        detail = f"off for {units.counted(num_off, 'GPU')}" if num_off else "on"
+        fix = "sudo nvidia-smi -pm 1: else the driver is loaded anew for each trial, and fixed clocks are lost"
+        yield CheckResult("GPU persistence mode", detail, not num_off, fix)
 
 
 def disk(project_dir: Path) -> Iterator[CheckResult]:

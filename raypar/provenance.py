@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from raypar import units
+from raypar.gpus import all_gpus
 from raypar.masking import masked
 
 PACKAGES = ("raypar", "ray", "torch", "torchvision", "mlflow", "numpy")
@@ -58,9 +59,8 @@ def cpu_model() -> str:
 
 
 def gpu_model() -> str:
-    """Return the model of the first NVIDIA GPU; empty where there is none."""
-    models = (_value(path, "Model:") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")))
-    return next(filter(None, models), "")
+    """Return the model of the first GPU; empty where there is none."""
+    return next((gpu.name for gpu in all_gpus()), "")
 
 
 def _value(path: Path, key: str) -> str:

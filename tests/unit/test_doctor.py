@@ -4,9 +4,12 @@ import json
 import socket
 from contextlib import closing, nullcontext, suppress
 
+import nvml
 import pytest
+from nvml import Card
 
-from raypar import doctor
+from raypar import doctor, gpus
+from raypar.doctor import CheckResult, TorchGpus
 from raypar.run.cluster import Cluster
 from raypar.train.affinity import allowed_cores
 
@@ -37,15 +40,50 @@ def test_a_quota_below_the_cores_fails_and_no_other_does(tmp_path, content):
     assert not check.is_ok and "0.5" in check.detail and "cpuset" in check.fix
 
 
-def test_a_gpu_that_torch_does_not_see_fails(tmp_path, monkeypatch):
-    # No GPU to look at: the driver's answer is made up.
-    monkeypatch.setattr("raypar.doctor.gpu_model", lambda: "Tesla P40")
+NCCL = "2.30.7"
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """A stand-in for the driver, and a torch that is built for it."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert doctor.gpus(1).is_ok
-    (tmp_path / "0000:00:1e.0").touch()
-    assert not doctor.gpus(0, tmp_path).is_ok and "install torch" in doctor.gpus(0, tmp_path).fix
+    monkeypatch.setattr(gpus, "torch_build", lambda: gpus.TorchBuild("13.2", ""))
+    return nvml.install(monkeypatch, Card(1))
+
+
+def test_gpus_that_torch_uses_pass_with_their_model_and_the_version_of_nccl(one_gpu):
+    seen, nccl, persistence = doctor.gpus(TorchGpus(1, NCCL))
+    assert seen == CheckResult("GPU", "1 × NVIDIA H100, and torch uses them")
+    assert nccl.is_ok and nccl.detail == NCCL and persistence.is_ok
+    assert doctor.torch_imports()[1] is not None, "the process that imports torch knows its NCCL"
+    seen, _ = doctor.gpus(None)
+    assert seen.is_ok and "unknown" in seen.detail
+    one_gpu.cards = ()
+    assert [check.detail for check in doctor.gpus(TorchGpus(0, NCCL))] == ["none"]
+
+
+def test_a_gpu_that_torch_does_not_see_fails(one_gpu, monkeypatch):
+    seen, *_ = doctor.gpus(TorchGpus(0, NCCL))
+    assert not seen.is_ok and "torch sees none" in seen.detail and "torch.cuda.init()" in seen.fix
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert "CUDA_VISIBLE_DEVICES" in doctor.gpus(0, tmp_path).fix
+    seen, *_ = doctor.gpus(TorchGpus(0, NCCL))
+    assert not seen.is_ok and seen.fix == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_a_driver_that_is_too_old_for_the_installed_torch_fails_though_torch_counts_its_gpus(one_gpu):
+    one_gpu.driver, one_gpu.cuda = "535.183.01", 12020
+    seen, *_ = doctor.gpus(TorchGpus(1, NCCL))
+    assert not seen.is_ok and "needs driver 580.65.06 or later; there is 535.183.01" in seen.detail
+    assert "newer driver" in seen.fix
+
+
+def test_gpus_without_nccl_or_whose_driver_is_unloaded_between_trials_fail(one_gpu):
+    one_gpu.cards = (Card(1), Card(2, is_persistent=False))
+    _, nccl, persistence = doctor.gpus(TorchGpus(2, ""))
+    assert not nccl.is_ok and "gradients" in nccl.fix
+    assert (persistence.detail, persistence.is_ok) == ("off for 1 GPU", False) and "nvidia-smi -pm 1" in persistence.fix
+    one_gpu.cards = (Card(1, is_persistent=None),)
+    assert len(list(doctor.gpus(TorchGpus(1, NCCL)))) == 2, "WSL2 has no such mode"
 
 
 def test_data_that_is_half_there_fails_and_absent_data_does_not(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """Edits of a study's files that count as other code, and those that don't."""
 
+import nvml
 import pytest
+from nvml import Card
 
-from raypar.provenance import changed_files, source_files
+from raypar.provenance import changed_files, gpu_model, source_files
 
 STUDY = '''
 """What it asks."""
@@ -93,3 +95,10 @@ def test_a_module_that_is_no_longer_imported_counts_and_one_that_is_not_python_l
 def test_digests_that_are_missing_or_made_otherwise_are_unknown(tmp_path, stored):
     now = code(tmp_path)
     assert changed_files(stored, now) == () == changed_files(now, stored)
+
+
+def test_the_gpu_is_the_drivers_first_wherever_its_files_are(monkeypatch):
+    nvml.install(monkeypatch, Card(1), Card(2, name="NVIDIA H200"))
+    assert gpu_model() == "NVIDIA H100"
+    nvml.install(monkeypatch, error="Driver Not Loaded")
+    assert gpu_model() == ""
