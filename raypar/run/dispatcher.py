@@ -128,6 +128,7 @@ class Trial:
     attempt: Attempt | None = None  # the present one; None while it is queued
     num_decided: int = 0  # reports that Tune has decided on
     stop_requested: bool = False  # it is to end at its next report
+    failed_on: set[str] = field(default_factory=set)  # machines whose GPU failed while it ran there
     released: bool = False  # Tune has done with it
     # When Tune's trainable last asked for it; infinite while it is asking.
     followed_s: float = field(default_factory=time.monotonic)
@@ -356,7 +357,7 @@ class Dispatcher:
         for each in self._pool.gangs.values():
             self._expect_end(each)
         decisions = decide(
-            [Waiting(trial.spec.placement, self._expected_s(trial.spec)) for trial in candidates],
+            [Waiting(t.spec.placement, self._expected_s(t.spec), self._avoided_nodes(t)) for t in candidates],
             list(self._pool.gangs.values()),
             self._pool.nodes,
             self._policy,
@@ -407,6 +408,15 @@ class Dispatcher:
             elif now_s - last_s > COME_BACK_S:
                 refused[placement] = Failure(FailureKind.GANG_LOST, f"nodes were lost: {reason}")
         return refused, lacking
+
+    def _avoided_nodes(self, trial: Trial) -> frozenset[str]:
+        """Return the nodes whose GPU failed under a trial; none where the others could never hold it."""
+        if not trial.failed_on:
+            return frozenset()
+        rest = [node for node in self._pool.nodes if node.machine not in trial.failed_on]
+        if refusal(trial.spec.placement, [node.has for node in rest], [node.labels for node in rest]) is not None:
+            return frozenset()
+        return frozenset(node.id for node in self._pool.nodes if node.machine in trial.failed_on)
 
     def _bind(self, trial: Trial) -> bool:
         """Bind a Tune trial to it. False where none is left."""
@@ -487,6 +497,10 @@ class Dispatcher:
         is_over = trial.stop_requested or self._stopped.refusal(trial.spec) is not None
         if failure is not None and retried and not is_over:
             self._tell(TrialRetried(trial.spec, failure.message), trial.uid)
+            if failure.kind is FailureKind.DEVICE and trial.attempt is not None:
+                workers = trial.attempt.gang.workers
+                on = [workers[failure.rank]] if failure.rank in workers else workers.values()
+                trial.failed_on |= {worker.host for worker in on}
             trial.phase, trial.attempt = TrialPhase.QUEUED, None
             self._queue.insert(0, trial)
         else:

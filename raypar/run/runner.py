@@ -91,7 +91,7 @@ More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 ISOLATIONS = ("warm", "fresh")
 # A user's error would only come again, and so would what takes more memory than there is.
-RETRIED = (FailureKind.CRASH, FailureKind.PEER_LOST, FailureKind.HUNG, FailureKind.GANG_LOST)
+RETRIED = (FailureKind.CRASH, FailureKind.DEVICE, FailureKind.PEER_LOST, FailureKind.HUNG, FailureKind.GANG_LOST)
 # Raised by the trial's code, or by what it needs.
 DETERMINISTIC = (FailureKind.ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.CRASH)
 SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")

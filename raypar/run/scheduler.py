@@ -38,10 +38,19 @@ ROUNDING = 1e-6  # of sums of Ray's fractions of a CPU
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued trial; `expected_s` is how long trials alike took, None where none has ended."""
+    """A queued trial.
+
+    Attributes:
+        expected_s: how long trials alike took; None where none has ended.
+        avoided: ids of nodes that it must not run on, all of their machines.
+    """
 
     placement: Placement
     expected_s: float | None = None
+    avoided: frozenset[str] = frozenset()
+
+    def may_run_in(self, gang: GangState) -> bool:
+        return gang.placement == self.placement and self.avoided.isdisjoint(gang.nodes)
 
 
 class GangPhase(Enum):
@@ -161,23 +170,24 @@ class _Round:
 
     def match(self) -> None:
         """Give the trials places, in their order."""
-        stuck: set[tuple[Placement, bool, bool]] = set()
+        stuck: set[tuple[Placement, frozenset[str], bool, bool]] = set()
         for i, trial in enumerate(self._queue):
             if i > self._last or (self._policy.max_trials is not None and self._num_active >= self._policy.max_trials):
                 return
             takes_s = math.inf if trial.expected_s is None else trial.expected_s
             kind = (
                 trial.placement,
+                trial.avoided,
                 self._is_over_in_time(takes_s),
                 self._reservation is not None and self._gang_start_s + takes_s <= self._ready_s,
             )
-            if kind not in stuck and self._place(i, trial, in_time=kind[1], in_time_if_started=kind[2]):
+            if kind not in stuck and self._place(i, trial, in_time=kind[2], in_time_if_started=kind[3]):
                 continue
             stuck.add(kind)
             self._without_place.append(trial.placement)
             if self._reservation is None and self._reserve(trial):
                 self._note_waiting(i)
-                stuck = {(trial.placement, False, False)}
+                stuck = {(trial.placement, trial.avoided, False, False)}
 
     def _is_over_in_time(self, takes_s: float) -> bool:
         """Return whether what takes so long now delays the trial that a place is kept for by no more than estimates
@@ -191,11 +201,11 @@ class _Round:
             in_time: it may have the place that is kept for another one.
             in_time_if_started: it may have that place even if a gang is to be started there first.
         """
-        alike = [gang for gang in self._available.values() if gang.placement == trial.placement]
+        alike = [gang for gang in self._available.values() if trial.may_run_in(gang)]
         gang = self._first_at_hand(alike, self._unreserved)
         if gang is None and in_time:
             gang = self._first_at_hand(alike, self._free)
-        if gang is None and (coming := self._gang_that_comes_free(trial.placement)) is not None:
+        if gang is None and (coming := self._gang_that_comes_free(trial)) is not None:
             if coming.id in self._available:
                 return False  # its machines may be used meanwhile, as those of any place that is kept
             self._awaited.append(coming)
@@ -204,7 +214,7 @@ class _Round:
             self._note_waiting(i)
             return True
         if gang is None:
-            nodes = (self._free if in_time_if_started else self._unreserved).find(trial.placement)
+            nodes = self._free_for(trial, with_reserved=in_time_if_started).find(trial.placement)
             if nodes is None:
                 return False
             self._to_open.append((trial.placement, nodes))
@@ -228,13 +238,26 @@ class _Round:
         )
         return next(places, None)
 
-    def _gang_that_comes_free(self, placement: Placement) -> GangState | None:
+    def _free_for(self, trial: Waiting, *, with_reserved: bool) -> FreeResources:
+        """Return what is free on the nodes that the trial may use."""
+        if not trial.avoided:
+            return self._free if with_reserved else self._unreserved
+        free = FreeResources(self._nodes_for(trial), self._policy.exclusive)
+        kept = [] if with_reserved or self._reservation is None else [self._reservation]
+        for placement, nodes in [*((held.placement, held.nodes) for held in self._held), *kept]:
+            free.take(placement, nodes)
+        return free
+
+    def _nodes_for(self, trial: Waiting) -> list[Node]:
+        return [node for node in self._nodes if node.id not in trial.avoided]
+
+    def _gang_that_comes_free(self, trial: Waiting) -> GangState | None:
         """Return a gang whose machines are expected to be free before a new one could run a trial."""
         kept = self._machines(self._reservation[1]) if self._reservation else set[str]()
         for gang in self._gangs:
             machines = self._machines(gang.nodes)
             if (
-                gang.placement != placement
+                not trial.may_run_in(gang)
                 or gang.phase is GangPhase.STARTING
                 or gang in self._awaited
                 or kept & machines
@@ -258,13 +281,13 @@ class _Round:
         """Keep the place that is free first. False for a trial that doesn't even fit on the empty cluster: it waits for
         nodes."""
         leaving = sorted(self._held, key=lambda held: (held.ends_in_s is None, held.likely_s))
-        gangs = [gang.nodes for gang in self._gangs if gang.placement == trial.placement]
+        gangs = [gang.nodes for gang in self._gangs if trial.may_run_in(gang)]
         place, ready_s = None, 0.0
         for num_gone in range(len(leaving) + 1):
             free_s = max((held.likely_s for held in leaving[:num_gone]), default=0.0)
             if place is not None and free_s > ready_s + self._gang_start_s:
                 break  # a new gang is ready sooner
-            free = FreeResources(self._nodes, self._policy.exclusive)
+            free = FreeResources(self._nodes_for(trial), self._policy.exclusive)
             for held in leaving[num_gone:]:
                 free.take(held.placement, held.nodes)
             warm = next((nodes for nodes in gangs if free.has(trial.placement, nodes)), None)

@@ -61,6 +61,7 @@ class FailureKind(StrEnum):
     ERROR = "error"  # user code raised
     CRASH = "crash"  # a rank died: signal, exit
     OUT_OF_MEMORY = "out_of_memory"  # an allocation was refused, or the kernel killed a rank for its memory
+    DEVICE = "device"  # a GPU failed: an uncorrectable memory error, or it fell off the bus
     PEER_LOST = "peer_lost"  # a rank lost its connection to another one, of which nothing more is known
     HUNG = "hung"  # took longer than it may
     GANG_LOST = "gang_lost"  # a worker, node or controller of the gang died

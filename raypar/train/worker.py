@@ -32,7 +32,18 @@ from raypar.train.job import CHECKPOINT_FOLDER, RankContext, RankOutcome, TrialJ
 _LOST = re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe|Connection refused)", re.DOTALL)
 _LOST_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOADER_DIED = re.compile(r"DataLoader worker .*(is killed by signal|exited unexpectedly)", re.DOTALL)
-_NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of memory", re.IGNORECASE)
+# Torch's and the system's words, and the status of cuBLAS, cuDNN, cuSOLVER and the like.
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|out of memory|\bCU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b", re.IGNORECASE
+)
+# Errors that NCCL gives the same type as that of a lost peer.
+_NCCL_MISUSED = re.compile(r"Duplicate GPU detected|ncclInvalid(Usage|Argument)")
+# CUDA's texts (cudaGetErrorString) for hardware that failed; "unspecified launch failure" is a program's own error.
+_DEVICE_FAILED = re.compile(
+    r"uncorrectable (ECC|NVLink) error|hardware stack error|or a hardware error|GPU has fallen off the bus|GPU is lost"
+    r"|\bXid\b",
+    re.IGNORECASE,
+)
 
 
 def failure_kind(error: BaseException) -> FailureKind:
@@ -40,10 +51,13 @@ def failure_kind(error: BaseException) -> FailureKind:
     name, text = type(error).__name__, message_of(error)
     if isinstance(error, WorkloadError):
         return FailureKind.INVALID
-    says_so = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
-    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or says_so:
+    if isinstance(error, RuntimeError) and _DEVICE_FAILED.search(text):
+        return FailureKind.DEVICE
+    is_shortage = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or is_shortage:
         return FailureKind.OUT_OF_MEMORY
-    if name in _LOST_TYPES or (isinstance(error, RuntimeError) and _LOST.search(text)):
+    is_misuse = isinstance(error, RuntimeError) and _NCCL_MISUSED.search(text)
+    if not is_misuse and (name in _LOST_TYPES or (isinstance(error, RuntimeError) and _LOST.search(text))):
         return FailureKind.PEER_LOST
     if isinstance(error, RuntimeError) and _LOADER_DIED.search(text):
         return FailureKind.CRASH

@@ -296,6 +296,49 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
     assert run.running("b").number == 1
 
 
+ECC = Failure(FailureKind.DEVICE, "AcceleratorError: CUDA error: uncorrectable ECC error encountered", 1)
+
+
+def test_a_trial_whose_gpu_failed_is_retried_on_another_machine_even_if_its_gang_is_idle_sooner():
+    run = Run(specs(2, 2), cluster(2, 2), max_retries=2)
+    run.define("a", "b")
+    run.workers_come_up()
+    first, second = run.running("a").gang, run.running("b").gang
+    run.end("a", RankEnd(), RankEnd(failure=ECC))
+    assert first.phase is GangPhase.IDLE and run.it.trial("a").phase is TrialPhase.QUEUED
+    run.end("b")
+    assert run.running("a").gang is second
+    run.end("a", RankEnd(), RankEnd(failure=ECC))
+    run.workers_come_up()
+    assert run.running("a").gang in (first, second)  # no other machine is left that could
+    run.end("a")
+    assert run.results[-1].attempts == 3 and len(run.of(TrialRetried)) == 2
+
+
+@pytest.mark.parametrize(("rank", "nodes"), [(0, {"n1": 1, "n2": 1}), (1, {"n0": 1, "n2": 1})])
+def test_of_a_gang_over_several_machines_the_one_whose_gpu_failed_is_left(rank, nodes):
+    run = Run(specs(2, nodes=2), cluster(1, 1))
+    run.define("a")
+    run.workers_come_up()
+    gang = run.running("a").gang
+    assert {gang.workers[i].node_id for i in (0, 1)} == {"n0", "n1"}
+    machine = gang.workers[rank].node_id
+    run.pool.nodes = cluster(1, 1, 1)
+    run.end("a", *(RankEnd(failure=replace(ECC, rank=i)) if i == rank else RankEnd() for i in (0, 1)))
+    run.workers_come_up()
+    again = run.running("a").gang
+    assert machine not in again.nodes and set(again.nodes) == set(nodes)
+
+
+def test_a_trial_whose_gpu_failed_is_retried_there_where_no_other_machine_can_hold_it():
+    run = Run(specs(2), cluster(2, 1))
+    run.define("a")
+    run.workers_come_up()
+    gang = run.running("a").gang
+    run.end("a", RankEnd(failure=ECC), RankEnd())
+    assert run.running("a").gang is gang and run.running("a").number == 2
+
+
 def test_a_trial_whose_cores_another_study_has_takes_others_or_waits_and_has_not_begun():
     run = one_running(num_workers=2, nodes=cluster(2))
     gang = run.running("a").gang

@@ -80,6 +80,8 @@ class DistBackendError(RuntimeError):
     """NCCL's, which is not built everywhere."""
 
 
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77,"
+NO_DEVICE_MEMORY = "DEVICE_ALLOCATION_FAILED"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:4"
 
 
@@ -91,6 +93,20 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection cl
         (KeyError("memory"), FailureKind.ERROR),
         (RuntimeError(GLOO), FailureKind.PEER_LOST),
         (DistBackendError("NCCL error: remote process exited or there was a network error"), FailureKind.PEER_LOST),
+        (DistBackendError(f"{NCCL} ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1"), FailureKind.ERROR),
+        (DistBackendError(f"{NCCL} unhandled cuda error\nCuda failure 2 'out of memory'"), FailureKind.OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), FailureKind.OUT_OF_MEMORY),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), FailureKind.OUT_OF_MEMORY),
+        (RuntimeError(f"CUDNN_STATUS_INTERNAL_ERROR_{NO_DEVICE_MEMORY}"), FailureKind.OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), FailureKind.ERROR),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), FailureKind.DEVICE),
+        (DistBackendError(f"{NCCL} Cuda failure 214 'uncorrectable ECC error encountered'"), FailureKind.DEVICE),
+        (RuntimeError("CUDA error: uncorrectable NVLink error detected during the execution"), FailureKind.DEVICE),
+        (RuntimeError("CUDA error: hardware stack error"), FailureKind.DEVICE),
+        (RuntimeError("Unable to determine the device handle for GPU: GPU is lost"), FailureKind.DEVICE),
+        (RuntimeError("CUDA error: unspecified launch failure"), FailureKind.ERROR),
+        (RuntimeError("CUDA error: device-side assert triggered"), FailureKind.ERROR),
+        (ValueError("uncorrectable ECC error encountered"), FailureKind.ERROR),
         (RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "), FailureKind.CRASH),
     ],
     ids=str,

@@ -158,6 +158,18 @@ def test_a_label_says_which_machines_may_be_taken():
     assert [list(ran.on) for ran in outcome.ran] == [["b"], ["b"]]
 
 
+def test_a_trial_stays_off_the_nodes_that_it_is_to_avoid_and_others_use_them():
+    avoiding = Waiting(workers(2), 5.0, frozenset(["n0"]))
+    idle, busy = gang(2), GangState("b", workers(2), GangPhase.BUSY, {"n1": 2}, ends_in_s=1.0)
+    assert decide([avoiding, Waiting(workers(2), 5.0)], [idle], cluster(2, 2), rules()) == Decisions(
+        starts=((1, "2"),), opens=((workers(2), {"n1": 2}),)
+    )
+    waits = decide([avoiding, Waiting(workers(2), 5.0)], [idle, busy], cluster(2, 2), rules(), gang_start_s=9.0)
+    assert waits == Decisions(starts=((1, "2"),))
+    # Two small machines take it, though the large one would on an empty cluster.
+    assert decide([avoiding], [], cluster(2, 1, 1), rules()).opens == ((workers(2), {"n1": 1, "n2": 1}),)
+
+
 def test_nodes_that_join_are_used_and_what_had_no_room_before_runs_there():
     jobs = [Job(workers(8), 1.0), *[Job(workers(1), 10.0)] * 4]
     outcome = simulate(jobs, cluster(4), rules(), joins={5.0: [Node("new", "new", {"CPU": 8})]})
