@@ -3,7 +3,9 @@
 RAPL counts a package's energy (cores, caches, memory controller; not the memory, disks or fans) in
 ``/sys/class/powercap``, on Intel's and AMD's CPUs; since Linux 5.10 root alone may read it unless somebody allows more.
 A package serves all processes of the machine: its energy includes theirs, and its idle power.
-NVML, which comes with the driver, counts a GPU's energy since the driver was loaded, from Volta on.
+NVML, which comes with the driver, counts a GPU's energy since the driver was loaded, from Volta on. The counter is
+updated every 20 to 100 ms (Yang, Adamek and Armour, "Part-time Power Measurements", arXiv 2312.02741): a timed region
+has to be long against that.
 """
 
 from __future__ import annotations
@@ -16,11 +18,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from raypar.gpus import NoDriver, device_handle, open_nvml
+
 POWERCAP = Path("/sys/class/powercap")
 # More than any package draws; used if the system has no limit for one.
 MAX_PACKAGE_W = 1000.0
 # A package may exceed its long-term limit for some seconds.
 LIMIT_MARGIN = 1.5
+GPU_UPDATE_S = 0.1
+# Regions have to be as long as so many updates: what a counter lags behind is lost at a region's end.
+MIN_UPDATES = 10
 
 
 class CannotRead(Exception):
@@ -34,11 +41,13 @@ class EnergyCounter:
     Attributes:
         read: returns the joules since some time, modulo `range_j`; raises `CannotRead`.
         max_w: most watts that are counted.
+        update_s: most seconds between two updates; 0: it is always up to date.
     """
 
     read: Callable[[], float]
     range_j: float = math.inf
     max_w: float = MAX_PACKAGE_W
+    update_s: float = 0.0
 
     def used(self, first_j: float, last_j: float, elapsed_s: float) -> float:
         """Return the joules between two reads.
@@ -74,44 +83,58 @@ def package_counters(folder: Path = POWERCAP) -> list[EnergyCounter]:
 
 
 def gpu_counters(uuid: str) -> list[EnergyCounter]:
-    """Return the counter of one GPU; reading it raises where the GPU has none (before Volta, or a part of it: MIG).
+    """Return the counter of one GPU; reading it raises where the GPU has none (before Volta).
 
     Args:
         uuid: as NVML or torch have it.
 
     Raises:
-        CannotRead: nvidia-ml-py is not installed.
+        CannotRead: NVML can't be asked, or it is a part of a GPU (MIG).
     """
     try:
-        import pynvml
-    except ImportError:
-        raise CannotRead("a GPU's energy needs nvidia-ml-py: pip install 'raypar[train]'") from None
-    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        library = open_nvml()
+    except NoDriver as error:
+        raise CannotRead(f"a GPU's energy can't be read: {error}") from None
+    try:
+        device = device_handle(library, uuid)
+        is_part = library.nvmlDeviceIsMigDeviceHandle(device)
+    except library.NVMLError as error:
+        raise CannotRead(f"NVML has no GPU {uuid}: {error}") from None
+    if is_part:
+        raise CannotRead("NVML counts the energy of whole GPUs, and the trial has a part of one (MIG)")
 
     def read() -> float:
         try:
-            pynvml.nvmlInit()  # after the first time it only counts
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByUUID(name))) / 1e3
-        except pynvml.NVMLError as error:
-            raise CannotRead(f"NVML can't read the energy of {name}: {error}") from None
+            return float(library.nvmlDeviceGetTotalEnergyConsumption(device)) / 1e3
+        except library.NVMLError as error:
+            raise CannotRead(f"NVML can't read the energy of GPU {uuid}: {error}") from None
 
-    return [EnergyCounter(read)]
+    return [EnergyCounter(read, update_s=GPU_UPDATE_S)]
 
 
 class EnergyMonitor:
-    """Sum of the energy of some counters over the timed regions; they are read at the start and the end of a region.
-
-    Attributes:
-        why_not: why the energy can't be read; empty: it can.
-    """
+    """Sum of the energy of some counters over the timed regions; they are read at the start and the end of a region."""
 
     def __init__(self, open_counters: Callable[[], list[EnergyCounter]]) -> None:
-        self.why_not = ""
-        self._sum_j = 0.0
+        self._error = ""
+        self._sum_j = self._sum_s = 0.0
+        self._num_regions = 0
         self._counters: list[EnergyCounter] = []
         with self._closed_on_error():
             self._counters = open_counters()
         self.start()  # a counter that can't be read is reported even if nothing is timed
+
+    @property
+    def why_not(self) -> str:
+        """Reason why the energy can't be read; empty: it can."""
+        update_s = max((counter.update_s for counter in self._counters), default=0.0)
+        if self._error or self._sum_s >= MIN_UPDATES * update_s * self._num_regions:
+            return self._error
+        region_s = self._sum_s / self._num_regions
+        return (
+            f"a GPU's counter of energy is updated every {update_s:g} s, and {region_s:.2g} s were timed at a time: "
+            "evaluate less often, or train on more samples"
+        )
 
     @property
     def joules(self) -> float | None:
@@ -127,6 +150,7 @@ class EnergyMonitor:
             (first_s, first), (last_s, last) = self._before, self._read()
             for counter, first_j, last_j in zip(self._counters, first, last, strict=False):
                 self._sum_j += counter.used(first_j, last_j, last_s - first_s)
+            self._sum_s, self._num_regions = self._sum_s + last_s - first_s, self._num_regions + 1
 
     def _read(self) -> tuple[float, list[float]]:
         return time.perf_counter(), [counter.read() for counter in self._counters]
@@ -136,7 +160,7 @@ class EnergyMonitor:
         try:
             yield
         except CannotRead as error:
-            self.why_not, self._counters = str(error), []
+            self._error, self._counters = str(error), []
 
 
 def _limit_w(zone: Path) -> float:

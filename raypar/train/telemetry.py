@@ -1,4 +1,4 @@
-"""Measurements of a rank's machine while a trial is timed: load by others, core clocks, energy.
+"""Measurements of a rank's machine while a trial is timed: load by others, clocks of cores and GPU, energy.
 
 Counters are read before a timed region starts and after it has ended; nothing runs beside the steps. Clocks come from
 Linux's files: psutil's ``cpu_freq`` gives a nominal clock where none can be read, as on most virtual machines.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from raypar.gpus import NoDriver, device_handle, open_nvml
 from raypar.train.affinity import TOPOLOGY
 from raypar.train.energy import EnergyMonitor, gpu_counters, package_counters
 
@@ -189,6 +191,114 @@ class ClockMonitor:
         return numbers
 
 
+# NVML's reasons of a clock below what the load asks for. The limit of power (SwPowerCap) is how a GPU usually works;
+# HwSlowdown, of which the last two are kinds, is set for a moment with every change of a clock.
+SLOWDOWNS = ("SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+GPU_SERVICES = ("nvidia-cuda-mps",)  # on a GPU for others' sake
+
+
+class GpuMonitor:
+    """Clock, heat and other users of the rank's GPU, at the end of every timed region, while it is warm from the steps.
+
+    Figures that NVML doesn't give are absent. Of a part of a GPU (MIG), clock and heat are its card's.
+
+    Args:
+        uuid: as torch has it; empty: the rank trains on no GPU, and NVML is left alone.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._library: Any = None
+        self._mhz: list[float] = []
+        self._celsius: list[float] = []
+        self._slowdowns: list[bool] = []
+        self._others: list[int] = []
+        self._is_other: dict[int, bool] = {}  # by process
+        if uuid:
+            with contextlib.suppress(NoDriver):
+                library = open_nvml()
+                with contextlib.suppress(library.NVMLError):
+                    self._device = self._card = device_handle(library, uuid)
+                    if library.nvmlDeviceIsMigDeviceHandle(self._device):
+                        self._card = library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._device)
+                    self._library = library
+
+    def start(self) -> None:
+        if self._library:
+            self._note(self._others, self._num_others)
+
+    def stop(self) -> None:
+        if library := self._library:
+            self._note(self._mhz, lambda: library.nvmlDeviceGetClockInfo(self._card, library.NVML_CLOCK_SM))
+            self._note(self._slowdowns, self._is_slowed_down)
+            self._note(
+                self._celsius, lambda: library.nvmlDeviceGetTemperature(self._card, library.NVML_TEMPERATURE_GPU)
+            )
+            self._note(self._others, self._num_others)
+
+    def summary(self) -> dict[str, float]:
+        """Return the figures over the regions.
+
+        ``gpu_mhz_first``, ``_mean`` and ``_last``: clock of the multiprocessors; ``gpu_max_mhz``: the highest that the
+        GPU has; ``gpu_slowdowns``: the regions after which it was slowed down by heat or a power brake;
+        ``gpu_celsius``: the highest temperature; ``gpu_other_processes``: the most processes of others on it at a time.
+        """
+        figures: dict[str, float] = {}
+        if mhz := self._mhz:
+            figures |= {"gpu_mhz_first": mhz[0], "gpu_mhz_mean": sum(mhz) / len(mhz), "gpu_mhz_last": mhz[-1]}
+            with contextlib.suppress(self._library.NVMLError):
+                figures["gpu_max_mhz"] = self._library.nvmlDeviceGetMaxClockInfo(
+                    self._card, self._library.NVML_CLOCK_SM
+                )
+        if self._slowdowns:
+            figures["gpu_slowdowns"] = sum(self._slowdowns)
+        if self._celsius:
+            figures["gpu_celsius"] = max(self._celsius)
+        if self._others:
+            figures["gpu_other_processes"] = max(self._others)
+        return figures
+
+    def _note(self, values: list[Any], read: Callable[[], Any]) -> None:
+        with contextlib.suppress(self._library.NVMLError):  # this GPU, or its driver, doesn't show it
+            if (value := read()) is not None:
+                values.append(value)
+
+    def _is_slowed_down(self) -> bool:
+        library = self._library
+        try:
+            reasons = library.nvmlDeviceGetCurrentClocksEventReasons(self._card)
+        except (AttributeError, library.NVMLError):  # the name that it has before driver 535
+            reasons = library.nvmlDeviceGetCurrentClocksThrottleReasons(self._card)
+        # Both names have the same bits.
+        return any(reasons & getattr(library, f"nvmlClocksThrottleReason{name}") for name in SLOWDOWNS)
+
+    def _num_others(self) -> int | None:
+        """Return how many processes of others are on the GPU; None where the ids that NVML gives are not this system's.
+
+        In a container they may be the host's, or hidden: this process, which is on the GPU, is not among them then.
+        """
+        pids = {each.pid for each in self._library.nvmlDeviceGetComputeRunningProcesses(self._device)}
+        if os.getpid() not in pids:
+            return None
+        for pid in pids - self._is_other.keys():
+            self._is_other[pid] = _is_anothers(pid)
+        return sum(self._is_other[pid] for pid in pids)
+
+
+def _is_anothers(pid: int) -> bool:
+    """Return whether a process is neither this one nor of the same study; False where that can't be seen."""
+    try:
+        server, process = psutil.Process().parent(), psutil.Process(pid)
+        if server is None or FORK_SERVER not in " ".join(server.cmdline()):
+            return False
+        study = {
+            server.pid,
+            *([driver.pid] if (driver := server.parent()) else []),
+        }  # of fresh ranks, each has a server
+        return study.isdisjoint(each.pid for each in process.parents()) and not process.name().startswith(GPU_SERVICES)
+    except psutil.Error:  # it has ended
+        return False
+
+
 @dataclass(frozen=True)
 class RankCounters:
     """Counters of one rank's machine and GPU, over the timed regions.
@@ -295,21 +405,22 @@ class Telemetry:
         self._gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
         self._cpu = CpuMonitor(cores, raypar_processes())
         self._clocks = ClockMonitor(cores)
+        self._gpu_state = GpuMonitor(self._gpu)
         self._package = EnergyMonitor(package_counters)
         self._card = EnergyMonitor(partial(gpu_counters, self._gpu) if self._gpu else list)
 
     def start(self) -> None:
         # The first looks for child processes, which takes the longest: outside of the others' regions.
-        for monitor in (self._cpu, self._clocks, self._package, self._card):
+        for monitor in (self._cpu, self._clocks, self._gpu_state, self._package, self._card):
             monitor.start()
 
     def stop(self) -> None:
-        for monitor in (self._card, self._package, self._clocks, self._cpu):
+        for monitor in (self._card, self._package, self._gpu_state, self._clocks, self._cpu):
             monitor.stop()
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures for the trial's environment: see `CpuMonitor` and `ClockMonitor`."""
-        return {**self._cpu.summary(), **self._clocks.summary()}
+        """Return the figures for the trial's environment: see `CpuMonitor`, `ClockMonitor` and `GpuMonitor`."""
+        return {**self._cpu.summary(), **self._clocks.summary(), **self._gpu_state.summary()}
 
     def counters(self) -> RankCounters:
         """Return the counters, to be combined over the ranks of a machine."""

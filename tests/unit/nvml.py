@@ -3,8 +3,6 @@
 import sys
 from types import ModuleType, SimpleNamespace
 
-REASONS = {"SwPowerCap": 0x4, "HwSlowdown": 0x8, "SwThermalSlowdown": 0x20, "HwThermalSlowdown": 0x40}
-
 
 class Card(SimpleNamespace):
     """A GPU, or a part of one (whose `card` it is). What is None the driver doesn't support."""
@@ -25,8 +23,8 @@ class Nvml(ModuleType):
         pass
 
     NVML_DEVICE_MIG_ENABLE, NVML_FEATURE_ENABLED, NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 1, 1, 0
-    nvmlClocksEventReasonSwThermalSlowdown, nvmlClocksEventReasonHwThermalSlowdown = 0x20, 0x40
-    nvmlClocksEventReasonHwPowerBrakeSlowdown = 0x80
+    nvmlClocksThrottleReasonSwThermalSlowdown, nvmlClocksThrottleReasonHwThermalSlowdown = 0x20, 0x40
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
 
     def __init__(self, *cards, error="", driver="580.65.06", cuda=13000):
         super().__init__("pynvml")
@@ -108,6 +106,11 @@ class Nvml(ModuleType):
         return self._of_card(device, "max_mhz")
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, device):
+        if int(self.driver.partition(".")[0]) < 535:
+            raise self.NVMLError("Function Not Found")
+        return self.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device):
         return self._of_card(device, "reasons")
 
     def nvmlDeviceGetTemperature(self, device, sensor):

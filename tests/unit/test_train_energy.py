@@ -3,10 +3,13 @@
 import sys
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
+import nvml
 import pytest
+from nvml import Card
 
+from raypar.train import energy
 from raypar.train.energy import CannotRead, EnergyMonitor, gpu_counters, package_counters
 
 
@@ -73,43 +76,64 @@ def test_counters_that_are_absent_lost_or_may_not_be_read_are_reported(tmp_path,
     assert (monitor.joules, monitor.why_not) == (None, message)
 
 
-class Nvml(ModuleType):
-    """Stands in for the module pynvml, with a driver and one GPU, as far as energy goes."""
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds of a clock that stands still."""
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    return clock
 
-    class NVMLError(Exception):
-        pass
 
-    error, millijoules = "", 0
-
-    def nvmlInit(self):
-        if self.error:
-            raise self.NVMLError(self.error)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        assert handle == "GPU-1234"
-        return self.millijoules
+def timed(monitor, clock, card, *, seconds, joules):
+    monitor.start()
+    clock.now_s, card.millijoules = clock.now_s + seconds, card.millijoules + joules * 1000
+    monitor.stop()
 
 
 @pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])  # torch leaves the prefix out
-def test_a_gpus_energy_is_what_its_counter_went_up_by(monkeypatch, uuid):
-    nvml = Nvml("pynvml")
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    regions = [partial(setattr, nvml, "millijoules", millijoules) for millijoules in (2_000, 4_000)]
-    monitor = measured(partial(gpu_counters, uuid), *regions)
-    assert monitor.joules == pytest.approx(4.0)
-    nvml.error = "Not Supported"
+def test_a_gpus_energy_is_what_its_counter_went_up_by(monkeypatch, clock, uuid):
+    library = nvml.install(monkeypatch, card := Card(1, millijoules=7000))
+    monitor = EnergyMonitor(partial(gpu_counters, uuid))
+    for joules in (2, 4):
+        timed(monitor, clock, card, seconds=3.0, joules=joules)
+        card.millijoules += 9000  # between the regions
+    assert (monitor.joules, monitor.why_not) == (pytest.approx(6.0), "")
+    card.millijoules = None
     monitor.start()
-    assert (monitor.joules, monitor.why_not) == (None, "NVML can't read the energy of GPU-1234: Not Supported")
+    assert monitor.joules is None and monitor.why_not.endswith(f"energy of GPU {uuid}: Not Supported")
+    library.error = "Driver Not Loaded"
+    assert EnergyMonitor(partial(gpu_counters, uuid)).why_not == "a GPU's energy can't be read: Driver Not Loaded"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pip install 'raypar[train]'" in EnergyMonitor(partial(gpu_counters, uuid)).why_not
 
 
-def test_nvidia_ml_py_has_what_is_used():
-    pynvml = pytest.importorskip("pynvml")
-    assert all(hasattr(pynvml, name) for name in vars(Nvml) if name.startswith(("nvml", "NVML")))
+def test_of_regions_that_are_short_against_the_counters_updates_there_is_no_energy(monkeypatch, clock):
+    nvml.install(monkeypatch, card := Card(1))
+    monitor = EnergyMonitor(partial(gpu_counters, "1234"))
+    assert monitor.why_not == ""  # nothing is timed yet
+    for seconds in (0.5, 0.2):
+        timed(monitor, clock, card, seconds=seconds, joules=200)
+        assert monitor.joules is None
+    assert "0.35 s were timed at a time: evaluate less often" in monitor.why_not
+    timed(monitor, clock, card, seconds=2.3, joules=600)  # on average, a second
+    assert (monitor.joules, monitor.why_not) == (pytest.approx(1000.0), "")
+
+
+def test_a_package_is_always_up_to_date(tmp_path, clock):
+    write_zone(tmp_path, "intel-rapl:0", "package-0", 10)
+    monitor = EnergyMonitor(partial(package_counters, tmp_path))
+    monitor.start()
+    clock.now_s += 0.01
+    write_zone(tmp_path, "intel-rapl:0", "package-0", 12)
+    monitor.stop()
+    assert (monitor.joules, monitor.why_not) == (pytest.approx(2.0), "")
+
+
+def test_a_part_of_a_gpu_has_no_energy_of_its_own(monkeypatch):
+    nvml.install(monkeypatch, Card(1, [Card(1, uuid="MIG-a5")]))
+    monitor = EnergyMonitor(partial(gpu_counters, "a5"))  # as torch has it
+    assert (monitor.joules, "a part of one (MIG)" in monitor.why_not) == (None, True)
+    assert EnergyMonitor(partial(gpu_counters, "77")).why_not == "NVML has no GPU 77: Not Supported"
 
 
 def test_this_machines_gpu_counts_upwards():

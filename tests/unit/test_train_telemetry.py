@@ -1,14 +1,19 @@
 """Step times; load, clocks and counters of a rank's machine (real load: real/test_other_load.py); sums over ranks.
 
-Clocks and throttling come from folders laid out like /sys/devices/system/cpu: few machines that run tests have them.
+Clocks and throttling come from folders laid out like /sys/devices/system/cpu, and a GPU's from a stand-in for NVML: few
+machines that run tests have them.
 """
 
 import itertools
+import os
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import nvml
 import pytest
 import torch
+from nvml import Card
 from results import make_spec
 
 from raypar.run.ranks import RankEnd, trial_result
@@ -16,7 +21,7 @@ from raypar.study.trial import TrialResult
 from raypar.train import loop
 from raypar.train import telemetry as module
 from raypar.train.job import RankOutcome
-from raypar.train.telemetry import ClockMonitor, CpuMonitor, RankCounters, energy, other_loads, stalls
+from raypar.train.telemetry import ClockMonitor, CpuMonitor, GpuMonitor, RankCounters, energy, other_loads, stalls
 
 
 @pytest.fixture
@@ -128,6 +133,110 @@ def test_figures_that_a_machine_does_not_show_are_absent(tmp_path):
     monitor.start()
     monitor.stop()
     assert monitor.summary() == {}
+
+
+# ---- the rank's GPU, by a stand-in for NVML
+
+HOT, BRAKED, AT_ITS_POWER_LIMIT, CHANGING = 0x60, 0x80, 0x4, 0x8
+STUDY = "python -c from raypar.run.forkserver import serve; serve() 3"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that this process is on."""
+    nvml.install(monkeypatch, card := Card(1, pids=[os.getpid()]))
+    return card
+
+
+def watched(monitor, card, **by_region):
+    """Time regions, after each of which the card has these values."""
+    for values in zip(*by_region.values(), strict=True):
+        vars(card).update(mhz=210)  # idle between the regions
+        monitor.start()
+        vars(card).update(zip(by_region, values, strict=True))
+        monitor.stop()
+    return monitor.summary()
+
+
+@pytest.mark.parametrize("driver", ["580.65.06", "525.60.13"])
+def test_a_gpus_clock_and_heat_are_read_at_the_end_of_each_region(monkeypatch, driver):
+    nvml.install(monkeypatch, card := Card(1, pids=[os.getpid()]), driver=driver)
+    reasons = (AT_ITS_POWER_LIMIT, HOT, CHANGING, BRAKED | CHANGING)
+    figures = watched(GpuMonitor("1234"), card, mhz=(1900, 1700, 1500, 1500), reasons=reasons, celsius=(60, 88, 87, 80))
+    clocks = {"gpu_mhz_first": 1900, "gpu_mhz_mean": 1650, "gpu_mhz_last": 1500, "gpu_max_mhz": 1980}
+    assert figures == pytest.approx({**clocks, "gpu_slowdowns": 2, "gpu_celsius": 88, "gpu_other_processes": 0})
+
+
+def test_of_a_part_of_a_gpu_clock_and_heat_are_its_cards_and_the_processes_its_own(monkeypatch):
+    part = Card(1, uuid="MIG-a5", pids=[os.getpid()])
+    nvml.install(monkeypatch, card := Card(1, [part], pids=[1, 2, 3, os.getpid()]))
+    figures = watched(GpuMonitor("a5"), card, mhz=(1400,), celsius=(60,))
+    assert (figures["gpu_mhz_mean"], figures["gpu_celsius"], figures["gpu_other_processes"]) == (1400, 60, 0)
+
+
+def test_what_a_gpu_does_not_show_is_absent(monkeypatch):
+    nvml.install(monkeypatch, card := Card(1, max_mhz=None, pids=None))
+    figures = watched(GpuMonitor("1234"), card, mhz=(None,), reasons=(None,), celsius=(50,))
+    assert figures == {"gpu_celsius": 50}
+    for unknown in (GpuMonitor("77"), GpuMonitor("1234") if nvml.install(monkeypatch, error="no driver") else None):
+        unknown.start()
+        unknown.stop()
+        assert unknown.summary() == {}
+
+
+def test_a_trial_on_the_cpu_leaves_nvml_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(module, "open_nvml", lambda: pytest.fail("NVML was asked"))
+    telemetry = module.Telemetry((0,), torch.device("cpu"))
+    telemetry.start()
+    telemetry.stop()
+    assert not [key for key in telemetry.summary() if key.startswith("gpu")]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """The processes of a machine, by id: this one is a rank of a study whose driver is 2."""
+    me, all_of_them = os.getpid(), {}
+
+    class Gone(Exception):
+        pass
+
+    def process_of(pid=me):
+        if pid not in all_of_them:
+            raise Gone
+        parent, command = all_of_them[pid]
+        above = []
+        while parent:
+            above.append(SimpleNamespace(pid=parent))
+            parent = all_of_them[parent][0]
+        return SimpleNamespace(
+            pid=pid,
+            cmdline=command.split,
+            name=lambda: command.split()[0][:15],
+            parent=lambda: process_of(above[0].pid) if above else None,
+            parents=lambda: above,
+        )
+
+    all_of_them.update({1: (0, "init"), 2: (1, "raypar study"), 3: (2, STUDY), me: (3, STUDY)})
+    monkeypatch.setattr(module, "psutil", SimpleNamespace(Error=Gone, Process=process_of))
+    return all_of_them
+
+
+def test_processes_of_others_on_a_gpu_are_counted_and_the_studys_are_not(gpu, processes):
+    me = os.getpid()
+    fresh = {4: (2, STUDY), 5: (4, STUDY), 6: (me, "a loader"), 7: (3, STUDY)}  # ranks beside this one, its loaders
+    processes.update({**fresh, 8: (1, "jupyter"), 9: (1, STUDY), 10: (1, "nvidia-cuda-mps-server")})
+    pids = [me, 5, 6, 7, 10]
+    assert watched(GpuMonitor("1234"), gpu, pids=(pids,))["gpu_other_processes"] == 0
+    # Another study's ranks are others' too; 77 has ended, or can't be seen.
+    assert watched(GpuMonitor("1234"), gpu, pids=([me], [*pids, 8, 9, 77], [me]))["gpu_other_processes"] == 2
+
+
+def test_where_nvml_gives_the_ids_of_another_namespace_nobody_is_accused(gpu, processes):
+    processes[8], gpu.pids = (1, "jupyter"), [8, 123456]
+    assert "gpu_other_processes" not in watched(GpuMonitor("1234"), gpu, celsius=(50,))
+    processes[os.getpid()] = (1, "pytest")  # of no study: whose the others are is unknown
+    assert watched(GpuMonitor("1234"), gpu, pids=([os.getpid(), 8],))["gpu_other_processes"] == 0
 
 
 RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
