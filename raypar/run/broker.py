@@ -114,6 +114,10 @@ class Broker:
         await self._until(lambda: running.kill_requested or running.is_over)
         return running.kill_requested
 
+    async def notify(self, text: str) -> None:
+        """A worker has something for the user to read."""
+        self._dispatcher.notify(text)
+
     async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
         """A rank has ended."""
         if (running := self._dispatcher.attempt(uid, attempt)) is not None:

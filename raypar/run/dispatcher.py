@@ -190,6 +190,7 @@ class Dispatcher:
         self._events: list[tuple[str, Event]] = []
         self._num_forgotten = 0
         self._last_wait = ""  # for cores of other studies, as last said
+        self._notices: set[str] = set()  # of workers, as shown
 
     @property
     def num_slots(self) -> int:
@@ -297,6 +298,13 @@ class Dispatcher:
         gang.worker_is_ready(rank, master_address)
         self.dispatch()
         return gang
+
+    def notify(self, text: str) -> None:
+        """Show the user a notice: once, however many workers have it."""
+        if text not in self._notices:
+            self._notices.add(text)
+            self._tell(Notice(text))
+            self._on_change()
 
     def report(self, attempt: Attempt, metrics: Mapping[str, float]) -> None:
         """Rank 0 of a running trial reports."""

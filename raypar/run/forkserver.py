@@ -8,6 +8,7 @@ child of the server's that is no rank was left by one. (Elsewhere they go on.)
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -15,26 +16,44 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
+from raypar.gpus import all_gpus
 from raypar.trace import mark
+
+# With it, torch.cuda.is_available() asks NVML, where there is one, and leaves CUDA alone.
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+TOUCHED_CUDA = (
+    "{} touched CUDA when imported; ranks import it (and the modules after it) themselves, which delays every trial"
+)
+
+
+def command(listener: int, owner: int, modules: Sequence[str], notice: str = "") -> list[str]:
+    """Return the command line of a fork server.
+
+    Args:
+        listener: descriptor of the socket that clients connect to.
+        owner: descriptor of a pipe, which the owner holds open as long as it lives.
+        modules: to import, in this order.
+        notice: for the user, of modules that it does not import.
+    """
+    main = "from raypar.run.forkserver import serve; serve()"
+    return [sys.executable, "-c", main, str(listener), str(owner), notice, *modules]
 
 
 def serve() -> None:
-    """Run a fork server: import, then fork on request until the owner has ended. Arguments: see `ForkServer`.
+    """Run a fork server: import, then fork on request until the owner has ended. Arguments: see `command`.
 
     A client sends a number of descriptors, and these, for each rank (0: is it ready?). The answers are pairs: a pid and
-    None for a new rank, a pid and an exit code for one that has ended.
+    None for a new rank, a pid and an exit code for one that has ended, and 0 and a notice when it is ready.
     """
     mark("fork server: starts")
-    listener, owner = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    for name in sys.argv[3:]:
-        # A module that can't be imported fails in the trial that needs it.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    _, listener_fd, owner_fd, notice, *modules = sys.argv
+    listener, owner = socket.socket(fileno=int(listener_fd)), int(owner_fd)
+    _import(modules, listener.fileno(), owner)
     mark("fork server: imported")
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     helpers = _children()  # of what was imported
@@ -68,7 +87,7 @@ def serve() -> None:
                 client.close()
                 continue
             if not fds:
-                client.send((0, None))
+                client.send((0, notice))
             elif pid := os.fork():
                 owners[pid] = client
                 client.send((pid, None))
@@ -76,6 +95,39 @@ def serve() -> None:
                     os.close(fd)
             else:
                 _become_rank(fds, (listener.fileno(), owner, child_ended, wake_up, *(c.fileno() for c in clients)))
+
+
+def _import(modules: Sequence[str], listener: int, owner: int) -> None:
+    """Import the modules; start anew without the first, and those after it, after which forks can't use a GPU."""
+    environment = dict(os.environ)
+    os.environ.setdefault(NVML_CHECK, "1")
+    for i, name in enumerate(modules):
+        is_new = name not in sys.modules
+        # A module that can't be imported fails in the trial that needs it.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+        if is_new and _has_touched_cuda():
+            os.execve(sys.executable, command(listener, owner, modules[:i], TOUCHED_CUDA.format(name)), environment)
+    if NVML_CHECK not in environment:
+        del os.environ[NVML_CHECK]
+
+
+def _has_touched_cuda() -> bool:
+    """Return whether a fork of this process could no longer use a GPU, by torch, which knows it in a fork only."""
+    version = sys.modules.get("torch.version")
+    if not (getattr(version, "cuda", None) or getattr(version, "hip", None)) or not _has_gpu():
+        return False
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    try:
+        os._exit(int(sys.modules["torch.cuda"]._is_in_bad_fork()))
+    finally:
+        os._exit(0)
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    return bool(all_gpus())
 
 
 def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:

@@ -169,8 +169,8 @@ def serve(config: Mapping[str, Any]) -> None:
     )
     fork_address: str = ray.get(broker.hello.remote(gang_id, greeting))
     forks = None if config["fresh"] else ForkClient(fork_address)
-    if forks is not None:
-        forks.wait_until_ready()  # not in a trial's time, which may be limited
+    if forks is not None and (notice := forks.wait_until_ready()):  # not in a trial's time, which may be limited
+        ray.get(broker.notify.remote(notice))
     num_turns = 0
     while True:
         with socket.socket() as listen:

@@ -57,6 +57,10 @@ class LocalRunner:
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`)."""
         workload, stopped, notice = cloudpickle.dumps(study.workload), StoppedPoints(), None
+        if self._server is not None:
+            with contextlib.closing(ForkClient(self._server.address)) as client:
+                if text := client.wait_until_ready():
+                    listener(Notice(text))
         for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
             if (refusal := stopped.refusal(spec)) is not None:
                 listener(TrialEnded(trial_result(spec, {}, started_at=time.time(), failure=refusal)))

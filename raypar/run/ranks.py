@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from raypar import units
-from raypar.run.forkserver import kill_group
+from raypar.run.forkserver import command, kill_group
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
@@ -85,10 +85,14 @@ class ForkClient:
         self._exit_codes: dict[int, int] = {}
         self.is_lost = False  # the server has ended, and that was noticed
 
-    def wait_until_ready(self) -> None:
-        """Wait while the server is still importing; before the first fork. Raises like `fork`."""
+    def wait_until_ready(self) -> str:
+        """Wait while the server is still importing; before the first fork. Raises like `fork`.
+
+        Returns:
+            A notice of what it has not imported, for the user; mostly empty.
+        """
         self._connection.send(0)
-        self._connection.recv()
+        return str(self._connection.recv()[1])
 
     def fork(self, log_path: Path, listen: socket.socket | None = None) -> RankProcess:
         """Start a rank; waits while the server is still importing.
@@ -159,7 +163,7 @@ class ForkServer:
             listener.listen(64)
             fds = (listener.fileno(), server_end)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from raypar.run.forkserver import serve; serve()", *map(str, fds), *modules],
+                command(*fds, modules),
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

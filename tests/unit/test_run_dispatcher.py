@@ -136,6 +136,13 @@ class Run:
         return [event.spec for event in self.of(TrialStarted)]
 
 
+def test_a_notice_that_every_worker_has_is_shown_once():
+    run = Run()
+    for text in ("a touched CUDA", "a touched CUDA", "b touched CUDA"):
+        run.it.notify(text)
+    assert [notice.text for notice in run.of(Notice)] == ["a touched CUDA", "b touched CUDA"]
+
+
 def specs(*num_workers, **config):
     points = [{"num_workers": count, "lr": i / 10, **config} for i, count in enumerate(num_workers)]
     return [make_result(point, 0, 1.0).spec for point in points]

@@ -9,6 +9,7 @@ from raypar.run import local
 from raypar.run.ranks import trial_result
 from raypar.run.runner import Notice, TrialEnded, TrialStarted
 from raypar.study.trial import Failure, FailureKind
+from raypar.train.job import RunSettings
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,14 @@ def test_a_point_whose_first_attempts_fail_alike_is_given_up(monkeypatch, tmp_pa
     is_skipped = [r.failure.kind is FailureKind.SKIPPED for r in results]
     assert is_skipped == [repeat not in starts for repeat in range(3)]
     assert len([e for e in events if isinstance(e, Notice)]) == any(is_skipped)
+
+
+def test_a_notice_of_the_fork_server_comes_before_the_first_trial(monkeypatch, tmp_path):
+    client = SimpleNamespace(wait_until_ready=lambda: "a touched CUDA", close=lambda: None)
+    monkeypatch.setattr(local, "ForkServer", lambda *_: SimpleNamespace(address="", close=lambda: None))
+    monkeypatch.setattr(local, "ForkClient", lambda _: client)
+    monkeypatch.setattr(local, "_LocalAttempt", lambda job, *_: SimpleNamespace(run=lambda: trial_result(job.spec, {})))
+    study, events = a_study(space={}, baseline={}, num_repeats=1), []
+    with local.LocalRunner(RunSettings(tmp_path), ()) as runner:
+        runner.run(study, study.trials(), events.append)
+    assert events[0] == Notice("a touched CUDA") and isinstance(events[1], TrialStarted)

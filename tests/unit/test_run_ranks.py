@@ -1,6 +1,7 @@
 """Ranks: their processes, the fork servers that start them, and the kinds and causes of their failures."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -43,6 +44,84 @@ def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path):
         client.wait_until_ready()
         assert (tmp_path / "imported").exists()
         client.fork(tmp_path / "log").kill()  # and it goes on as before
+
+
+# NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
+ONE_CARD = """
+from types import SimpleNamespace
+NVML_DEVICE_MIG_ENABLE = 1
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(handle): return "card"
+def nvmlDeviceGetUUID(handle): return "GPU-0"
+def nvmlDeviceGetPciInfo(handle): return SimpleNamespace(busId="00000000:3B:00.0")
+def nvmlDeviceGetMigMode(handle): return (0, 0)
+"""
+# What a rank has of its fork server.
+LOOK = """
+import json, os, sys, torch
+seen = {"bad_fork": torch.cuda._is_in_bad_fork(), "check": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")}
+seen["imported"] = [name for name in ("before", "touches", "after") if name in sys.modules]
+seen["variable"] = os.environ.get("OF_A_MODULE")
+open(%r, "w").write(json.dumps(seen))
+"""
+needs_cuda_build = pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA has no bad forks")
+
+
+class Runs:
+    """Code that runs where this is unpickled."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def __reduce__(self):
+        return exec, (self.code,)
+
+
+def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
+    """Return what a rank sees of a server that was to import these modules of a folder, and the server's notice."""
+    (folder / "pynvml.py").write_text(pynvml)
+    server = ForkServer(modules, (str(folder),))
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        notice = client.wait_until_ready()
+        rank = client.fork(folder / "log")
+        rank.connection.send(Runs(LOOK % str(folder / "seen")))
+        assert rank.join(60) is not None
+    return json.loads((folder / "seen").read_text()), notice
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_ranks_can_use_a_gpu_though_a_preloaded_module_touches_cuda_which_is_named(tmp_path, monkeypatch, has_gpu):
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    (tmp_path / "before.py").touch()
+    # Where NVML answers, is_available() does no harm; here there is none.
+    code = "import os, torch; os.environ['OF_A_MODULE'] = 'set'; torch.cuda.is_available(); raise ImportError"
+    (tmp_path / "touches.py").write_text(code)
+    (tmp_path / "after.py").touch()
+    modules = ("before", "touches", "after")
+    seen, notice = seen_by_a_rank(tmp_path, modules, ONE_CARD if has_gpu else "raise ImportError")
+    if has_gpu:
+        assert seen == {"bad_fork": False, "check": None, "imported": ["before"], "variable": None}
+        assert notice.startswith("touches touched CUDA when imported; ranks import it")
+    else:  # there is nothing that ranks could use
+        imported = ["before", "after"]  # of one that fails, nothing stays
+        assert (seen["imported"], notice) == (imported, "")
+
+
+@pytest.mark.parametrize("given", [None, "0"])
+def test_imports_look_for_gpus_by_nvml_and_ranks_as_the_user_has_it(tmp_path, monkeypatch, given):
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", given)
+    code = "import os; os.environ['OF_A_MODULE'] = os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']"
+    (tmp_path / "before.py").write_text(code)
+    seen, notice = seen_by_a_rank(tmp_path, ("before",))
+    expected = {"bad_fork": False, "check": given, "imported": ["before"], "variable": given or "1"}
+    assert (seen, notice) == (expected, "")
 
 
 def test_who_waits_for_a_fork_server_that_dies_is_told():
