@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -60,8 +60,10 @@ from raypar.train.job import RunSettings
 from raypar.train.telemetry import CpuMonitor
 
 CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that others share
-# Variables of the driver's environment that a trial's processes need.
-PASSED_ON = ("RAYPAR_DATA_DIR", "XDG_CACHE_HOME", "HOME")
+# Variables of the driver's environment that a trial's processes need: on every node, and on this machine alone.
+PASSED_ON, PASSED_ON_HERE = ("RAYPAR_DATA_DIR",), ("XDG_CACHE_HOME", "HOME")
+# Beginnings of the names of those that configure the network between ranks: NCCL, gloo, and libfabric for EFA.
+NETWORK_VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_")
 REPORT_FILE = "report.html"
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
 OPEN_CLUSTER = (
@@ -313,6 +315,25 @@ def _add_report(recorder: Recorder, execution: Execution, outcome: ExecutionOutc
         notice(Notice(NO_REPORT.format(f"{type(error).__name__}: {error}", execution.study)))
 
 
+def network_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that configure the network between ranks."""
+    return {name: value for name, value in environment.items() if name.startswith(NETWORK_VARIABLES)}
+
+
+def rank_environment(environment: Mapping[str, str], *, is_own: bool) -> dict[str, str]:
+    """Return the variables of the driver's environment that the ranks get.
+
+    Args:
+        is_own: they run on this machine alone, which nobody else uses. Other nodes have homes of their own.
+    """
+    names = [*PASSED_ON, *network_environment(environment)]
+    if is_own:
+        # A private Ray has not inherited secrets; a trial's code may need them, to fetch its data. To machines that
+        # others share none is sent.
+        names += [*PASSED_ON_HERE, *secret_variables(environment)]
+    return {name: environment[name] for name in names if name in environment}
+
+
 @contextlib.contextmanager
 def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Runner]:
     """Start what runs the trials, and stop it after."""
@@ -321,14 +342,11 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
     # The study's functions travel by value: the ranks don't import the study file.
     for name in (loaded.module_name, *loaded.local_modules):
         cloudpickle.register_pickle_by_value(sys.modules[name])
-    # A private Ray has not inherited secrets; a trial's code may need them, to fetch its data. To machines that others
-    # share none is sent.
-    passed_on = (*PASSED_ON, *(secret_variables(os.environ) if plan.cluster.is_own else ()))
     settings = RunSettings(
         # Other nodes don't have this project's folder.
         log_dir=log_dir if plan.cluster.is_own else CLUSTER_LOGS / log_dir.name,
         isolation=options.isolation,
-        environment={key: os.environ[key] for key in passed_on if key in os.environ},
+        environment=rank_environment(os.environ, is_own=plan.cluster.is_own),
         sys_path=(str(loaded.path.parent),),
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,

@@ -19,7 +19,7 @@ from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import execute as module
 from raypar.execution import results
-from raypar.execution.execute import CHANGED_CODE, OTHER_LOAD, STOPPED_BEFORE, STOPPING
+from raypar.execution.execute import CHANGED_CODE, OTHER_LOAD, STOPPED_BEFORE, STOPPING, rank_environment
 from raypar.execution.results import JOINED
 from raypar.run import locks
 from raypar.run.cluster import Cluster
@@ -528,3 +528,13 @@ def test_an_interrupted_study_says_what_is_open(stage):
     outcome = stage.execute(until_settled())
     assert outcome.was_interrupted and outcome.num_done == 10
     assert outcome.analysis.statements[0].startswith("Not settled yet, after 10 trials; still open: width=6")
+
+
+def test_other_nodes_keep_their_homes_and_get_what_configures_the_network():
+    everywhere = {"RAYPAR_DATA_DIR": "/data", "NCCL_DEBUG": "INFO", "TORCH_NCCL_TRACE_BUFFER_SIZE": "1"}
+    everywhere |= {"GLOO_SOCKET_IFNAME": "eth1", "FI_PROVIDER": "efa"}
+    here = {"HOME": "/home/me", "XDG_CACHE_HOME": "/cache", "HF_TOKEN": "hf_0123456789"}
+    environment = {**everywhere, **here, "PATH": "/bin", "MY_NCCL_DEBUG": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    assert rank_environment(environment, is_own=False) == everywhere
+    assert rank_environment(environment, is_own=True) == {**everywhere, **here}
+    assert rank_environment({}, is_own=True) == {}
