@@ -49,6 +49,7 @@ class Greeting:
     world_size: int
     placement_group: Any
     cores: tuple[Core, ...]  # of the host
+    near: frozenset[int] = frozenset()  # numbers of those of its GPU's NUMA node; empty: none, or unknown
 
 
 @dataclass(frozen=True)

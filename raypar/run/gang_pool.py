@@ -225,7 +225,8 @@ class GangPool:
 
     def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
         """Lease cores to every rank of the gang; None where they are not free now."""
-        return self._cores.lease(gang.hosts, gang.placement.cpus_per_worker, spec.config.get("cpu_affinity"))
+        num_cores, near = gang.placement.cpus_per_worker, {rank: each.near for rank, each in gang.workers.items()}
+        return self._cores.lease(gang.hosts, num_cores, spec.config.get("cpu_affinity"), near)
 
     def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
         """Return which cores the worker of each rank locks for a trial: the first on a machine those of all its ranks.

@@ -29,7 +29,7 @@ from raypar.run.runner import (
 )
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
-from raypar.train.affinity import Core, host_cores
+from raypar.train.affinity import Core, cores_near_gpu, host_cores
 from raypar.train.job import RankContext, RunSettings, TrialJob
 
 
@@ -103,7 +103,8 @@ class _LocalAttempt:
         if (reason := leases.refusal(hosts, affinity)) is not None:
             self._failure = Failure(FailureKind.REFUSED, reason)
         else:  # one trial at a time: all cores are free
-            ends = self._run_ranks(leases.lease(hosts, spec.placement.cpus_per_worker, affinity) or {})
+            near = {rank: cores_near_gpu(rank) for rank in hosts} if spec.placement.device == "cuda" else {}
+            ends = self._run_ranks(leases.lease(hosts, spec.placement.cpus_per_worker, affinity, near) or {})
         return trial_result(
             spec,
             ends,

@@ -133,6 +133,23 @@ def _fewest(free: Sequence[Core], count: int, part: Callable[[Core], int]) -> li
     return taken
 
 
+def near_first(free: Sequence[Core], near: Mapping[int, Collection[int]], count: int) -> dict[int, tuple[int, ...]]:
+    """Choose so many cores for each rank: the first that are near to it, and where these are too few, any others.
+
+    Args:
+        free: at least as many as all ranks need.
+        near: numbers of the cores that are near to each rank's GPU; empty: to a rank without one.
+    """
+    left = [core.number for core in free]
+    chosen: dict[int, tuple[int, ...]] = dict.fromkeys(near, ())
+    for only_near in (True, False):  # nobody gets other cores before all have what is near to them
+        for rank, numbers in chosen.items():
+            candidates = [number for number in left if number in near[rank] or not only_near]
+            chosen[rank] = (*numbers, *candidates[: count - len(numbers)])
+            left = [number for number in left if number not in chosen[rank]]
+    return chosen
+
+
 class CoreLeases:
     """Cores of machines, each leased to one rank at a time."""
 
@@ -152,13 +169,21 @@ class CoreLeases:
         return next(filter(None, (absent_cores(affinity, [core.number for core in each]) for each in cores)), None)
 
     def lease(
-        self, hosts: Mapping[int, str], num_cores: int, affinity: Value = None
+        self,
+        hosts: Mapping[int, str],
+        num_cores: int,
+        affinity: Value = None,
+        near: Mapping[int, Collection[int]] | None = None,
     ) -> dict[int, tuple[int, ...]] | None:
         """Lease cores to every rank on its host; None where they are not free now.
 
-        Every rank gets `num_cores`: the first that are free, or as the affinity "spread" or "compact" chooses. Cores
-        that it lists are shared out among the ranks of each host, which has them (see `refusal`). A gang that a
-        machine's cores can never hold (several simulated Ray nodes) gets none and runs unpinned, as its results show.
+        Every rank gets `num_cores`: the first that are free, those near to its GPU before others, or as the affinity
+        "spread" or "compact" chooses. Cores that it lists are shared out among the ranks of each host, which has them
+        (see `refusal`). A gang that a machine's cores can never hold (several simulated Ray nodes) gets none and runs
+        unpinned, as its results show.
+
+        Args:
+            near: numbers of the cores that are near to the GPU of a rank.
         """
         ranks: dict[str, list[int]] = {}
         for rank, host in hosts.items():
@@ -168,7 +193,11 @@ class CoreLeases:
             return {}
         cores: dict[int, tuple[int, ...]] = {}
         for host, local in ranks.items():
-            chosen = self._choose(host, len(local) * num_cores, affinity)
+            free = self._free_now(host)
+            if affinity is None and len(local) * num_cores <= len(free):
+                cores |= near_first(free, {rank: (near or {}).get(rank, ()) for rank in local}, num_cores)
+                continue
+            chosen = _choose(free, len(local) * num_cores, affinity)
             if chosen is None:
                 return None
             for i, rank in enumerate(local):
@@ -187,15 +216,19 @@ class CoreLeases:
         """Note which cores of a machine other studies have; they are not leased."""
         self._taken[host] = frozenset(numbers)
 
-    def _choose(self, host: str, count: int, affinity: Value) -> tuple[int, ...] | None:
+    def _free_now(self, host: str) -> list[Core]:
         taken = self._taken.get(host, frozenset())
-        free = [core for core in self._free[host] if core.number not in taken]
-        if (listed := listed_cores(affinity)) is not None:
-            return listed if {core.number for core in free}.issuperset(listed) else None
-        if count > len(free):
-            return None
-        choose = {"spread": spread_out, "compact": close_together}.get(str(affinity), lambda free, count: free[:count])
-        return tuple(core.number for core in choose(free, count))
+        return [core for core in self._free[host] if core.number not in taken]
+
+
+def _choose(free: Sequence[Core], count: int, affinity: Value) -> tuple[int, ...] | None:
+    """Return the numbers of so many free cores, or of those that the affinity lists; None where they are not free."""
+    if (listed := listed_cores(affinity)) is not None:
+        return listed if {core.number for core in free}.issuperset(listed) else None
+    if count > len(free):
+        return None
+    choose = {"spread": spread_out, "compact": close_together}.get(str(affinity), lambda free, count: free[:count])
+    return tuple(core.number for core in choose(free, count))
 
 
 NodeAssignment = Mapping[str, int]  # how many workers are on which node, by its id

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from raypar.gpus import local_cores, visible_gpus
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -41,6 +43,16 @@ def allowed_cores() -> tuple[int, ...]:
 def host_cores() -> tuple[Core, ...]:
     """Return the cores that processes on this machine may use."""
     return topology(allowed_cores())
+
+
+def cores_near_gpu(index: int, environment: Mapping[str, str] = os.environ) -> frozenset[int]:
+    """Return the numbers of the cores of a GPU's own NUMA node; empty where they are unknown.
+
+    Args:
+        index: of the GPU, among those that a process with this environment sees.
+    """
+    gpus = visible_gpus(environment)
+    return local_cores(gpus[index]) if index < len(gpus) else frozenset()
 
 
 def topology(numbers: Iterable[int], folder: Path = TOPOLOGY) -> tuple[Core, ...]:

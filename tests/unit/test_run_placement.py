@@ -231,6 +231,85 @@ def test_workers_each_get_cores_that_lie_close_and_listed_ones_in_their_order_on
     assert leased({0: "a", 1: "a", 2: "b", 3: "a"}, 1, "0-3") == {0: (0,), 1: (1,), 3: (2, 3), 2: (0, 1, 2, 3)}
 
 
+TWO_NODES = numbered(*range(16))
+NODES_CORES = (
+    frozenset({0, 1, 2, 3, 8, 9, 10, 11}),
+    frozenset({4, 5, 6, 7, 12, 13, 14, 15}),
+)  # as with two threads each
+
+
+def near_of(*nodes):
+    """Return the cores near to the GPU of each rank, by the NUMA node that it is on."""
+    return {rank: NODES_CORES[node] for rank, node in enumerate(nodes)}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_cores", "expected"),
+    [
+        ((1,), 2, {0: (4, 5)}),
+        ((0, 1), 2, {0: (0, 1), 1: (4, 5)}),
+        ((1, 0), 2, {0: (4, 5), 1: (0, 1)}),
+        ((1, 1), 4, {0: (4, 5, 6, 7), 1: (12, 13, 14, 15)}),
+        ((0, 0, 1, 1), 4, {0: (0, 1, 2, 3), 1: (8, 9, 10, 11), 2: (4, 5, 6, 7), 3: (12, 13, 14, 15)}),
+        ((0, 0, 0, 0, 1, 1, 1, 1), 2, {rank: (n, n + 1) for rank, n in enumerate((0, 2, 8, 10, 4, 6, 12, 14))}),
+        # Four GPUs on a node with cores for two: the others get what is left, and nobody more than one share.
+        ((1, 1, 1, 1), 4, {0: (4, 5, 6, 7), 1: (12, 13, 14, 15), 2: (0, 1, 2, 3), 3: (8, 9, 10, 11)}),
+        # Rank 0 has to take one of the other node: one that the other rank does not need.
+        ((0, 1), 7, {0: (0, 1, 2, 3, 8, 9, 10), 1: (4, 5, 6, 7, 12, 13, 14)}),
+        ((0, 0), 5, {0: (0, 1, 2, 3, 8), 1: (9, 10, 11, 4, 5)}),
+    ],
+)
+def test_each_worker_gets_cores_of_its_gpus_numa_node_as_far_as_there_are_some(nodes, num_cores, expected):
+    leases = CoreLeases()
+    leases.add_host("a", TWO_NODES)
+    assert leases.lease(dict.fromkeys(expected, "a"), num_cores, None, near_of(*nodes)) == expected
+
+
+def test_cores_near_a_gpu_that_others_have_are_not_waited_for_and_on_each_machine_its_own_count():
+    leases = CoreLeases()
+    for host in "ab":
+        leases.add_host(host, TWO_NODES)
+    leases.note_taken("a", (4, 5, 6))
+    first = leases.lease({0: "a"}, 4, None, near_of(1))
+    assert first == {0: (7, 12, 13, 14)}
+    assert leases.lease({0: "a", 1: "b"}, 2, None, near_of(1, 1)) == {0: (15, 0), 1: (4, 5)}
+    leases.release({0: "a"}, first)
+    assert leases.lease({0: "a"}, 2, None, near_of(1)) == {0: (7, 12)}
+
+
+@pytest.mark.parametrize("affinity", ["spread", "compact", "0-1", (1, 0)])
+def test_an_affinity_that_is_asked_for_overrides_where_the_gpus_are(affinity):
+    leases, others = CoreLeases(), CoreLeases()
+    for each in (leases, others):
+        each.add_host("a", TWO_NODES)
+    two = {0: "a", 1: "a"}
+    assert leases.lease(two, 1, affinity, near_of(1, 1)) == others.lease(two, 1, affinity)
+
+
+@given(
+    nodes=st.lists(st.integers(0, 1), min_size=1, max_size=8),
+    num_cores=st.integers(1, 8),
+    taken=st.sets(st.integers(0, 15)),
+)
+def test_no_choice_has_more_workers_cores_near_their_gpus(nodes, num_cores, taken):
+    leases = CoreLeases()
+    leases.add_host("a", TWO_NODES)
+    leases.note_taken("a", taken)
+    hosts = dict.fromkeys(range(len(nodes)), "a")
+    cores, plain = (leases.lease(hosts, num_cores, None, near) for near in (near_of(*nodes), None))
+    if cores:
+        leases.release(hosts, cores)
+        plain = leases.lease(hosts, num_cores)
+        num_near = sum(
+            core in NODES_CORES[node] for node, rank in zip(nodes, cores, strict=True) for core in cores[rank]
+        )
+        free = [NODES_CORES[node] - taken for node in (0, 1)]
+        assert num_near == sum(min(len(free[node]), nodes.count(node) * num_cores) for node in (0, 1))
+        assert {len(each) for each in cores.values()} == {num_cores}
+        assert len({core for each in cores.values() for core in each} - taken) == len(nodes) * num_cores
+    assert bool(cores) is bool(plain)
+
+
 def test_a_core_that_a_machine_does_not_have_is_refused_with_those_it_has():
     leases = CoreLeases()
     leases.add_host("a", numbered(0, 1, 2, 3))

@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
-from raypar.train.affinity import CAN_PIN, Core, allowed_cores, host_cores, topology
+from raypar import gpus
+from raypar.gpus import Gpu
+from raypar.train import affinity
+from raypar.train.affinity import CAN_PIN, Core, allowed_cores, cores_near_gpu, host_cores, topology
 
 # In a fresh interpreter: to pin this one would pin every test after it.
 PINNED = """
@@ -33,3 +36,30 @@ def test_threads_of_a_core_and_cores_of_a_socket_are_distinguished(tmp_path):
     assert topology((0, 2, 3, 4), tmp_path) == expected
     assert topology((5, 6, 7), tmp_path) == (Core(5, 0, 5), Core(6, 0, 6), Core(7, 0, 7))  # unreadable
     assert tuple(core.number for core in host_cores()) == allowed_cores()
+
+
+def test_cores_near_a_gpu_are_those_of_the_one_that_a_process_sees_by_this_number(tmp_path, monkeypatch):
+    cards = tuple(Gpu(i, f"GPU-{i}", "card", f"0000:{i:02x}:00.0") for i in range(3))
+    monkeypatch.setattr(gpus, "all_gpus", lambda: cards)
+    for card, cores in zip(cards[:2], ("0-3,8-11", "4-7,12-15"), strict=True):
+        (tmp_path / card.bus_id).mkdir()
+        (tmp_path / card.bus_id / "local_cpulist").write_text(f"{cores}\n")
+    monkeypatch.setattr(affinity, "local_cores", lambda gpu: gpus.local_cores(gpu, tmp_path))
+    seen = {"CUDA_VISIBLE_DEVICES": "1,0,2"}
+    assert cores_near_gpu(0, seen) == {4, 5, 6, 7, 12, 13, 14, 15} and cores_near_gpu(1, seen) == {
+        0,
+        1,
+        2,
+        3,
+        8,
+        9,
+        10,
+        11,
+    }
+    assert cores_near_gpu(0, {}) == cores_near_gpu(1, seen)
+    assert (
+        cores_near_gpu(2, seen)
+        == cores_near_gpu(3, seen)
+        == cores_near_gpu(0, {"CUDA_VISIBLE_DEVICES": ""})
+        == frozenset()
+    )
