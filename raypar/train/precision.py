@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +50,22 @@ class Numerics:
 def numerics_of(config: Config, device: torch.device) -> Numerics:
     """Return the numerics of a config's ``precision`` and ``channels_last``; sets torch's switches for TF32."""
     precision = config["precision"]
-    # By default torch lets convolutions round to TF32: fp32 is fp32 here.
-    tf32 = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = tf32
-    torch.backends.cudnn.conv.fp32_precision = tf32  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = tf32  # type: ignore[attr-defined]
+    # By default torch lets convolutions round to TF32: fp32 is fp32 here, and on a CPU tf32 is too.
+    _allow_tf32(precision == "tf32" and device.type == "cuda")
     dtype = torch.float64 if precision == "fp64" else torch.float32
     return Numerics(device, dtype, MIXED.get(precision), precision == "fp16", config["channels_last"])
+
+
+def _allow_tf32(allowed: bool) -> None:
+    """Set torch's older and newer switches alike.
+
+    Where they differ, torch raises when the older ones are read, as torch.compile and torch.export do.
+    """
+    # These two set the newer switches as well, but those of cudnn to "none" in place of "ieee": to what holds for all.
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+    gpu, cpu = cast(Any, torch.backends.cudnn), cast(Any, torch.backends.mkldnn)
+    for operation in (gpu.conv, gpu.rnn):
+        operation.fp32_precision = "tf32" if allowed else "ieee"
+    for operation in (cpu.matmul, cpu.conv, cpu.rnn):
+        operation.fp32_precision = "ieee"

@@ -99,8 +99,6 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
     data = workload.data(config)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
-    # `numerics_of` sets these switches one by one, and torch.export refuses to run before they are set in one go.
-    torch.backends.cudnn.allow_tf32 = False
     module = ModelWithTransform(model, data, numerics).eval()
     if data.val is not None:
         inputs = data.val.inputs[:NUM_EXAMPLES].cpu()
