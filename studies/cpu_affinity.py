@@ -17,5 +17,5 @@ study = Study(
     space={"cpu_affinity": grid(1, 2)},
     baseline={"cpu_affinity": 1},
     num_repeats=3,
-    config={"split": "large", "epochs": 1},
+    config={"split": "large", "epochs": 1, "device": "cpu"},
 )

@@ -14,5 +14,5 @@ study = Study(
     space={"batch_size": grid(120, 24), "preprocess_threads": grid(0, 4)},
     baseline={"batch_size": 120, "preprocess_threads": 0},
     num_repeats=5,
-    config={"epochs": 100},
+    config={"epochs": 100, "device": "cpu"},
 )

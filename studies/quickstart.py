@@ -15,5 +15,5 @@ study = Study(
     until="settled",
     max_repeats=10,
     budget="90s",
-    config={"epochs": 15},
+    config={"epochs": 15, "device": "cpu"},
 )

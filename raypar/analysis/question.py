@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from raypar import units
-from raypar.study.options import resolve
+from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import IDENTITY_IGNORED, TrialResult, TrialState, latest
@@ -80,8 +80,12 @@ class Question:
         return tuple(k for k in self.space_keys if k in self.baseline)
 
 
-def question_of(study: Study) -> Question:
-    """Return the question that `study` asks."""
+def question_of(study: Study, auto: Auto | None = None) -> Question:
+    """Return the question that `study` asks.
+
+    Args:
+        auto: values of what it leaves to the machines; None: any.
+    """
     return Question(
         study_name=study.name,
         baseline=dict(study.baseline),
@@ -94,7 +98,7 @@ def question_of(study: Study) -> Question:
         margin=float(study.margin) if study.until else MARGIN,
         price_per_node_hour=study.price_per_node_hour,
         workload=study.workload.name,
-        config=_fixed(study),
+        config=_fixed(study, auto),
         seed=study.seed,
         text=first_sentence(study.description),
     )
@@ -113,17 +117,18 @@ def after_first_sentence(description: str) -> str:
     return description.strip()[end.end() :].strip() if end else ""
 
 
-def _fixed(study: Study) -> dict[str, Value]:
+def _fixed(study: Study, auto: Auto | None) -> dict[str, Value]:
     """Return the hyperparameters that all trials share, set by the study or left at their defaults."""
-    every = resolve(study.workload, study.config)
+    every = resolve(study.workload, study.config, auto or ON_CPU)
     fixed: dict[str, Value] = {k: v for k, v in every.items() if k not in study.space and k not in IDENTITY_IGNORED}
     chosen = {**study.workload.defaults, **study.config, **study.space}
     if chosen.get("num_threads") is None and "num_threads" in fixed:
         fixed["num_threads"] = None
     follows = {
         "batch_size": chosen.get("per_worker_batch_size") is not None,
-        "cpus_per_worker": chosen.get("cpu_affinity") is not None,
-        "device": chosen.get("device", "auto") == "auto",
+        "cpus_per_worker": chosen.get("cpu_affinity") is not None
+        or (leaves_cores_open(study.workload, study.config) and (auto is None or "device" in study.space)),
+        "device": auto is None and chosen.get("device", "auto") == "auto",
     }
     return {key: value for key, value in fixed.items() if not follows.get(key)}
 

@@ -370,6 +370,8 @@ def work(
 
 def config_of(workload: Workload, settings: list[str]) -> Config:
     """Return the complete config of a workload with these settings. Raises RayparError where one is wrong or sweeps."""
+    from raypar.execution.plan import choose_auto
+    from raypar.run.cluster import this_machine
     from raypar.study.overrides import with_flags
     from raypar.study.study import Study
 
@@ -377,7 +379,8 @@ def config_of(workload: Workload, settings: list[str]) -> Config:
     if study.space:
         keys = ", ".join(study.space)
         raise RayparError(f"several values of {keys}: work is counted for one", hint="give one value: --set key=value")
-    return study.trial({}, 0, default_device="auto").config
+    auto, _ = choose_auto(study, this_machine())
+    return study.trial({}, 0, auto=auto).config
 
 
 def measured_peak(config: Config) -> tuple[float, str]:
@@ -388,10 +391,10 @@ def measured_peak(config: Config) -> tuple[float, str]:
     from raypar.train.precision import numerics_of
 
     has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    kind = config["device"] if config["device"] != "auto" else "cuda" if has["cuda"] else "cpu"
+    kind, num_workers = config["device"], config["num_workers"]
     if not has[kind]:
-        raise RayparError(f"this machine has no {kind}", hint="leave device out, or give a peak: --peak-tflops X")
-    device, num_workers = torch.device(kind), config["num_workers"]
+        raise RayparError(f"this machine has no {kind}", hint="use --set device=cpu, or give a peak: --peak-tflops X")
+    device = torch.device(kind)
     numerics = numerics_of(config, device)
     dtype, precision = numerics.mixed or numerics.dtype, config["precision"]
     if kind == "cpu":  # workers share one machine: their threads are measured together

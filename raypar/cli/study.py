@@ -32,7 +32,6 @@ MAX_OTHER_STUDIES = 10  # whose trials a plan looks at, where the study has none
 
 def run(loaded: LoadedStudy, options: Options) -> None:
     """Execute a study, print its report and exit as it ended."""
-    from raypar.analysis.question import question_of
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
     from raypar.report.live import STARTING_RAY, STARTING_WORKERS, LiveView
@@ -47,10 +46,9 @@ def run(loaded: LoadedStudy, options: Options) -> None:
             if done := made.num_trials - made.num_missing:
                 stored = f"{done} of {made.num_trials} trials are in the store already and are not run again"
                 common.say(console, stored)
-            question = question_of(made.study)
             starting = STARTING_RAY if options.with_ray and options.address is None else STARTING_WORKERS
             return LiveView(
-                console, made.num_trials, done=made.done, queued=made.missing, question=question, starting=starting
+                console, made.num_trials, done=made.done, queued=made.missing, question=made.question, starting=starting
             )
 
         outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, common.notices_on(console))
@@ -311,8 +309,8 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
         code = None if options.retry_failed else loaded.code
         made = make_plan(loaded.study, cluster, done, where=loaded.path, code=code)
-    if changed := changed_code(made, loaded):
-        common.say(common.stdout(), changed)
+    for text in filter(None, (*made.notices, changed_code(made, loaded))):
+        common.say(common.stdout(), text)
     estimate = time_estimate(made, done, options)
     plan = plan_document(
         loaded.study,

@@ -128,8 +128,8 @@ def execute(
             outcome.plan = plan
             if not study.is_search and (text := other_load(core_monitor, time.monotonic() - begun_s)):
                 notice(Notice(text))
-        answer = note_of(analyse(study, plan.done)) if plan.done else ""
-        execution = execution_record(loaded, options, answer)
+        answer = note_of(analyse(plan.question, plan.done)) if plan.done else ""
+        execution = execution_record(loaded, options, plan.question, answer)
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
         view = stack.enter_context(listener_of(plan))
@@ -209,6 +209,7 @@ def _notices(
 ) -> Iterator[str]:
     if plan.cluster.takes_everybody:
         yield OPEN_CLUSTER.format(masked(str(options.address)))
+    yield from plan.notices
     if text := changed_code(plan, loaded):
         yield text
     if failed := [result for result in plan.done if not result.is_complete]:
@@ -232,7 +233,8 @@ def _log_model_alone(
     loaded: LoadedStudy, options: Options, outcome: ExecutionOutcome, store: Store, notice: Listener
 ) -> None:
     """Log the best model of a study that has no trial missing, as an execution of its own."""
-    with _recorder(execution_record(loaded, options, note_of(outcome.analysis)), options, upload=True) as recorder:
+    execution = execution_record(loaded, options, outcome.plan.question, note_of(outcome.analysis))
+    with _recorder(execution, options, upload=True) as recorder:
         folder = outcome.log_dir / MODEL_NAME
         log_final_model(loaded.study, outcome.analysis, outcome.results, store, recorder, folder, notice)
         outcome.num_unsent = recorder.close("finished")
@@ -265,7 +267,7 @@ def _run(
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     if loaded.study.until and plan.done:
-        of, _ = next_block(loaded.study, plan.done, plan.cluster)
+        of, _ = next_block(plan, plan.done)
         handler(TrialsAdded((), of.text, of.later_s))
     has_begun = False
     try:
@@ -290,7 +292,7 @@ def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
     """Return the next block of a study that runs until it is settled; nothing where it ends."""
     outcome = handler.outcome
     study = outcome.plan.study
-    of, specs = next_block(study, tuple(outcome.results.values()), outcome.plan.cluster)
+    of, specs = next_block(outcome.plan, tuple(outcome.results.values()))
     later_s = of.later_s
     if study.budget_s is not None and specs:
         left_s = study.budget_s - (time.monotonic() - begun_s) - (of.block_s or 0.0)
@@ -350,7 +352,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
         sys_path=(str(loaded.path.parent),),
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
-        default_device=plan.cluster.default_device,
+        auto=plan.auto,
         ships_artifacts=not plan.cluster.is_own,
         profiling=options.profiling,
         exclusive=options.exclusive,

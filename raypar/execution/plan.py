@@ -8,22 +8,26 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from raypar.analysis.question import current_results, question_of
+from raypar.analysis.question import Question, current_results, question_of
 from raypar.analysis.settle import Open, what_is_open
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
 from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases
 from raypar.run.runner import StoppedPoints
-from raypar.study.options import OPTIONS, resolve
-from raypar.study.space import Grid, examples
+from raypar.study.options import ON_CPU, OPTIONS, Auto, resolve
+from raypar.study.space import DOMAINS, Grid, examples
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
 from raypar.train.affinity import Core
+from raypar.units import counted
+
+T = TypeVar("T")
+ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loader processes and NCCL: {}"
 
 
 class TimeEstimate(NamedTuple):
@@ -46,6 +50,8 @@ class ExecutionPlan:
         specs: every trial of the study, in order, as far as decided; empty for a search, which draws its points.
         done: results that the store has already; with those of stopped points, which have failed.
         missing: the specs still to run.
+        auto: values of what the study leaves to the machines.
+        notices: what the user should read about them before anything runs.
     """
 
     study: Study
@@ -53,6 +59,12 @@ class ExecutionPlan:
     done: tuple[TrialResult, ...]
     missing: tuple[TrialSpec, ...]
     cluster: Cluster
+    auto: Auto = ON_CPU
+    notices: tuple[str, ...] = ()
+
+    @property
+    def question(self) -> Question:
+        return question_of(self.study, self.auto)
 
     @property
     def num_trials(self) -> int:
@@ -75,7 +87,7 @@ class ExecutionPlan:
         """
         chosen: set[int] = set()
         num_widest = 0
-        specs = self.missing or _drawable(self.study, self.cluster)
+        specs = self.missing or _drawable(self.study, self.auto)
         if self.study.until:  # any of its points may get further trials
             specs = self.specs
         for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in specs}:
@@ -160,20 +172,95 @@ def make_plan(
     if (study.is_search or study.scheduler is not None) and not with_ray:
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
     complete = {result.spec.identity: result for result in stored if result.is_complete}
-    specs = _possible_trials(study, cluster)
+    auto, notices = choose_auto(study, cluster, stored, where=where)
+    specs = _drawable(study, auto) if study.is_search else study.trials(auto=auto)
     if mistakes := _validate(study, specs, cluster):
         raise StudyError(mistakes, where=where)
     if study.is_search:
-        done = current_results(question_of(study), tuple(complete.values())).results
-        return ExecutionPlan(study, (), done, (), cluster)
+        done = current_results(question_of(study, auto), tuple(complete.values())).results
+        return ExecutionPlan(study, (), done, (), cluster, auto, notices)
     if study.until:
-        specs += _later_trials(study, stored, cluster)
+        specs += _later_trials(study, stored, auto)
     identities = {spec.identity for spec in specs}
     over = complete if code is None else complete | _stopped(stored, identities, code)
     done = tuple(result for identity, result in over.items() if identity in identities)
     missing = tuple(spec for spec in specs if spec.identity not in over)
-    plan = ExecutionPlan(study, specs, done, missing, cluster)
-    return plan if missing or not study.until else plan.with_more(next_block(study, done, cluster)[1])
+    plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices)
+    return plan if missing or not study.until else plan.with_more(next_block(plan, done)[1])
+
+
+def choose_auto(
+    study: Study, cluster: Cluster, stored: Sequence[TrialResult] = (), *, where: Path | str = "FILE"
+) -> tuple[Auto, tuple[str, ...]]:
+    """Choose what a study leaves to the machines, and return it with what the user should read about it.
+
+    ``device="auto"`` is cuda where every gang of the study fits on the GPUs and torch can use them, else cpu. What
+    stored trials of the same question have used stays: another device or number of cores would make other trials.
+
+    Args:
+        stored: results of the study that need not be made again.
+        where: the study's file, for messages.
+
+    Raises:
+        RayparError: the stored trials ran on GPUs, which its trials can't use now.
+    """
+    complete = tuple(result for result in stored if result.is_complete)
+    results = sorted(current_results(question_of(study), complete).results, key=lambda result: result.started_at)
+    before = [result.spec.placement for result in results]
+    share = cluster.cores_per_gpu or 1
+    on_gpu = Auto("cuda", _kept(share, [each.cpus_per_worker for each in before if each.device == "cuda"]))
+    if not _leaves_device_open(study):
+        return on_gpu, _one_core(study, on_gpu, share)
+    problem, fix = _gpu_problem(study, cluster, on_gpu)
+    best = "cpu" if problem else "cuda"
+    device = _kept(best, [each.device for each in before if each.device in ("cpu", "cuda")])
+    trials = counted(sum(each.device == device for each in before), "stored trial")
+    if problem and device == "cuda":
+        hint = f"`raypar study {where} --set device=cpu` runs all on the CPU; --fresh decides anew, and runs all again"
+        raise RayparError(f"device=auto: cuda, as {trials} of `{study.name}` ran, but {problem}", hint=hint)
+    auto = replace(on_gpu, device=device)
+    if device != best:
+        return auto, (f"device=auto: cpu, as {trials} of `{study.name}` ran; --fresh decides anew",)
+    if problem:
+        has_gpu = cluster.cores_per_gpu is not None
+        return auto, (f"device=auto: cpu, because {problem}{fix}",) if has_gpu else ()
+    return auto, _one_core(study, auto, share)
+
+
+def _kept(best: T, before: Sequence[T]) -> T:
+    """Return the best value where it was used before, else the one that was used last."""
+    return best if not before or best in before else before[-1]
+
+
+def _leaves_device_open(study: Study) -> bool:
+    device = {**study.workload.defaults, **study.config, **study.space}.get("device", "auto")
+    return "auto" in (examples(device) if isinstance(device, DOMAINS) else (device,))
+
+
+def _gpu_problem(study: Study, cluster: Cluster, on_gpu: Auto) -> tuple[str, str]:
+    """Return why not every trial of a study can use a GPU, and the end of the sentence, which is the fix."""
+    if cluster.cores_per_gpu is None:
+        return "there is no GPU", ""
+    if cluster.gpu_problem:
+        return cluster.gpu_problem, "; --set device=cuda insists"
+    placements = _placements(study, on_gpu)
+    refusals = cluster.refusals(placements)
+    if not refusals:
+        return "", ""
+    placement, reason = next(iter(refusals.items()))
+    refused = {each.num_workers for each in refusals}
+    able = sorted({each.num_workers for each in placements} - refused)
+    fix = f"; --set num_workers={','.join(map(str, able))} runs on cuda" if able else ""
+    return f"num_workers={placement.num_workers} {reason}", fix
+
+
+def _one_core(study: Study, auto: Auto, share: int) -> tuple[str, ...]:
+    """Return the notice of workers that have a GPU and one core, unless the study varies their number."""
+    if study.space.keys() & {"cpus_per_worker", "cpu_affinity"}:
+        return ()
+    if not any(each.device == "cuda" and each.cpus_per_worker == 1 for each in _placements(study, auto)):
+        return ()
+    return (ONE_CORE.format(f"set cpus_per_worker={share}" if share > 1 else "the nodes have no more per GPU"),)
 
 
 def _stopped(
@@ -214,39 +301,45 @@ def _scaled_wall_s(result: TrialResult, epochs: object) -> float:
     return wall_s + ((result.train_time_s or 0.0) + (result.eval_time_s or 0.0)) * (epochs / before - 1)
 
 
-def next_block(study: Study, results: Sequence[TrialResult], cluster: Cluster) -> tuple[Open, tuple[TrialSpec, ...]]:
+def next_block(plan: ExecutionPlan, results: Sequence[TrialResult]) -> tuple[Open, tuple[TrialSpec, ...]]:
     """Return what a study has still open, and the trials of its next block; none where it has stopped."""
-    of = what_is_open(question_of(study), results)
-    device = cluster.default_device
-    return of, () if of.stopped else study.block(of.repeat, of.needed, default_device=device)
+    of = what_is_open(plan.question, results)
+    return of, () if of.stopped else plan.study.block(of.repeat, of.needed, auto=plan.auto)
 
 
-def _later_trials(study: Study, stored: Sequence[TrialResult], cluster: Cluster) -> tuple[TrialSpec, ...]:
+def _later_trials(study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
     """Return the trials after the first blocks that have a result, be it that they failed."""
     identities = {result.spec.identity for result in stored}
     repeats = sorted({result.spec.repeat for result in stored})
     later = range(study.num_first_repeats, study.max_repeats)
-    blocks = [study.block(r, study.points(), default_device=cluster.default_device) for r in repeats if r in later]
+    blocks = [study.block(r, study.points(), auto=auto) for r in repeats if r in later]
     return tuple(spec for block in blocks for spec in block if spec.identity in identities)
 
 
 def lacks_nodes(study: Study, cluster: Cluster) -> bool:
-    """Return whether a gang of the study doesn't fit on the cluster's nodes, or is to be spread over all there are."""
-    placements = dict.fromkeys(spec.placement for spec in _possible_trials(study, cluster))
+    """Return whether the cluster's nodes decide more about the study than those that are there can show.
+
+    A gang may not fit on them, or is to be spread over all that there are; or those to come may have the GPUs that
+    ``device="auto"`` asks for.
+    """
+    auto, _ = choose_auto(study, cluster)
+    if cluster.awaits_unknown_nodes and auto.device == "cpu" and _leaves_device_open(study):
+        return True
+    placements = _placements(study, auto)
     return any(placement.nodes == "spread" for placement in placements) or bool(cluster.refusals(placements))
 
 
-def _possible_trials(study: Study, cluster: Cluster) -> tuple[TrialSpec, ...]:
-    return _drawable(study, cluster) if study.is_search else study.trials(default_device=cluster.default_device)
+def _placements(study: Study, auto: Auto) -> tuple[Placement, ...]:
+    return tuple(dict.fromkeys(spec.placement for spec in _drawable(study, auto)))
 
 
-def _drawable(study: Study, cluster: Cluster) -> tuple[TrialSpec, ...]:
-    """Return trials with every listed value of a search's space, without all their combinations."""
+def _drawable(study: Study, auto: Auto) -> tuple[TrialSpec, ...]:
+    """Return a trial of every point; of a search those with every listed value, without all their combinations."""
     drawn = {key: examples(domain) for key, domain in study.space.items() if not isinstance(domain, Grid)}
     first = {key: values[0] for key, values in drawn.items()}
     draws = [first, *({**first, key: value} for key, values in drawn.items() for value in values[1:])]
     points = [{**draw, **point} for point in study.points() for draw in draws]
-    return tuple(study.trial(point, 0, default_device=cluster.default_device) for point in points)
+    return tuple(study.trial(point, 0, auto=auto) for point in points)
 
 
 def _validate(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> list[Mistake]:

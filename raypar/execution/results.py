@@ -24,7 +24,7 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import after_first_sentence, first_sentence, point_key, question_of
+from raypar.analysis.question import Question, after_first_sentence, first_sentence, point_key
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
@@ -88,7 +88,7 @@ class ExecutionOutcome:
     @cached_property
     def analysis(self) -> StudyAnalysis:
         """Analysis of the results when it is first asked for."""
-        return analyse(self.plan.study, tuple(self.results.values()), self.stopped)
+        return analyse(self.plan.question, tuple(self.results.values()), self.stopped)
 
     @property
     def num_done(self) -> int:
@@ -142,7 +142,7 @@ class ResultHandler:
     companions: Callable[[], frozenset[Holder]] = frozenset
 
     def __post_init__(self) -> None:
-        self._question = question_of(self.outcome.plan.study)
+        self._question = self.outcome.plan.question
         self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
         self._announced = self.companions()
         self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by the trial's identity
@@ -296,7 +296,7 @@ def _pairs(chosen: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key}` {value_of(value)}" for key, value in chosen.items())
 
 
-def execution_record(loaded: LoadedStudy, options: Options, answer: str = "") -> Execution:
+def execution_record(loaded: LoadedStudy, options: Options, question: Question, answer: str = "") -> Execution:
     """Return a new execution of the study, with all that ``raypar resume`` needs to go on with it.
 
     Args:
@@ -317,7 +317,7 @@ def execution_record(loaded: LoadedStudy, options: Options, answer: str = "") ->
         },
         tags={
             **provenance(loaded.path, options.command),
-            "raypar.question": json.dumps(asdict(question_of(study)), separators=(",", ":")),
+            "raypar.question": json.dumps(asdict(question), separators=(",", ":")),
             ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
         },
         description=masked(study.description),

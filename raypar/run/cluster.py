@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ipaddress
-import os
 import platform
 import signal
 import socket
@@ -15,11 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import psutil
 
-from raypar import provenance, units
+from raypar import gpus, provenance, units
 from raypar.errors import ClusterError, shortened
 from raypar.run.auth import admitted
 from raypar.run.placement import refusal
@@ -84,23 +84,23 @@ class Cluster:
     has_mps: bool = False  # there is an Apple GPU
     labels: tuple[Mapping[str, str], ...] = ()  # Ray's, of each node; empty where no node has any
     takes_everybody: bool = False  # it runs the code of whoever reaches it, without a token
-
-    @property
-    def default_device(self) -> str:
-        """The meaning of ``device="auto"`` here."""
-        promised = (each.resources for each in self.node_types if each.min_count)
-        return "cuda" if any(node.get("GPU", 0) for node in (*self.nodes, *promised)) else "cpu"
+    gpu_problem: str = ""  # why torch can't use the GPUs, as far as this process can see
 
     @property
     def num_cpus(self) -> float:
         return sum(node.get("CPU", 0) for node in self.nodes)
 
     @property
+    def awaits_unknown_nodes(self) -> bool:
+        """True while nodes are being started whose resources only they themselves know."""
+        return len(self.nodes) < self.num_promised and any(t.min_count and not t.resources for t in self.node_types)
+
+    @property
     def num_promised(self) -> int:
         """Nodes, the head included, that are there or are being started."""
         return 1 + sum(node_type.min_count for node_type in self.node_types)
 
-    @property
+    @cached_property
     def growth(self) -> tuple[NodeType, ...]:
         """Nodes that the autoscaler may still add, by their type."""
         present = Counter(map(_shape, self.nodes))
@@ -113,29 +113,38 @@ class Cluster:
         return tuple(added)
 
     @property
+    def nodes_to_be(self) -> tuple[Mapping[str, float], ...]:
+        """Totals of each node that is there or that the autoscaler may still add."""
+        return (*self.nodes, *(each.resources for each in self.growth))
+
+    @property
+    def cores_per_gpu(self) -> int | None:
+        """Cores that every GPU's worker can have to itself, on whichever node; None: there is no GPU."""
+        shapes = set(map(_shape, self.nodes_to_be))
+        return min((max(1, int(cpu // gpu)) for cpu, gpu in shapes if cpu >= 1 and gpu >= 1), default=None)
+
+    @property
     def may_grow(self) -> bool:
         return bool(self.growth)
 
     def refusals(self, placements: Iterable[Placement]) -> dict[Placement, str]:
         """Return the placements that can never run here, with the reason."""
-        growth = self.growth
-        nodes = (*self.nodes, *(each.resources for each in growth))
-        labels = (*(self.labels or [{}] * len(self.nodes)), *(each.labels for each in growth))
-        reasons = {placement: refusal(placement, nodes, labels) for placement in placements}
+        labels = (*(self.labels or [{}] * len(self.nodes)), *(each.labels for each in self.growth))
+        reasons = {placement: refusal(placement, self.nodes_to_be, labels) for placement in placements}
         return {placement: reason for placement, reason in reasons.items() if reason}
 
 
 def this_machine() -> Cluster:
     """Return what a private Ray would have, without starting it."""
-    visible, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), Path("/proc/driver/nvidia/gpus")
-    if visible is not None:
-        num_gpus = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
-    else:
-        num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
-    cores = allowed_cores()
-    node = {"CPU": len(cores)} | ({"GPU": num_gpus} if num_gpus else {})
-    has_mps = sys.platform == "darwin" and platform.machine() == "arm64"
-    return Cluster((node,), is_own=True, cores=topology(cores) if CAN_PIN else (), has_mps=has_mps)
+    cores, visible = allowed_cores(), gpus.visible_gpus()
+    node = {"CPU": len(cores)} | ({"GPU": len(visible)} if visible else {})
+    return Cluster(
+        (node,),
+        is_own=True,
+        cores=topology(cores) if CAN_PIN else (),
+        has_mps=sys.platform == "darwin" and platform.machine() == "arm64",
+        gpu_problem=(gpus.torch_problem(visible) or "") if visible else "",
+    )
 
 
 def check_address(address: str) -> None:

@@ -352,7 +352,7 @@ class TuneRunner:
             point = {key: tune_config[key] for key in study.space}
             repeat = drawn[tuple(point.items())]
             drawn[tuple(point.items())] += 1
-            return study.trial(point, repeat, order=next(order), default_device=self._settings.default_device)
+            return study.trial(point, repeat, order=next(order), auto=self._settings.auto)
 
         def added_spec(tune_config: Mapping[str, Any]) -> TrialSpec | None:
             """Return the trial that was added after the start; None for one that the broker has."""

@@ -60,6 +60,22 @@ Conflict: TypeAlias = tuple[str, str, str]  # option, problem, fix
 AFFINITIES = 'a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact"'
 
 
+@dataclass(frozen=True)
+class Auto:
+    """Values that a config takes from the machines, where the study leaves them open.
+
+    Attributes:
+        device: the meaning of ``device="auto"``.
+        cores_per_gpu: ``cpus_per_worker`` of a worker with a GPU.
+    """
+
+    device: str = "cpu"
+    cores_per_gpu: int = 1
+
+
+ON_CPU = Auto()
+
+
 def num_shares(config: Config) -> int:
     """Return the number of shares that every batch is cut into: one a worker, unless some take the same samples."""
     workers: int = config["num_workers"]
@@ -233,7 +249,7 @@ OPTIONS: Mapping[str, Option] = {
     "clip_grad_norm": Option(
         None, float, "gradients of a larger norm are scaled down to it; None: not", _positive, optional=True
     ),
-    "device": one_of("auto", DEVICES, "cpu, cuda, mps, or auto (a GPU where the cluster has one)"),
+    "device": one_of("auto", DEVICES, "cpu, cuda, mps, or auto (cuda where every trial fits on the GPUs, else cpu)"),
     "precision": one_of("fp32", PRECISIONS, "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling"),
     "loader": one_of("resident", LOADERS, "resident (tensors in memory) or dataloader (torch's)"),
     "num_loader_workers": whole_number(
@@ -243,7 +259,7 @@ OPTIONS: Mapping[str, Option] = {
     "pin_memory": Option(
         None, bool, "loader=dataloader puts batches into page-locked memory; None: where there is a GPU", optional=True
     ),
-    "cpus_per_worker": whole_number(1, "cores that each worker has to itself"),
+    "cpus_per_worker": whole_number(1, "cores that each worker has to itself; unless set, all that a node has per GPU"),
     "cpu_affinity": Option(
         None,
         object,
@@ -299,12 +315,17 @@ def known_options(workload: Workload) -> dict[str, Option]:
     return options
 
 
-def resolve(workload: Workload, chosen: Mapping[str, Value], default_device: str = "cpu") -> dict[str, Value]:
+def leaves_cores_open(workload: Workload, chosen: Mapping[str, Any]) -> bool:
+    """Return whether neither a study's settings nor the workload's defaults give ``cpus_per_worker``."""
+    return "cpus_per_worker" not in {**workload.defaults, **chosen}
+
+
+def resolve(workload: Workload, chosen: Mapping[str, Value], auto: Auto = ON_CPU) -> dict[str, Value]:
     """Return a complete config: what was chosen over the defaults, with values that follow from others filled in.
 
     Args:
         chosen: values of a study's config and point; ``per_worker_batch_size`` settles ``batch_size``.
-        default_device: stands for ``device="auto"``.
+        auto: values of what is left to the machines.
     """
     options = known_options(workload)
     config: dict[str, Any] = {key: option.default for key, option in options.items()}
@@ -314,10 +335,12 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], default_device: str
             config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
         if config["lr_base_batch_size"] is None:
             config["lr_base_batch_size"] = options["batch_size"].default
+    if config["device"] == "auto":
+        config["device"] = auto.device
     if (width := affinity_width(config["cpu_affinity"], config["num_workers"])) is not None:
         config["cpus_per_worker"] = width
-    if config["device"] == "auto":
-        config["device"] = default_device
+    elif config["device"] == "cuda" and leaves_cores_open(workload, chosen):
+        config["cpus_per_worker"] = auto.cores_per_gpu
     if config["num_threads"] is None:
         config["num_threads"] = config["cpus_per_worker"]
     # So that `lr=1` and `lr=1.0` are one trial.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raypar.errors import StudyError
-from raypar.study.options import resolve
+from raypar.study.options import ON_CPU, Auto, resolve
 from raypar.study.space import Domain, Grid, Value, plain
 from raypar.study.trial import Placement, TrialSpec
 from raypar.study.validation import MIN_BLOCKS, validate_study
@@ -112,27 +112,25 @@ class Study:
         grids = {k: d.values for k, d in self.space.items() if isinstance(d, Grid)}
         return tuple(dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values()))
 
-    def trial(
-        self, point: Mapping[str, Value], repeat: int, *, order: int = 0, default_device: str = "cpu"
-    ) -> TrialSpec:
-        """Return the spec of one point and repeat; ``device="auto"`` becomes `default_device`."""
+    def trial(self, point: Mapping[str, Value], repeat: int, *, order: int = 0, auto: Auto = ON_CPU) -> TrialSpec:
+        """Return the spec of one point and repeat; `auto` has the values that the study leaves to the machines."""
         return TrialSpec(
             study=self.name,
             workload=self.workload.name,
             point=dict(point),
-            config=resolve(self.workload, {**self.config, **point}, default_device),
+            config=resolve(self.workload, {**self.config, **point}, auto),
             repeat=repeat,
             seed=self.seed + repeat,
             order=order,
         )
 
-    def trials(self, *, default_device: str = "cpu") -> tuple[TrialSpec, ...]:
+    def trials(self, *, auto: Auto = ON_CPU) -> tuple[TrialSpec, ...]:
         """Return every trial in execution order, the same for the same study; the first ones, where more may follow."""
         points, repeats = self.points(), range(self.num_first_repeats)
-        return tuple(spec for r in repeats for spec in self.block(r, points, default_device=default_device))
+        return tuple(spec for r in repeats for spec in self.block(r, points, auto=auto))
 
     def block(
-        self, repeat: int, points: Sequence[Mapping[str, Value]], *, default_device: str = "cpu"
+        self, repeat: int, points: Sequence[Mapping[str, Value]], *, auto: Auto = ON_CPU
     ) -> tuple[TrialSpec, ...]:
         """Return a trial of each point, in execution order, the same for the same study and points.
 
@@ -142,7 +140,7 @@ class Study:
         shuffled = random.Random(f"{self.seed}/{repeat}")
         by_placement: dict[Placement, list[TrialSpec]] = {}
         for point in points:
-            spec = self.trial(point, repeat, default_device=default_device)
+            spec = self.trial(point, repeat, auto=auto)
             by_placement.setdefault(spec.placement, []).append(spec)
         groups = list(by_placement.values())
         shuffled.shuffle(groups)

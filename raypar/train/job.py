@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from raypar.study.options import ON_CPU, Auto
 from raypar.study.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class RunSettings:
         preload: modules imported ahead of the trials, once per node.
         trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
         stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
-        default_device: what ``device="auto"`` means for the points that a search draws.
+        auto: values of what the study leaves to the machines, for the points that a search draws.
         ships_artifacts: what trials keep travels with the results: the ranks' machines are not the driver's.
         profiling: of every trial of the first repeat.
         exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
@@ -54,7 +55,7 @@ class RunSettings:
     preload: tuple[str, ...] = ()
     trial_timeout_s: float | None = None
     stop_grace_s: float = 10.0
-    default_device: str = "cpu"
+    auto: Auto = ON_CPU
     ships_artifacts: bool = False
     profiling: Profiling = NO_PROFILING
     exclusive: bool = False

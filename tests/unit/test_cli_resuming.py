@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from raypar import Study
+from raypar.analysis.question import question_of
 from raypar.cli.study import resume_command
 from raypar.errors import RayparError
 from raypar.execution.options import Options, ResumeFlags
@@ -42,7 +43,8 @@ def test_only_what_is_elsewhere_is_named_and_no_password(tmp_path, file, flags, 
 
 def resumed(folder, given, **first):
     """The flags that a study goes on with when `resume` is given an address, or none."""
-    record = execution_record(loaded(folder / "s.py"), options_of(folder, **first))
+    study_file = loaded(folder / "s.py")
+    record = execution_record(study_file, options_of(folder, **first), question_of(study_file.study))
     return ResumeFlags.from_stored("s", json.loads(record.tags["raypar.resume"])).trusted("s", folder, address=given)
 
 

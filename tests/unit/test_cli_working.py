@@ -54,7 +54,7 @@ def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch):
     [
         ("digits --set hidden=3", "unknown option"),
         ("digits --set hidden_size=-3", "negative dimension"),
-        ("digits --set device=cuda", "this machine has no cuda → leave device out, or give a peak: --peak-tflops"),
+        ("digits --set device=cuda", "this machine has no cuda → use --set device=cpu, or give a peak: --peak-tflops"),
         ("resnet --set architecture=alexnet --set image_size=32" + PEAK, "can't take images"),
         ("resnet --set architecture=resnet5" + PEAK, "did you mean"),
         ("resnet --set source=folder --set loader=dataloader", "no such folder"),

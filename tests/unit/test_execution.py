@@ -15,6 +15,7 @@ from rich.console import Console
 from stage import Stage, a_study, failed, finished
 
 from raypar import grid
+from raypar.analysis.question import current_results, question_from_dict
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import execute as module
@@ -26,6 +27,7 @@ from raypar.run.cluster import Cluster
 from raypar.run.locks import CoreLease, Holder
 from raypar.run.runner import Notice, TrialEnded, TrialsAdded
 from raypar.signals import Interrupted, handle_signals
+from raypar.study.options import Auto
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.train.affinity import Core
 from raypar.train.telemetry import CpuMonitor, CpuTimes
@@ -131,6 +133,33 @@ def test_a_fresh_execution_that_goes_on_takes_only_results_of_its_own(stage):
     stage.execute(study, not_before=103.0)
     assert stage.of("ran") == [study.trials()[:3]]
     assert json.loads(stage.execution.tags["raypar.resume"])["not_before"] == 103.0
+
+
+def test_a_study_stays_on_the_device_that_it_has_until_it_is_run_afresh(stage):
+    study, on_gpus = a_study(), Auto("cuda", 4)
+    stage.stored = [finished(spec) for spec in study.trials()[:5]]
+    stage.machine = Cluster(({"CPU": 8, "GPU": 2},), is_own=True)
+    stage.execute(study)
+    assert stage.of("ran") == [study.trials()[5:]]
+    assert stage.notices == ["device=auto: cpu, as 5 stored trials of `s` ran; --fresh decides anew"]
+    assert json.loads(stage.execution.tags["raypar.question"])["config"]["device"] == "cpu"
+    stage.happened.clear()
+    outcome = stage.execute(study, rerun_all=True)
+    assert stage.of("ran") == [study.trials(auto=on_gpus)]
+    stored = question_from_dict(json.loads(stage.execution.tags["raypar.question"]))
+    assert (stored.config["device"], stored.config["cpus_per_worker"]) == ("cuda", 4)
+    mixed = current_results(stored, [*stage.stored, *outcome.results.values()])
+    assert mixed.results == tuple(outcome.results.values())
+    assert "device=cpu instead of cuda" in mixed.sentence
+
+
+def test_a_study_that_settles_stays_on_its_device_from_block_to_block(stage):
+    stage.machine = Cluster(({"CPU": 8, "GPU": 2},), is_own=True)
+    stage.trial = lambda spec: finished(spec, train_time_s=1.0 + (spec.repeat + spec.config["num_workers"]) % 2)
+    stage.execute(a_study(until="settled", max_repeats=4, space={"num_workers": grid(1, 2)}))
+    specs = [spec for block in stage.of("ran") for spec in block]
+    assert len(stage.of("ran")) > 1
+    assert {(spec.config["device"], spec.config["cpus_per_worker"]) for spec in specs} == {("cuda", 4)}
 
 
 def test_where_nothing_is_missing_nothing_is_started(stage):

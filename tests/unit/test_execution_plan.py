@@ -7,6 +7,7 @@ import pytest
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
 from raypar.execution.plan import check_data, make_plan
 from raypar.run.cluster import Cluster, NodeType
+from raypar.study.options import Auto
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.train.affinity import Core
 from raypar.workloads import digits
@@ -75,11 +76,158 @@ def test_the_trials_of_a_stopped_point_are_tried_again_when_the_code_has_changed
     assert (plan.num_missing, len(plan.done)) == (num_missing, len(failures) - num_missing)
 
 
-def test_the_device_is_what_there_is():
-    for cluster, device in ((TWO_GPUS, "cuda"), (TWO_CORES, "cpu")):
-        assert {spec.placement.device for spec in make_plan(a_study(), cluster, ()).specs} == {device}
+def gpus(num, cpus=16, **changes):
+    """A machine with so many GPUs."""
+    return own(cpus, more={"GPU": num} if num else {}, **changes)
+
+
+def growing(*types, nodes=({"CPU": 4},)):
+    return Cluster(nodes, is_own=False, node_types=types)
+
+
+DRIVER = "the installed torch is built for CUDA 13.0, which needs driver 580.65.06 or later; there is 535.1"
+NO_TORCH = f"device=auto: cpu, because {DRIVER}; --set device=cuda insists"
+TOO_FEW = (
+    "device=auto: cpu, because num_workers=2 needs 2 GPUs in one gang, the cluster has 1; "
+    "--set num_workers=1 runs on cuda"
+)
+GPU_NODE = {"CPU": 12, "GPU": 4}
+ONE_WORKER = {"space": {"lr": grid(0.1, 0.2)}}
+DRAWN = {"space": {"num_workers": choice(1, 2)}}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "study", "placements", "notices"),
+    [
+        (gpus(0), {}, {("cpu", 1)}, ()),
+        (gpus(1), {}, {("cpu", 1)}, (TOO_FEW,)),
+        (gpus(2), {}, {("cuda", 8)}, ()),
+        (gpus(8), {}, {("cuda", 2)}, ()),
+        (gpus(1), ONE_WORKER, {("cuda", 16)}, ()),
+        (gpus(1), {"config": {"num_workers": 2}, "space": {}}, {("cpu", 1)}, (TOO_FEW.partition(";")[0],)),
+        (gpus(1), {"config": {"device": "cpu"}}, {("cpu", 1)}, ()),
+        (gpus(2), {"config": {"device": "cuda", "cpus_per_worker": 3}}, {("cuda", 3)}, ()),
+        (gpus(2), {"config": {"cpu_affinity": 4}}, {("cuda", 4)}, ()),
+        (gpus(2), {"space": {"device": grid("cpu", "cuda")}}, {("cpu", 1), ("cuda", 8)}, ()),
+        (
+            gpus(2, gpu_problem=DRIVER),
+            {},
+            {("cpu", 1)},
+            (f"device=auto: cpu, because {DRIVER}; --set device=cuda insists",),
+        ),
+        (gpus(1), DRAWN, {("cpu", 1)}, (TOO_FEW,)),
+        (gpus(2), DRAWN, {("cuda", 8)}, ()),
+        (growing(NodeType(0, 1, GPU_NODE)), {}, {("cuda", 3)}, ()),
+        (growing(NodeType(1, 1, GPU_NODE)), {}, {("cuda", 3)}, ()),
+        (growing(NodeType(0, 1, {"CPU": 4, "GPU": 1})), {}, {("cpu", 1)}, (TOO_FEW,)),
+        (growing(NodeType(0, 2, {"CPU": 4, "GPU": 1})), {}, {("cuda", 4)}, ()),
+        (growing(NodeType(0, 2, {"CPU": 8})), {}, {("cpu", 1)}, ()),
+        (
+            growing(nodes=({"CPU": 1, "GPU": 2}, {"CPU": 8})),
+            {"config": {"nodes": 1}},
+            {("cpu", 1)},
+            (
+                "device=auto: cpu, because num_workers=2 needs 2 workers with CPU 1, GPU 1 each, evenly on 1 nodes; "
+                "1 of the cluster's nodes can hold one; --set num_workers=1 runs on cuda",
+            ),
+        ),
+    ],
+)
+def test_auto_is_a_gpu_where_every_gang_fits_with_the_nodes_share_of_cores(cluster, study, placements, notices):
+    plan = make_plan(a_study(**study), cluster, ())
+    used = plan.specs or [plan.study.trial(point, 0, auto=plan.auto) for point in ({}, {"num_workers": 2})]
+    assert {(spec.placement.device, spec.placement.cpus_per_worker) for spec in used} == placements
+    assert plan.notices == notices
+    assert all(spec.config["num_threads"] == spec.config["cpus_per_worker"] for spec in used)
+
+
+def test_mps_is_what_it_was_asked_for():
     (placement,) = plan_of(own(2, has_mps=True), device="mps").placements
     assert placement.device == "mps"
+
+
+ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loader processes and NCCL: "
+
+
+@pytest.mark.parametrize(
+    ("cluster", "study", "notices"),
+    [
+        (gpus(4, cpus=4), {}, (f"{ONE_CORE}the nodes have no more per GPU",)),
+        (gpus(2), {"config": {"cpus_per_worker": 1}}, (f"{ONE_CORE}set cpus_per_worker=8",)),
+        (gpus(2), {"config": {"cpus_per_worker": 1, "device": "cuda"}}, (f"{ONE_CORE}set cpus_per_worker=8",)),
+        (gpus(2), {"config": {"cpus_per_worker": 1, "device": "cpu"}}, ()),
+        (gpus(2), {"space": {"cpus_per_worker": grid(1, 2)}}, ()),
+        (gpus(2), {"space": {"cpu_affinity": grid(1, 2)}}, ()),
+    ],
+)
+def test_a_gpu_with_one_core_is_a_line_unless_the_study_varies_the_cores(cluster, study, notices):
+    assert make_plan(a_study(**study), cluster, ()).notices == notices
+
+
+def ran(auto, study=None, started_at=0.0, num=1):
+    """Stored trials of a study (this one, if none is given), the first of it, as an earlier execution ran them."""
+    specs = (study or a_study()).trials(auto=auto)[:num]
+    return [TrialResult(spec, TrialState.FINISHED, started_at=started_at) for spec in specs]
+
+
+CPU, EIGHT, FOUR = Auto(), Auto("cuda", 8), Auto("cuda", 4)
+ON_CUDA = a_study(config={"device": "cuda"})
+
+
+@pytest.mark.parametrize(
+    ("stored", "cluster", "study", "auto"),
+    [
+        (ran(CPU), gpus(2), {}, Auto("cpu", 8)),
+        (ran(EIGHT), gpus(2), {}, EIGHT),
+        (ran(FOUR), gpus(2), {}, FOUR),
+        ([*ran(CPU, started_at=1.0), *ran(EIGHT)], gpus(2), {}, EIGHT),  # both: what is best now
+        ([*ran(FOUR, started_at=1.0), *ran(Auto("cuda", 2))], gpus(2), {}, FOUR),  # neither: the last
+        (ran(CPU, a_study(config={"epochs": 9})), gpus(2), {}, EIGHT),  # another question
+        (ran(Auto("mps")), gpus(2), {}, EIGHT),  # was asked for
+        ([replace(r, state=TrialState.FAILED) for r in ran(CPU)], gpus(2), {}, EIGHT),
+        (ran(FOUR, ON_CUDA), gpus(2), {"config": {"device": "cuda"}}, FOUR),
+    ],
+)
+def test_what_stored_trials_used_stays(stored, cluster, study, auto):
+    plan = make_plan(a_study(**study), cluster, stored)
+    assert plan.auto == auto
+    assert all(result in plan.done for result in stored if result.spec.config["device"] == auto.device == "cpu")
+
+
+def test_trials_on_the_cpu_are_done_and_the_rest_follows_them_when_a_gpu_has_come():
+    plan = make_plan(a_study(), gpus(2), ran(CPU, num=3))
+    assert (plan.num_missing, {spec.placement.device for spec in plan.specs}) == (1, {"cpu"})
+    assert plan.notices == ("device=auto: cpu, as 3 stored trials of `s` ran; --fresh decides anew",)
+    assert make_plan(a_study(), gpus(0), ran(CPU, num=3)).notices == ()
+    settling = a_study(until="settled", baseline={"num_workers": 1})
+    plan = make_plan(settling, gpus(2), ran(CPU, settling, num=6))
+    assert {spec.placement.device for spec in plan.missing} == {"cpu"} and plan.missing[0].repeat == 3
+
+
+def test_a_search_goes_on_where_it_began():
+    search = a_study(**DRAWN, num_trials=4)
+    stored = [TrialResult(search.trial({"num_workers": 1}, 0, auto=auto), TrialState.FINISHED) for auto in (CPU, EIGHT)]
+    for auto, result in zip((CPU, EIGHT), stored, strict=True):
+        plan = make_plan(search, gpus(2), [result])
+        assert (plan.auto.device, plan.num_missing) == (auto.device, 3)
+    assert make_plan(search, gpus(2), stored).done == (stored[1],)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "problem"),
+    [
+        (gpus(0), "there is no GPU"),
+        (gpus(1), "num_workers=2 needs 2 GPUs in one gang, the cluster has 1"),
+        (gpus(2, gpu_problem=DRIVER), DRIVER),
+        (gpus(2, cpus=8), "num_workers=2 needs 16 CPUs in one gang, the cluster has 8"),
+    ],
+)
+def test_trials_on_gpus_that_are_gone_are_not_made_again_elsewhere_unasked(cluster, problem):
+    with pytest.raises(RayparError) as refused:
+        make_plan(a_study(), cluster, ran(EIGHT, num=2), where="s.py")
+    assert refused.value.message == f"device=auto: cuda, as 2 stored trials of `s` ran, but {problem}"
+    assert "`raypar study s.py --set device=cpu`" in refused.value.hint and "--fresh" in refused.value.hint
+    assert make_plan(a_study(config={"device": "cpu"}), cluster, ran(EIGHT)).num_missing == 4
 
 
 REFUSED = [

@@ -11,6 +11,7 @@ from raypar.study.options import (
     LOOP_OPTIONS,
     OPTIONS,
     STRATEGIES,
+    Auto,
     known_options,
     num_shares,
     pipeline_size,
@@ -100,6 +101,8 @@ def test_a_workload_brings_options_with_their_type_or_check_and_other_defaults()
     [
         ({"lr": 1, "cpus_per_worker": 2}, {"lr": 1.0, "device": "cuda", "num_threads": 2, "batch_size": 96}),
         ({"device": "cpu", "num_threads": 1, "cpus_per_worker": 4}, {"device": "cpu", "num_threads": 1}),
+        ({}, {"device": "cuda", "cpus_per_worker": 6, "num_threads": 6}),
+        ({"device": "cpu"}, {"cpus_per_worker": 1, "num_threads": 1}),
         ({"per_worker_batch_size": 32, "num_workers": 4}, {"batch_size": 128}),
         ({"batch_size": 512}, {"lr_base_batch_size": 96}),
         ({"batch_size": 512, "lr_base_batch_size": 256}, {"lr_base_batch_size": 256}),
@@ -108,12 +111,18 @@ def test_a_workload_brings_options_with_their_type_or_check_and_other_defaults()
         ({"cpu_affinity": "0-3", "num_workers": 2}, {"cpus_per_worker": 2}),
         ({"cpu_affinity": "4,6", "num_workers": 2}, {"cpus_per_worker": 1}),
         ({"cpu_affinity": "spread", "cpus_per_worker": 3}, {"cpus_per_worker": 3}),
+        ({"cpu_affinity": "spread"}, {"cpus_per_worker": 6}),
     ],
 )
 def test_a_config_is_complete_with_what_follows_from_what_was_chosen(chosen, expected):
-    config = resolve(a_workload(options={"width": 3}, defaults={"batch_size": 96}), chosen, "cuda")
+    config = resolve(a_workload(options={"width": 3}, defaults={"batch_size": 96}), chosen, Auto("cuda", 6))
     assert set(config) == {*OPTIONS, "width"} and isinstance(config["lr"], float)
     assert {key: config[key] for key in expected} == expected
+
+
+def test_the_workloads_own_number_of_cores_comes_before_a_gpus_share():
+    config = resolve(a_workload(defaults={"cpus_per_worker": 2}), {"device": "cuda"}, Auto("cuda", 6))
+    assert config["cpus_per_worker"] == 2
 
 
 def test_a_train_loop_has_only_the_options_that_place_it():

@@ -18,7 +18,7 @@ import ray
 from ray.core.generated import autoscaler_pb2
 from typer.testing import CliRunner
 
-from raypar import Study
+from raypar import Study, gpus
 from raypar.cli.app import app
 from raypar.errors import ClusterError
 from raypar.execution.options import Options
@@ -216,9 +216,37 @@ def test_a_cluster_may_run_what_its_autoscaler_has_still_nodes_for():
     assert not growing.refusals([replace(fits, num_workers=2, node_label="zone=a")])
     assert growing.may_grow and growing.num_promised == 2
     assert not replace(growing, nodes=({"CPU": 0}, *[{"CPU": 8}] * 3)).may_grow
-    assert growing.default_device == "cpu"
-    with_gpu = replace(growing, node_types=(NodeType(1, 1, {"GPU": 1}),))
-    assert with_gpu.default_device == "cuda"  # it is being started
+    assert growing.cores_per_gpu is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "types", "cores"),
+    [
+        ([(8, 0)], (), None),
+        ([(8, 1)], (), 8),
+        ([(8, 0), (16, 2), (9, 2)], (), 4),
+        ([(8, 1)], [NodeType(0, 3, {"CPU": 6, "GPU": 2})], 3),  # it may still be added
+        ([(8, 0)], [NodeType(1, 1, {"CPU": 6, "GPU": 2})], 3),
+        ([(2, 4)], (), 1),
+        ([(0, 4)], (), None),  # a head that runs nothing
+        ([(0.5, 1), (8, 2)], (), 4),
+    ],
+)
+def test_each_gpus_share_of_cores_is_the_smallest_of_all_nodes(nodes, types, cores):
+    nodes = tuple({"CPU": cpus, **({"GPU": gpus} if gpus else {})} for cpus, gpus in nodes)
+    assert Cluster(nodes, is_own=False, node_types=tuple(types)).cores_per_gpu == cores
+
+
+@pytest.mark.parametrize("problem", [None, "the installed torch is built without CUDA"])
+def test_this_machine_has_the_gpus_that_the_driver_lists_and_what_keeps_torch_from_them(problem, monkeypatch):
+    listed = tuple(gpus.Gpu(i, f"GPU-{i}", "a GPU", "") for i in range(3))
+    monkeypatch.setattr(gpus, "all_gpus", lambda: listed)  # stands in for NVML
+    monkeypatch.setattr(gpus, "torch_problem", lambda visible: problem if visible else "asked without a GPU")
+    for visible, num in (("0,2", 2), ("GPU-1", 1), ("-1", 0)):
+        monkeypatch.setenv(gpus.VISIBLE, visible)
+        machine = cluster.this_machine()
+        assert machine.nodes[0].get("GPU", 0) == num
+        assert machine.gpu_problem == ((problem or "") if num else "")
 
 
 def test_nodes_are_waited_for_until_they_have_joined_or_time_is_up(joined):
@@ -237,10 +265,11 @@ def test_nodes_are_waited_for_until_they_have_joined_or_time_is_up(joined):
 @pytest.mark.parametrize(
     ("space", "min_nodes", "num_awaited"),
     [
-        ({"num_workers": 1}, None, 0),
+        ({"num_workers": 1, "device": "cpu"}, None, 0),
+        ({"num_workers": 1}, None, 3),  # those to come may have GPUs
         ({"num_workers": 2}, None, 3),
         ({"num_workers": 2, "nodes": "spread"}, None, 3),
-        ({"num_workers": 1}, 2, 2),
+        ({"num_workers": 1, "device": "cpu"}, 2, 2),
         ({"num_workers": 2}, 7, 7),
     ],
 )

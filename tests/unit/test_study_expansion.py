@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar import Study, Workload, choice, grid, uniform
-from raypar.study.options import resolve
+from raypar.study.options import Auto, resolve
 from raypar.study.trial import spec_from_dict
 
 WORKLOAD = Workload(name="w", model=lambda c: None, data=lambda c: None, options={"width": 8})
@@ -102,7 +102,7 @@ def test_placements_that_differ_in_nodes_have_gangs_of_their_own_and_say_so():
 
 
 def test_auto_becomes_the_device_of_the_cluster_and_shapes_the_placement():
-    trials = a_study().trials(default_device="cuda")
+    trials = a_study().trials(auto=Auto("cuda"))
     assert {t.config["device"] for t in trials} == {"cuda"} == {t.placement.device for t in trials}
     assert [trial.point for trial in a_study(space={}, num_repeats=1).trials()] == [{}]
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from raypar import StudyError
+from raypar.execution.plan import make_plan
 from raypar.parallel.pipeline import micro_batches_for
 from raypar.parallel.strategy import check_compatible
+from raypar.run.cluster import Cluster
 from raypar.study.loader import load_study
 from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES
 from raypar.study.validation import validate
@@ -44,6 +47,29 @@ def test_a_study_file_loads_into_trials_that_can_be_compared(path):
     if path.stem in REPEATS_REPORT:
         docstring = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
         assert any(f'"{title}"' in docstring for title in REPORTS)
+
+
+ON_CPU, ON_BOTH = ("cpu_affinity", "iris_threads", "quickstart"), ("cpu_vs_gpu", "mnist_cnn_device")
+ONE_WORKER = ("epochs", "large_batch_lars", "learning_rate", "loader_workers", "optimizer")
+
+
+def devices_of(name, num_gpus):
+    """What a study's trials are on, on a machine with so many GPUs; none: it is refused, as it needs one."""
+    if name in ON_BOTH:
+        return {"cpu", "cuda"} if num_gpus else set()
+    return {"cuda"} if name not in ON_CPU and num_gpus >= (1 if name in ONE_WORKER else 2) else {"cpu"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_study_runs_on_any_number_of_gpus(path):
+    study = load_study(path).study
+    for num_gpus in (0, 1, 2, 8):
+        machine = Cluster(({"CPU": 16, "GPU": num_gpus},), is_own=True)
+        if devices := devices_of(path.stem, num_gpus):
+            assert {placement.device for placement in make_plan(study, machine, ()).placements} == devices
+        else:
+            with pytest.raises(StudyError, match="needs 1 GPU in one gang, the cluster has 0"):
+                make_plan(study, machine, ())
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
