@@ -359,24 +359,75 @@ def throttled(evidence: Evidence) -> Iterator[str]:
 
 def clock_changes(evidence: Evidence) -> Iterator[str]:
     """Clocks that ran slower or faster at a trial's end than at its beginning, or in one trial than in another."""
-    finished = evidence.finished
-    within = [(c, r) for r in finished if abs(c := _clock_change(r)) > MAX_CLOCK_CHANGE]
-    if within:
-        change, result = max(within, key=lambda pair: abs(pair[0]))
-        worst = f"by up to {_changed(-change)} ({result.spec.label})"
-        yield f"The cores' clock was another at the end than at the beginning of {_share(within, finished)}: {worst}."
-    means = [(sum(mhz) / len(mhz), r) for r in finished if (mhz := _numbers(r.environment.get("cpu_mhz_mean")))]
+    if worst := _worst_clock_change(evidence.finished, "cpu"):
+        yield f"The cores' clock was another at the end than at the beginning of {worst}."
+    if clocks := _unlike_clocks(evidence.finished, "cpu"):
+        yield f"The cores' clock was another in some trials than in others: {clocks.text}."
+
+
+def gpu_throttled(evidence: Evidence) -> Iterator[str]:
+    """GPUs that slowed down for their heat or at a power brake; at the limit of their power they usually are."""
+    counts = [sum(_numbers(r.environment.get("gpu_slowdowns"))) for r in evidence.finished]
+    if slowed := [count for count in counts if count > 0]:
+        celsius = [c for r in evidence.finished for c in _numbers(r.environment.get("gpu_celsius"))]
+        heat = f" (up to {max(celsius):.0f} °C)" if celsius else ""
+        yield f"GPUs slowed down for heat or a power brake while {_share(slowed, counts)} were timed{heat}."
+
+
+def gpu_clock_changes(evidence: Evidence) -> Iterator[str]:
+    """GPU clocks that changed within a trial or between trials of one point: other points may load a GPU otherwise,
+    and at the limit of its power its clock goes by the load."""
+    if worst := _worst_clock_change(evidence.finished, "gpu"):
+        yield f"The GPU's clock was another at the end than at the beginning of {worst}."
+    unlike = [clocks for p in evidence.points if (clocks := _unlike_clocks(p.measured, "gpu"))]
+    if unlike:
+        widest = max(unlike, key=lambda clocks: clocks.ratio)
+        yield f"The GPU's clock was another in some trials of a point than in others: {widest.text}."
+
+
+def gpu_shared(evidence: Evidence) -> Iterator[str]:
+    """Processes of others on a trial's GPU, as far as NVML shows them."""
+    counts = [max(_numbers(r.environment.get("gpu_other_processes")), default=0) for r in evidence.finished]
+    if others := [count for count in counts if count > 0]:
+        most = f"up to {units.count(round(max(others)))} at a time"
+        yield f"Other processes were on the GPU while {_share(others, counts)} were timed ({most})."
+
+
+class _UnlikeClocks(NamedTuple):
+    """Mean clocks of the slowest and the fastest of some trials: their ratio, and both with their trials."""
+
+    ratio: float
+    text: str
+
+
+def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks | None:
+    """Return the clocks of trials that differ in them; None where they are alike.
+
+    Args:
+        device: "cpu" or "gpu".
+    """
+    means = [(sum(mhz) / len(mhz), r) for r in results if (mhz := _numbers(r.environment.get(f"{device}_mhz_mean")))]
     if not means:
-        return
+        return None
     (slowest, slow), (fastest, fast) = (pick(means, key=lambda pair: pair[0]) for pick in (min, max))
-    if fastest > slowest * (1 + MAX_CLOCK_CHANGE):
-        both = f"{slowest / 1e3:.2f} GHz in {slow.spec.label}, {fastest / 1e3:.2f} GHz in {fast.spec.label}"
-        yield f"The cores' clock was another in some trials than in others: {both}."
+    if fastest <= slowest * (1 + MAX_CLOCK_CHANGE):
+        return None
+    both = f"{slowest / 1e3:.2f} GHz in {slow.spec.label}, {fastest / 1e3:.2f} GHz in {fast.spec.label}"
+    return _UnlikeClocks(fastest / slowest if slowest else math.inf, both)
 
 
-def _clock_change(result: TrialResult) -> float:
+def _worst_clock_change(finished: Sequence[TrialResult], device: str) -> str:
+    """Return the share of the trials within which the clock of a device changed, with the worst; empty: none."""
+    within = [(c, r) for r in finished if abs(c := _clock_change(r, device)) > MAX_CLOCK_CHANGE]
+    if not within:
+        return ""
+    change, result = max(within, key=lambda pair: abs(pair[0]))
+    return f"{_share(within, finished)}: by up to {_changed(-change)} ({result.spec.label})"
+
+
+def _clock_change(result: TrialResult, device: str) -> float:
     """Return the relative change of the clock over a trial, of the rank that changed most; 0 where unknown."""
-    ends = zip(_ranks(result, "cpu_mhz_first"), _ranks(result, "cpu_mhz_last"), strict=False)
+    ends = zip(_ranks(result, f"{device}_mhz_first"), _ranks(result, f"{device}_mhz_last"), strict=False)
     changes = [last / first - 1 for first, last in ends if _numbers([first, last]) == [first, last] and first > 0]
     return max(changes, key=abs, default=0.0)
 
@@ -683,6 +734,12 @@ CHECKS: dict[Check, str] = {
     "--fresh.",
     clock_changes: "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many "
     "cores work, or on how warm they are, goes into every speedup.",
+    gpu_throttled: "Cool the GPUs, or fix their clock at a frequency that they can hold (nvidia-smi -lgc); then run "
+    "the study again with --fresh.",
+    gpu_clock_changes: "Fix the GPU's clock at a frequency that it holds under this load (nvidia-smi -lgc): a boost "
+    "that depends on how warm it is goes into every speedup.",
+    gpu_shared: "Leave the GPU to the study: `nvidia-smi` lists the processes, and those that compute slow trials "
+    "down. Then run it again with --fresh.",
     unequal_work: "Give num_samples a multiple of every batch size, so that all points train on the same samples.",
     metric_differs: "Don't read the speedup as time saved for the same result; compare the time to a target, or tune "
     "lr for each number of workers.",

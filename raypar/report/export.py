@@ -45,7 +45,8 @@ QUANTITIES = (
 )
 ENVIRONMENT = (
     *("node", "device_name", "cpu_model", "cores", "num_threads", "cpu_wait_share", "foreign_cpu_share"),
-    *("other_load_cores", "num_node_cores", "cpu_mhz_mean", "throttles", "energy_of", "gang"),
+    *("other_load_cores", "num_node_cores", "cpu_mhz_mean", "throttles", "gpu_mhz_mean"),
+    *("gpu_slowdowns", "gpu_celsius", "gpu_other_processes", "energy_of", "gang"),
 )
 _TIMES = ("train_time_s", "wall_s", "speedup")
 _LARGEST_INT = 2**63 - 1

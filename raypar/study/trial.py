@@ -207,8 +207,9 @@ class TrialResult:
             which it stood still, see `raypar.train.telemetry`; absent if there were none),
             ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's
             machine, busy with other work; mean), ``raypar_load_cores`` (with raypar's own and Ray's),
-            ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, and ``energy_of`` what, or ``no_energy``: why
-            not.
+            ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, of a GPU ``gpu_mhz_first``, ``_mean`` and
+            ``_last``, ``gpu_max_mhz``, ``gpu_slowdowns``, ``gpu_celsius`` and ``gpu_other_processes``, and
+            ``energy_of`` what, or ``no_energy``: why not.
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
         data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.

@@ -87,6 +87,8 @@ DIVERGED = replace(make_result({"num_workers": 2}, 9, state=TrialState.DIVERGED)
 BUSY = {"foreign_cpu_share": [0.01, 0.2], "other_load_cores": [1.26, 1.26], "num_node_cores": [2, 2]}
 NEIGHBOUR = {"other_load_cores": [9.0, 30.0], "num_node_cores": [16, 128]}
 UNPINNED = {"foreign_cpu_share": None, "other_load_cores": [0.6], "num_node_cores": [8]}
+HOT_GPU = {"gpu_slowdowns": [3, 0], "gpu_celsius": [88, 60]}
+GPU_CLOCKS = {"gpu_mhz_first": [1900.0], "gpu_mhz_mean": [1800.0], "gpu_mhz_last": [1710.0]}
 CLOCKS = {"cpu_mhz_first": [3000.0] * 2, "cpu_mhz_mean": [2900.0] * 2, "cpu_mhz_last": [2950.0, 2700.0]}
 TIED = [make_result({"num_workers": w}, r, 4.0 + 0.3 * ((r + w) % 3)) for w in (1, 2) for r in range(6)]
 EPYC_1, EPYC_2 = {"cpu_model": ["EPYC 1"]}, {"cpu_model": ["EPYC 2"]}
@@ -198,6 +200,33 @@ CASES = {
             "*: 3.05 GHz in num_workers=2 #1, 3.60 GHz in num_workers=1 #1.",
         ),
     ],
+    "gpu_throttled": [
+        (
+            [*sound()[:-2], *on(HOT_GPU)[-2:]],
+            "GPUs slowed down for heat or a power brake while 2 of 12 trials were timed (up to 88 °C).",
+        ),
+        (on({"gpu_slowdowns": [1], "gpu_celsius": None}), "* while 12 of 12 trials were timed."),
+        (on({"gpu_slowdowns": [0], "gpu_celsius": [90]}), None),
+    ],
+    "gpu_clock_changes": [
+        (
+            on(GPU_CLOCKS),
+            "The GPU's clock was another at the end * of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1).",
+        ),
+        # Two workers load a GPU less than one does.
+        (on({"gpu_mhz_mean": [1400.0]}, {"gpu_mhz_mean": [1900.0]}), None),
+        (
+            [*on({"gpu_mhz_mean": [1900.0]})[:-1], *on({"gpu_mhz_mean": [1700.0]})[-1:]],
+            "* in some trials of a point *: 1.70 GHz in num_workers=2 #6, 1.90 GHz in num_workers=2 #1.",
+        ),
+    ],
+    "gpu_shared": [
+        (
+            [*sound()[:-3], *on({"gpu_other_processes": [0, 2]})[-3:]],
+            "Other processes were on the GPU while 3 of 12 trials were timed (up to 2 at a time).",
+        ),
+        (on({"gpu_other_processes": [0, None]}), None),
+    ],
     "metric_differs": [
         (
             scored((0.95, 0.951, 0.952), (0.93, 0.931, 0.932)),
@@ -281,6 +310,8 @@ def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):
         {"foreign_cpu_share": [0.02], "other_load_cores": [4.0], "num_node_cores": [64], "throttles": [0]},
         {"cpu_mhz_first": [3000.0], "cpu_mhz_mean": [2950.0], "cpu_mhz_last": [2900.0], "throttles": [0, None]},
         {"cpu_mhz_first": None, "cpu_mhz_mean": 2000.0, "cpu_mhz_last": [2000.0]},
+        {"gpu_slowdowns": ["?"], "gpu_celsius": None, "gpu_other_processes": "?", "gpu_mhz_mean": [None]},
+        {"gpu_slowdowns": [0], "gpu_other_processes": [0], "gpu_mhz_first": [1900], "gpu_mhz_last": [1850]},
         {"foreign_cpu_share": "?", "other_load_cores": ["?"], "num_node_cores": [0], "throttles": "?"},
     ],
 )
